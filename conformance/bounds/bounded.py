@@ -41,13 +41,13 @@ def copies(x: NDArray) -> NDArray:
     """
     # The plain ways of nan_to_num, take_along_axis and put_along_axis: most arrays are so small that theirs cost more.
     digits = _digits(x)
-    counted = np.ones_like(digits)
+    counted = np.ones(digits.shape, dtype=np.int64)
     repeated = _repeats(np.sort(digits, axis=-1)).any(axis=-1)
     if repeated.any():
         some = digits[repeated]
         rows, order = np.arange(len(some))[:, None], np.argsort(some, axis=-1)
         group, sizes = _groups(some[rows, order])
-        found = np.empty_like(some)
+        found = np.empty(some.shape, dtype=np.int64)
         found[rows, order] = sizes[group]
         counted[repeated] = found
     return counted.reshape(x.shape)

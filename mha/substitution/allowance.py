@@ -1,4 +1,4 @@
-"""How far a module of a port may be from its original's in float64: 8 times what the original's own rounding does.
+"""How far a module of a port may be from its original's in float64: 16 times what the original's own rounding does.
 
 The rounding is measured on the module's own inputs: the original's module in the port's dtype; the same with the batch
 in another order; and in float64 with each input moved by half a unit in the last place of that dtype.
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-FACTOR = 8.0
-"""How many times the measured rounding is allowed: see docs/where.md for how far right ports go."""
+FACTOR = 16.0
+"""How many times the measured rounding is allowed: right modules go to 8.3, see docs/where.md."""
 
 BLURRED = 2.0**12
 """A module whose own rounding moves what it gives by more than so many units in the last place can't be judged."""

@@ -1,8 +1,8 @@
 """Pairs: which module of a port stands for which of its original.
 
-Found in this order, until nothing more is found: as a map says; by name; by parameters that are the same numbers,
-transposed, reshaped or packed as they may be; by the parts, where all that are paired stand in each other's module; and
-by order and shape, among what is left in a paired module.
+Found in this order, until nothing more is found: as a map says; by name, if most modules of one name hold the same
+numbers; by parameters that are the same numbers, transposed, reshaped or packed as they may be; by the parts, where all
+that are paired stand in each other's module; and by order and shape, among what is left in a paired module.
 """
 
 from __future__ import annotations
@@ -59,14 +59,35 @@ class Pairs:
         self._inside = [_inside(side) for side in (self.originals, self.ports)]
         self._by_map()
         self._pair(0, 0, "the models themselves")
-        self._by_key("name", lambda module: _plain(module.name) or None)
+        if self._names_agree():
+            self._by_key("name", lambda module: _plain(module.name) or None)
         while True:
             before = len(self.found)
             self._by_key("the same numbers", lambda module: module.numbers if module.numbers != NONE else None)
             self._by_parts()
             self._by_order()
             if len(self.found) == before:
-                return
+                self._by_key("name", lambda module: _plain(module.name) or None)
+                if len(self.found) == before:
+                    return
+
+    def others_for(self, port: int) -> list[int]:
+        """Unpaired modules of the original with the same numbers and shapes: one around or inside the port's pair."""
+        own, pair = self.ports[port], self._back[port]
+        return [
+            position
+            for position, module in enumerate(self.originals)
+            if position not in self.found
+            and (module.numbers, module.shapes) == (own.numbers, own.shapes)
+            and (position in self.originals[pair].within or pair in module.within)
+        ]
+
+    def exchange(self, port: int, original: int) -> None:
+        """Pair a module of the port with another one of the original's."""
+        before = self._back[port]
+        self.found[original], self.how[original] = port, self.how.pop(before)
+        del self.found[before]
+        self._back[port] = original
 
     def port_of(self, original: int) -> int | None:
         """Position of the port's module; None if there is none."""
@@ -102,6 +123,14 @@ class Pairs:
                     )
             if not self._pair(own[0][original], own[1][port], "the map"):
                 raise SpecError(f"the map pairs {original!r} with {port!r}, which contradicts another of its pairs")
+
+    def _names_agree(self) -> bool:
+        """Whether most modules of equal names hold the same numbers: layers may be counted from 1 in one of the two."""
+        own, theirs = (
+            {_plain(module.name): module.numbers for module in side} for side in (self.originals, self.ports)
+        )
+        both = [name for name in own if name and name in theirs and NONE not in (own[name], theirs[name])]
+        return sum(own[name] == theirs[name] for name in both) * 2 >= len(both)
 
     def _by_key(self, how: str, key: Callable[[Module], object]) -> None:
         """Pair modules whose keys are equal; where several are, in order if there are equally many on both sides."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,11 +19,12 @@ from mha_core import SpecError
 
 
 class Part(NamedTuple):
-    """A module inside the judged one: the position of the original's, the port's name, and the calls of both."""
+    """A module inside the judged one: the original's position, the port's name, both's calls, whether it is right."""
 
     original: int
     name: str
     calls: Sequence[tuple[OriginalCall, ModuleCall]]
+    right: bool
 
 
 @dataclass
@@ -152,6 +153,12 @@ class Substitution:
                 given = {place: one for place, one in exact.items() if place[:3] == start and one.dtype.kind == "f"}
                 for one in match(given, self._floating(theirs.given)):
                     judged[(f"what it gives to {part.name}", *one.port)] = self._judged(one, exact, roundings)
+                if part.right:  # so it uses the mask that it was given
+                    masks = [one for place, one in exact.items() if place[:3] == start]
+                    judged |= {
+                        (f"the mask that it gives to {part.name}", *place): found
+                        for place, found in self._other_masks(masks, theirs)
+                    }
         for place, found in judged.items():
             if found.blurred(self._dtype):
                 raise SpecError(
@@ -206,6 +213,15 @@ class Substitution:
 
     def _floating(self, arrays: Sequence[ArrayAt]) -> dict[Place, NDArray]:
         return {at.place: self._recording.array(at) for at in arrays if at.floating}
+
+    def _other_masks(self, masks: Sequence[NDArray], call: ModuleCall) -> Iterator[tuple[Place, Judged]]:
+        """The masks of a port's call that exclude other keys than any of these, as what can't be right."""
+        for at in call.given:
+            array = self._recording.array(at)
+            read = [found for mask in masks if (found := translated(array, mask)) is not None]
+            if read and all(different for _, different in read):
+                count = min(different for _, different in read)
+                yield at.place, Judged(np.inf, (), float(count), 0.0, float(count), 0.0)
 
     def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall) -> dict[Place, NDArray]:
         """What the port's module gave, at the places of what the original's gives."""

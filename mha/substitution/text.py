@@ -55,6 +55,9 @@ def last_line(report: WhereReport) -> str:
 
 def _finding(one: ModuleResult) -> str:
     where = f"{one.place} " if one.place else ""
+    if one.place.startswith("the mask"):
+        own = f"{_name(one.name)} ({one.kind}) is wrong in its own lines"
+        return f"{own}: {one.place} excludes other keys ({one.got:g} entries)."
     what = "by itself"
     if one.own_lines:
         others = f", or in those of {_some(one.unpaired)}, which have no original" if one.unpaired else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from typing import Any
@@ -122,20 +122,26 @@ class _Watched:
         self, modules: list[tuple[str, Any, nn.Module]], seen: Callable[..., Any], begun: Callable[..., None] | None
     ) -> None:
         self._modules, self._seen, self._begun = modules, seen, begun
-        self._handles: list[Any] = []
+        self._handles: dict[nn.Module, list[Any]] = {}
 
-    def attach(self) -> None:
+    def attach(self, within: Collection[nn.Module] | None = None) -> None:
+        """Add the hooks of the modules in `within`, or of all."""
         for name, adapter, module in self._modules:
+            if within is not None and module not in within:
+                continue
             signature = inspect.signature(module.forward)
+            handles = self._handles.setdefault(module, [])
             if self._begun is not None:
                 before = self._before(name, signature)
-                self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             after = self._after(name, adapter, signature)
-            self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+            handles.append(module.register_forward_hook(after, with_kwargs=True))
 
-    def detach(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+    def detach(self, within: Collection[nn.Module] | None = None) -> None:
+        """Remove the hooks of the modules in `within`, or of all."""
+        for module in [module for module in self._handles if within is None or module in within]:
+            for handle in self._handles.pop(module):
+                handle.remove()
 
     def _before(self, name: str, signature: inspect.Signature) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -158,12 +164,13 @@ _WATCHED: list[_Watched] = []
 
 
 def _without_hooks(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """A hook that replaces an encoder's output by its output without any of our hooks."""
+    """A hook that replaces an encoder's output by its output without any of our hooks in it."""
     bound = inspect.signature(encoder.forward).bind(*args, **kwargs)
     if encoder.training or bound.arguments.get("src_key_padding_mask") is None:
         return output  # without hooks no other path would be taken
+    inside = set(encoder.modules()) - {encoder}  # its own hooks are running
     for watched in _WATCHED:
-        watched.detach()
+        watched.detach(inside)
     encoder.use_nested_tensor = True
     try:
         with warnings.catch_warnings():
@@ -173,7 +180,7 @@ def _without_hooks(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
     finally:
         encoder.use_nested_tensor = False
         for watched in _WATCHED:
-            watched.attach()
+            watched.attach(inside)
 
 
 _DEFAULTS = {
