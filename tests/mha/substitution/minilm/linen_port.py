@@ -71,6 +71,9 @@ FAULTS: dict[str, tuple[str, ...]] = {
 ALSO: dict[str, tuple[tuple[str, ...], ...]] = {"layers exchanged": (("",), ("stage_1", "stage_2"))}
 """Other right answers: two layers in each other's place are two modules in the wrong order too."""
 
+RIGHT = ("additive mask", "packed by heads", "flat")
+"""Ports that are right too, by name: a mask to be added; q, k and v of each head side by side; (B * L, 384) inside."""
+
 Wrong = frozenset[tuple[str, str]]
 
 
@@ -80,6 +83,9 @@ class Part(nn.Module):
     def has(self, fault: str, child: str = "") -> bool:
         path = "/".join((*self.path, child) if child else self.path)
         return (fault, path) in self.wrong
+
+    def right(self, variant: str) -> bool:
+        return (variant, "") in self.wrong
 
     def norm(self, name: str) -> nn.LayerNorm:
         epsilon = EPSILON
@@ -116,8 +122,12 @@ class Mix(Part):
     def __call__(self, x: jax.Array, keep: jax.Array) -> jax.Array:
         heads = 6 if self.has("6 heads") else HEADS
         size = WIDTH // heads
-        q, k, v = jnp.split(nn.Dense(3 * WIDTH, name="qkv")(x), 3, axis=-1)
-        q, k, v = (part.reshape(*x.shape[:2], heads, size).transpose(0, 2, 1, 3) for part in (q, k, v))
+        packed = nn.Dense(3 * WIDTH, name="qkv")(x).reshape(keep.shape[0], keep.shape[-1], 3 * WIDTH)
+        if self.right("packed by heads"):
+            q, k, v = jnp.moveaxis(packed.reshape(*packed.shape[:2], HEADS, 3, -1), 3, 0)
+        else:
+            q, k, v = jnp.split(packed, 3, axis=-1)
+        q, k, v = (part.reshape(*packed.shape[:2], heads, size).transpose(0, 2, 1, 3) for part in (q, k, v))
         scale = size**-0.5
         if self.has("scale missing"):
             scale = 1.0
@@ -125,7 +135,7 @@ class Mix(Part):
             scale = WIDTH**-0.5
         scores = q @ k.swapaxes(-1, -2) * scale
         if not self.has("mask dropped in a stage"):
-            scores = jnp.where(keep, scores, jnp.finfo(scores.dtype).min)
+            scores = scores + keep if self.right("additive mask") else jnp.where(keep, scores, -1e30)
         weights = jax.nn.softmax(scores, axis=-2 if self.has("softmax over queries") else -1)
         if self.has("value in bfloat16"):
             v = v.astype(jnp.bfloat16).astype(v.dtype)
@@ -149,17 +159,14 @@ class Feed(Part):
 class Stage(Part):
     @nn.compact
     def __call__(self, x: jax.Array, keep: jax.Array) -> jax.Array:
-        for name, part in (("mix", Mix(self.wrong, name="mix")), ("feed", Feed(self.wrong, name="feed"))):
-            change = part(x, keep) if name == "mix" else part(x)
-            norm = self.norm(f"ln_{name}")
-            if self.has(f"residual lost, {name}"):
-                x = norm(change)
-            elif self.has(f"residual after norm, {name}"):
-                x = x + norm(change)
-            else:
-                x = norm(x + change)
-            x = x.astype(jnp.float32)
-        return x
+        x = self.join("mix", x, Mix(self.wrong, name="mix")(x, keep))
+        return self.join("feed", x, Feed(self.wrong, name="feed")(x))
+
+    def join(self, name: str, x: jax.Array, change: jax.Array) -> jax.Array:
+        norm = self.norm(f"ln_{name}")
+        if self.has(f"residual after norm, {name}"):
+            return x + norm(change)
+        return norm(change if self.has(f"residual lost, {name}") else x + change).astype(jnp.float32)
 
 
 class Sentences(Part):
@@ -174,7 +181,11 @@ class Sentences(Part):
             keep = jnp.roll(keep, 1, axis=0)
         if self.has("mask off by one"):  # one key of the padding counts
             keep = jnp.concatenate([keep[..., :1], keep[..., :-1]], axis=-1)
+        if self.right("additive mask"):
+            keep = jnp.where(keep, 0.0, -1e9)
         x = Stem(self.wrong, name="stem")(tokens, segments)
+        if self.right("flat"):
+            x = x.reshape(-1, WIDTH)
         stages = [Stage(self.wrong, name=f"stage_{number}") for number in range(DEPTH)]
         if self.has("last layer skipped"):
             stages.pop()
@@ -182,7 +193,7 @@ class Sentences(Part):
             stages.append(stages[-1])
         for stage in stages:
             x = stage(x, keep)
-        return x
+        return x.reshape(*tokens.shape, WIDTH)
 
 
 def build(state: Arrays, fault: str = "") -> Sentences:
@@ -191,7 +202,8 @@ def build(state: Arrays, fault: str = "") -> Sentences:
     params = params_of(state)
     for name in names:
         spoil(params, name)
-    return Sentences(frozenset((name, path) for name in names for path in FAULTS[name])).bind({"params": params})
+    wrong = frozenset((name, path) for name in names for path in FAULTS.get(name, ("",)))
+    return Sentences(wrong).bind({"params": params})
 
 
 def params_of(state: Arrays) -> Params:
@@ -222,7 +234,12 @@ def params_of(state: Arrays) -> Params:
 
 def spoil(params: Params, fault: str) -> None:
     """The faults that stand in the parameters; those that stand in the code do nothing here."""
-    places = [_at(params, path) for path in FAULTS[fault] if path]
+    if fault == "packed by heads":
+        for number in range(DEPTH):
+            for name, value in (qkv := params[f"stage_{number}"]["mix"]["qkv"]).items():
+                parts = value.reshape(*value.shape[:-1], 3, HEADS, -1)
+                qkv[name] = parts.swapaxes(-3, -2).reshape(value.shape)
+    places = [_at(params, path) for path in FAULTS.get(fault, ()) if path]
     own = places[0] if places else {}
     if fault in ("bias lost, up", "bias lost, merge"):
         del own["bias"]

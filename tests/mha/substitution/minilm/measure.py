@@ -76,7 +76,7 @@ class Measured:
 
     def classify(self, fault: str, report: mha.WhereReport) -> str:
         """The worst that is true is not asked for: the best of the right answers counts."""
-        wrong, unjudged = frozenset(report.wrong), _unjudged(report)
+        wrong, unjudged = frozenset(map(_short, report.wrong)), frozenset(map(_short, report.unjudged))
         ranks = [MISSES]
         for right in self.answers(fault):
             around = frozenset(_judged_around(name, unjudged) for name in right)
@@ -98,8 +98,9 @@ def _to(framework: str, value: NDArray[np.int64]) -> Any:
     return ops.convert_to_tensor(value.astype(np.int32))
 
 
-def _unjudged(report: mha.WhereReport) -> Names:
-    return frozenset(result.name for result in report.results if result.name in set(report.unjudged))
+def _short(name: str) -> str:
+    """Without the name of the model, which stands before those of its parts in Keras."""
+    return name.removeprefix("sentences/")
 
 
 def _judged_around(name: str, unjudged: Names) -> str:
@@ -134,10 +135,10 @@ def _details(fault: str, rank: str, report: mha.WhereReport, measured: Measured)
         return
     truth = set().union(*measured.answers(fault))
     for result in report.results:
-        if result.name in report.wrong or result.name in truth:
+        if result.name in report.wrong or _short(result.name) in truth:
             ratio = "-" if result.ratio is None else f"{result.ratio:.3g}"
             pair = f"{result.original} ({result.how})"
-            notes = "; ".join(map(str, result.notes))
+            notes = "; ".join([f"place {result.place!r}", *result.notes])
             yield f"      {result.name!r} {result.status} {ratio} {pair} {result.reason} {notes}"
 
 
@@ -155,10 +156,12 @@ def measure(framework: str, only: int | None) -> Iterator[str]:
     torch.set_num_threads(1)
     measured = Measured(framework)
     report = measured.report()
-    yield f"the right port: {_right(report)}"
+    yield f"{framework}, the right port: {_right(report)}"
     for result in report.results:
         if result.name in set(report.unjudged):
             yield f"  unjudged: {result.name}: {result.reason}"
+    for variant in measured.module.RIGHT:
+        yield f"{framework}, right too, {variant}: {_right(measured.report(variant))}"
     faults = measured.module.FAULTS
     for half, names in enumerate(halves(list(faults)), start=1):
         if only not in (None, half):
