@@ -152,12 +152,12 @@ def nnx_port(state: dict[str, NDArray], fault: str = "") -> Any:
 
     def dense(name: str, inputs: int, outputs: int) -> Any:
         made = nnx.Linear(inputs, outputs, rngs=rngs)
-        made.kernel.value, made.bias.value = jnp.asarray(state[f"{name}.weight"].T), jnp.asarray(state[f"{name}.bias"])
+        made.kernel[...], made.bias[...] = jnp.asarray(state[f"{name}.weight"].T), jnp.asarray(state[f"{name}.bias"])
         return made
 
     def norm(name: str, eps: float = 1e-12) -> Any:
         made = nnx.LayerNorm(WIDTH, epsilon=eps, rngs=rngs)
-        made.scale.value, made.bias.value = jnp.asarray(state[f"{name}.weight"]), jnp.asarray(state[f"{name}.bias"])
+        made.scale[...], made.bias[...] = jnp.asarray(state[f"{name}.weight"]), jnp.asarray(state[f"{name}.bias"])
         return made
 
     class NAttention(nnx.Module):
@@ -180,7 +180,7 @@ def nnx_port(state: dict[str, NDArray], fault: str = "") -> Any:
             self.inner, self.outer = dense(start + "inner", WIDTH, HIDDEN), dense(start + "outer", HIDDEN, WIDTH)
             self.tanh = (number, fault) == (0, "gelu")
             if (number, fault) == (1, "bias"):
-                self.outer.bias.value = jnp.zeros(WIDTH)
+                self.outer.bias[...] = jnp.zeros(WIDTH)
 
         def __call__(self, x):
             return self.outer(jax.nn.gelu(self.inner(x), approximate=self.tanh))
@@ -205,8 +205,8 @@ def nnx_port(state: dict[str, NDArray], fault: str = "") -> Any:
                 nnx.Embed(VOCABULARY, WIDTH, rngs=rngs),
                 nnx.Embed(LENGTH, WIDTH, rngs=rngs),
             )
-            self.words.embedding.value = jnp.asarray(state["words.weight"])
-            self.places.embedding.value = jnp.asarray(state["places.weight"])
+            self.words.embedding[...] = jnp.asarray(state["words.weight"])
+            self.places.embedding[...] = jnp.asarray(state["places.weight"])
             self.norm = norm("norm")
             self.layers = nnx.List([NLayer(0), NLayer(1)]) if hasattr(nnx, "List") else [NLayer(0), NLayer(1)]
 

@@ -50,11 +50,10 @@ def native(backend):
     if backend == "mxnet":
         return lambda array, dtype: module.mx.np.array(array, dtype=dtype)
     if backend == "jax":
-        import jax
         import jax.numpy as jnp
 
         def make(array, dtype):
-            with jax.experimental.enable_x64(True):
+            with module.scope("float64", module.device_of("cpu")):
                 return jnp.asarray(array, dtype)
 
         return make
