@@ -225,6 +225,13 @@ def build(state: Arrays, fault: str = "") -> Sentences:
     return model
 
 
+def call(model: Sentences, batch: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+    """What the port gives for a batch of the tokenizer."""
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    given = (ops.convert_to_tensor(batch[name].astype(np.int32)) for name in names)
+    return np.asarray(ops.convert_to_numpy(model(*given)))
+
+
 def arrays_of(state: Arrays) -> dict[str, list[NDArray[np.float32]]]:
     def dense(name: str) -> list[NDArray[np.float32]]:
         return [state[f"{name}.weight"].T, state[f"{name}.bias"]]

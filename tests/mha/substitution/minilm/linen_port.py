@@ -206,6 +206,12 @@ def build(state: Arrays, fault: str = "") -> Sentences:
     return Sentences(wrong).bind({"params": params})
 
 
+def call(model: Sentences, batch: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+    """What the port gives for a batch of the tokenizer."""
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return np.asarray(model(*(jnp.asarray(batch[name].astype(np.int32)) for name in names)))
+
+
 def params_of(state: Arrays) -> Params:
     def dense(*names: str) -> Params:
         kernels = [state[f"{name}.weight"].T for name in names]

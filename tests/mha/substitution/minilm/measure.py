@@ -1,6 +1,6 @@
-"""How often `mha.where` names just the wrong modules of a port of MiniLM.
+"""How often `mha.where` names just the wrong modules of a port.
 
-`python -m tests.mha.substitution.minilm.measure linen`. The faults are divided into two halves by a seeded shuffle.
+`python -m tests.mha.substitution.minilm.measure torch linen`. The faults are divided into two halves by a seeded shuffle.
 Details are printed of the first alone: who improves `mha.where` may look at these, and only counts the second.
 """
 
@@ -27,8 +27,12 @@ from mha.port.encoder import load_encoder
 
 TEXTS = ("A cat sat.", "The second text is somewhat longer than the first.", "Two birds of one flock.")
 PAIRS = 8
-EXACT, AROUND, CONTAINS, MISSES = "exact", "exact but for unjudged", "contains", "misses"
-CLASSES = (EXACT, AROUND, CONTAINS, MISSES)
+EXACT, AROUND, LOST = "exact", "exact but for unjudged", "around, for the fault took the pair away"
+CONTAINS, MISSES = "contains", "misses"
+CLASSES = (EXACT, AROUND, LOST, CONTAINS, MISSES)
+"""AROUND: the module has no original in the right port either. LOST: there it is judged, and with the fault not."""
+
+PORTS = ("linen", "keras", "torch")
 
 Names = frozenset[str]
 
@@ -51,36 +55,37 @@ class Original:
 class Measured:
     """One port and the original."""
 
-    def __init__(self, framework: str) -> None:
-        self.framework = framework
-        self.module = importlib.import_module(f"tests.mha.substitution.minilm.{framework}_port")
+    def __init__(self, name: str) -> None:
+        self.module = importlib.import_module(f"tests.mha.substitution.minilm.{name}_port")
         self.original = Original.load()
+        self.right = self.report()
+        self.judged = _judged(self.right)
 
     def report(self, fault: str = "") -> mha.WhereReport:
         port = self.module.build(self.original.state, fault)
-        arrays = [self.original.inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")]
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             path = Path(folder) / "port.safetensors"
             with mha.capture(port, path, modules=True):
-                port(*(_to(self.framework, value) for value in arrays))
+                self.module.call(port, self.original.inputs)
             return mha.where(self.original.model, path, inputs=self.original.inputs)
 
     def answers(self, fault: str) -> list[Names]:
         """What may be named: for each fault what FAULTS says, or, of a few, something else that is right too."""
         found: list[Names] = [frozenset()]
         for name in fault.split(" + "):
-            ways = [self.module.FAULTS[name], *self.module.ALSO.get(name, ())]
-            found = [have | frozenset(way) for have in found for way in ways]
+            ways = [self.module.FAULTS.get(name, ()), *self.module.ALSO.get(name, ())]
+            found = [have | frozenset(map(_short, way)) for have in found for way in ways]
         return found
 
     def classify(self, fault: str, report: mha.WhereReport) -> str:
         """The worst that is true is not asked for: the best of the right answers counts."""
-        wrong, unjudged = frozenset(map(_short, report.wrong)), frozenset(map(_short, report.unjudged))
+        wrong, judged = frozenset(map(_short, report.wrong)), _judged(report)
         ranks = [MISSES]
         for right in self.answers(fault):
-            around = frozenset(_judged_around(name, unjudged) for name in right)
-            for names, rank in ((right, EXACT), (around, AROUND)):
+            around = frozenset(_judged_around(name, judged | self.judged) for name in right)
+            lost = frozenset(_judged_around(name, judged) for name in right)
+            for names, rank in ((right, EXACT), (around, AROUND), (lost, LOST)):
                 if wrong == names:
                     ranks.append(rank)
                 elif names <= wrong:
@@ -88,24 +93,18 @@ class Measured:
         return min(ranks, key=CLASSES.index)
 
 
-def _to(framework: str, value: NDArray[np.int64]) -> Any:
-    if framework == "linen":
-        import jax.numpy as jnp
-
-        return jnp.asarray(value.astype(np.int32))
-    from keras import ops
-
-    return ops.convert_to_tensor(value.astype(np.int32))
-
-
 def _short(name: str) -> str:
-    """Without the name of the model, which stands before those of its parts in Keras."""
-    return name.removeprefix("sentences/")
+    """Without the name of the model, which stands before those of its parts in Keras; with one separator."""
+    return name.removeprefix("sentences/").replace(".", "/")
 
 
-def _judged_around(name: str, unjudged: Names) -> str:
+def _judged(report: mha.WhereReport) -> Names:
+    return frozenset(_short(result.name) for result in report.results if result.status != "not judged")
+
+
+def _judged_around(name: str, judged: Names) -> str:
     """The module itself, or the next one around it that is judged, as docs/where.md has it."""
-    while name and name in unjudged:
+    while name and name not in judged:
         name = name.rpartition("/")[0]
     return name
 
@@ -134,8 +133,9 @@ def _details(fault: str, rank: str, report: mha.WhereReport, measured: Measured)
     if rank == EXACT:
         return
     truth = set().union(*measured.answers(fault))
+    around = {"", *(name[:end] for name in truth for end in range(len(name)) if name[end] == "/")}
     for result in report.results:
-        if result.name in report.wrong or _short(result.name) in truth:
+        if result.name in report.wrong or _short(result.name) in truth | around:
             ratio = "-" if result.ratio is None else f"{result.ratio:.3g}"
             pair = f"{result.original} ({result.how})"
             notes = "; ".join([f"place {result.place!r}", *result.notes])
@@ -152,16 +152,16 @@ def _right(report: mha.WhereReport) -> str:
     )
 
 
-def measure(framework: str, only: int | None) -> Iterator[str]:
+def measure(port: str, only: int | None) -> Iterator[str]:
     torch.set_num_threads(1)
-    measured = Measured(framework)
-    report = measured.report()
-    yield f"{framework}, the right port: {_right(report)}"
+    measured = Measured(port)
+    report = measured.right
+    yield f"{port}, the right port: {_right(report)}"
     for result in report.results:
         if result.name in set(report.unjudged):
             yield f"  unjudged: {result.name}: {result.reason}"
     for variant in measured.module.RIGHT:
-        yield f"{framework}, right too, {variant}: {_right(measured.report(variant))}"
+        yield f"{port}, right too, {variant}: {_right(measured.report(variant))}"
     faults = measured.module.FAULTS
     for half, names in enumerate(halves(list(faults)), start=1):
         if only not in (None, half):
@@ -183,13 +183,14 @@ def measure(framework: str, only: int | None) -> Iterator[str]:
                     yield from _details(case, rank, report, measured)
             counts = ", ".join(f"{rank} {ranks[rank]}" for rank in (*CLASSES, "no report"))
             spent = (time.perf_counter() - start) / len(cases)
-            yield f"{framework}, half {half}, {len(cases)} {title}: {counts}; {spent:.1f} s each"
+            yield f"{port}, half {half}, {len(cases)} {title}: {counts}; {spent:.1f} s each"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("framework", choices=("linen", "keras"))
+    parser.add_argument("ports", nargs="*", metavar="PORT", help=f"of {', '.join(PORTS)}; default: all")
     parser.add_argument("--half", type=int, choices=(1, 2))
     arguments = parser.parse_args()
-    for line in measure(arguments.framework, arguments.half):
-        print(line, flush=True)
+    for name in arguments.ports or PORTS:
+        for line in measure(name, arguments.half):
+            print(line, flush=True)
