@@ -1,7 +1,7 @@
 """How often `mha.where` names just the wrong modules of a port.
 
-`python -m tests.mha.substitution.minilm.measure torch linen`. The faults are divided into two halves by a seeded shuffle.
-Details are printed of the first alone: who improves `mha.where` may look at these, and only counts the second.
+`python -m tests.mha.substitution.minilm.measure torch linen`. The faults are divided into two halves by a seeded
+shuffle. Details are printed of the first alone: who improves `mha.where` may look at these, and only counts the second.
 """
 
 from __future__ import annotations
