@@ -1,7 +1,7 @@
 """all-MiniLM-L6-v2 in PyTorch, written anew; and its faults by name.
 
-Positions come first, (L, B, 384), and padding is marked, (B, L). The norms are a class of their own, query stands alone,
-keys and values in one Linear; the feed-forward is two Linear in the cell.
+Positions come first, (L, B, 384), and padding is marked, (B, L). The norms are a class of their own, query stands
+alone, keys and values in one Linear; the feed-forward is two Linear in the cell.
 """
 
 from __future__ import annotations
