@@ -32,7 +32,7 @@ CONTAINS, MISSES = "contains", "misses"
 CLASSES = (EXACT, AROUND, LOST, CONTAINS, MISSES)
 """AROUND: the module has no original in the right port either. LOST: there it is judged, and with the fault not."""
 
-PORTS = ("linen", "keras", "torch", "nnx")
+PORTS = ("linen", "keras", "torch", "nnx", "gluon")
 
 Names = frozenset[str]
 

@@ -1,8 +1,8 @@
 """all-MiniLM-L6-v2 in Flax nnx, written anew; and its faults by name.
 
 Kernels have an axis for the heads, (384, 12, 32); what is added to scores is made at the top. `tables` only looks up,
-its norm stands in the model; the norm of attention stands in `rounds/N`, that of the feed-forward, with its residual, in
-`mlp`.
+its norm stands in the model; the norm of attention stands in `rounds/N`, that of the feed-forward, with its residual,
+in `mlp`.
 """
 
 from __future__ import annotations
