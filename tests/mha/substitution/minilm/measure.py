@@ -32,7 +32,10 @@ CONTAINS, MISSES = "contains", "misses"
 CLASSES = (EXACT, AROUND, LOST, CONTAINS, MISSES)
 """AROUND: the module has no original in the right port either. LOST: there it is judged, and with the fault not."""
 
-PORTS = ("linen", "keras", "torch", "nnx", "gluon")
+HERE = "tests.mha.substitution"
+PORTS = {name: f"{HERE}.minilm.{name}_port" for name in ("linen", "keras", "torch", "nnx", "gluon")}
+PORTS |= {name.lower(): f"{HERE}.decoder.linen_port:{name}" for name in ("LLAMA", "GEMMA2")}
+"""Name -> the module with the port, or where in a module it is. The original is MiniLM if it names no other."""
 
 Names = frozenset[str]
 
@@ -56,8 +59,12 @@ class Measured:
     """One port and the original."""
 
     def __init__(self, name: str) -> None:
-        self.module = importlib.import_module(f"tests.mha.substitution.minilm.{name}_port")
-        self.original = Original.load()
+        module, _, attribute = PORTS[name].partition(":")
+        self.module: Any = importlib.import_module(module)
+        if attribute:
+            self.module = getattr(self.module, attribute)
+        own = getattr(self.module, "original", None)
+        self.original = Original(*own()) if own else Original.load()
         self.right = self.report()
         self.judged = _judged(self.right)
 
