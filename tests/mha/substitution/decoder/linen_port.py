@@ -62,7 +62,6 @@ BOTH: dict[str, tuple[str, ...]] = {
     "residual lost, attn": ("layers_1",),
     "residual lost, mlp": ("layers_0",),
     "norm of the residual": ("layers_2",),
-    "embedding scaled otherwise": ("",),
     "logits scaled": ("",),
     "layers exchanged": tuple(f"layers_{i}/{name}" for i in (0, 1) for name in LAYER),
     "last layer skipped": ("",),
@@ -74,8 +73,14 @@ BOTH: dict[str, tuple[str, ...]] = {
 """Name -> the modules of the port in which the wrong line or parameter stands."""
 
 OWN: dict[str, dict[str, tuple[str, ...]]] = {
-    "llama": {"o transposed": ("layers_1/attn/o",), "window": ("",), "row of head": ("head",)},
+    "llama": {
+        "o transposed": ("layers_1/attn/o",),
+        "window": ("",),
+        "row of head": ("head",),
+        "embedding scaled": ("",),
+    },
     "gemma2": {
+        "embedding not scaled": ("embed",),
         "softcap missing": ("",),
         "softcap not multiplied": ("",),
         "softcap of scores missing": ("layers_1/attn",),
@@ -195,15 +200,21 @@ class Layer(Part):
         return of(self.kind, self.wrong, name=name)
 
 
+class Embed(nn.Embed):
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        return super().__call__(inputs) * np.float32(WIDTH**0.5)
+
+
 class Decoder(Part):
     """Ids, which of them to keep, and positions, to logits."""
 
     @nn.compact
     def __call__(self, ids: jax.Array, keep: jax.Array, positions: jax.Array) -> jax.Array:
         gemma = self.kind == "gemma2"
-        embed = nn.Embed(sizes.VOCABULARY, WIDTH, name="embed")
-        scaled = gemma != self.has("embedding scaled otherwise")
-        x = embed(ids) * (np.float32(WIDTH**0.5) if scaled else np.float32(1.0))
+        outside = gemma and self.has("scaled outside")
+        plain = not gemma or outside or ("embedding not scaled", "embed") in self.wrong
+        embed = (nn.Embed if plain else Embed)(sizes.VOCABULARY, WIDTH, name="embed")
+        x = embed(ids) * np.float32(WIDTH**0.5 if outside or self.has("embedding scaled") else 1.0)
         if self.has("positions from the left edge"):
             positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
         for number in range(DEPTH - self.has("last layer skipped")):
@@ -232,15 +243,21 @@ class Port:
     """What is measured: one decoder and its faults."""
 
     kind: str
+    left: bool
+    """Where the padding is."""
     ALSO: dict[str, tuple[tuple[str, ...], ...]] = field(default_factory=lambda: ALSO)
-    RIGHT: tuple[str, ...] = ("positions from the left edge",)  # only distances count
+
+    @property
+    def RIGHT(self) -> tuple[str, ...]:
+        left = ("positions from the left edge",)  # only distances count
+        return left if self.kind == "llama" else (*left, "scaled outside")
 
     @property
     def FAULTS(self) -> dict[str, tuple[str, ...]]:
         return BOTH | OWN[self.kind]
 
     def original(self) -> tuple[Any, sizes.Inputs, sizes.State]:
-        return sizes.original(self.kind)
+        return sizes.original(self.kind, self.left)
 
     def build(self, state: sizes.State, fault: str = "") -> Decoder:
         arrays = arrays_of(state, self.kind)
@@ -262,7 +279,7 @@ class Port:
         return np.asarray(model(*(jnp.asarray(batch[name].astype(np.int32)) for name in names)))
 
 
-LLAMA, GEMMA2 = Port("llama"), Port("gemma2")
+LLAMA, LLAMA_LEFT, GEMMA2 = Port("llama", left=False), Port("llama", left=True), Port("gemma2", left=False)
 
 
 def arrays_of(state: sizes.State, kind: str) -> sizes.State:

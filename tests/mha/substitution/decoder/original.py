@@ -1,4 +1,4 @@
-"""Small random decoders of transformers, and their batch: padded on the left, or for eager attention on the right."""
+"""Small random decoders of transformers, and their batch: padded on the left, or on the right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Inputs = dict[str, NDArray[np.int64]]
 State = dict[str, NDArray[np.float32]]
 
 
-def original(kind: str) -> tuple[Any, Inputs, State]:
+def original(kind: str, left: bool) -> tuple[Any, Inputs, State]:
     """The model, what it is called with, and its parameters by name."""
     from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -50,9 +50,10 @@ def original(kind: str) -> tuple[Any, Inputs, State]:
             else:
                 parameter.copy_(drawn * (1.0 if "embed" in name else parameter.shape[1] ** -0.5))
     mask = np.ones((3, 7), np.int64)
-    mask[0, :3] = mask[2, :1] = 0
-    if kind == "gemma2":
-        mask = np.ascontiguousarray(mask[:, ::-1])
+    if left:
+        mask[0, :3] = mask[2, :1] = 0
+    else:  # no more than what leaves each query of WINDOW keys one that counts
+        mask[0, 5:] = mask[2, 6:] = 0
     ids = np.random.default_rng(3).integers(1, VOCABULARY, mask.shape) * mask
     positions = np.maximum(mask.cumsum(1) - 1, 0)
     inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
