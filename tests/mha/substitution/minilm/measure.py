@@ -35,6 +35,7 @@ CLASSES = (EXACT, AROUND, LOST, CONTAINS, MISSES)
 HERE = "tests.mha.substitution"
 PORTS = {name: f"{HERE}.minilm.{name}_port" for name in ("linen", "keras", "torch", "nnx", "gluon")}
 PORTS |= {name.lower(): f"{HERE}.decoder.linen_port:{name}" for name in ("LLAMA", "LLAMA_LEFT", "GEMMA2")}
+PORTS["from_keras"] = f"{HERE}.from_keras.torch_port"
 """Name -> the module with the port, or where in a module it is. The original is MiniLM if it names no other."""
 
 Names = frozenset[str]
