@@ -22,7 +22,7 @@ def original(kind: str, left: bool) -> tuple[Any, Inputs, State]:
     """The model, what it is called with, and its parameters by name."""
     from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": WIDTH,
         "intermediate_size": INNER,
@@ -40,7 +40,7 @@ def original(kind: str, left: bool) -> tuple[Any, Inputs, State]:
     if kind == "llama":
         model: Any = LlamaForCausalLM(LlamaConfig(**sizes))
     else:
-        cap = {"final_logit_softcapping": CAP, "attn_logit_softcapping": SCORE_CAP}
+        cap: dict[str, Any] = {"final_logit_softcapping": CAP, "attn_logit_softcapping": SCORE_CAP}
         model = Gemma2ForCausalLM(Gemma2Config(**sizes, **cap, query_pre_attn_scalar=24, sliding_window=WINDOW))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from backends.mxnet.ops.framework import mx
 
-gluon, F = mx.gluon, mx.nd
+gluon: Any = mx.gluon
+F: Any = mx.nd
 
 WIDTH, INNER, HEADS, DEPTH = 384, 1536, 12, 6
 
@@ -93,7 +94,7 @@ RIGHT = ("times first", "heads in the batch")
 """Ports that are right too, by name: (L, B, 384) in the blocks; scores are (B * 12, L, L)."""
 
 
-class Part(gluon.Block):  # type: ignore[misc]
+class Part(gluon.Block):
     def __init__(self, wrong: Mapping[str, frozenset[str]], path: str) -> None:
         super().__init__()
         self.bad = wrong.get(path, frozenset())
@@ -277,7 +278,8 @@ def call(model: Texts, batch: Mapping[str, NDArray[np.int64]]) -> NDArray[np.flo
 def arrays_of(state: Arrays) -> dict[str, NDArray[np.float32]]:
     tables = (("word", "word"), ("place", "position"), ("sort", "token_type"))
     arrays = {f"emb.{new}.weight": state[f"embeddings.{old}_embeddings.weight"] for new, old in tables}
-    pairs, norms = {}, {"emb.ln": "embeddings.LayerNorm"}
+    pairs: dict[str, str] = {}
+    norms = {"emb.ln": "embeddings.LayerNorm"}
     for number in range(DEPTH):
         new, old = f"block{number}", f"encoder.layer.{number}"
         norms |= {f"{new}.ln1": f"{old}.attention.output.LayerNorm", f"{new}.ln2": f"{old}.output.LayerNorm"}

@@ -151,7 +151,8 @@ class Mix(Part):
         self.query, self.both, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        projected = (self.query(x), *self.both(x).chunk(2, dim=-1))
+        key, value = self.both(x).chunk(2, dim=-1)
+        projected = (self.query(x), key, value)
         if "batch first" in self.bad:
             first, second, third = (one.transpose(0, 1) for one in projected)
             return self.out(self.attend(first, second, third, padding).transpose(0, 1))
