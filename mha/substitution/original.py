@@ -59,6 +59,11 @@ class OriginalCall:
     gave: dict[Place, NDArray] | None = None
     steady: bool = True
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the floating-point arrays that it gave."""
+        return tuple(array.shape for array in (self.gave or {}).values() if array.dtype.kind == "f")
+
 
 class Original:
     """A live model and the calls of its modules on one batch of inputs.
@@ -81,7 +86,11 @@ class Original:
         self.calls: list[OriginalCall] = []
         self._open: list[tuple[int, Any]] = []
         self._run(model, inputs)
-        self._compare_with(lambda: self._run(model, inputs))
+        first, self.calls = self.calls, []
+        self._run(model, inputs)
+        second, self.calls = self.calls, first
+        for one, other in zip(first, second, strict=False):
+            one.steady = _same(one.gave or {}, other.gave or {})
         known: dict[int, tuple[Any, tuple[tuple[int, ...], Numbers]]] = {}
         for module in self.modules:
             for name, parameter in self.native.parameters_of(module.held).items():
@@ -106,17 +115,6 @@ class Original:
             raise
         except Exception as error:  # whatever a model raises
             raise SpecError(f"the original {kind_of(model)} can't be run on the inputs: {one_line(error)}") from error
-
-    def _compare_with(self, again: Callable[[], None]) -> None:
-        """Run the model again, and note which of its calls gave something else."""
-        first, self.calls = self.calls, []
-        again()
-        second, self.calls = self.calls, first
-        for one, other in zip(first, second, strict=False):
-            mine, theirs = one.gave or {}, other.gave or {}
-            one.steady = mine.keys() == theirs.keys() and all(
-                np.array_equal(array, theirs[place], equal_nan=array.dtype.kind == "f") for place, array in mine.items()
-            )
 
     def _own_dtype(self, held: Any) -> str:
         """The dtype of most parameters."""
@@ -255,3 +253,10 @@ class _Which(_Open):
 
 def _by_name(inputs: Mapping[str, Any] | Sequence[Any]) -> Mapping[Any, Any]:
     return inputs if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+
+
+def _same(one: Mapping[Place, NDArray], other: Mapping[Place, NDArray]) -> bool:
+    """Whether the arrays are the same to the bit, NaN for NaN."""
+    return one.keys() == other.keys() and all(
+        np.array_equal(array, other[place], equal_nan=array.dtype.kind == "f") for place, array in one.items()
+    )

@@ -44,6 +44,8 @@ class Module:
 class Pairs:
     """The pairs found: position in the original -> position in the port, and how each was found.
 
+    `inside_ports` has the position of each module of the port -> positions of those inside it.
+
     Raises:
         SpecError: two pairs of a map contradict each other.
     """
@@ -56,7 +58,7 @@ class Pairs:
 
     def __post_init__(self) -> None:
         self._back: dict[int, int] = {}
-        self._inside = [_inside(side) for side in (self.originals, self.ports)]
+        self._inside_originals, self.inside_ports = _inside(self.originals), _inside(self.ports)
         self._by_map()
         self._pair(0, 0, "the models themselves")
         if self._names_agree():
@@ -89,10 +91,6 @@ class Pairs:
         del self.found[before]
         self._back[port] = original
 
-    def port_of(self, original: int) -> int | None:
-        """Position of the port's module; None if there is none."""
-        return self.found.get(original)
-
     def original_of(self, port: int) -> int | None:
         """Position of the original's module; None if there is none."""
         return self._back.get(port)
@@ -107,7 +105,7 @@ class Pairs:
     def _fits(self, original: int, port: int) -> bool:
         for mine, theirs in (
             (self.originals[original].within, self.ports[port].within),
-            (self._inside[0][original], self._inside[1][port]),
+            (self._inside_originals[original], self.inside_ports[port]),
         ):
             if {self.found[one] for one in mine if one in self.found} != {one for one in theirs if one in self._back}:
                 return False

@@ -86,8 +86,12 @@ class WhereReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every module with parameters was judged, and none is wrong."""
-        return not self.uncovered and all(one.status in ("equal", "not judged") for one in self.results)
+        """Whether the model and every module with parameters were judged, and none is wrong.
+
+        What stands between the modules is judged by the model itself.
+        """
+        whole = self.results[0].status != "not judged" and not self.uncovered
+        return whole and all(one.status in ("equal", "not judged") for one in self.results)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as a dict of JSON values."""

@@ -48,8 +48,10 @@ def last_line(report: WhereReport) -> str:
     what = f"{judged} of {len(report.results)} modules were judged"
     if report.wrong:
         return f"Wrong: {_some(tuple(map(_name, report.wrong)))}. {what}, the others are equal, or wrong through these."
-    if not report.equal:
+    if report.uncovered:
         return f"{what}; none is wrong, but not all that have parameters were judged."
+    if not report.equal:
+        return f"{what}; none is wrong, but the model itself was not: what stands between its modules may be wrong."
     return f"Equal: {what}, and none is further from the original in float64 than {FACTOR:g} times what rounding does."
 
 

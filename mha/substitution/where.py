@@ -52,12 +52,17 @@ def where(
     """
     if not isinstance(recording, ModuleRecording):
         recording = ModuleRecording(recording)
+    first = recording.modules[0].name
+    if first:
+        raise SpecError(f"the recording holds no call of the model itself, of {first!r} and others: call the model")
+    if (often := sum(call.module == 0 for call in recording.calls)) > 1:
+        raise SpecError(f"the recording holds {often} calls of the model: record one")
     if inputs is None:
         inputs = _inputs_of(recording)
     progress("the original")
     dtype = recording.dtype
-    own = Original(original, inputs, _parameter_dtype(recording))
-    found = Pairs(_originals(own), _ports(recording), pairs or {})
+    own = Original(original, inputs, dtype)
+    found = Pairs(_modules(own.modules, own.calls), _modules(recording.modules, recording.calls), pairs or {})
     return _Judge(own, recording, found, dtype, progress).report()
 
 
@@ -70,7 +75,7 @@ class _Judge:
         self.own, self.recording, self.pairs, self.dtype, self.progress = own, recording, pairs, dtype, progress
         self.calls = _by_module(recording.calls)
         self.own_calls = _by_module(own.calls)
-        self.modules = _ports(recording)
+        self.modules, self.inside = pairs.ports, pairs.inside_ports
         self.results: dict[int, ModuleResult] = {}
         self.unseen: list[Unseen] = []
 
@@ -87,7 +92,6 @@ class _Judge:
         """The verdict on a module; one that is wrong may be what another module of the same numbers stands for."""
         found = self._judged(port)
         if found.status == "wrong" and found.how == "the same numbers":
-            unseen = list(self.unseen)
             for other in self.pairs.others_for(port):
                 before = self.pairs.original_of(port)
                 self.pairs.exchange(port, other)
@@ -96,7 +100,6 @@ class _Judge:
                     return second
                 assert before is not None
                 self.pairs.exchange(port, before)
-            self.unseen = unseen
         return found
 
     def _judged(self, port: int) -> ModuleResult:
@@ -126,35 +129,35 @@ class _Judge:
             judged = [one.judge() for one in ready]
         except SpecError as error:
             return ModuleResult(**about, status="not judged", reason=str(error))
-        parts = [one for one in self._parts(port) if self.results[one].status in ("wrong", "through its parts")]
+        inner = self._outermost_inside(port, judged=True)
+        parts_wrong = any(self.results[one].status != "equal" for one in inner)
         worst = max(judged, key=lambda one: one.worst[1].ratio)
         status: Status = "equal" if worst.worst[1].equal else "wrong"
-        if status == "equal":
-            self.unseen += unseen_in(module.name, ready[0])
-        own_lines = False
-        if parts and status == "wrong":
-            alone = self._alone(port, ready, calls)
+        own_lines = status == "wrong" and bool(inner)
+        if parts_wrong and status == "wrong":
+            alone = self._alone(inner, ready, calls)
             if alone is None:
                 worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")
             if alone is None or alone.worst[1].equal:
-                status = "through its parts"
+                status, own_lines = "through its parts", False
             else:
-                worst, own_lines = alone, True
-        elif status == "wrong":
-            own_lines = bool(self._parts(port))
-        elif parts:
+                worst = alone
+        elif parts_wrong:
             status = "through its parts"
-        unpaired = self._unpaired(port) if own_lines else ()
-        return _filled(about, status, worst, own_lines=own_lines, unpaired=unpaired)
+        if status == "equal":
+            self.unseen += unseen_in(module.name, ready[0])
+        unpaired = self._outermost_inside(port, judged=False) if own_lines else []
+        names = tuple(self.modules[one].name for one in unpaired)
+        return _filled(about, status, worst, own_lines=own_lines, unpaired=names)
 
     def _alone(
-        self, port: int, ready: Sequence[Substitution], calls: Sequence[tuple[int, int]]
+        self, inner: Sequence[int], ready: Sequence[Substitution], calls: Sequence[tuple[int, int]]
     ) -> CallJudgement | None:
         """The worst call with the port's outputs in place of those of its parts; None if that can't be run."""
         found = []
         for one, (mine, theirs) in zip(ready, calls, strict=True):
             parts = []
-            for part in self._parts(port):
+            for part in inner:
                 original = self.pairs.original_of(part)
                 assert original is not None
                 own = [self.own.calls[call] for call in self.own_calls[original] if _holds(self.own.calls, mine, call)]
@@ -171,37 +174,30 @@ class _Judge:
                 return None
         return max(found, key=lambda one: one.worst[1].ratio)
 
-    def _parts(self, port: int) -> list[int]:
-        """The judged modules inside that stand in no other judged one."""
-        found = []
-        for one in range(port + 1, len(self.modules)):
-            within = self.modules[one].within
-            if port in within and self.results[one].status != "not judged":
-                between = within[: within.index(port)]
-                if not any(self.results[outer].status != "not judged" for outer in between):
-                    found.append(one)
-        return found
+    def _is_judged(self, port: int) -> bool:
+        return self.results[port].status != "not judged"
 
-    def _unpaired(self, port: int) -> tuple[str, ...]:
-        """Names of the modules inside that were not judged and stand in no other judged one."""
+    def _outermost_inside(self, port: int, *, judged: bool) -> list[int]:
+        """The modules inside that were judged, or those that were not, and stand in no other judged one inside."""
         found = []
-        for one in range(port + 1, len(self.modules)):
+        for one in self.inside[port]:
             within = self.modules[one].within
-            if port in within and self.results[one].status == "not judged":
-                around = within[: within.index(port)]
-                if all(self.results[outer].status == "not judged" for outer in around):
-                    found.append(self.modules[one].name)
-        return tuple(found)
+            between = within[: within.index(port)]
+            if self._is_judged(one) == judged and not any(map(self._is_judged, between)):
+                found.append(one)
+        return found
 
     def _uncovered(self) -> tuple[str, ...]:
         """Modules with parameters of their own that no judged module but the model itself holds."""
-        outer = {around for module in self.modules for around in module.within if module.numbers.size}
+        own = [module.numbers.size for module in self.modules]
+        for module in self.modules:
+            holder = next((one for one in module.within if self.modules[one].numbers.size), None)
+            if holder is not None:
+                own[holder] -= module.numbers.size
         found = []
         for port, module in enumerate(self.modules):
-            if not module.numbers.size or port in outer:
-                continue
-            around = [one for one in (port, *module.within) if one or len(self.modules) == 1]
-            if not any(self.results[one].status != "not judged" for one in around):
+            around = [one for one in (port, *module.within) if one or not self.inside[0]]
+            if own[port] > 0 and around and not any(map(self._is_judged, around)):
                 found.append(module.name)
         return tuple(found)
 
@@ -255,11 +251,6 @@ def _inputs_of(recording: ModuleRecording) -> Mapping[str, Any]:
     return {**{place[0]: array for place, array in arrays.items()}, **plain}
 
 
-def _parameter_dtype(recording: ModuleRecording) -> str:
-    """The dtype in which the port's outputs are: its parameters are compared as numbers of it."""
-    return recording.dtype
-
-
 def _within(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, tuple[int, ...]]:
     """Position of each module -> those around its first call, the nearest first."""
     found: dict[int, tuple[int, ...]] = {}
@@ -271,22 +262,11 @@ def _within(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, tuple[int, 
     return found
 
 
-def _originals(own: Original) -> list[Module]:
-    within = _within(own.calls)
-    first = {call.module: call for call in reversed(own.calls)}
-    found = []
-    for position, module in enumerate(own.modules):
-        gave = (first[position].gave or {}).values()
-        shapes = tuple(array.shape for array in gave if array.dtype.kind == "f")
-        found.append(Module(module.name, module.kind, module.numbers, within[position], shapes))
-    return found
-
-
-def _ports(recording: ModuleRecording) -> list[Module]:
-    within = _within(recording.calls)
-    first = {call.module: call for call in reversed(recording.calls)}
-    found = []
-    for position, module in enumerate(recording.modules):
-        shapes = tuple(at.shape for at in first[position].gave or () if at.floating)
-        found.append(Module(module.name, module.kind, module.numbers, within[position], shapes))
-    return found
+def _modules(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -> list[Module]:
+    """What pairing needs of the modules of either model."""
+    within = _within(calls)
+    first = {call.module: call.shapes for call in reversed(calls)}
+    return [
+        Module(module.name, module.kind, module.numbers, within[position], first[position])
+        for position, module in enumerate(own)
+    ]

@@ -92,6 +92,11 @@ class ModuleCall:
     plain: Mapping[Place, Any]
     unread: tuple[tuple[Place, str], ...]
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the floating-point arrays that it gave."""
+        return tuple(at.shape for at in self.gave or () if at.floating)
+
 
 class ModuleRecording:
     """What `mha.capture(..., modules=True)` wrote.

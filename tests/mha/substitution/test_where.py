@@ -189,3 +189,69 @@ def test_an_original_whose_float64_is_nan_is_not_believed(tmp_path):
     reasons = {one.name: one.reason for one in report.results if one.status == "not judged"}
     assert reasons.keys() >= {"", "layers.0", "layers.1", "layers.0.self_attn"}
     assert "attn_implementation='sdpa'" in reasons[""]
+
+
+class Shifted(nn.Module):
+    """A linear module, and a parameter beside it."""
+
+    def __init__(self, repeats=1):
+        super().__init__()
+        self.inner, self.token, self.repeats = nn.Linear(6, 5), nn.Parameter(torch.linspace(0.1, 0.5, 5)), repeats
+
+    def forward(self, x):
+        return (self.inner(x) + self.token).repeat(self.repeats, 1)
+
+
+class Model(nn.Module):
+    def __init__(self, repeats=1, factor=1.0, width=5):
+        super().__init__()
+        self.first, self.last = Shifted(repeats), nn.LayerNorm(5)
+        self.factor, self.width = factor, width
+
+    def forward(self, x):
+        return (self.factor * self.last(self.first(x)[: len(x)]))[:, : self.width]
+
+
+@pytest.fixture
+def model_and_report(tmp_path):
+    """A function of what is otherwise in a port: the report on it."""
+
+    def report(**otherwise):
+        torch.manual_seed(0)
+        model, port = Model().eval(), Model(**otherwise).eval()
+        port.load_state_dict(model.state_dict())
+        with mha.capture(port, tmp_path / "port.safetensors", modules=True):
+            port(torch.randn(3, 6))
+        return mha.where(model, tmp_path / "port.safetensors")
+
+    return report
+
+
+def test_nothing_is_equal_where_the_model_itself_was_not_judged(model_and_report):
+    """Its modules are right; a line around them is wrong, and what it gives has another shape."""
+    report = model_and_report(factor=2.0, width=4)
+    assert report.unjudged == ("",)
+    assert not report.wrong
+    assert not report.uncovered
+    assert not report.equal
+    assert last_line(report).endswith("but the model itself was not: what stands between its modules may be wrong.")
+
+
+def test_a_parameter_beside_judged_parts_is_not_covered_by_them(model_and_report):
+    report = model_and_report(repeats=2)
+    assert report.unjudged == ("first",)
+    assert report.uncovered == ("first",)
+    assert not report.equal
+
+
+def test_a_recording_must_hold_one_call_of_the_model(tmp_path):
+    port = nn.Sequential(nn.Linear(6, 5), nn.Tanh()).eval()
+    with mha.capture(port, tmp_path / "twice.safetensors", modules=True):
+        port(torch.randn(3, 6))
+        port(torch.randn(3, 6))
+    with pytest.raises(SpecError, match="holds 2 calls of the model: record one"):
+        mha.where(port, tmp_path / "twice.safetensors")
+    with mha.capture(port, tmp_path / "part.safetensors", modules=True):
+        port[0](torch.randn(3, 6))
+    with pytest.raises(SpecError, match="no call of the model itself, of '0'"):
+        mha.where(port, tmp_path / "part.safetensors")
