@@ -68,5 +68,5 @@ def test_what_is_gone_stops_the_build(tmp_path):
     assert done.returncode == 1
     for name, (_, message) in GONE.items():
         said = [line for line in done.stderr.splitlines() if line.startswith(f"{source}/{name}.md") and message in line]
-        assert said, name
+        assert said, (name, done.stderr)
         assert all(": WARNING: " in line for line in said), said
