@@ -52,7 +52,9 @@ class Judged:
         return self.rounding > min(BLURRED * UNIT[dtype], 0.25)
 
 
-def judge(got: NDArray, exact: NDArray, roundings: Sequence[NDArray], dtype: str) -> Judged:
+def judge(
+    got: NDArray, exact: NDArray, roundings: Sequence[NDArray], dtype: str, counted: NDArray | None = None
+) -> Judged:
     """Compare an array with the original's in float64.
 
     Args:
@@ -60,19 +62,22 @@ def judge(got: NDArray, exact: NDArray, roundings: Sequence[NDArray], dtype: str
         exact: the original's in float64.
         roundings: the original's again, each rounded in another way.
         dtype: the port's.
+        counted: which elements count. Default: all.
 
     >>> exact = np.array([1.0, 2.0])
     >>> judge(exact + [0.0, 1e-7], exact, [exact + 5e-8], "float32").equal
     True
     """
     got, exact = got.astype(np.float64), exact.astype(np.float64)
+    counted = np.ones(1, bool) if counted is None else counted
     with np.errstate(all="ignore"):
-        error = _distance(got, exact)
-        size = np.abs(np.where(np.isfinite(exact), exact, 0.0))
+        error = np.where(counted, _distance(got, exact), 0.0)
+        size = np.where(counted, np.abs(_finite(exact)), 0.0)
+        moved = [np.where(counted, _finite(_distance(one, exact)), 0.0) for one in roundings]
         ratios, relative = [], []
         for measure, share in ((_rms, 1.0), (np.max, 0.5)):
             floor = UNIT[dtype] * float(measure(size))
-            rounding = max([floor, *(float(measure(_finite(_distance(one, exact)))) for one in roundings)])
+            rounding = max([floor, *(float(measure(one)) for one in moved)])
             wrong = float(measure(error))
             ratios.append(0.0 if wrong == 0.0 else share * float(np.divide(wrong, rounding)))
             relative.append(UNIT[dtype] * rounding / floor if floor else 0.0)

@@ -1,6 +1,8 @@
-"""Masks that two models write differently: as allowed keys, or as numbers to be added."""
+"""Masks that two models write differently, as allowed keys or as numbers to be added; and the padding in them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,3 +61,14 @@ def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tupl
         theirs = np.where(theirs, original.dtype.type(0), original.dtype.type(lowest))
     fits = theirs.size == original.size
     return (theirs.reshape(original.shape) if fits else theirs).astype(original.dtype), different
+
+
+def padding_in(mask: NDArray) -> Iterator[NDArray]:
+    """The keys (B, Lk) that a mask excludes for every query of their item: once for each reading of the mask.
+
+    >>> [found.tolist() for found in padding_in(np.array([[True, True, False]]))]
+    [[[False, False, True]], [[True, True, False]]]
+    """
+    allowed = allowed_in(mask)
+    if allowed is not None:
+        yield from (~allowed.any(axis=(1, 2)), allowed.all(axis=(1, 2)))

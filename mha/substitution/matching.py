@@ -84,8 +84,18 @@ def _layouts(own: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, str]]:
         yield theirs.swapaxes(0, 1), "first two axes exchanged"
     elif theirs.ndim == own.ndim == 4 and theirs.swapaxes(1, 2).shape == own.shape:
         yield theirs.swapaxes(1, 2), "middle axes exchanged"
-    elif own.shape[-1:] == theirs.shape[-1:] or 1 in own.shape + theirs.shape:
+    elif _same_but_for_joined_axes(own.shape, theirs.shape):
         yield theirs.reshape(own.shape), f"reshaped from {theirs.shape}"
+
+
+def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether one of two shapes of as many elements is the other with neighbouring axes joined.
+
+    >>> _same_but_for_joined_axes((2, 5, 12), (2, 5, 4, 3)), _same_but_for_joined_axes((2, 5, 12), (5, 8, 3))
+    (True, False)
+    """
+    fewer, more = sorted((set(np.cumprod(one).tolist()), set(np.cumprod(other).tolist())), key=len)
+    return fewer <= more
 
 
 def _distance(own: NDArray, theirs: NDArray) -> float:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mha.coverage import kind_of
 from mha.recordings.capture import hooks_of
 from mha.recordings.modules.numbers import Numbers, numbers_of, total
+from mha.recordings.modules.recording import Parameter
 from mha.recordings.modules.values import Place, changed, leaves
 from mha_core import SpecError
 from mha_core.dtypes import round_to
@@ -31,12 +32,12 @@ class OriginalModule:
     name: str
     kind: str
     held: Any
-    parameters: dict[str, tuple[tuple[int, ...], Numbers]] = field(default_factory=dict)
+    parameters: dict[str, Parameter] = field(default_factory=dict)
 
     @property
     def numbers(self) -> Numbers:
         """The Numbers of all its parameters together."""
-        return total(numbers for _, numbers in self.parameters.values())
+        return total(one.numbers for one in self.parameters.values())
 
 
 @dataclass
@@ -91,12 +92,12 @@ class Original:
         second, self.calls = self.calls, first
         for one, other in zip(first, second, strict=False):
             one.steady = _same(one.gave or {}, other.gave or {})
-        known: dict[int, tuple[Any, tuple[tuple[int, ...], Numbers]]] = {}
+        known: dict[int, tuple[Any, Parameter]] = {}
         for module in self.modules:
             for name, parameter in self.native.parameters_of(module.held).items():
                 if id(parameter) not in known:
                     array = self.native.numbers_in(parameter)
-                    known[id(parameter)] = parameter, (array.shape, numbers_of(round_to(array, dtype)))
+                    known[id(parameter)] = parameter, Parameter(array.shape, numbers_of(round_to(array, dtype)))
                 module.parameters[name] = known[id(parameter)][1]
 
     def _run(self, model: Any, inputs: Mapping[str, Any] | Sequence[Any]) -> None:

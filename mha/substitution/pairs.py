@@ -1,8 +1,9 @@
 """Pairs: which module of a port stands for which of its original.
 
 Found in this order, until nothing more is found: as a map says; by name, if most modules of one name hold the same
-numbers; by parameters that are the same numbers, transposed, reshaped or packed as they may be; by the parts, where all
-that are paired stand in each other's module; and by order and shape, among what is left in a paired module.
+numbers; by parameters that are the same numbers, transposed, reshaped or packed as they may be; by one such parameter,
+if no other module left has it; by the parts, where all that are paired stand in each other's module; and by order and
+shape, among what is left in a paired module.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
-from mha.recordings.modules.numbers import NONE, Numbers
+from mha.recordings.modules.numbers import NONE, Numbers, is_constant
 from mha_core import SpecError
 from mha_core.files.outside import parse_toml
 from mha_core.files.writing import write_whole
@@ -29,6 +31,7 @@ class Module:
     Attributes:
         name, kind: where it stands, and its class.
         numbers: the Numbers of its parameters.
+        each: those of each of them.
         within: positions of the modules around it, the nearest first.
         shapes: of the floating-point arrays that its first call gave.
     """
@@ -36,8 +39,14 @@ class Module:
     name: str
     kind: str
     numbers: Numbers
+    each: frozenset[Numbers]
     within: tuple[int, ...]
     shapes: Shapes
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """What `sizes_of` says of the shapes."""
+        return sizes_of(self.shapes)
 
 
 @dataclass
@@ -66,6 +75,7 @@ class Pairs:
         while True:
             before = len(self.found)
             self._by_key("the same numbers", lambda module: module.numbers if module.numbers != NONE else None)
+            self._by_one_parameter()
             self._by_parts()
             self._by_order()
             if len(self.found) == before:
@@ -144,6 +154,18 @@ class Pairs:
                 for original, port in zip(left, right, strict=True):
                     self._pair(original, port, how)
 
+    def _by_one_parameter(self) -> None:
+        """Pair modules without parts that hold one parameter of the same numbers, which no other module left has."""
+        owners: dict[Numbers, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for side, modules, paired in ((0, self.originals, self.found), (1, self.ports, self._back)):
+            holding = [position for position, module in enumerate(modules) if module.numbers != NONE]
+            for position in _innermost(holding, modules):
+                for numbers in modules[position].each if position not in paired else ():
+                    owners[numbers][side].append(position)
+        for numbers, (left, right) in owners.items():
+            if len(left) == len(right) == 1 and not is_constant(numbers):
+                self._pair(left[0], right[0], "a parameter of the same numbers")
+
     def _by_parts(self) -> None:
         """Pair modules whose paired parts are each other's, and of which each or none has others."""
         parts = [_leaves(side) for side in (self.originals, self.ports)]
@@ -157,7 +179,7 @@ class Pairs:
                 inside = {leaf for leaf in theirs if leaf in self.found}
                 if original not in self.found and inside == paired and (theirs == inside) == (len(own) == len(paired)):
                     fitting.append(original)
-            same = [one for one in fitting if self.originals[one].shapes == self.ports[port].shapes]
+            same = [one for one in fitting if self.originals[one].sizes == self.ports[port].sizes]
             if len(same) == 1:
                 self._pair(same[0], port, "its parts")
 
@@ -173,7 +195,7 @@ class Pairs:
                     left[(around if side == 0 else self._back[around],)][side].append(position)
         for originals, ports in left.values():
             for key in (self._with_size, self._with_shape):
-                for original, port in _in_order(
+                for original, port in in_order(
                     [(one, key(self.originals[one])) for one in originals if one not in self.found],
                     [(one, key(self.ports[one])) for one in ports if one not in self._back],
                 ):
@@ -182,11 +204,16 @@ class Pairs:
     @staticmethod
     def _with_size(module: Module) -> object:
         kind = _kind(module.kind) if module.numbers == NONE else ""
-        return module.numbers.size, module.shapes, kind
+        return module.numbers.size, module.sizes, kind
 
     @staticmethod
     def _with_shape(module: Module) -> object:
-        return (module.numbers != NONE, module.shapes) if module.numbers != NONE else None
+        return module.sizes if module.numbers != NONE else None
+
+
+def sizes_of(shapes: Shapes) -> tuple[tuple[int, int], ...]:
+    """How many numbers each array has, and its last axis: the same whatever the order of the axes before it."""
+    return tuple((prod(shape), shape[-1] if shape else 0) for shape in shapes)
 
 
 def _plain(name: str) -> str:
@@ -226,7 +253,7 @@ def _leaves(modules: Sequence[Module]) -> dict[int, frozenset[int]]:
     return {position: frozenset(parts) for position, parts in found.items()}
 
 
-def _in_order(left: Sequence[tuple[int, object]], right: Sequence[tuple[int, object]]) -> Iterable[tuple[int, int]]:
+def in_order(left: Sequence[tuple[int, object]], right: Sequence[tuple[int, object]]) -> Iterable[tuple[int, int]]:
     """The longest common sequence of two by their keys (Hunt and Szymanski); a key of None is no key."""
     longest = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for i in reversed(range(len(left))):

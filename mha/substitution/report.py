@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mha.substitution.unseen import Unseen
 
-Status = Literal["equal", "wrong", "through its parts", "not judged"]
+Status = Literal["equal", "wrong", "through its parts", "divided otherwise", "not judged"]
 
 SCHEMA_VERSION = 1
 
@@ -21,7 +21,8 @@ class ModuleResult:
         name, kind: where it stands in the port, and its class.
         depth: how many modules stand around it.
         original, how: the name of its original's module, and how the pair was found; None for a module without one.
-        status: "wrong" if it is wrong by itself or in its own lines; "through its parts" if only modules inside it are.
+        status: "wrong" if it is wrong by itself or in its own lines; "through its parts" if only modules inside it are;
+            "divided otherwise" if it gives something else and is right with the lines around it.
         ratio: its worst error over the measured rounding, of all its calls; None if not judged.
         place, index: the array and the element that are worst.
         got, expected: the numbers there.
@@ -29,6 +30,8 @@ class ModuleResult:
         parameters: whether it has some, and whether they are the original's: "same", "other" or "".
         own_lines: whether it is wrong with right parts, so in its own lines.
         unpaired: the modules inside whose lines count as its own, because they have no original.
+        padding: how many rows of an equal module differ: rows of padding, of which it was seen that no other depends on
+            them.
     """
 
     name: str
@@ -47,6 +50,7 @@ class ModuleResult:
     parameters: str = ""
     own_lines: bool = False
     unpaired: tuple[str, ...] = ()
+    padding: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class WhereReport:
         What stands between the modules is judged by the model itself.
         """
         whole = self.results[0].status != "not judged" and not self.uncovered
-        return whole and all(one.status in ("equal", "not judged") for one in self.results)
+        return whole and all(one.status in ("equal", "divided otherwise", "not judged") for one in self.results)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as a dict of JSON values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,18 +13,20 @@ from numpy.typing import NDArray
 from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import UNIT, Judged, judge
-from mha.substitution.masks import translated
+from mha.substitution.masks import padding_in, translated
 from mha.substitution.matching import Matched, match
 from mha.substitution.original import PASSED, Original, OriginalCall
 from mha_core import SpecError
 
 
 class Part(NamedTuple):
-    """A module inside the judged one: the original's position, the port's name, both's calls, whether it is right."""
+    """A module inside the judged one: the original's position, the port's name, each call of the original's and the
+    port's, if there is one, and whether it is right.
+    """
 
     original: int
     name: str
-    calls: Sequence[tuple[OriginalCall, ModuleCall]]
+    calls: Sequence[tuple[OriginalCall, ModuleCall | None]]
     right: bool
 
 
@@ -38,6 +41,7 @@ class CallJudgement:
         masks: how many entries differ in each mask that both were given and write differently.
         unmatched: what the port gave and nothing of the original stands for.
         notes: what else is to be said.
+        padding: how many rows of padding were left out, because they differ and no other row depends on them.
     """
 
     arrays: dict[Place, Judged] = field(default_factory=dict)
@@ -46,6 +50,7 @@ class CallJudgement:
     masks: dict[str, int] = field(default_factory=dict)
     unmatched: tuple[Place, ...] = ()
     notes: list[str] = field(default_factory=list)
+    padding: int = 0
 
     @property
     def worst(self) -> tuple[Place, Judged]:
@@ -70,6 +75,9 @@ class Substitution:
         self, original: Original, recording: ModuleRecording, call: OriginalCall, recorded: ModuleCall, dtype: str
     ) -> None:
         self._original, self._recording, self._call, self._dtype = original, recording, call, dtype
+        self.padding: NDArray | None = None
+        """Rows of padding (B, L) that a module inside has; `judge` puts its own here if it has some."""
+        self._left_out = 0
         self._recorded = recorded
         theirs = {at.place: recording.array(at) for at in recorded.given}
         matched = match(call.given, theirs)
@@ -107,13 +115,15 @@ class Substitution:
             SpecError: it can't be run; it gave something else in a second run; it is NaN in float64 and not in the
                 port's dtype; nothing that it gives is what the port's module gave.
         """
+        self._left_out, self._searched = 0, False
         if not self._call.steady:
             raise SpecError("the original's module gives something else when the model runs again")
         found = self._judged_with(parts)
         if not found.worst[1].equal and self._read_masks(other=True):
-            second = self._judged_with(parts)
-            if second.worst[1].equal:
-                return second
+            with suppress(SpecError):  # the reading is not meant
+                second = self._judged_with(parts)
+                if second.worst[1].equal:
+                    return second
             self._read_masks(other=False)
         return found
 
@@ -133,7 +143,8 @@ class Substitution:
         exact, moved = self._original.run(self._call, [self.given, self._moved()], "float64", replace)
         own, *rest = self._original.run(self._call, [self.given, *([turned] if turned else [])], self._dtype, replace)
         for place, array in own.items():
-            if array.dtype.kind == "f" and (np.isnan(exact[place]) & ~np.isnan(array)).any():
+            lost = np.isnan(exact[place]) & ~np.isnan(array) if array.dtype.kind == "f" else np.zeros(1, bool)
+            if lost.any() and ((counted := self._counted(array)) is None or (lost & counted).any()):
                 raise SpecError(
                     f"the original's module gives NaN in float64 where it gives numbers in {self._dtype}; some eager "
                     "attention does so in padding: give an original with attn_implementation='sdpa'"
@@ -149,6 +160,8 @@ class Substitution:
         judged = {one.port: self._judged(one, exact, roundings) for one in matched}
         for part in parts:
             for turn, (_, theirs) in enumerate(part.calls):
+                if theirs is None:
+                    continue
                 start = (PASSED, str(part.original), str(turn))
                 given = {place: one for place, one in exact.items() if place[:3] == start and one.dtype.kind == "f"}
                 for one in match(given, self._floating(theirs.given)):
@@ -171,6 +184,7 @@ class Substitution:
             self.own,
             dict(self.masks),
             tuple(place for place in gave if place not in {one.port for one in matched}),
+            padding=self._left_out,
         )
 
     @property
@@ -223,15 +237,64 @@ class Substitution:
                 count = min(different for _, different in read)
                 yield at.place, Judged(np.inf, (), float(count), 0.0, float(count), 0.0)
 
-    def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall) -> dict[Place, NDArray]:
+    def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall | None) -> dict[Place, NDArray]:
         """What the port's module gave, at the places of what the original's gives."""
+        if theirs is None:
+            return {}
         return {one.original: one.array for one in match(mine.gave or {}, self._floating(theirs.gave or ()))}
 
     def _judged(
         self, one: Matched, exact: Mapping[Place, NDArray], roundings: Sequence[Mapping[Place, NDArray]]
     ) -> Judged:
         place = one.original
-        return judge(one.array, exact[place], [each[place] for each in roundings if place in each], self._dtype)
+        others = [each[place] for each in roundings if place in each]
+        found = judge(one.array, exact[place], others, self._dtype)
+        if not found.equal:
+            counted = self._counted(one.array)
+            if counted is not None:
+                found = judge(one.array, exact[place], others, self._dtype, counted)
+                assert self.padding is not None
+                self._left_out = int(self.padding.sum())
+        return found
+
+    def _counted(self, array: NDArray) -> NDArray | None:
+        """The elements of what was given that stand in no row of padding, or are no numbers; None without such rows."""
+        if not self._searched:
+            self._searched = True
+            with suppress(SpecError):
+                found = self._padding_found()
+                self.padding = self.padding if found is None else found
+        rows = self.padding
+        if rows is None:
+            return None
+        tokens, queries = array.shape[:2] == rows.shape, array.ndim == 4 and array.shape[::2] == rows.shape
+        if tokens == queries:  # neither; or as many heads as tokens, so it can't be seen
+            return None
+        padded = rows.reshape(*rows.shape, *(1,) * (array.ndim - 2)) if tokens else rows[:, None, :, None]
+        return ~padded | ~np.isfinite(array)
+
+    def _padding_found(self) -> NDArray | None:
+        """Rows (B, L) of keys that a mask excludes for all queries, if what stands there is seen to change no other."""
+        given = self.given_all()
+        exact = self.exact_on(given)
+        for rows in (one for array in given.values() for one in padding_in(array)):
+            rows = rows & ~rows.all(axis=1, keepdims=True)
+            other = {
+                place: array + np.where(rows.reshape(*rows.shape, *(1,) * (array.ndim - 2)), 1 + np.abs(array), 0.0)
+                for place, array in given.items()
+                if array.dtype.kind == "f" and array.ndim > 2 and array.shape[:2] == rows.shape
+            }
+            if not rows.any() or not other:
+                continue
+            found = self.exact_on({**given, **other})
+            kept = [
+                np.array_equal(found[place][~rows], array[~rows], equal_nan=True)
+                for place, array in exact.items()
+                if array.dtype.kind == "f" and array.shape[:2] == rows.shape
+            ]
+            if kept and all(kept):
+                return rows
+        return None
 
     def _moved(self) -> dict[Place, NDArray]:
         """The inputs, each number moved by half a unit in its last place, up or down."""
@@ -239,7 +302,7 @@ class Substitution:
         unit = UNIT[self._dtype]
         return {
             place: array.astype(np.float64) * (1 + unit * rng.choice((-1.0, 1.0), array.shape))
-            if array.dtype.kind == "f"
+            if array.dtype.kind == "f" and place not in self._masks
             else array
             for place, array in self.given.items()
         }

@@ -30,6 +30,8 @@ def tree(report: WhereReport) -> Iterator[str]:
         verdict = one.status if one.ratio is None else f"{one.status} {_number(one.ratio)}"
         names = "" if one.original is None or one.original == one.name else f"  {_name(one.original)} ({one.how})"
         reason = f"  {one.reason}" if one.reason else ""
+        if one.padding:
+            reason += f"  but for {one.padding} rows of padding, on which no other row depends"
         yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{reason}".rstrip()
 
 

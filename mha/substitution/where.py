@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+from numpy.typing import NDArray
 
 from mha.recordings.modules.recording import ModuleCall, ModuleRecording
 from mha.substitution.original import Original, OriginalCall
-from mha.substitution.pairs import Module, Pairs
+from mha.substitution.pairs import Module, Pairs, in_order, sizes_of
 from mha.substitution.report import ModuleResult, Status, WhereReport
 from mha.substitution.substitute import CallJudgement, Part, Substitution
 from mha.substitution.unseen import Unseen, unseen_in
@@ -77,6 +80,7 @@ class _Judge:
         self.own_calls = _by_module(own.calls)
         self.modules, self.inside = pairs.ports, pairs.inside_ports
         self.results: dict[int, ModuleResult] = {}
+        self.padding: dict[int, NDArray] = {}
         self.unseen: list[Unseen] = []
 
     def report(self) -> WhereReport:
@@ -117,33 +121,40 @@ class _Judge:
         if module.numbers.size:
             about["parameters"] = "same" if module.numbers == self.own.modules[original].numbers else "other"
         mine, theirs = self.own_calls[original], self.calls[port]
-        calls = list(zip(mine, theirs, strict=False))
+        calls = self._paired_calls(original, port)
         if len(mine) != len(theirs):
-            reason = f"the original calls it {len(mine)} times and the port {len(theirs)} times"
-            return ModuleResult(**about, status="not judged", reason=reason)
+            about["reason"] = f"the original calls it {len(mine)} times and the port {len(theirs)} times"
+        if not calls:
+            return ModuleResult(**about, status="not judged")
         try:
             ready = [
                 Substitution(self.own, self.recording, self.own.calls[one], self.recording.calls[other], self.dtype)
                 for one, other in calls
             ]
+            for one in ready:
+                one.padding = next((self.padding[part] for part in self.inside[port] if part in self.padding), None)
             judged = [one.judge() for one in ready]
         except SpecError as error:
-            return ModuleResult(**about, status="not judged", reason=str(error))
+            return ModuleResult(**{**about, "reason": str(error)}, status="not judged")
+        if ready[0].padding is not None:
+            self.padding[port] = ready[0].padding
         inner = self._outermost_inside(port, judged=True)
         parts_wrong = any(self.results[one].status != "equal" for one in inner)
         worst = max(judged, key=lambda one: one.worst[1].ratio)
         status: Status = "equal" if worst.worst[1].equal else "wrong"
         own_lines = status == "wrong" and bool(inner)
-        if parts_wrong and status == "wrong":
-            alone = self._alone(inner, ready, calls)
-            if alone is None:
+        if parts_wrong:
+            alone, divided = self._alone(inner, ready, calls)
+            for part in divided:
+                self._divide(part, module.name)
+            still = any(self.results[one].status not in ("equal", "divided otherwise") for one in inner)
+            if alone is None and status == "wrong":
                 worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")
-            if alone is None or alone.worst[1].equal:
-                status, own_lines = "through its parts", False
-            else:
+            if status == "wrong" and alone is not None and not alone.worst[1].equal:
                 worst = alone
-        elif parts_wrong:
-            status = "through its parts"
+            else:
+                status, own_lines = "through its parts" if still else "equal", False
+                worst = alone if alone is not None and divided else worst
         if status == "equal":
             self.unseen += unseen_in(module.name, ready[0])
         unpaired = self._outermost_inside(port, judged=False) if own_lines else []
@@ -152,27 +163,66 @@ class _Judge:
 
     def _alone(
         self, inner: Sequence[int], ready: Sequence[Substitution], calls: Sequence[tuple[int, int]]
+    ) -> tuple[CallJudgement | None, Sequence[int]]:
+        """The worst call with the port's outputs in place of those of its parts; None if that can't be run.
+
+        And parts that were found wrong, if the module is right with the original's in their places, and wrong with the
+        port's: a line stands in them in one model, and beside them in the other.
+        """
+        found = self._with_parts(inner, ready, calls)
+        if found is None or found.worst[1].equal:
+            return found, ()
+        wrong = [one for one in inner if self.results[one].status != "equal"]
+        for left in (*([one] for one in wrong), wrong):
+            other = self._with_parts([one for one in inner if one not in left], ready, calls)
+            if other is not None and other.worst[1].equal:
+                return other, left
+        return found, ()
+
+    def _divide(self, part: int, around: str) -> None:
+        """Take back that a module and those inside it are wrong: with the lines around it, it is right."""
+        for one in (part, *self.inside[part]):
+            if self.results[one].status in ("wrong", "through its parts"):
+                reason = f"a line of it stands beside it in the other model: {around or 'the model'} is right with it"
+                self.results[one] = replace(self.results[one], status="divided otherwise", reason=reason)
+
+    def _with_parts(
+        self, inner: Sequence[int], ready: Sequence[Substitution], calls: Sequence[tuple[int, int]]
     ) -> CallJudgement | None:
-        """The worst call with the port's outputs in place of those of its parts; None if that can't be run."""
+        """The worst call with the port's outputs in place of those of some parts; None if that can't be run."""
         found = []
         for one, (mine, theirs) in zip(ready, calls, strict=True):
             parts = []
             for part in inner:
                 original = self.pairs.original_of(part)
                 assert original is not None
-                own = [self.own.calls[call] for call in self.own_calls[original] if _holds(self.own.calls, mine, call)]
-                other = [
-                    self.recording.calls[call]
-                    for call in self.calls[part]
-                    if _holds(self.recording.calls, theirs, call)
+                other = dict(self._paired_calls(original, part, mine, theirs))
+                both = [
+                    (self.own.calls[call], self.recording.calls[other[call]] if call in other else None)
+                    for call in self.own_calls[original]
+                    if _holds(self.own.calls, mine, call)
                 ]
                 right = self.results[part].status != "wrong"
-                parts.append(Part(original, self.modules[part].name, list(zip(own, other, strict=False)), right))
+                parts.append(Part(original, self.modules[part].name, both, right))
             try:
                 found.append(one.judge(parts))
             except SpecError:
                 return None
         return max(found, key=lambda one: one.worst[1].ratio)
+
+    def _paired_calls(self, original: int, port: int, mine: int = 0, theirs: int = 0) -> list[tuple[int, int]]:
+        """The calls of a module in both models, in order; of other numbers of calls, those that give as many numbers.
+
+        Args:
+            original, port: positions of the module.
+            mine, theirs: the calls in which they are made. Default: that of the model.
+        """
+        own = [one for one in self.own_calls[original] if _holds(self.own.calls, mine, one)]
+        other = [one for one in self.calls[port] if _holds(self.recording.calls, theirs, one)]
+        if len(own) == len(other):
+            return list(zip(own, other, strict=True))
+        left = [(one, sizes_of(self.own.calls[one].shapes)) for one in own]
+        return list(in_order(left, [(one, sizes_of(self.recording.calls[one].shapes)) for one in other]))
 
     def _is_judged(self, port: int) -> bool:
         return self.results[port].status != "not judged"
@@ -222,6 +272,7 @@ def _filled(about: Mapping[str, Any], status: Status, call: CallJudgement, **res
         got=worst.got,
         expected=worst.expected,
         notes=tuple(notes),
+        padding=call.padding if status == "equal" else 0,
         **rest,
     )
 
@@ -266,7 +317,8 @@ def _modules(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -> 
     """What pairing needs of the modules of either model."""
     within = _within(calls)
     first = {call.module: call.shapes for call in reversed(calls)}
+    each = [frozenset(one.numbers for one in module.parameters.values()) for module in own]
     return [
-        Module(module.name, module.kind, module.numbers, within[position], first[position])
+        Module(module.name, module.kind, module.numbers, each[position], within[position], first[position])
         for position, module in enumerate(own)
     ]

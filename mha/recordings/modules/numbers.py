@@ -52,3 +52,12 @@ def numbers_of(array: NDArray) -> Numbers:
 def total(parts: Iterable[Numbers]) -> Numbers:
     """The Numbers of several arrays together."""
     return sum(parts, NONE)
+
+
+def is_constant(numbers: Numbers) -> bool:
+    """Whether all of them are 0, or all 1, as biases and norms are before training.
+
+    >>> is_constant(numbers_of(np.zeros(3))), is_constant(numbers_of(np.eye(2)))
+    (True, False)
+    """
+    return any(numbers.hashed == numbers.size * numbers_of(np.full(1, one)).hashed % 2**64 for one in (0.0, 1.0))

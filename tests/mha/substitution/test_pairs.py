@@ -1,14 +1,15 @@
 """Pairs: by name, numbers, parts and order, and what must not be paired."""
 
+import numpy as np
 import pytest
 
-from mha.recordings.modules.numbers import NONE, Numbers
+from mha.recordings.modules.numbers import NONE, Numbers, numbers_of
 from mha.substitution.pairs import Module, Pairs, read_map
 from mha_core import SpecError
 
 
-def module(name, numbers=NONE, within=(0,), kind="mine.Kind", shapes=((2, 3),)):
-    return Module(name, kind, numbers, within, shapes)
+def module(name, numbers=NONE, within=(0,), kind="mine.Kind", shapes=((2, 3),), each=()):
+    return Module(name, kind, numbers, frozenset(each), within, shapes)
 
 
 def names(pairs):
@@ -79,3 +80,19 @@ def test_a_map_of_another_form_is_refused(tmp_path, text):
     (tmp_path / "map.toml").write_text(text)
     with pytest.raises(SpecError, match=r"map\.toml"):
         read_map(tmp_path / "map.toml")
+
+
+def test_a_lost_bias_takes_no_pair_away_and_constants_make_none():
+    """In the original two modules of weight and bias; in the port the first has lost its bias, in another order."""
+    bias, zeros = Numbers(3, 5), numbers_of(np.zeros(3))
+    own = [module("a", total([A, bias]), each=[A, bias]), module("b", total([B, zeros]), each=[B, zeros])]
+    port = [module("y", total([C, zeros]), each=[C, zeros]), module("x", A, each=[A])]
+    pairs = Pairs([module("", total([A, B]), ()), *own], [module("", total([A, C]), ()), *port])
+    assert names(pairs) == {"": "", "a": "x", "b": "y"}
+    assert list(pairs.how.values()) == ["the models themselves", "a parameter of the same numbers", "order and shape"]
+
+
+def test_the_order_of_the_batch_and_the_words_takes_no_pair_away():
+    own = [module("", total([A]), ()), module("a", A, shapes=((2, 3, 4),))]
+    port = [module("", total([B]), ()), module("x", B, shapes=((3, 2, 4),))]
+    assert names(Pairs(own, port)) == {"": "", "a": "x"}

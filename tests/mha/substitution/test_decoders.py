@@ -1,0 +1,66 @@
+"""Ports of decoders of transformers: padding, positions of padding, and lines that stand elsewhere in the port."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+import pytest
+
+import mha
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("flax")
+
+from tests.mha.substitution.decoder.linen_port import GEMMA2, LLAMA, LLAMA_LEFT
+
+PORTS = {"llama": LLAMA, "left": LLAMA_LEFT, "gemma2": GEMMA2}
+
+
+@cache
+def original(name):
+    return PORTS[name].original()
+
+
+def report(name, fault, folder):
+    model, inputs, state = original(name)
+    port = PORTS[name].build(state, fault)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with mha.capture(port, folder / "port.safetensors", modules=True):
+            PORTS[name].call(port, inputs)
+        return mha.where(model, folder / "port.safetensors", inputs=inputs)
+
+
+@pytest.mark.parametrize("name", PORTS)
+@pytest.mark.parametrize("variant", ["", "positions from the left edge"])
+def test_a_right_port_is_equal_but_for_padding(name, variant, tmp_path):
+    found = report(name, variant, tmp_path)
+    assert found.wrong == ()
+    assert found.equal
+    attention = [one for one in found.results if one.kind.endswith("Attention")]
+    padded = int((original(name)[1]["attention_mask"] == 0).sum())
+    assert {one.padding for one in attention} == ({padded} if name == "left" or variant else {0})
+
+
+@pytest.mark.parametrize(
+    "fault", ["rotary base", "softmax in bfloat16", "rotary not of keys", "padding not masked", "residual lost, mlp"]
+)
+def test_padding_hides_no_fault(fault, tmp_path):
+    assert report("left", fault, tmp_path).wrong == LLAMA_LEFT.FAULTS[fault]
+
+
+def test_a_line_beside_its_module_is_right(tmp_path):
+    found = report("gemma2", "scaled outside", tmp_path)
+    (embed,) = (one for one in found.results if one.name == "embed")
+    assert (embed.status, found.wrong, found.equal) == ("divided otherwise", (), True)
+
+
+def test_a_line_beside_its_module_that_is_wrong_is_named(tmp_path):
+    """Neither inside nor beside: the embedding is not scaled at all."""
+    assert report("gemma2", "embedding not scaled", tmp_path).wrong == ("embed",)
+
+
+def test_of_a_line_beside_its_module_and_a_fault_only_the_fault_is_named(tmp_path):
+    assert report("gemma2", "scaled outside + eps 1e-3 at the end", tmp_path).wrong == ("norm",)
