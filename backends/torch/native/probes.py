@@ -258,6 +258,27 @@ def d2l_writes_into_scores() -> str | None:
     return f"scores of zeros are {_numbers(scores[0, 0])} afterwards" if scores.any() else None
 
 
+# What code beside scaled_dot_product_attention does with its masks -----------------------------------------
+
+
+def softmax_of_lowest_float64() -> str | None:
+    """float64 scores whose mask holds finfo(float64).min give NaN in a softmax that is told to give float32."""
+    scores = _normal(1, 4).double() + torch.finfo(torch.float64).min
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32)
+    if not weights.isnan().any():
+        return None
+    own = F.softmax(scores.float().clamp(min=torch.finfo(torch.float32).min), dim=-1)
+    return f"the weights of a query without a key are {_numbers(weights[0])}; of float32 scores, {_numbers(own[0])}"
+
+
+def bool_mask_is_added() -> str | None:
+    """A boolean mask that is added to scores excludes nothing."""
+    scores, allowed = _normal(1, 4), torch.tensor([[True, True, False, False]])
+    weights = F.softmax(scores + allowed, dim=-1)
+    excluded = weights[~allowed].sum().item()
+    return f"the keys that it excludes have {excluded:.0%} of the weights" if excluded > 0.01 else None
+
+
 # What the probes share ------------------------------------------------------------------------------------
 
 
