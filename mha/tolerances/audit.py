@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from conformance.bounds.precision import Precision
+from conformance.cases.table import all_cases
+from conformance.judging.expected import expected
+from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.shows import Shows
 from mha.recordings.recording import Recording
@@ -34,6 +40,8 @@ class Audit:
         untried: ids of those that leave the bound, and there was no time to compare.
         unseen: what even the bounds would not have shown.
         late: whether time was up before every bug had been compared in every call.
+        shown_in: the smallest cases of the suite in which the comparison shows those that passed: id -> those bugs. What
+            a case before it showed stands there alone.
         strict: the largest error that the bound allows where the comparison does not, so that right layers may fail
             it; 0.0 if there is none, and for a comparison of whole outputs.
     """
@@ -45,6 +53,7 @@ class Audit:
     unseen: UndetectableBugs
     late: bool = False
     strict: float = 0.0
+    shown_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as a dict of JSON values."""
@@ -54,6 +63,7 @@ class Audit:
             **lists,
             "late": self.late,
             "strict": self.strict,
+            "shown_in": {case: list(bugs) for case, bugs in self.shown_in.items()},
             "unseen": self.unseen.to_dict(),
         }
 
@@ -65,6 +75,12 @@ class Audit:
             f"On {calls} {self.comparison} lets {len(self.passed)} of the {seen} bugs pass that the computed bounds see"
             + (f": {listed(self.passed, SHOWN)}" if self.passed else ".")
         ]
+        for case, bugs in self.shown_in.items():
+            lines.append(f"  in case {case} (`mha cases`) it would show {listed(bugs, SHOWN)}")
+        if self.shown_in and (
+            never := [bug for bug in self.passed if all(bug not in one for one in self.shown_in.values())]
+        ):
+            lines.append(f"  in no case tried: {listed(never, SHOWN)}")
         if self.untried:
             lines.append(f"  not compared, for want of time: {len(self.untried)}")
         if self.strict:
@@ -83,12 +99,45 @@ class _Told:
     last: Shows | None = None
 
     def __call__(self, shows: Shows, state: State) -> bool:
-        one, right = (round_to(run["output"], shows.dtype).astype(np.float64) for run in (state, shows.right))
+        one, right = _outputs(shows, state)
         if self.comparison.each and shows is not self.last:
             self.last, allowed = shows, shows.wanted.allowed_error["output"]
             if not self.comparison.passes(right + allowed, right):
                 self.strict = max(self.strict, float(allowed.max()))
-        return one.shape != right.shape or not self.comparison.passes(one, right)
+        return _differs(self.comparison, one, right)
+
+
+def _outputs(shows: Shows, state: State) -> tuple[NDArray, NDArray]:
+    """The output of a run with a bug, and the right one, as the dtype has them."""
+    one, right = (round_to(run["output"], shows.dtype).astype(np.float64) for run in (state, shows.right))
+    return one, right
+
+
+def _differs(comparison: Comparison, one: NDArray, right: NDArray) -> bool:
+    return one.shape != right.shape or not comparison.passes(one, right)
+
+
+def _shown_in(names: Collection[str], comparison: Comparison, dtype: str, end: float) -> dict[str, tuple[str, ...]]:
+    """See `Audit.shown_in`; `end` is when time is up."""
+    left = [bug for bug in all_bugs() if bug.id in names]
+    found: dict[str, tuple[str, ...]] = {}
+    for case in sorted(all_cases(), key=lambda case: case.batch * case.query_len * case.key_len):
+        if not left or time.monotonic() > end:
+            break
+        if case.expensive:
+            continue
+        shows, shown = Shows.of(expected(case, Precision.of(dtype)), dtype), []
+        if not np.isfinite(shows.right["output"]).all():  # no comparison of numbers passes it, right or wrong
+            continue
+        for bug in left:
+            with suppress(DoesNotApply):
+                state, changed = shows.forward(bug)
+                if changed and _differs(comparison, *_outputs(shows, state)):
+                    shown.append(bug.id)
+        if shown:
+            found[case.id] = tuple(shown)
+            left = [bug for bug in left if bug.id not in shown]
+    return found
 
 
 def audit(
@@ -107,7 +156,7 @@ def audit(
         recording: the recorded calls.
         comparison: how outputs are compared.
         names: the calls that count. Default: all.
-        seconds: how long each of the two searches may take, roughly.
+        seconds: how long each of the three searches may take, roughly.
         progress: is told what is being done.
 
     Raises:
@@ -126,5 +175,7 @@ def audit(
     found = undetectable_bugs(
         outputs, names, seconds=seconds, bugs=bugs, told=told, cut=comparison.each, progress=progress
     )
-    late = max(between - begun, time.monotonic() - between) > seconds
-    return Audit(comparison.words, found.within, found.seen, found.untried, unseen, late, told.strict)
+    after = time.monotonic()
+    late = max(between - begun, after - between) > seconds
+    shown_in = _shown_in(found.within, comparison, recording.layers[0].dtype, after + seconds)
+    return Audit(comparison.words, found.within, found.seen, found.untried, unseen, late, told.strict, shown_in)

@@ -20,7 +20,7 @@ class AuditOptions(Options):
         "--kl", type=float, help="The largest mean divergence of the softmax of each row of two outputs, in nats."
     )
     patterns: tuple[str, ...] = options.calls()
-    time_limit: float = options.time_limit("each of the two searches", of="recording")
+    time_limit: float = options.time_limit("each of the three searches", of="recording")
     json_path: Path | None = options.json_file()
 
 

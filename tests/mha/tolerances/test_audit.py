@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from conformance.bounds.precision import Precision
+from conformance.cases.table import select as select_cases
+from conformance.judging.expected import expected
 from conformance.zoo.registry import select
 from mha.cli.porter.audit import audit as command
 from mha.tolerances.audit import audit
@@ -51,6 +54,24 @@ def test_a_larger_tolerance_lets_more_pass():
     assert "scale-missing" in {*large.passed} - {*small.passed}
     assert audit(recording, chosen(atol=0.0)).passed == ()
     assert audit(recording, chosen(atol=1e9)).caught == ("mask-times-infinity",)
+
+
+def test_smaller_cases_would_show_what_passes():
+    """Each bug that passed stands in one case at most, where the comparison fails; the others fail in none."""
+    comparison = chosen(atol=0.1)
+    found = audit(recording_of(LENS), comparison)
+    shown = [bug for bugs in found.shown_in.values() for bug in bugs]
+    assert len(shown) == len({*shown})
+    assert {*shown} < {*found.passed}
+    for case_id, bugs in found.shown_in.items():
+        (case,) = select_cases((case_id,))
+        problem = case.build().rounded("float32")
+        right = expected(case, Precision.of("float32")).trace.output
+        for bug in select(bugs):
+            one = bug.run_state(problem.config, problem.weights, problem.inputs)["output"]
+            assert one.shape != right.shape or not comparison.passes(one, right)
+    assert f"in case {next(iter(found.shown_in))} (`mha cases`) it would show" in found.text()
+    assert "in no case tried: " in found.text()
 
 
 def test_a_tolerance_below_the_bound_is_said():
