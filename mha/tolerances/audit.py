@@ -40,8 +40,8 @@ class Audit:
         untried: ids of those that leave the bound, and there was no time to compare.
         unseen: what even the bounds would not have shown.
         late: whether time was up before every bug had been compared in every call.
-        shown_in: the smallest cases of the suite in which the comparison shows those that passed: id -> those bugs. What
-            a case before it showed stands there alone.
+        shown_in: the smallest cases of the suite in which the comparison shows those that passed: id -> those bugs.
+            What a case before it showed stands there alone.
         strict: the largest error that the bound allows where the comparison does not, so that right layers may fail
             it; 0.0 if there is none, and for a comparison of whole outputs.
     """
