@@ -85,6 +85,7 @@ class Original:
         self.modules: list[OriginalModule] = []
         self.calls: list[OriginalCall] = []
         self._open: list[tuple[int, Any]] = []
+        self._only_whole: set[int] = set()
         self._run(model, inputs)
         first, self.calls = self.calls, []
         self._run(model, inputs)
@@ -113,7 +114,7 @@ class Original:
                         run(*args, **kwargs)
         except SpecError:
             raise
-        except Exception as error:  # whatever a model raises
+        except (Exception, SystemExit) as error:  # whatever a model raises
             raise SpecError(f"the original {kind_of(model)} can't be run on the inputs: {one_line(error)}") from error
 
     def _own_dtype(self, held: Any) -> str:
@@ -181,11 +182,21 @@ class Original:
         Raises:
             SpecError: it can't be run on these.
         """
-        module = self.modules[call.module]
-        try:
-            with self.native.computing(module.held, dtype) as run:
+        held = self.modules[call.module].held
+
+        def all_in(computing: Callable[..., Any]) -> list[dict[Place, NDArray]]:
+            with computing(held, dtype) as run:
                 return [self._run_once(run, call, given, dtype, replace) for given in givens]
-        except Exception as error:  # whatever a module raises on a port's inputs
+
+        piecemeal = getattr(self.native, "computing_piecemeal", None)
+        if piecemeal is not None and call.module not in self._only_whole:
+            try:
+                return all_in(piecemeal)
+            except (Exception, SystemExit):  # it may keep its parameters in another place too
+                self._only_whole.add(call.module)
+        try:
+            return all_in(self.native.computing)
+        except (Exception, SystemExit) as error:  # whatever a module raises on a port's inputs
             raise SpecError(f"the original can't be run on it in {dtype}: {one_line(error)}") from error
 
     def _run_once(
