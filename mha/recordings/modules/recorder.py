@@ -45,6 +45,9 @@ class ModuleRecorder:
     open = True
     """Modules inside are chosen as well: see `mha_core.capture.outermost`."""
 
+    reads = False
+    """At the end of a call only its output is looked at."""
+
     def __init__(
         self, hooks: Any, target: Any, stream: ArrayStream, depth: int | None = None, only: Sequence[str] = ("*",)
     ) -> None:
