@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from mha.coverage import kind_of
 from mha.recordings.capture import hooks_of
-from mha.recordings.modules.numbers import Numbers, numbers_of, total
+from mha.recordings.modules.numbers import Numbers, shape_and_numbers, total
 from mha.recordings.modules.values import Place, changed, leaves
 from mha_core import SpecError
-from mha_core.dtypes import round_to
 from mha_core.errors import one_line
 
 PASSED = "given to a part"
@@ -86,6 +85,8 @@ class Original:
         self.calls: list[OriginalCall] = []
         self._open: list[tuple[int, Any]] = []
         self._only_whole: set[int] = set()
+        self._places: dict[str, list[int]] = {}
+        self._lacking = ""
         self._run(model, inputs)
         first, self.calls = self.calls, []
         self._run(model, inputs)
@@ -96,8 +97,7 @@ class Original:
         for module in self.modules:
             for name, parameter in self.native.parameters_of(module.held).items():
                 if id(parameter) not in known:
-                    array = self.native.numbers_in(parameter)
-                    known[id(parameter)] = parameter, (array.shape, numbers_of(round_to(array, dtype)))
+                    known[id(parameter)] = parameter, shape_and_numbers(parameter, self.native.numbers_in, dtype)
                 module.parameters[name] = known[id(parameter)][1]
 
     def _run(self, model: Any, inputs: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -115,11 +115,19 @@ class Original:
         except SpecError:
             raise
         except (Exception, SystemExit) as error:  # whatever a model raises
-            raise SpecError(f"the original {kind_of(model)} can't be run on the inputs: {one_line(error)}") from error
+            reason = one_line(error)
+            if self._lacking:
+                reason = f"{self._lacking} has no numbers: it is on the meta device, offloaded, or not initialised"
+            raise SpecError(f"the original {kind_of(model)} can't be run on the inputs: {reason}") from error
 
     def _own_dtype(self, held: Any) -> str:
         """The dtype of most parameters."""
-        names = [self.native.numbers_in(one).dtype.name for one in self.native.parameters_of(held).values()]
+        names = []
+        for name, one in self.native.parameters_of(held).items():
+            try:
+                names.append(self.native.numbers_in(one).dtype.name)
+            except Exception:  # each framework has its own for what is not there
+                self._lacking = self._lacking or name
         return max(dict.fromkeys(names), key=names.count, default="float32")
 
     def _as_native(self, value: Any) -> Any:
@@ -142,27 +150,45 @@ class Original:
                 return
 
     def _position(self, name: str, module: Any) -> int:
-        for position, known in enumerate(self.modules):
-            root = self.modules[0].held
-            if known.name == name and self.native.is_part(known.held, root, name, module):
+        places = self._places.setdefault(name, [])
+        for position in places:
+            if self.native.is_part(self.modules[position].held, self.modules[0].held, name, module):
                 return position
-        self.modules.append(OriginalModule(name, kind_of(module), self.native.hold(module)))
-        return len(self.modules) - 1
+        own = f"{name}#{len(places) + 1}" if places else name  # as in recordings
+        places.append(len(self.modules))
+        self.modules.append(OriginalModule(own, kind_of(module), self.native.hold(module)))
+        return places[-1]
 
     def _snapshot(self, leaf: Any) -> Any:
         """A leaf as it is now: what may change in the call, such as a cache, is copied."""
         plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
-        if plain or self.hooks.as_array(leaf) is not None:
+        if plain or self._array(leaf) is not None:
             return leaf
         try:
             return copy.deepcopy(leaf)
         except Exception:  # a handle of the system, a generator
             return leaf
 
+    def is_leaf(self, call: OriginalCall) -> bool:
+        """Whether a call made no other one."""
+        return id(call) not in self._outer
+
+    @cached_property
+    def _outer(self) -> set[int]:
+        return {id(self.calls[call.within]) for call in self.calls if call.within is not None}
+
     def arrays(self, value: Any) -> dict[Place, NDArray]:
         """The arrays in what a module was given or gave, in NumPy, by place."""
-        found = ((place, self.hooks.as_array(leaf)) for place, leaf in leaves(value))
-        return {place: one[0] for place, one in found if one is not None and one[0].dtype.kind in "fiub"}
+        found = ((place, self._array(leaf)) for place, leaf in leaves(value))
+        return {place: one for place, one in found if one is not None and one.dtype.kind in "fiub"}
+
+    def _array(self, leaf: Any) -> NDArray | None:
+        """A leaf in NumPy; None for what is no array, or one without numbers that can be read."""
+        try:
+            found = self.hooks.as_array(leaf)
+        except Exception:  # sparse, nested, on the meta device
+            return None
+        return None if found is None else found[0]
 
     def run(
         self,
@@ -212,10 +238,9 @@ class Original:
         def native(place: Place, leaf: Any) -> Any:
             found = given.get(place)
             if found is None:
-                own = self.hooks.as_array(leaf)
-                if own is None:
+                found = self._array(leaf)
+                if found is None:
                     return self._snapshot(leaf)
-                found = own[0]
                 if found.dtype.kind != "f":
                     return leaf
             return self.native.to_native(found, dtype)

@@ -65,7 +65,7 @@ class Pairs:
             self._by_key("name", lambda module: _plain(module.name) or None)
         while True:
             before = len(self.found)
-            self._by_key("the same numbers", lambda module: module.numbers if module.numbers != NONE else None)
+            self._by_key("the same numbers", lambda module: module.numbers if module.numbers.known else None)
             self._by_parts()
             self._by_order()
             if len(self.found) == before:
@@ -127,7 +127,7 @@ class Pairs:
         own, theirs = (
             {_plain(module.name): module.numbers for module in side} for side in (self.originals, self.ports)
         )
-        both = [name for name in own if name and name in theirs and NONE not in (own[name], theirs[name])]
+        both = [name for name in own if name and name in theirs and own[name].known and theirs[name].known]
         return sum(own[name] == theirs[name] for name in both) * 2 >= len(both)
 
     def _by_key(self, how: str, key: Callable[[Module], object]) -> None:

@@ -14,6 +14,7 @@ from mha.substitution.report import ModuleResult, Status, WhereReport
 from mha.substitution.substitute import CallJudgement, Part, Substitution
 from mha.substitution.unseen import Unseen, unseen_in
 from mha_core import SpecError
+from mha_core.errors import one_line
 
 
 def where(
@@ -114,7 +115,7 @@ class _Judge:
                 reason="no module of the original is known to be it",
             )
         about |= {"original": self.own.modules[original].name, "how": self.pairs.how[original]}
-        if module.numbers.size:
+        if module.numbers.known and self.own.modules[original].numbers.hashed is not None:
             about["parameters"] = "same" if module.numbers == self.own.modules[original].numbers else "other"
         mine, theirs = self.own_calls[original], self.calls[port]
         calls = list(zip(mine, theirs, strict=False))
@@ -129,6 +130,8 @@ class _Judge:
             judged = [one.judge() for one in ready]
         except SpecError as error:
             return ModuleResult(**about, status="not judged", reason=str(error))
+        except Exception as error:  # what no rule foresees in one module is no reason to leave the others
+            return ModuleResult(**about, status="not judged", reason=f"it can't be compared: {one_line(error)}")
         inner = self._outermost_inside(port, judged=True)
         parts_wrong = any(self.results[one].status != "equal" for one in inner)
         worst = max(judged, key=lambda one: one.worst[1].ratio)
@@ -170,7 +173,7 @@ class _Judge:
                 parts.append(Part(original, self.modules[part].name, list(zip(own, other, strict=False)), right))
             try:
                 found.append(one.judge(parts))
-            except SpecError:
+            except Exception:  # as in `_judged`
                 return None
         return max(found, key=lambda one: one.worst[1].ratio)
 

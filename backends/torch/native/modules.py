@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy
-from mha_core.errors import SpecError
 
 
 def hold(module: nn.Module) -> nn.Module:
@@ -21,12 +20,8 @@ def hold(module: nn.Module) -> nn.Module:
 
 
 def parameters_of(held: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter in a module by its name. SpecError for one without numbers."""
-    found = dict(held.named_parameters(remove_duplicate=False))
-    for name, parameter in found.items():
-        if nn.parameter.is_lazy(parameter) or parameter.is_meta:
-            raise SpecError(f"{name} has no numbers: it is on the meta device, offloaded, or not initialised")
-    return found
+    """Every parameter in a module by its name."""
+    return dict(held.named_parameters(remove_duplicate=False))
 
 
 def numbers_in(parameter: nn.Parameter) -> NDArray:

@@ -56,6 +56,8 @@ def copied(tensor: torch.Tensor) -> NDArray:
         raise SpecError(
             "a nested tensor, whose rows have different lengths, can't be recorded; give a padded tensor and a mask"
         )
+    if tensor.layout != torch.strided:
+        raise SpecError(f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} can't be recorded")
     if tensor.is_meta:
         raise SpecError("a tensor on the meta device has no numbers to record")
     return np.array(to_numpy(tensor))
