@@ -37,6 +37,11 @@ class OriginalModule:
         """The Numbers of all its parameters together."""
         return total(numbers for _, numbers in self.parameters.values())
 
+    @property
+    def without_numbers(self) -> str | None:
+        """The name of a parameter whose numbers are not there; None if there is none."""
+        return next((name for name, (_, numbers) in self.parameters.items() if numbers.hashed is None), None)
+
 
 @dataclass
 class OriginalCall:
@@ -177,6 +182,11 @@ class Original:
     def _outer(self) -> set[int]:
         return {id(self.calls[call.within]) for call in self.calls if call.within is not None}
 
+    def _is_itself(self, position: int) -> bool:
+        """Whether what is held of a module is what `watch` tells of it."""
+        held = self.modules[position].held
+        return bool(self.native.is_part(held, held, "of any name", held))
+
     def arrays(self, value: Any) -> dict[Place, NDArray]:
         """The arrays in what a module was given or gave, in NumPy, by place."""
         found = ((place, self._array(leaf)) for place, leaf in leaves(value))
@@ -245,10 +255,14 @@ class Original:
                     return leaf
             return self.native.to_native(found, dtype)
 
+        held = self.modules[call.module].held
+        by_id = {id(self.modules[one].held): one for one in replace}
+        others = [one for one in replace if not self._is_itself(one)]  # of linen, whose modules are made anew
+
         def choose(name: str, inner: Any) -> Any:
-            held = self.modules[call.module].held
-            inside = (one for one in replace if self.native.is_part(self.modules[one].held, held, name, inner))
-            return next(map(_Which, inside), None)
+            inside = (one for one in others if self.native.is_part(self.modules[one].held, held, name, inner))
+            position = by_id.get(id(inner), next(inside, None))
+            return None if position is None else _Which(position)
 
         def seen(name: str, which: _Which, inner: Any, arguments: Any, output: Any) -> Any:
             turn, turns[which.position] = turns[which.position], turns[which.position] + 1

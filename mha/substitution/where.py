@@ -117,6 +117,10 @@ class _Judge:
         about |= {"original": self.own.modules[original].name, "how": self.pairs.how[original]}
         if module.numbers.known and self.own.modules[original].numbers.hashed is not None:
             about["parameters"] = "same" if module.numbers == self.own.modules[original].numbers else "other"
+        lacking = self.own.modules[original].without_numbers
+        if lacking is not None:  # PyTorch computes with such a parameter as if there were some
+            reason = f"the original's {lacking} has no numbers: it is on the meta device, offloaded, or not initialised"
+            return ModuleResult(**about, status="not judged", reason=reason)
         mine, theirs = self.own_calls[original], self.calls[port]
         calls = list(zip(mine, theirs, strict=False))
         if len(mine) != len(theirs):
