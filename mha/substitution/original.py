@@ -17,7 +17,7 @@ from mha.recordings.capture import hooks_of
 from mha.recordings.modules.numbers import Numbers, shape_and_numbers, total
 from mha.recordings.modules.values import Place, changed, leaves
 from mha_core import SpecError
-from mha_core.errors import one_line
+from mha_core.errors import listed, one_line
 
 PASSED = "given to a part"
 """How places start of what a module gives to a part of it."""
@@ -92,10 +92,17 @@ class Original:
         self._only_whole: set[int] = set()
         self._places: dict[str, list[int]] = {}
         self._lacking = ""
+        held = self.native.hold(model) if not hasattr(model, "scope") else None  # a bound module of linen has its own
+        before = 0 if held is None else len(self.native.parameters_of(held))
         self._run(model, inputs)
-        first, self.calls = self.calls, []
+        if held is not None and len(self.native.parameters_of(held)) != before:
+            raise SpecError(
+                f"the original {kind_of(model)} makes parameters when it is called: build it and load its weights first"
+            )
+        first, self.calls, seen = self.calls, [], len(self.modules)
         self._run(model, inputs)
         second, self.calls = self.calls, first
+        del self.modules[seen:]  # called in the second run alone
         for one, other in zip(first, second, strict=False):
             one.steady = _same(one.gave or {}, other.gave or {})
         known: dict[int, tuple[Any, tuple[tuple[int, ...], Numbers]]] = {}
@@ -123,6 +130,8 @@ class Original:
             reason = one_line(error)
             if self._lacking:
                 reason = f"{self._lacking} has no numbers: it is on the meta device, offloaded, or not initialised"
+            elif kwargs:
+                reason += f". It was given {listed(list(kwargs), 8)}: say what it is called with (inputs=, --inputs)"
             raise SpecError(f"the original {kind_of(model)} can't be run on the inputs: {reason}") from error
 
     def _own_dtype(self, held: Any) -> str:
@@ -280,7 +289,7 @@ class Original:
         bound = inspect.BoundArguments(call.signature, changed(call.arguments, native))
         if not replace:
             return self.arrays(run(*bound.args, **bound.kwargs))
-        target = getattr(run.func, "__self__", None) if isinstance(run, partial) else run  # `module.apply` of linen
+        target = getattr(run.func, "__self__", None) if isinstance(run, partial) else held  # `module.apply` of linen
         with self.hooks.watch(target, choose, seen, begun):
             return {**self.arrays(run(*bound.args, **bound.kwargs)), **passed}
 

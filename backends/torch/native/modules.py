@@ -91,7 +91,7 @@ class _Lent(dict[str, Any]):
         self._dtype, self._alive = dtype, alive
 
     def _lent(self, own: Any) -> Any:
-        if own is None or not own.is_floating_point() or own.dtype == self._dtype:
+        if not isinstance(own, nn.Parameter) or not own.is_floating_point() or own.dtype == self._dtype:
             return own
         found = self._alive.get(id(own))
         if found is None:
@@ -102,7 +102,7 @@ class _Lent(dict[str, Any]):
         return self._lent(super().__getitem__(name))
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        return self._lent(super().get(name, default))
 
     def values(self) -> Iterator[Any]:  # type: ignore[override]  # a view would hold them all
         return map(self._lent, super().values())
