@@ -46,7 +46,7 @@ class RecipeAdapter:
             raise SpecError(f"{type(layer).__name__} is in training mode; call model.eval()")
         given = {name: value for name, value in arguments.items() if name != "kwargs"}
         given.update(arguments.get("kwargs", {}))
-        site = Site("", layer, self.recipe)
+        site = Site("", layer, self.recipe).still()
         if site.out_is_separate:
             inputs, outputs = _seen_inside(site, given)
         else:

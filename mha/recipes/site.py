@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from numpy.typing import NDArray
@@ -131,6 +132,10 @@ class Site:
             return replace(precision, exp_ulps=20.0, key_block=512)
         return replace(precision, softmax="float32") if self.recipe.softmax_in_float32 else precision
 
+    def still(self) -> Site:
+        """The same, with config and weights read once, as they are now."""
+        return _StillSite(self.name, self.module, self.recipe)
+
     def _read(self) -> tuple[AttentionConfig, Weights]:
         from mha.recipes.torch_arrays import arrays_of
 
@@ -138,3 +143,14 @@ class Site:
         arrays = arrays_of(self.module, (*layout.required, *layout.optional))
         config, weights = layout.read(arrays, num_heads=int(getattr(self.core, self.recipe.heads)))
         return completed(config, float(self.core.scaling), self.dropout), weights
+
+
+class _StillSite(Site):
+    """A Site whose weights stay as they are while it lasts."""
+
+    def _read(self) -> tuple[AttentionConfig, Weights]:
+        return self._once
+
+    @cached_property
+    def _once(self) -> tuple[AttentionConfig, Weights]:
+        return super()._read()

@@ -28,9 +28,14 @@ def dtype_name(tensor: Any) -> str:
 
 
 def arrays_of(module: Any, names: Iterable[str]) -> dict[str, NDArray]:
-    """The parameters of these names that `module` has, as copies."""
+    """The parameters of these names that `module` has; they may share its memory."""
+    from backends.torch.ops.framework import to_numpy
+
     parameters = dict(module.named_parameters())
-    return {name: to_array(parameters[name]) for name in names if name in parameters}
+    for name in names:
+        if name in parameters and parameters[name].is_meta:
+            raise SpecError(f"{name} is on the meta device and has no numbers")
+    return {name: to_numpy(parameters[name]) for name in names if name in parameters}
 
 
 def assign(module: Any, arrays: Mapping[str, NDArray]) -> None:

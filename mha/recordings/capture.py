@@ -43,10 +43,22 @@ __all__ = ["Adapter", "Call", "Capture", "Hooks", "adapters_for", "capture", "ho
 class Capture:
     """A recording in progress: the `calls` so far, a `recording` of them, and the `coverage` of the model."""
 
-    def __init__(self, hooks: Hooks, survey: Survey, tokens: Tokens | None = None, also: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        hooks: Hooks,
+        survey: Survey,
+        tokens: Tokens | None = None,
+        also: Sequence[str] = (),
+        *,
+        modules: bool = False,
+    ) -> None:
         self.layers: list[RecordedLayer] = []
         self.calls: list[RecordedCall] = []
-        self.ends = Ends(hooks.as_array, also, lambda: len(self.calls)) if hasattr(hooks, "as_array") else None
+        self.ends = (
+            Ends(hooks.as_array, also, lambda: len(self.calls), strict=not modules)
+            if hasattr(hooks, "as_array")
+            else None
+        )
         self.versions = hooks.versions()
         self.survey = survey
         self.tokens = tokens
@@ -215,7 +227,7 @@ def capture(
 
     said = layers if isinstance(layers, Mapping) else {}
     survey = Survey(hooks.parts_of)
-    recorder = Capture(hooks, survey, named, also)
+    recorder = Capture(hooks, survey, named, also, modules=modules)
     unlisted = Unlisted(hooks, target, lambda module: known(module) is not None, said, _judged)
 
     def reasons() -> str:

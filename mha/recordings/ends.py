@@ -64,12 +64,16 @@ class Ends:
         as_array: the framework's function for its arrays.
         also: names of the modules; wildcards work.
         called: how many calls of attention layers were recorded so far.
+        strict: whether it is an error that an array can't be read (sparse, nested, without numbers).
     """
 
     open = True
     """Modules inside are chosen as well: see `mha_core.capture.outermost`."""
 
-    def __init__(self, as_array: AsArray, also: Sequence[str], called: Callable[[], int]) -> None:
+    def __init__(
+        self, as_array: AsArray, also: Sequence[str], called: Callable[[], int], *, strict: bool = True
+    ) -> None:
+        self._strict = strict
         self.found: list[RecordedEnd] = []
         self._as_array, self._also, self._called = as_array, also, called
         self._met: set[str] = set()
@@ -82,7 +86,12 @@ class Ends:
 
     def see(self, name: str, adapter: Any, module: Any, arguments: Mapping[str, Any], output: Any) -> None:
         """Note one call."""
-        found = dict(_arrays(output, self._as_array))
+        try:
+            found = dict(_arrays(output, self._as_array))
+        except SpecError:
+            if self._strict:
+                raise
+            return
         arrays = {place: array for place, (array, _) in found.items()}
         dtypes = {place: dtype for place, (_, dtype) in found.items()}
         self.found.append(RecordedEnd(name, kind_of(module), self._called(), arrays, dtypes))

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from mha.coverage import kind_of
 from mha.recordings.capture import hooks_of
-from mha.recordings.modules.numbers import Numbers, numbers_of, total
+from mha.recordings.modules.numbers import Numbers, shape_and_numbers, total
 from mha.recordings.modules.recording import Parameter
 from mha.recordings.modules.values import Place, changed, leaves
 from mha_core import SpecError
-from mha_core.dtypes import round_to
-from mha_core.errors import one_line
+from mha_core.errors import listed, one_line
 
 PASSED = "given to a part"
 """How places start of what a module gives to a part of it."""
@@ -38,6 +37,11 @@ class OriginalModule:
     def numbers(self) -> Numbers:
         """The Numbers of all its parameters together."""
         return total(one.numbers for one in self.parameters.values())
+
+    @property
+    def without_numbers(self) -> str | None:
+        """The name of a parameter whose numbers are not there; None if there is none."""
+        return next((name for name, one in self.parameters.items() if one.numbers.hashed is None), None)
 
 
 @dataclass
@@ -86,18 +90,28 @@ class Original:
         self.modules: list[OriginalModule] = []
         self.calls: list[OriginalCall] = []
         self._open: list[tuple[int, Any]] = []
+        self._only_whole: set[int] = set()
+        self._places: dict[str, list[int]] = {}
+        self._lacking = ""
+        held = self.native.hold(model) if not hasattr(model, "scope") else None  # a bound module of linen has its own
+        before = 0 if held is None else len(self.native.parameters_of(held))
         self._run(model, inputs)
-        first, self.calls = self.calls, []
+        if held is not None and len(self.native.parameters_of(held)) != before:
+            raise SpecError(
+                f"the original {kind_of(model)} makes parameters when it is called: build it and load its weights first"
+            )
+        first, self.calls, seen = self.calls, [], len(self.modules)
         self._run(model, inputs)
         second, self.calls = self.calls, first
+        del self.modules[seen:]  # called in the second run alone
         for one, other in zip(first, second, strict=False):
             one.steady = _same(one.gave or {}, other.gave or {})
         known: dict[int, tuple[Any, Parameter]] = {}
         for module in self.modules:
             for name, parameter in self.native.parameters_of(module.held).items():
                 if id(parameter) not in known:
-                    array = self.native.numbers_in(parameter)
-                    known[id(parameter)] = parameter, Parameter(array.shape, numbers_of(round_to(array, dtype)))
+                    both = shape_and_numbers(parameter, self.native.numbers_in, dtype)
+                    known[id(parameter)] = parameter, Parameter(*both)
                 module.parameters[name] = known[id(parameter)][1]
 
     def _run(self, model: Any, inputs: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -114,12 +128,22 @@ class Original:
                         run(*args, **kwargs)
         except SpecError:
             raise
-        except Exception as error:  # whatever a model raises
-            raise SpecError(f"the original {kind_of(model)} can't be run on the inputs: {one_line(error)}") from error
+        except (Exception, SystemExit) as error:  # whatever a model raises
+            reason = one_line(error)
+            if self._lacking:
+                reason = f"{self._lacking} has no numbers: it is on the meta device, offloaded, or not initialised"
+            elif kwargs:
+                reason += f". It was given {listed(list(kwargs), 8)}: say what it is called with (inputs=, --inputs)"
+            raise SpecError(f"the original {kind_of(model)} can't be run on the inputs: {reason}") from error
 
     def _own_dtype(self, held: Any) -> str:
         """The dtype of most parameters."""
-        names = [self.native.numbers_in(one).dtype.name for one in self.native.parameters_of(held).values()]
+        names = []
+        for name, one in self.native.parameters_of(held).items():
+            try:
+                names.append(self.native.numbers_in(one).dtype.name)
+            except Exception:  # each framework has its own for what is not there
+                self._lacking = self._lacking or name
         return max(dict.fromkeys(names), key=names.count, default="float32")
 
     def _as_native(self, value: Any) -> Any:
@@ -142,27 +166,50 @@ class Original:
                 return
 
     def _position(self, name: str, module: Any) -> int:
-        for position, known in enumerate(self.modules):
-            root = self.modules[0].held
-            if known.name == name and self.native.is_part(known.held, root, name, module):
+        places = self._places.setdefault(name, [])
+        for position in places:
+            if self.native.is_part(self.modules[position].held, self.modules[0].held, name, module):
                 return position
-        self.modules.append(OriginalModule(name, kind_of(module), self.native.hold(module)))
-        return len(self.modules) - 1
+        own = f"{name}#{len(places) + 1}" if places else name  # as in recordings
+        places.append(len(self.modules))
+        self.modules.append(OriginalModule(own, kind_of(module), self.native.hold(module)))
+        return places[-1]
 
     def _snapshot(self, leaf: Any) -> Any:
         """A leaf as it is now: what may change in the call, such as a cache, is copied."""
         plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
-        if plain or self.hooks.as_array(leaf) is not None:
+        if plain or self._array(leaf) is not None:
             return leaf
         try:
             return copy.deepcopy(leaf)
         except Exception:  # a handle of the system, a generator
             return leaf
 
+    def is_leaf(self, call: OriginalCall) -> bool:
+        """Whether a call made no other one."""
+        return id(call) not in self._outer
+
+    @cached_property
+    def _outer(self) -> set[int]:
+        return {id(self.calls[call.within]) for call in self.calls if call.within is not None}
+
+    def _is_itself(self, position: int) -> bool:
+        """Whether what is held of a module is what `watch` tells of it."""
+        held = self.modules[position].held
+        return bool(self.native.is_part(held, held, "of any name", held))
+
     def arrays(self, value: Any) -> dict[Place, NDArray]:
         """The arrays in what a module was given or gave, in NumPy, by place."""
-        found = ((place, self.hooks.as_array(leaf)) for place, leaf in leaves(value))
-        return {place: one[0] for place, one in found if one is not None and one[0].dtype.kind in "fiub"}
+        found = ((place, self._array(leaf)) for place, leaf in leaves(value))
+        return {place: one for place, one in found if one is not None and one.dtype.kind in "fiub"}
+
+    def _array(self, leaf: Any) -> NDArray | None:
+        """A leaf in NumPy; None for what is no array, or one without numbers that can be read."""
+        try:
+            found = self.hooks.as_array(leaf)
+        except Exception:  # sparse, nested, on the meta device
+            return None
+        return None if found is None else found[0]
 
     def run(
         self,
@@ -182,11 +229,21 @@ class Original:
         Raises:
             SpecError: it can't be run on these.
         """
-        module = self.modules[call.module]
-        try:
-            with self.native.computing(module.held, dtype) as run:
+        held = self.modules[call.module].held
+
+        def all_in(computing: Callable[..., Any]) -> list[dict[Place, NDArray]]:
+            with computing(held, dtype) as run:
                 return [self._run_once(run, call, given, dtype, replace) for given in givens]
-        except Exception as error:  # whatever a module raises on a port's inputs
+
+        piecemeal = getattr(self.native, "computing_piecemeal", None)
+        if piecemeal is not None and call.module not in self._only_whole:
+            try:
+                return all_in(piecemeal)
+            except (Exception, SystemExit):  # it may keep its parameters in another place too
+                self._only_whole.add(call.module)
+        try:
+            return all_in(self.native.computing)
+        except (Exception, SystemExit) as error:  # whatever a module raises on a port's inputs
             raise SpecError(f"the original can't be run on it in {dtype}: {one_line(error)}") from error
 
     def _run_once(
@@ -202,18 +259,21 @@ class Original:
         def native(place: Place, leaf: Any) -> Any:
             found = given.get(place)
             if found is None:
-                own = self.hooks.as_array(leaf)
-                if own is None:
+                found = self._array(leaf)
+                if found is None:
                     return self._snapshot(leaf)
-                found = own[0]
                 if found.dtype.kind != "f":
                     return leaf
             return self.native.to_native(found, dtype)
 
+        held = self.modules[call.module].held
+        by_id = {id(self.modules[one].held): one for one in replace}
+        others = [one for one in replace if not self._is_itself(one)]  # of linen, whose modules are made anew
+
         def choose(name: str, inner: Any) -> Any:
-            held = self.modules[call.module].held
-            inside = (one for one in replace if self.native.is_part(self.modules[one].held, held, name, inner))
-            return next(map(_Which, inside), None)
+            inside = (one for one in others if self.native.is_part(self.modules[one].held, held, name, inner))
+            position = by_id.get(id(inner), next(inside, None))
+            return None if position is None else _Which(position)
 
         def seen(name: str, which: _Which, inner: Any, arguments: Any, output: Any) -> Any:
             turn, turns[which.position] = turns[which.position], turns[which.position] + 1
@@ -231,7 +291,7 @@ class Original:
         bound = inspect.BoundArguments(call.signature, changed(call.arguments, native))
         if not replace:
             return self.arrays(run(*bound.args, **bound.kwargs))
-        target = getattr(run.func, "__self__", None) if isinstance(run, partial) else run  # `module.apply` of linen
+        target = getattr(run.func, "__self__", None) if isinstance(run, partial) else held  # `module.apply` of linen
         with self.hooks.watch(target, choose, seen, begun):
             return {**self.arrays(run(*bound.args, **bound.kwargs)), **passed}
 

@@ -23,6 +23,9 @@ from mha_core.files.writing import write_whole
 
 Shapes = tuple[tuple[int, ...], ...]
 
+WINDOW = 600
+"""Modules of one module that are compared with all of the other's at a time, to be paired in their order."""
+
 
 @dataclass(frozen=True)
 class Module:
@@ -74,7 +77,7 @@ class Pairs:
             self._by_key("name", lambda module: _plain(module.name) or None)
         while True:
             before = len(self.found)
-            self._by_key("the same numbers", lambda module: module.numbers if module.numbers != NONE else None)
+            self._by_key("the same numbers", lambda module: module.numbers if module.numbers.known else None)
             self._by_one_parameter()
             self._by_parts()
             self._by_order()
@@ -86,12 +89,12 @@ class Pairs:
     def others_for(self, port: int) -> list[int]:
         """Unpaired modules of the original with the same numbers and shapes: one around or inside the port's pair."""
         own, pair = self.ports[port], self._back[port]
+        related = sorted((*self.originals[pair].within, *self._inside_originals[pair]))
+        alike = own.numbers, own.shapes
         return [
-            position
-            for position, module in enumerate(self.originals)
-            if position not in self.found
-            and (module.numbers, module.shapes) == (own.numbers, own.shapes)
-            and (position in self.originals[pair].within or pair in module.within)
+            one
+            for one in related
+            if one not in self.found and (self.originals[one].numbers, self.originals[one].shapes) == alike
         ]
 
     def exchange(self, port: int, original: int) -> None:
@@ -137,7 +140,7 @@ class Pairs:
         own, theirs = (
             {_plain(module.name): module.numbers for module in side} for side in (self.originals, self.ports)
         )
-        both = [name for name in own if name and name in theirs and NONE not in (own[name], theirs[name])]
+        both = [name for name in own if name and name in theirs and own[name].known and theirs[name].known]
         return sum(own[name] == theirs[name] for name in both) * 2 >= len(both)
 
     def _by_key(self, how: str, key: Callable[[Module], object]) -> None:
@@ -163,22 +166,22 @@ class Pairs:
                 for numbers in modules[position].each if position not in paired else ():
                     owners[numbers][side].append(position)
         for numbers, (left, right) in owners.items():
-            if len(left) == len(right) == 1 and not is_constant(numbers):
+            if len(left) == len(right) == 1 and numbers.known and not is_constant(numbers):
                 self._pair(left[0], right[0], "a parameter of the same numbers")
 
     def _by_parts(self) -> None:
         """Pair modules whose paired parts are each other's, and of which each or none has others."""
         parts = [_leaves(side) for side in (self.originals, self.ports)]
+        by_paired: dict[tuple[frozenset[int], bool], list[int]] = defaultdict(list)
+        for original, leaves in parts[0].items():
+            inside = frozenset(leaf for leaf in leaves if leaf in self.found)
+            by_paired[inside, leaves == inside].append(original)
         for port in reversed(range(len(self.ports))):
             own = parts[1].get(port, frozenset())
-            paired = {self._back[leaf] for leaf in own if leaf in self._back}
+            paired = frozenset(self._back[leaf] for leaf in own if leaf in self._back)
             if port in self._back or not paired:
                 continue
-            fitting = []
-            for original, theirs in parts[0].items():
-                inside = {leaf for leaf in theirs if leaf in self.found}
-                if original not in self.found and inside == paired and (theirs == inside) == (len(own) == len(paired)):
-                    fitting.append(original)
+            fitting = [one for one in by_paired[paired, len(own) == len(paired)] if one not in self.found]
             same = [one for one in fitting if self.originals[one].sizes == self.ports[port].sizes]
             if len(same) == 1:
                 self._pair(same[0], port, "its parts")
@@ -254,21 +257,52 @@ def _leaves(modules: Sequence[Module]) -> dict[int, frozenset[int]]:
 
 
 def in_order(left: Sequence[tuple[int, object]], right: Sequence[tuple[int, object]]) -> Iterable[tuple[int, int]]:
-    """The longest common sequence of two by their keys (Hunt and Szymanski); a key of None is no key."""
+    """The longest common sequence of two by their keys; a key of None is no key.
+
+    Of more than WINDOW on a side, what has no equal on the other is left out, and the sequence is the longest in a
+    window that moves along both.
+    """
+    if max(len(left), len(right)) > WINDOW:
+        both = {key for _, key in left} & {key for _, key in right} - {None}
+        left, right = ([one for one in side if one[1] in both] for side in (left, right))
+    while left and right:
+        first = list(_longest(left[:WINDOW], right[:WINDOW]))
+        last = max(len(left), len(right)) <= WINDOW
+        if not last:  # the end of a window may fit better in the next one
+            first = first[: max(1, len(first) // 2)]
+        yield from ((left[i][0], right[j][0]) for i, j in first)
+        if last:
+            return
+        beyond = (first[-1][0] + 1, first[-1][1] + 1) if first else (WINDOW // 2, WINDOW // 2)
+        left, right = left[beyond[0] :], right[beyond[1] :]
+
+
+def _longest(left: Sequence[tuple[int, object]], right: Sequence[tuple[int, object]]) -> Iterable[tuple[int, int]]:
+    """The longest common sequence: positions in both."""
+    equal_to = 0  # a common start needs no table
+    while equal_to < min(len(left), len(right)) and _equal(left[equal_to], right[equal_to]):
+        yield equal_to, equal_to
+        equal_to += 1
+    start, left, right = equal_to, left[equal_to:], right[equal_to:]
     longest = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for i in reversed(range(len(left))):
         for j in reversed(range(len(right))):
-            equal = left[i][1] is not None and left[i][1] == right[j][1]
-            longest[i][j] = longest[i + 1][j + 1] + 1 if equal else max(longest[i + 1][j], longest[i][j + 1])
+            longest[i][j] = (
+                longest[i + 1][j + 1] + 1 if _equal(left[i], right[j]) else max(longest[i + 1][j], longest[i][j + 1])
+            )
     i = j = 0
     while i < len(left) and j < len(right):
-        if left[i][1] is not None and left[i][1] == right[j][1] and longest[i][j] == longest[i + 1][j + 1] + 1:
-            yield left[i][0], right[j][0]
+        if _equal(left[i], right[j]):
+            yield start + i, start + j
             i, j = i + 1, j + 1
         elif longest[i + 1][j] >= longest[i][j + 1]:
             i += 1
         else:
             j += 1
+
+
+def _equal(one: tuple[int, object], other: tuple[int, object]) -> bool:
+    return one[1] is not None and one[1] == other[1]
 
 
 def read_map(path: Path) -> dict[str, str]:

@@ -140,6 +140,9 @@ class Substitution:
     def _judged_with(self, parts: Sequence[Part]) -> CallJudgement:
         replace = {part.original: [self._gave_instead(*calls) for calls in part.calls] for part in parts}
         turned = self._turned() if not replace else None
+        gave = self._floating(self._recorded.gave or ())
+        if not gave:
+            raise SpecError(f"the port's module gave no array of numbers{self._instead()}")
         exact, moved = self._original.run(self._call, [self.given, self._moved()], "float64", replace)
         own, *rest = self._original.run(self._call, [self.given, *([turned] if turned else [])], self._dtype, replace)
         for place, array in own.items():
@@ -150,12 +153,18 @@ class Substitution:
                     "attention does so in padding: give an original with attn_implementation='sdpa'"
                 )
         roundings = [own, moved, *map(self._put_back, rest)]
-        gave = self._floating(self._recorded.gave or ())
-        matched = match({place: array for place, array in exact.items() if _is_output(place, array)}, gave)
+        outputs = {place: array for place, array in exact.items() if _is_output(place, array)}
+        matched = [one for one in match(outputs, gave) if np.isfinite(exact[one.original]).any()]
         if not matched:
-            raise SpecError("nothing that it gave has a shape that the original's module gives")
+            raise SpecError(
+                "nothing that it gave has a shape that the original's module gives"
+                if any(np.isfinite(array).any() for array in outputs.values())
+                else "the original's module gives no finite number"
+                if outputs
+                else "the original's module gives no array of numbers"
+            )
         if not parts:
-            self.exact = {place: array for place, array in exact.items() if _is_output(place, array)}
+            self.exact = outputs
             self._roundings = roundings
         judged = {one.port: self._judged(one, exact, roundings) for one in matched}
         for part in parts:
@@ -163,7 +172,7 @@ class Substitution:
                 if theirs is None:
                     continue
                 start = (PASSED, str(part.original), str(turn))
-                given = {place: one for place, one in exact.items() if place[:3] == start and one.dtype.kind == "f"}
+                given = {place: one for place, one in exact.items() if place[:3] == start and _has_numbers(one)}
                 for one in match(given, self._floating(theirs.given)):
                     judged[(f"what it gives to {part.name}", *one.port)] = self._judged(one, exact, roundings)
                 if part.right:  # so it uses the mask that it was given
@@ -200,8 +209,7 @@ class Substitution:
     @property
     def leaf(self) -> bool:
         """Whether it calls no other module."""
-        position = next(i for i, call in enumerate(self._original.calls) if call is self._call)
-        return not any(call.within == position for call in self._original.calls[position + 1 :])
+        return self._original.is_leaf(self._call)
 
     def parameters(self) -> dict[str, NDArray]:
         """Its parameters by name."""
@@ -226,7 +234,13 @@ class Substitution:
         return max(ratios, default=np.inf)
 
     def _floating(self, arrays: Sequence[ArrayAt]) -> dict[Place, NDArray]:
-        return {at.place: self._recording.array(at) for at in arrays if at.floating}
+        return {at.place: self._recording.array(at) for at in arrays if at.floating and 0 not in at.shape}
+
+    def _instead(self) -> str:
+        """What the port's module gave in place of arrays, in words."""
+        if self._recorded.gave is None:
+            return ": its call ended in an error"
+        return "".join(f", but {what}" for place, what in self._recorded.unread_outputs[:1])
 
     def _other_masks(self, masks: Sequence[NDArray], call: ModuleCall) -> Iterator[tuple[Place, Judged]]:
         """The masks of a port's call that exclude other keys than any of these, as what can't be right."""
@@ -324,4 +338,9 @@ class Substitution:
 
 
 def _is_output(place: Place, array: NDArray) -> bool:
-    return array.dtype.kind == "f" and place[:1] != (PASSED,)
+    return _has_numbers(array) and place[:1] != (PASSED,)
+
+
+def _has_numbers(array: NDArray) -> bool:
+    """Whether there is a floating-point number in it; an array may be empty."""
+    return array.dtype.kind == "f" and array.size > 0

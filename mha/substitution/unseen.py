@@ -15,7 +15,6 @@ from mha.recordings.modules.values import Place
 from mha.substitution.allowance import FACTOR
 from mha.substitution.masks import allowed_in
 from mha.substitution.substitute import Substitution
-from mha_core import SpecError
 
 EPSILONS = ("eps", "epsilon", "variance_epsilon", "_epsilon")
 """Attributes under which frameworks keep a norm's epsilon."""
@@ -50,7 +49,7 @@ def unseen_in(module: str, ready: Substitution) -> Iterator[Unseen]:
         try:
             found = mutant(ready)
             ratio = None if found is None else ready.ratio_of(found)
-        except SpecError:  # a bug that stops the module is seen
+        except Exception:  # a bug that stops the module is seen
             continue
         if ratio is not None and ratio <= FACTOR:
             yield Unseen(module, bug, ratio)

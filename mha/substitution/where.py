@@ -17,6 +17,7 @@ from mha.substitution.report import ModuleResult, Status, WhereReport
 from mha.substitution.substitute import CallJudgement, Part, Substitution
 from mha.substitution.unseen import Unseen, unseen_in
 from mha_core import SpecError
+from mha_core.errors import one_line
 
 
 def where(
@@ -118,8 +119,12 @@ class _Judge:
                 reason="no module of the original is known to be it",
             )
         about |= {"original": self.own.modules[original].name, "how": self.pairs.how[original]}
-        if module.numbers.size:
+        if module.numbers.known and self.own.modules[original].numbers.hashed is not None:
             about["parameters"] = "same" if module.numbers == self.own.modules[original].numbers else "other"
+        lacking = self.own.modules[original].without_numbers
+        if lacking is not None:  # PyTorch computes with such a parameter as if there were some
+            reason = f"the original's {lacking} has no numbers: it is on the meta device, offloaded, or not initialised"
+            return ModuleResult(**about, status="not judged", reason=reason)
         mine, theirs = self.own_calls[original], self.calls[port]
         calls = self._paired_calls(original, port)
         if len(mine) != len(theirs):
@@ -136,6 +141,9 @@ class _Judge:
             judged = [one.judge() for one in ready]
         except SpecError as error:
             return ModuleResult(**{**about, "reason": str(error)}, status="not judged")
+        except Exception as error:  # what no rule foresees in one module is no reason to leave the others
+            reason = f"it can't be compared: {one_line(error)}"
+            return ModuleResult(**{**about, "reason": reason}, status="not judged")
         if ready[0].padding is not None:
             self.padding[port] = ready[0].padding
         inner = self._outermost_inside(port, judged=True)
@@ -206,7 +214,7 @@ class _Judge:
                 parts.append(Part(original, self.modules[part].name, both, right))
             try:
                 found.append(one.judge(parts))
-            except SpecError:
+            except Exception:  # as in `_judged`
                 return None
         return max(found, key=lambda one: one.worst[1].ratio)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,13 +40,16 @@ def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.g
 
 @contextmanager
 def computing(held: mx.gluon.Block, dtype: str) -> Iterator[Callable[..., Any]]:
-    """The block as a function, with its parameters in `dtype`; they are put back after."""
+    """The block as a function, with its parameters in `dtype`; they are put back after.
+
+    It takes keywords too, which Gluon's blocks do not.
+    """
     before = {id(one): (one, one.dtype, one.data()) for one in held.collect_params().values()}
     try:
         for parameter, own, _ in before.values():
             if np.dtype(own).kind == "f":
                 parameter.cast(dtype)
-        yield held
+        yield lambda *args, **kwargs: held(*inspect.signature(held.forward).bind(*args, **kwargs).args)
     finally:
         for parameter, own, data in before.values():
             parameter.cast(own)

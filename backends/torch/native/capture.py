@@ -154,7 +154,8 @@ class _Watched:
     def _after(self, name: str, adapter: Any, signature: inspect.Signature) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             framework.refuse_autocast(module)
-            return self._seen(name, adapter, module, arguments_of(signature, args, kwargs), output)
+            arguments = arguments_of(signature, args, kwargs) if getattr(adapter, "reads", True) else {}
+            return self._seen(name, adapter, module, arguments, output)
 
         return hook
 

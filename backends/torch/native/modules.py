@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy
-from mha_core.errors import SpecError
 
 
 def hold(module: nn.Module) -> nn.Module:
@@ -20,12 +20,8 @@ def hold(module: nn.Module) -> nn.Module:
 
 
 def parameters_of(held: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter in a module by its name. SpecError for one without numbers."""
-    found = dict(held.named_parameters(remove_duplicate=False))
-    for name, parameter in found.items():
-        if nn.parameter.is_lazy(parameter) or parameter.is_meta:
-            raise SpecError(f"{name} has no numbers: it is on the meta device, offloaded, or not initialised")
-    return found
+    """Every parameter in a module by its name."""
+    return dict(held.named_parameters(remove_duplicate=False))
 
 
 def numbers_in(parameter: nn.Parameter) -> NDArray:
@@ -57,6 +53,62 @@ def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
     finally:
         for tensor, data in before:
             tensor.data = data
+
+
+@contextmanager
+def computing_piecemeal(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
+    """As `computing`, but a parameter is in `dtype` only while something uses it, so few are at a time.
+
+    A module that keeps its parameters elsewhere too, as nn.LSTM does, sees them as they are: it may raise, and
+    no gradient arrives.
+    """
+    wanted = TORCH_DTYPES[dtype]
+    alive: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
+    tables = [(vars(module), module._parameters) for module in held.modules()]
+    buffers = [(tensor, tensor.data) for tensor in held.buffers() if tensor.is_floating_point()]  # may be written to
+    try:
+        for module, own in tables:
+            if any(one is not None and one.is_floating_point() and one.dtype != wanted for one in own.values()):
+                module["_parameters"] = _Lent(own, wanted, alive)
+        for tensor, data in buffers:
+            tensor.data = data.to(wanted)
+        with torch.no_grad():
+            yield held
+    finally:
+        for module, own in tables:
+            module["_parameters"] = own
+        for tensor, data in buffers:
+            tensor.data = data
+
+
+class _Lent(dict[str, Any]):
+    """A module's parameters, each in another dtype as long as somebody holds it."""
+
+    def __init__(
+        self, own: Mapping[str, Any], dtype: torch.dtype, alive: WeakValueDictionary[int, nn.Parameter]
+    ) -> None:
+        super().__init__(own)
+        self._dtype, self._alive = dtype, alive
+
+    def _lent(self, own: Any) -> Any:
+        if not isinstance(own, nn.Parameter) or not own.is_floating_point() or own.dtype == self._dtype:
+            return own
+        found = self._alive.get(id(own))
+        if found is None:
+            found = self._alive[id(own)] = nn.Parameter(own.detach().to(self._dtype), requires_grad=own.requires_grad)
+        return found
+
+    def __getitem__(self, name: str) -> Any:
+        return self._lent(super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._lent(super().get(name, default))
+
+    def values(self) -> Iterator[Any]:  # type: ignore[override]  # a view would hold them all
+        return map(self._lent, super().values())
+
+    def items(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]
+        return ((name, self._lent(own)) for name, own in super().items())
 
 
 def to_native(array: NDArray, dtype: str | None) -> torch.Tensor:

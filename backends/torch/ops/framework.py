@@ -56,6 +56,8 @@ def copied(tensor: torch.Tensor) -> NDArray:
         raise SpecError(
             "a nested tensor, whose rows have different lengths, can't be recorded; give a padded tensor and a mask"
         )
+    if tensor.layout != torch.strided:
+        raise SpecError(f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} can't be recorded")
     if tensor.is_meta:
         raise SpecError("a tensor on the meta device has no numbers to record")
     return np.array(to_numpy(tensor))
@@ -63,6 +65,8 @@ def copied(tensor: torch.Tensor) -> NDArray:
 
 def refuse_autocast(module: torch.nn.Module) -> None:
     """SpecError if torch.autocast is on where a module is called: it chooses a dtype for each operation."""
+    if not torch._C._is_any_autocast_enabled():  # asked at every call of every module
+        return
     device = next((parameter.device.type for parameter in module.parameters()), "cpu")
     if device != "meta" and torch.is_autocast_enabled(device):
         raise SpecError(

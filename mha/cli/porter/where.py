@@ -34,7 +34,8 @@ def where(asked: WhereOptions) -> None:
     as `mha port` takes it, or package.module:factory, a model or a function without arguments that returns one. Errors
     of earlier modules cancel, so every wrong module shows at once.
 
-    Exit status: 0 equal, 1 a module is wrong or one with parameters has no original, 2 could not run.
+    Exit status: 0 equal, 1 a module is wrong or one with parameters has no original, 2 could not run or nothing was
+    judged.
     """
     from mha.recordings.modules.recording import ModuleRecording
     from mha.substitution.pairs import read_map, write_map
@@ -51,7 +52,7 @@ def where(asked: WhereOptions) -> None:
     write_asked(asked.json_path, found.to_dict)
     if asked.map is not None and pairs is None:
         write_map(asked.map, found.pairs)
-    finish(not found.equal)
+    finish(found.judged and not found.equal, failed=not found.judged)
 
 
 def original_named(spec: str) -> Any:

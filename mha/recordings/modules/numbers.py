@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mha_core.dtypes import round_to
 
 CHUNK = 1 << 20
 """Numbers that are hashed at a time."""
@@ -23,13 +27,21 @@ class Numbers:
     True
     >>> numbers_of(x) == numbers_of(x + 1e-12)
     False
+
+    `hashed` is None where one of them is not known: its parameter is on the meta device, offloaded or not initialised.
     """
 
     size: int
-    hashed: int
+    hashed: int | None
 
     def __add__(self, other: Numbers) -> Numbers:
-        return Numbers(self.size + other.size, (self.hashed + other.hashed) % 2**64)
+        both = None if self.hashed is None or other.hashed is None else (self.hashed + other.hashed) % 2**64
+        return Numbers(self.size + other.size, both)
+
+    @property
+    def known(self) -> bool:
+        """Whether there are any, and each is known."""
+        return self.size > 0 and self.hashed is not None
 
 
 NONE = Numbers(0, 0)
@@ -49,6 +61,26 @@ def numbers_of(array: NDArray) -> Numbers:
     return Numbers(flat.size, hashed % 2**64)
 
 
+def shape_and_numbers(
+    parameter: Any, numbers_in: Callable[[Any], NDArray], dtype: str | None = None
+) -> tuple[tuple[int, ...], Numbers]:
+    """The shape and the Numbers of a parameter, as one of `dtype`; of one without numbers by what it says itself."""
+    try:
+        array = numbers_in(parameter)
+        return array.shape, numbers_of(array if dtype is None else round_to(array, dtype))
+    except Exception:  # each framework has its own for what is not there
+        try:
+            shape = tuple(int(size) for size in parameter.shape)
+        except Exception:  # not initialised: it has no shape yet
+            shape = ()
+        return shape, unknown(shape)
+
+
+def unknown(shape: Sequence[int]) -> Numbers:
+    """The Numbers of a parameter that has none."""
+    return Numbers(max(1, math.prod(shape)), None)
+
+
 def total(parts: Iterable[Numbers]) -> Numbers:
     """The Numbers of several arrays together."""
     return sum(parts, NONE)
@@ -60,4 +92,5 @@ def is_constant(numbers: Numbers) -> bool:
     >>> is_constant(numbers_of(np.zeros(3))), is_constant(numbers_of(np.eye(2)))
     (True, False)
     """
-    return any(numbers.hashed == numbers.size * numbers_of(np.full(1, one)).hashed % 2**64 for one in (0.0, 1.0))
+    each = (numbers_of(np.full(1, one)).hashed for one in (0.0, 1.0))
+    return any(one is not None and numbers.hashed == numbers.size * one % 2**64 for one in each)

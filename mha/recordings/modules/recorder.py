@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from mha.coverage import kind_of
-from mha.recordings.modules.numbers import numbers_of
+from mha.recordings.modules.numbers import shape_and_numbers
 from mha.recordings.modules.stream import ArrayStream
 from mha.recordings.modules.values import DEEPEST, parts_of
 from mha_core import SpecError
-from mha_core.errors import shown
+from mha_core.errors import one_line, shown
 
 FORMAT = 1
 """Of the description of modules in a recording's metadata."""
@@ -45,6 +45,9 @@ class ModuleRecorder:
     open = True
     """Modules inside are chosen as well: see `mha_core.capture.outermost`."""
 
+    reads = False
+    """At the end of a call only its output is looked at."""
+
     def __init__(
         self, hooks: Any, target: Any, stream: ArrayStream, depth: int | None = None, only: Sequence[str] = ("*",)
     ) -> None:
@@ -57,6 +60,8 @@ class ModuleRecorder:
         self._calls: list[dict[str, Any]] = []
         self._open: list[tuple[int, Any]] = []
         self._paused = False
+        self._arrays = False
+        self._unread = ""
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -116,12 +121,16 @@ class ModuleRecorder:
         """The description of the recorded modules and calls as JSON. SpecError if there was no call."""
         if not self._calls:
             raise SpecError("nothing to record: no module was called")
+        if not self._arrays:
+            raise SpecError(
+                f"nothing to record: no module was given or gave an array of numbers, but {self._unread or 'none'}"
+            )
         known: dict[int, tuple[Any, list[Any]]] = {}  # parameters stay alive, so that an id means one of them
 
         def numbers(parameter: Any) -> list[Any]:
             if id(parameter) not in known:
-                array = self._hooks.modules.numbers_in(parameter)
-                known[id(parameter)] = parameter, [list(array.shape), str(numbers_of(array).hashed)]
+                shape, own = shape_and_numbers(parameter, self._hooks.modules.numbers_in)
+                known[id(parameter)] = parameter, [shape, None if own.hashed is None else str(own.hashed)]
             return known[id(parameter)][1]
 
         modules = [
@@ -138,13 +147,19 @@ class ModuleRecorder:
 
     def _described(self, value: Any, depth: int = 0) -> Any:
         """A value in JSON: arrays by reference, plain values as they are, all else by its class."""
-        found = self._hooks.as_array(value)
+        try:
+            found = self._hooks.as_array(value)
+        except Exception as error:  # sparse, nested, on the meta device
+            reason = str(error) if isinstance(error, SpecError) else one_line(error)
+            self._unread = self._unread or reason
+            return {"unread": f"{kind_of(value)}: {reason}"}
         if found is None and isinstance(value, np.ndarray):
             found = value, value.dtype.name
         if found is not None:
             array, dtype = found
             if array.dtype.kind not in "fiub":
                 return {"unread": f"array of {array.dtype}"}
+            self._arrays = True
             return {"array": self._stream.add(array), "dtype": dtype}
         if value is None or isinstance(value, bool | int | str):
             return {"is": value if not isinstance(value, str) else shown(value)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,16 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from mha.recordings.modules.numbers import Numbers, total
+from mha.recordings.modules.numbers import Numbers, total, unknown
 from mha.recordings.modules.recorder import FORMAT, METADATA_KEY
 from mha.recordings.modules.values import Place
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES
-from mha_core.errors import one_line
+from mha_core.errors import LONGEST_REASON, one_line, shown
 from mha_core.files.outside import parse_json_object
 from mha_core.files.tensorfile import read_header
 
@@ -83,6 +83,7 @@ class ModuleCall:
         given, gave: the arrays; `gave` is None if the call ended in an error.
         plain: the other values that it was given, by place.
         unread: places and classes of what was given or given back and can't be read.
+        unread_outputs: those of what was given back.
     """
 
     module: int
@@ -91,6 +92,7 @@ class ModuleCall:
     gave: tuple[ArrayAt, ...] | None
     plain: Mapping[Place, Any]
     unread: tuple[tuple[Place, str], ...]
+    unread_outputs: tuple[tuple[Place, str], ...] = ()
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -160,7 +162,8 @@ class ModuleRecording:
             self._arrays(given),
             None if gave is None else self._arrays(gave),
             {place: value["is"] for place, value in given if "is" in value},
-            tuple((place, value["unread"]) for place, value in [*given, *(gave or [])] if "unread" in value),
+            _unread([*given, *(gave or [])]),
+            _unread(gave or []),
         )
 
     def _arrays(self, values: list[tuple[Place, Mapping[str, Any]]]) -> tuple[ArrayAt, ...]:
@@ -170,10 +173,16 @@ class ModuleRecording:
 
 def _module(found: Mapping[str, Any]) -> RecordedModule:
     parameters = {
-        str(name): Parameter(tuple(shape), Numbers(int(np.prod(shape, dtype=np.int64)), int(hashed)))
+        str(name): Parameter(
+            tuple(shape), Numbers(math.prod(shape), int(hashed)) if hashed is not None else unknown(shape)
+        )
         for name, (shape, hashed) in found["parameters"].items()
     }
     return RecordedModule(str(found["name"]), str(found["kind"]), parameters)
+
+
+def _unread(values: list[tuple[Place, Mapping[str, Any]]]) -> tuple[tuple[Place, str], ...]:
+    return tuple((place, shown(value["unread"], LONGEST_REASON)) for place, value in values if "unread" in value)
 
 
 def _values(described: Any, place: Place = ()) -> Iterator[tuple[Place, Mapping[str, Any]]]:
