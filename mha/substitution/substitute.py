@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import UNIT, Judged, judge
+from mha.substitution.derived import Known, bound_on, numbers_of_module
 from mha.substitution.masks import translated
 from mha.substitution.matching import Matched, match
 from mha.substitution.original import PASSED, Original, OriginalCall
@@ -87,6 +88,7 @@ class Substitution:
         self.masks: dict[str, int] = {}
         self.exact: dict[Place, NDArray] = {}
         self._roundings: list[dict[Place, NDArray]] = []
+        self._bounds: dict[Place, NDArray] = {}
         floating = [place for place, array in call.given.items() if array.dtype.kind == "f"]
         self._read_masks(other=False)
         if call.given and not matched:
@@ -146,6 +148,7 @@ class Substitution:
         if not parts:
             self.exact = {place: array for place, array in exact.items() if _is_output(place, array)}
             self._roundings = roundings
+        self._bounds = self._derived(exact, own, replace)
         judged = {one.port: self._judged(one, exact, roundings) for one in matched}
         for part in parts:
             for turn, (_, theirs) in enumerate(part.calls):
@@ -205,7 +208,7 @@ class Substitution:
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
         """How far something else is from what it gives, as `judge` counts; `judge` has run before."""
         ratios = [
-            judge(found[place], array, [each[place] for each in self._roundings if place in each], self._dtype).ratio
+            self._judge(found[place], place, self.exact, self._roundings).ratio
             for place, array in self.exact.items()
             if place in found and found[place].shape == array.shape
         ]
@@ -230,8 +233,34 @@ class Substitution:
     def _judged(
         self, one: Matched, exact: Mapping[Place, NDArray], roundings: Sequence[Mapping[Place, NDArray]]
     ) -> Judged:
-        place = one.original
-        return judge(one.array, exact[place], [each[place] for each in roundings if place in each], self._dtype)
+        return self._judge(one.array, one.original, exact, roundings)
+
+    def _judge(
+        self,
+        got: NDArray,
+        place: Place,
+        exact: Mapping[Place, NDArray],
+        roundings: Sequence[Mapping[Place, NDArray]],
+    ) -> Judged:
+        own = [each[place] for each in roundings if place in each]
+        return judge(got, exact[place], own, self._dtype, self._bounds.get(place))
+
+    def _derived(
+        self,
+        exact: Mapping[Place, NDArray],
+        own: Mapping[Place, NDArray],
+        replaced: Mapping[int, Sequence[Mapping[Place, NDArray]]],
+    ) -> dict[Place, NDArray]:
+        """The derived bounds of what it gives; with parts replaced, of what is a known array or a sum of two."""
+        inputs = [
+            *self.given_all().values(),
+            *(one for calls in replaced.values() for gave in calls for one in gave.values()),
+        ]
+        parameters = {} if replaced else self.parameters()
+        known = Known(inputs, parameters, numbers_of_module(self.held))
+        floating = {place: array for place, array in exact.items() if array.dtype.kind == "f"}
+        found = {place: bound_on(array, own.get(place), known, self._dtype) for place, array in floating.items()}
+        return {place: bound[1] for place, bound in found.items() if bound is not None}
 
     def _moved(self) -> dict[Place, NDArray]:
         """The inputs, each number moved by half a unit in its last place, up or down."""

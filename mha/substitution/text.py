@@ -27,7 +27,7 @@ def tree(report: WhereReport) -> Iterator[str]:
     """One line a module: its place, its verdict, its ratio, and the original's module."""
     width = min(60, max(2 * one.depth + len(_own(one)) for one in report.results))
     for one in report.results:
-        verdict = one.status if one.ratio is None else f"{one.status} {_number(one.ratio)}"
+        verdict = one.status if one.ratio is None else f"{one.status} {_number(one.ratio)} {one.allowance}"
         names = "" if one.original is None or one.original == one.name else f"  {_name(one.original)} ({one.how})"
         reason = f"  {one.reason}" if one.reason else ""
         yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{reason}".rstrip()

@@ -1,0 +1,244 @@
+"""Derived allowances: how far rounding alone can take each number that a module gives, by the rules of `mha check`.
+
+A module is known by what it computes, not by its class: a formula whose float64 result is what the module gives in
+float64 on these very inputs, to the rounding of float64. The formula's bound in the port's dtype holds for every
+implementation of it in that dtype, with products and exponentials in at least float32 (conformance/bounds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import combinations, permutations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
+from conformance.bounds.bounded import Bounded, Rounding
+from conformance.bounds.forward import affine
+from conformance.bounds.layers import ACTIVATIONS, Activation, given, norm, times
+from conformance.bounds.precision import Precision
+
+SAMPLE = 8
+"""Rows on which a formula of several products is tried first."""
+
+MOST_ARRAYS = 16
+"""Arrays among which a sum is looked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What a module computes from.
+
+    Attributes:
+        inputs: the arrays that it was given.
+        parameters: its parameters by name.
+        numbers: its attributes that are numbers, among which a norm's epsilon is.
+    """
+
+    inputs: Sequence[NDArray]
+    parameters: Mapping[str, NDArray]
+    numbers: Sequence[float]
+
+    @property
+    def floating(self) -> list[NDArray]:
+        """The inputs that are floating-point numbers."""
+        return [array for array in self.inputs if array.dtype.kind == "f" and array.ndim and array.size]
+
+    @property
+    def dense(self) -> list[tuple[NDArray, NDArray | None]] | None:
+        """Its parameters as matrices, each with its vector or without; None if they are something else."""
+        found: dict[str, list[NDArray | None]] = {}
+        for name, array in self.parameters.items():
+            own = found.setdefault(name.replace("/", ".").rpartition(".")[0], [None, None])
+            if array.ndim not in (1, 2) or own[2 - array.ndim] is not None:
+                return None
+            own[2 - array.ndim] = array
+        return [(weight, bias) for weight, bias in found.values() if weight is not None] if found else None
+
+
+def numbers_of_module(held: Any) -> list[float]:
+    """The attributes of a module that are numbers; one of linen is held with its variables."""
+    owners = [held, getattr(held, "module", None)]
+    found = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
+    return list(dict.fromkeys(value for value in found if isinstance(value, float)))
+
+
+Candidate = Callable[[Rounding], Bounded]
+"""What a module may compute: its numbers and their bounds in any precision."""
+
+_PROOF = Rounding(Precision.of("float64"), probabilistic=False)
+
+
+def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> tuple[str, NDArray] | None:
+    """The formula of an array that a module gives, and the bound on rounding of each element; None without a formula.
+
+    Args:
+        exact: what the module gives in float64.
+        own: what it gives in `dtype`. A bound that does not hold for it is none: it computes something else there.
+        known: what it computes from.
+        dtype: the port's.
+
+    >>> x, weight = np.array([[1.0, 2.0]]), np.array([[3.0, 0.5], [0.25, 1.0]])
+    >>> name, bound = bound_on(x @ weight.T, None, Known([x], {"weight": weight}, []), "float32")
+    >>> name, bound.max() < 1e-5
+    ('linear', True)
+    """
+    worst, likely = (Rounding(Precision.of(dtype), probabilistic=likely) for likely in (False, True))
+    exact = exact.astype(np.float64)
+    for name, formula in FORMULAS.items():
+        with any_numbers:
+            for candidate in formula(known, exact):
+                if not _agrees(candidate(_PROOF), exact):
+                    continue
+                sides = 2.0 if dtype == "float64" else 1.0  # there the original's numbers are rounded as well
+                bound = sides * np.fmin(candidate(worst).e, candidate(likely).e)
+                holds = own is None or bool((np.abs(own.astype(np.float64) - exact) <= bound).all())
+                return (name, bound) if holds and np.isfinite(bound).all() else None
+    return None
+
+
+def _agrees(found: Bounded, exact: NDArray) -> bool:
+    """Whether both are the same to the rounding of float64."""
+    same = found.v.shape == exact.shape and np.isfinite(found.e).all()
+    return same and bool((np.abs(found.v - exact) <= 2.0 * found.e).all())
+
+
+def _activations(known: Known, exact: NDArray) -> Iterator[Candidate]:
+    for x in known.floating if not known.parameters else []:
+        for activation in ACTIVATIONS.values():
+            yield partial(_then, partial(_seen, x), activation)
+
+
+def _seen(array: NDArray, r: Rounding) -> Bounded:
+    return given(r, array)
+
+
+def _then(before: Candidate, activation: Activation, r: Rounding) -> Bounded:
+    return activation(r, before(r))
+
+
+def _sums(known: Known, exact: NDArray) -> Iterator[Candidate]:
+    """The sum or the product of two given arrays."""
+    if known.parameters or not exact.size:
+        return
+    for a, b in combinations(known.floating[:MOST_ARRAYS], 2):
+        one, other = float(a.reshape(-1)[0]), float(b.reshape(-1)[0])
+        if np.isclose(one + other, exact.flat[0]):
+            yield partial(_sum, a, b)
+        if np.isclose(one * other, exact.flat[0]):
+            yield partial(_product, a, b)
+
+
+def _sum(a: NDArray, b: NDArray, r: Rounding) -> Bounded:
+    return r.plus(given(r, a), given(r, b))
+
+
+def _product(a: NDArray, b: NDArray, r: Rounding) -> Bounded:
+    return times(r, given(r, a), given(r, b))
+
+
+def _embedding(known: Known, exact: NDArray) -> Iterator[Candidate]:
+    tables = list(known.parameters.values())
+    if len(tables) != 1 or tables[0].ndim != 2:
+        return
+    for array in known.inputs:
+        if array.dtype.kind in "iu" or (array.dtype.kind == "f" and (array == np.rint(array)).all()):
+            places = array.astype(np.int64)
+            if places.size and places.min() >= 0 and places.max() < len(tables[0]):
+                yield partial(_rows, tables[0][places])
+
+
+def _rows(rows: NDArray, r: Rounding) -> Bounded:
+    return r.store(given(r, rows))
+
+
+Dense = tuple[NDArray, NDArray | None]
+
+
+def _oriented(dense: Dense, inputs: int, outputs: int | None = None) -> Iterator[Dense]:
+    """A matrix as (inputs, outputs), in each way in which it can be meant."""
+    weight, bias = dense
+    for own in (weight.T, weight):
+        fits = own.shape[0] == inputs and outputs in (None, own.shape[1])
+        if fits and (bias is None or bias.shape == own.shape[1:]):
+            yield own, bias
+
+
+def _linear(known: Known, exact: NDArray) -> Iterator[Candidate]:
+    """X W + b, and an activation of it."""
+    dense = known.dense
+    if dense is None or len(dense) != 1:
+        return
+    for x in known.floating:
+        for own in _oriented(dense[0], x.shape[-1], exact.shape[-1]):
+            inside = cache(partial(_affine, partial(_seen, x), own))
+            for activation in ACTIVATIONS.values():
+                yield partial(_then, inside, activation)
+
+
+def _affine(x: Candidate, dense: Dense, r: Rounding) -> Bounded:
+    weight, bias = dense
+    return affine(r, x(r), given(r, weight), None if bias is None else given(r, bias))
+
+
+def _feed_forward(known: Known, exact: NDArray) -> Iterator[Candidate]:
+    """An activation between two matrices, or of one of two whose products are multiplied: a gated MLP."""
+    dense = known.dense
+    if dense is None or len(dense) not in (2, 3):
+        return
+    for x in (array for array in known.floating if array.shape[:-1] == exact.shape[:-1]):
+        rows, wanted = (array.reshape(-1, array.shape[-1])[:SAMPLE] for array in (x, exact))
+        for first, *second, last in permutations(dense):
+            for gate in _oriented(first, x.shape[-1]):
+                width = gate[0].shape[1]
+                for up in _oriented(second[0], x.shape[-1], width) if second else [None]:
+                    for down in _oriented(last, width, exact.shape[-1]):
+                        for activation in ACTIVATIONS.values():
+                            if _agrees(_fed(rows, gate, up, down, activation, _PROOF), wanted):
+                                yield partial(_fed, x, gate, up, down, activation)
+
+
+def _fed(x: NDArray, gate: Dense, up: Dense | None, down: Dense, activation: Activation, r: Rounding) -> Bounded:
+    inner = _then(partial(_affine, partial(_seen, x), gate), activation, r)
+    if up is not None:
+        inner = times(r, inner, _affine(partial(_seen, x), up, r))
+    return _affine(lambda r: inner, down, r)
+
+
+def _norms(known: Known, exact: NDArray) -> Iterator[Candidate]:
+    """LayerNorm and RMSNorm over the axes that the parameters have, or the last one."""
+    parameters = list(known.parameters.values())
+    if len(parameters) > 2 or len({array.shape for array in parameters}) > 1:
+        return
+    axes = parameters[0].ndim if parameters else 1
+    rows = [array.reshape(-1) for array in parameters]
+    both: list[tuple[NDArray | None, ...]] = [*permutations((*rows, None, None)[:2])]
+    for x in (array for array in known.floating if array.shape == exact.shape and array.ndim >= axes):
+        if not parameters or x.shape[x.ndim - axes :] == parameters[0].shape:
+            for epsilon in known.numbers:
+                for scale, bias in both[: 2 if parameters else 1]:
+                    for centred in (True, False):
+                        yield partial(_normed, x, axes, epsilon, scale, bias, centred)
+
+
+def _normed(
+    x: NDArray, axes: int, epsilon: float, scale: NDArray | None, bias: NDArray | None, centred: bool, r: Rounding
+) -> Bounded:
+    flat = x.reshape(*x.shape[: x.ndim - axes], -1)
+    parameters = (None if one is None else given(r, one) for one in (scale, bias))
+    return norm(r, given(r, flat), epsilon, *parameters, centred=centred).map(lambda array: array.reshape(x.shape))
+
+
+FORMULAS: Mapping[str, Callable[[Known, NDArray], Iterator[Candidate]]] = {
+    "activation": _activations,
+    "sum or product": _sums,
+    "embedding": _embedding,
+    "linear": _linear,
+    "norm": _norms,
+    "feed-forward": _feed_forward,
+}
+"""What a module may compute -> its candidates, which are tried in turn."""
