@@ -1,16 +1,17 @@
 """Derived allowances: how far rounding alone can take each number that a module gives, by the rules of `mha check`.
 
 A module is known by what it computes, not by its class: a formula whose float64 result is what the module gives in
-float64 on these very inputs, to the rounding of float64. The formula's bound in the port's dtype holds for every
-implementation of it in that dtype, with products and exponentials in at least float32 (conformance/bounds).
+float64 on these very inputs, to the rounding of float64. The formula's bound holds for every implementation of it in
+the port's dtype or a wider one, sums and exponentials included (conformance/bounds). Where several formulas are the
+same on these inputs, the wider bound holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
-from itertools import combinations, permutations
+from dataclasses import dataclass, replace
+from functools import cache, partial, reduce
+from itertools import chain, combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,18 @@ from conformance.bounds.bounded import Bounded, Rounding
 from conformance.bounds.forward import affine
 from conformance.bounds.layers import ACTIVATIONS, Activation, given, norm, times
 from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from conformance.judging.expected import answer
+from mha_core.backend import SoftmaxKernel
 
 SAMPLE = 8
 """Rows on which a formula of several products is tried first."""
+
+LARGEST = 2**24
+"""Most numbers of an array that bounds are computed of, where it is larger than what the module gives."""
+
+SLOWEST_SOFTMAX = SoftmaxKernel(exp_ulps=20.0, key_block=512)
+"""The widest bound of those that the frameworks' kernels need: PyTorch's on a CPU."""
 
 MOST_ARRAYS = 16
 """Arrays among which a sum is looked for."""
@@ -87,18 +97,50 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
     >>> name, bound.max() < 1e-5
     ('linear', True)
     """
-    worst, likely = (Rounding(Precision.of(dtype), probabilistic=likely) for likely in (False, True))
+    precision = replace(Precision.of(dtype), accumulator=dtype, softmax=dtype)
+    worst, likely = (Rounding(precision, probabilistic=probabilistic) for probabilistic in (False, True))
+    sides = 2.0 if dtype == "float64" else 1.0  # there the original's numbers are rounded as well
     exact = exact.astype(np.float64)
-    for name, formula in FORMULAS.items():
-        with any_numbers:
+    found: dict[str, list[NDArray]] = {}
+    with any_numbers:
+        for name, formula in FORMULAS.items():
             for candidate in formula(known, exact):
-                if not _agrees(candidate(_PROOF), exact):
-                    continue
-                sides = 2.0 if dtype == "float64" else 1.0  # there the original's numbers are rounded as well
-                bound = sides * np.fmin(candidate(worst).e, candidate(likely).e)
-                holds = own is None or bool((np.abs(own.astype(np.float64) - exact) <= bound).all())
-                return (name, bound) if holds and np.isfinite(bound).all() else None
+                if _agrees(candidate(_PROOF), exact):  # as several do: GELU is the identity, of large numbers
+                    found.setdefault(name, []).append(sides * np.fmin(candidate(worst).e, candidate(likely).e))
+        if not found:
+            return None
+        bound = reduce(np.maximum, chain(*found.values()))
+        return (" or ".join(found), bound) if _holds(bound, own, exact) else None
+
+
+def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dtype: str) -> tuple[str, NDArray] | None:
+    """`bound_on` an array that an attention module gives, whose call was recorded as that of an attention layer.
+
+    The recorded weights are the port's; the bound holds if the reference gives with them what the original gives.
+    """
+    if exact.ndim < 3 or exact.size > LARGEST or _elements(problem) > LARGEST:
+        return None
+    right = answer(problem, Precision.of("float64"))
+    softmax = SLOWEST_SOFTMAX if dtype in ("float64", "float32") else SoftmaxKernel()
+    precision = replace(Precision.of(dtype), accumulator=dtype, softmax=dtype).with_kernel(softmax)
+    for stage in ("output", "weights"):
+        if _agrees(Bounded(right.trace.arrays()[stage], right.allowed_error[stage]), exact):
+            bound = answer(problem, precision).allowed_error[stage]
+            return ("attention", bound) if _holds(bound, own, exact) else None
     return None
+
+
+def _elements(problem: Problem) -> int:
+    """Of the largest array that the bound needs."""
+    sizes = problem.sizes
+    return sizes.batch * problem.config.num_heads * sizes.query_len * sizes.key_len * problem.config.value_dim
+
+
+def _holds(bound: NDArray, own: NDArray | None, exact: NDArray) -> bool:
+    """Whether it is a bound for the original itself."""
+    return bool(np.isfinite(bound).all()) and (
+        own is None or bool((np.abs(own.astype(np.float64) - exact) <= bound).all())
+    )
 
 
 def _agrees(found: Bounded, exact: NDArray) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import UNIT, Judged, judge
-from mha.substitution.derived import Known, bound_on, numbers_of_module
+from mha.substitution.derived import Known, attention_bound_on, bound_on, numbers_of_module
 from mha.substitution.masks import translated
 from mha.substitution.matching import Matched, match
 from mha.substitution.original import PASSED, Original, OriginalCall
@@ -260,6 +260,10 @@ class Substitution:
         known = Known(inputs, parameters, numbers_of_module(self.held))
         floating = {place: array for place, array in exact.items() if array.dtype.kind == "f"}
         found = {place: bound_on(array, own.get(place), known, self._dtype) for place, array in floating.items()}
+        problem = None if replaced or all(found.values()) else self._recording.problem_of(self._recorded)
+        if problem is not None:
+            for place, array in floating.items():
+                found[place] = found[place] or attention_bound_on(array, own.get(place), problem, self._dtype)
         return {place: bound[1] for place, bound in found.items() if bound is not None}
 
     def _moved(self) -> dict[Place, NDArray]:

@@ -34,7 +34,13 @@ def tree(report: WhereReport) -> Iterator[str]:
 
 
 def unseen(report: WhereReport) -> Iterator[str]:
-    """What these inputs would not have shown, a bug a line."""
+    """What these inputs would not have shown, a bug a line; and how small a fault 16-bit numbers show."""
+    if report.dtype in ("float16", "bfloat16") and any(one.rounding for one in report.results):
+        least = sorted((FACTOR * one.rounding, _name(one.name)) for one in report.results if one.rounding)
+        yield (
+            f"Recorded in {report.dtype}: a fault that moves what a module gives by less than {least[0][0]:.1%} "
+            f"({least[0][1]}) to {least[-1][0]:.1%} ({least[-1][1]}) of its size can't be seen. Record in float32."
+        )
     bugs = dict.fromkeys(one.bug for one in report.unseen)
     if bugs:
         yield "These inputs would not have shown:"
@@ -52,7 +58,7 @@ def last_line(report: WhereReport) -> str:
         return f"{what}; none is wrong, but not all that have parameters were judged."
     if not report.equal:
         return f"{what}; none is wrong, but the model itself was not: what stands between its modules may be wrong."
-    return f"Equal: {what}, and none is further from the original in float64 than {FACTOR:g} times what rounding does."
+    return f"Equal: {what}, and none is further from the original in float64 than its allowance."
 
 
 def _finding(one: ModuleResult) -> str:
@@ -70,8 +76,14 @@ def _finding(one: ModuleResult) -> str:
         "": "",
     }[one.parameters if not one.own_lines else ""]
     notes = "".join(f"\n  {note}" for note in one.notes)
+    beyond = one.bound is not None and one.bound > 1.0
+    far = (
+        f"{_number(one.bound)} times the bound on rounding"
+        if beyond
+        else f"{_number(one.ratio)} times what rounding does"
+    )
     return (
-        f"{_name(one.name)} ({one.kind}) is wrong {what}: {_number(one.ratio)} times what rounding does, worst at "
+        f"{_name(one.name)} ({one.kind}) is wrong {what}: {far}, worst at "
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
         f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{notes}"
     )
