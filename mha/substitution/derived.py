@@ -131,16 +131,15 @@ def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dt
 
 
 def _elements(problem: Problem) -> int:
-    """Of the largest array that the bound needs."""
-    sizes = problem.sizes
-    return sizes.batch * problem.config.num_heads * sizes.query_len * sizes.key_len * problem.config.value_dim
+    """Of the largest array that the bound is made of."""
+    sizes, heads, (_, width) = problem.sizes, problem.config.num_heads, problem.config.head_shapes.values
+    return int(sizes.batch * heads * sizes.query_len * sizes.key_len * width)
 
 
 def _holds(bound: NDArray, own: NDArray | None, exact: NDArray) -> bool:
     """Whether it is a bound for the original itself."""
-    return bool(np.isfinite(bound).all()) and (
-        own is None or bool((np.abs(own.astype(np.float64) - exact) <= bound).all())
-    )
+    within = own is None or (np.abs(own.astype(np.float64) - exact) <= bound).all()
+    return bool(within and np.isfinite(bound).all())
 
 
 def _agrees(found: Bounded, exact: NDArray) -> bool:
