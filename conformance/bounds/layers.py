@@ -22,7 +22,9 @@ ROOT_ROUNDINGS = 4
 
 def given(r: Rounding, array: NDArray) -> Bounded:
     """A given array as it is in the storage dtype."""
-    own = array.astype(np.float64)
+    own = np.asarray(array, dtype=np.float64)
+    if r.precision.storage == "float64":
+        return Bounded.exact(own)
     return Bounded(own, np.abs(own - round_to(own, r.precision.storage)))
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial, reduce
+from functools import partial, reduce
 from itertools import chain, combinations, permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,8 @@ from conformance.cases.problem import Problem
 from conformance.judging.expected import answer
 from mha_core.backend import SoftmaxKernel
 
-SAMPLE = 8
-"""Rows on which a formula of several products is tried first."""
+SAMPLE = 2
+"""Rows on which a formula is tried first."""
 
 LARGEST = 2**24
 """Most numbers of an array that bounds are computed of, where it is larger than what the module gives."""
@@ -67,7 +67,8 @@ class Known:
             if array.ndim not in (1, 2) or own[2 - array.ndim] is not None:
                 return None
             own[2 - array.ndim] = array
-        return [(weight, bias) for weight, bias in found.values() if weight is not None] if found else None
+        dense = [(weight, bias) for weight, bias in found.values() if weight is not None]
+        return dense if dense and len(dense) == len(found) else None
 
 
 def numbers_of_module(held: Any) -> list[float]:
@@ -77,8 +78,29 @@ def numbers_of_module(held: Any) -> list[float]:
     return list(dict.fromkeys(value for value in found if isinstance(value, float)))
 
 
-Candidate = Callable[[Rounding], Bounded]
-"""What a module may compute: its numbers and their bounds in any precision."""
+class Candidate(NamedTuple):
+    """What a module may compute, from one of its inputs: its numbers and their bounds in any precision.
+
+    Attributes:
+        of: the input and the rules of rounding -> the numbers with their bounds.
+        x: the input.
+        by_rows: whether each row of the input gives a row by itself, so that a few can be tried first.
+    """
+
+    of: Callable[[NDArray, Rounding], Bounded]
+    x: NDArray
+    by_rows: bool = True
+
+    def is_what_gives(self, exact: NDArray) -> bool:
+        """Whether it is the same to the rounding of float64."""
+        if self.by_rows:
+            if self.x.shape[:-1] != exact.shape[:-1] or not exact.size:
+                return False
+            rows, wanted = (array.reshape(-1, array.shape[-1])[:SAMPLE] for array in (self.x, exact))
+            if not _agrees(self.of(rows, _PROOF), wanted):
+                return False
+        return _agrees(self.of(self.x, _PROOF), exact)
+
 
 _PROOF = Rounding(Precision.of("float64"), probabilistic=False)
 
@@ -104,9 +126,10 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
     found: dict[str, list[NDArray]] = {}
     with any_numbers:
         for name, formula in FORMULAS.items():
-            for candidate in formula(known, exact):
-                if _agrees(candidate(_PROOF), exact):  # as several do: GELU is the identity, of large numbers
-                    found.setdefault(name, []).append(sides * np.fmin(candidate(worst).e, candidate(likely).e))
+            for candidate in formula(known):
+                if candidate.is_what_gives(exact):  # as several are: GELU is the identity, of large numbers
+                    errors = [candidate.of(candidate.x, rounding).e for rounding in (worst, likely)]
+                    found.setdefault(name, []).append(sides * np.fmin(*errors))
         if not found:
             return None
         bound = reduce(np.maximum, chain(*found.values()))
@@ -148,41 +171,32 @@ def _agrees(found: Bounded, exact: NDArray) -> bool:
     return same and bool((np.abs(found.v - exact) <= 2.0 * found.e).all())
 
 
-def _activations(known: Known, exact: NDArray) -> Iterator[Candidate]:
+def _activations(known: Known) -> Iterator[Candidate]:
     for x in known.floating if not known.parameters else []:
         for activation in ACTIVATIONS.values():
-            yield partial(_then, partial(_seen, x), activation)
+            yield Candidate(partial(_active, activation), x)
 
 
-def _seen(array: NDArray, r: Rounding) -> Bounded:
-    return given(r, array)
+def _active(activation: Activation, x: NDArray, r: Rounding) -> Bounded:
+    return activation(r, given(r, x))
 
 
-def _then(before: Candidate, activation: Activation, r: Rounding) -> Bounded:
-    return activation(r, before(r))
-
-
-def _sums(known: Known, exact: NDArray) -> Iterator[Candidate]:
+def _sums(known: Known) -> Iterator[Candidate]:
     """The sum or the product of two given arrays."""
-    if known.parameters or not exact.size:
-        return
-    for a, b in combinations(known.floating[:MOST_ARRAYS], 2):
-        one, other = float(a.reshape(-1)[0]), float(b.reshape(-1)[0])
-        if np.isclose(one + other, exact.flat[0]):
-            yield partial(_sum, a, b)
-        if np.isclose(one * other, exact.flat[0]):
-            yield partial(_product, a, b)
+    for a, b in combinations(known.floating[:MOST_ARRAYS] if not known.parameters else [], 2):
+        yield Candidate(partial(_sum, b), a, by_rows=False)
+        yield Candidate(partial(_product, b), a, by_rows=False)
 
 
-def _sum(a: NDArray, b: NDArray, r: Rounding) -> Bounded:
+def _sum(b: NDArray, a: NDArray, r: Rounding) -> Bounded:
     return r.plus(given(r, a), given(r, b))
 
 
-def _product(a: NDArray, b: NDArray, r: Rounding) -> Bounded:
+def _product(b: NDArray, a: NDArray, r: Rounding) -> Bounded:
     return times(r, given(r, a), given(r, b))
 
 
-def _embedding(known: Known, exact: NDArray) -> Iterator[Candidate]:
+def _embedding(known: Known) -> Iterator[Candidate]:
     tables = list(known.parameters.values())
     if len(tables) != 1 or tables[0].ndim != 2:
         return
@@ -190,67 +204,66 @@ def _embedding(known: Known, exact: NDArray) -> Iterator[Candidate]:
         if array.dtype.kind in "iu" or (array.dtype.kind == "f" and (array == np.rint(array)).all()):
             places = array.astype(np.int64)
             if places.size and places.min() >= 0 and places.max() < len(tables[0]):
-                yield partial(_rows, tables[0][places])
+                yield Candidate(_stored, tables[0][places], by_rows=False)
 
 
-def _rows(rows: NDArray, r: Rounding) -> Bounded:
+def _stored(rows: NDArray, r: Rounding) -> Bounded:
     return r.store(given(r, rows))
 
 
 Dense = tuple[NDArray, NDArray | None]
 
 
-def _oriented(dense: Dense, inputs: int, outputs: int | None = None) -> Iterator[Dense]:
-    """A matrix as (inputs, outputs), in each way in which it can be meant."""
-    weight, bias = dense
-    for own in (weight.T, weight):
-        fits = own.shape[0] == inputs and outputs in (None, own.shape[1])
-        if fits and (bias is None or bias.shape == own.shape[1:]):
-            yield own, bias
+def _oriented(dense: Sequence[Dense]) -> Iterator[list[Dense]]:
+    """Matrices as (inputs, outputs): all as they are, or all transposed."""
+    for own in ([(weight.T, bias) for weight, bias in dense], list(dense)):
+        if all(bias is None or bias.shape == weight.shape[1:] for weight, bias in own):
+            yield own
 
 
-def _linear(known: Known, exact: NDArray) -> Iterator[Candidate]:
-    """X W + b, and an activation of it."""
+def _linear(known: Known) -> Iterator[Candidate]:
+    """The product with a matrix, plus a vector; and an activation of it."""
     dense = known.dense
     if dense is None or len(dense) != 1:
         return
     for x in known.floating:
-        for own in _oriented(dense[0], x.shape[-1], exact.shape[-1]):
-            inside = cache(partial(_affine, partial(_seen, x), own))
-            for activation in ACTIVATIONS.values():
-                yield partial(_then, inside, activation)
+        for ((weight, bias),) in _oriented(dense):
+            for activation in ACTIVATIONS.values() if weight.shape[0] == x.shape[-1] else []:
+                yield Candidate(partial(_dense, (weight, bias), activation), x)
 
 
-def _affine(x: Candidate, dense: Dense, r: Rounding) -> Bounded:
+def _dense(dense: Dense, activation: Activation, x: NDArray, r: Rounding) -> Bounded:
+    return activation(r, _affine(r, given(r, x), dense))
+
+
+def _affine(r: Rounding, x: Bounded, dense: Dense) -> Bounded:
     weight, bias = dense
-    return affine(r, x(r), given(r, weight), None if bias is None else given(r, bias))
+    return affine(r, x, given(r, weight), None if bias is None else given(r, bias))
 
 
-def _feed_forward(known: Known, exact: NDArray) -> Iterator[Candidate]:
+def _feed_forward(known: Known) -> Iterator[Candidate]:
     """An activation between two matrices, or of one of two whose products are multiplied: a gated MLP."""
     dense = known.dense
     if dense is None or len(dense) not in (2, 3):
         return
-    for x in (array for array in known.floating if array.shape[:-1] == exact.shape[:-1]):
-        rows, wanted = (array.reshape(-1, array.shape[-1])[:SAMPLE] for array in (x, exact))
-        for first, *second, last in permutations(dense):
-            for gate in _oriented(first, x.shape[-1]):
-                width = gate[0].shape[1]
-                for up in _oriented(second[0], x.shape[-1], width) if second else [None]:
-                    for down in _oriented(last, width, exact.shape[-1]):
-                        for activation in ACTIVATIONS.values():
-                            if _agrees(_fed(rows, gate, up, down, activation, _PROOF), wanted):
-                                yield partial(_fed, x, gate, up, down, activation)
+    for x in known.floating:
+        for own in _oriented(dense):
+            for gate, *up, down in permutations(own):
+                shapes = [weight.shape for weight, _ in (gate, *up, down)]
+                inner = (x.shape[-1], shapes[0][1])
+                if all(shape == inner for shape in shapes[:-1]) and shapes[-1][0] == inner[1]:
+                    for activation in ACTIVATIONS.values():
+                        yield Candidate(partial(_fed, gate, up, down, activation), x)
 
 
-def _fed(x: NDArray, gate: Dense, up: Dense | None, down: Dense, activation: Activation, r: Rounding) -> Bounded:
-    inner = _then(partial(_affine, partial(_seen, x), gate), activation, r)
-    if up is not None:
-        inner = times(r, inner, _affine(partial(_seen, x), up, r))
-    return _affine(lambda r: inner, down, r)
+def _fed(gate: Dense, up: Sequence[Dense], down: Dense, activation: Activation, x: NDArray, r: Rounding) -> Bounded:
+    inner = _dense(gate, activation, x, r)
+    for dense in up:
+        inner = times(r, inner, _affine(r, given(r, x), dense))
+    return _affine(r, inner, down)
 
 
-def _norms(known: Known, exact: NDArray) -> Iterator[Candidate]:
+def _norms(known: Known) -> Iterator[Candidate]:
     """LayerNorm and RMSNorm over the axes that the parameters have, or the last one."""
     parameters = list(known.parameters.values())
     if len(parameters) > 2 or len({array.shape for array in parameters}) > 1:
@@ -258,23 +271,23 @@ def _norms(known: Known, exact: NDArray) -> Iterator[Candidate]:
     axes = parameters[0].ndim if parameters else 1
     rows = [array.reshape(-1) for array in parameters]
     both: list[tuple[NDArray | None, ...]] = [*permutations((*rows, None, None)[:2])]
-    for x in (array for array in known.floating if array.shape == exact.shape and array.ndim >= axes):
-        if not parameters or x.shape[x.ndim - axes :] == parameters[0].shape:
+    for x in known.floating:
+        if not parameters or x.shape[-axes:] == parameters[0].shape:
             for epsilon in known.numbers:
                 for scale, bias in both[: 2 if parameters else 1]:
                     for centred in (True, False):
-                        yield partial(_normed, x, axes, epsilon, scale, bias, centred)
+                        yield Candidate(partial(_normed, axes, epsilon, scale, bias, centred), x, by_rows=axes == 1)
 
 
 def _normed(
-    x: NDArray, axes: int, epsilon: float, scale: NDArray | None, bias: NDArray | None, centred: bool, r: Rounding
+    axes: int, epsilon: float, scale: NDArray | None, bias: NDArray | None, centred: bool, x: NDArray, r: Rounding
 ) -> Bounded:
-    flat = x.reshape(*x.shape[: x.ndim - axes], -1)
+    flat = given(r, x.reshape(*x.shape[: x.ndim - axes], -1))
     parameters = (None if one is None else given(r, one) for one in (scale, bias))
-    return norm(r, given(r, flat), epsilon, *parameters, centred=centred).map(lambda array: array.reshape(x.shape))
+    return norm(r, flat, epsilon, *parameters, centred=centred).map(lambda array: array.reshape(x.shape))
 
 
-FORMULAS: Mapping[str, Callable[[Known, NDArray], Iterator[Candidate]]] = {
+FORMULAS: Mapping[str, Callable[[Known], Iterator[Candidate]]] = {
     "activation": _activations,
     "sum or product": _sums,
     "embedding": _embedding,

@@ -221,9 +221,8 @@ def ratios(name: str, frameworks: tuple[str, ...], seed: int, dtype: str) -> Ite
     arrays = {**inputs, **parameters}
     wide = {key: one if key == "ids" else one.astype(np.float64) for key, one in arrays.items()}
     exact = run("torch", in_torch()[name], wide, epsilon, "float64")
-    own = run("torch", in_torch()[name], arrays, epsilon, dtype)
     matrices = {f"{key}.weight" if name == "gated MLP" else key: one for key, one in parameters.items()}
-    bound = bound_on(exact, own, Known([*inputs.values()], matrices, [epsilon]), dtype)
+    bound = bound_on(exact, None, Known([*inputs.values()], matrices, [epsilon]), dtype)
     for framework in frameworks:
         if dtype not in DTYPES[framework]:
             continue
