@@ -38,13 +38,17 @@ def project(projection: str, b: Bounds) -> Bounded:
     x: Bounded = b[PROJECTED[projection][0]]
     if not b.state.config.projections:
         return x
-    r = b.rounding
-    projected = r.product(x, Bounded.exact(b.state.parameters[f"{projection}.weight"].T))
-    bias = b.state.parameters.get(f"{projection}.bias")
+    weight, bias = b.state.parameters[f"{projection}.weight"], b.state.parameters.get(f"{projection}.bias")
+    return affine(b.rounding, x, Bounded.exact(weight.T), None if bias is None else Bounded.exact(bias))
+
+
+def affine(r: Rounding, x: Bounded, weight: Bounded, bias: Bounded | None) -> Bounded:
+    """X W + b, the bias added afterwards or as the first term of the sum."""
+    projected = r.product(x, weight)
     if bias is None:
         return projected
-    as_first_term = r.gamma(x.v.shape[-1] + 1, r.precision.ua) * np.abs(bias)
-    return r.plus(projected, Bounded(bias, as_first_term))
+    as_first_term = r.gamma(x.v.shape[-1] + 1, r.precision.ua) * np.abs(bias.v)
+    return r.plus(projected, Bounded(bias.v, r.add(bias.e, as_first_term)))
 
 
 def split(step: str, num_heads: str, b: Bounds) -> Bounded:

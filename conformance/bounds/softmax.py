@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
 from conformance.bounds.steps import Bounds
-from mha_core.reference.state import State
 
 QUOTIENT_ROUNDINGS = 2
 """Roundings of one weight after its exponential: the reciprocal of the sum, and the product with it."""
@@ -39,9 +38,13 @@ class Growth(NamedTuple):
 
 def growth(b: Bounds) -> Growth:
     """The relative errors of the weights that follow from the bound of the scores and from the softmax arithmetic."""
-    state, r, scores = b.state, b.rounding, b["scores"]
-    p, allowed = r.precision, state["allowed"]
-    blocks = p.key_blocks(state.sizes.key_len)
+    return growth_of(b.rounding, b["scores"], b.state["allowed"])
+
+
+def growth_of(r: Rounding, scores: Bounded, allowed: NDArray) -> Growth:
+    """`growth` of any scores, over their last axis."""
+    p, key_len = r.precision, scores.v.shape[-1]
+    blocks = p.key_blocks(key_len)
     highest = _row_maximum(scores.v, allowed)
     distance = np.where(allowed, np.abs(scores.v - highest), 0.0)
     furthest = np.where(allowed, scores.e, 0.0).max(axis=-1, keepdims=True, initial=0.0)
@@ -51,7 +54,7 @@ def growth(b: Bounds) -> Growth:
     exponent = r.add(*(r.unit(p.us) * step for step in steps)) * (2.0 if blocks > 1 else 1.0)
     exponential = -blocks * np.log1p(-2.0 * p.exp_ulps * r.unit(p.us))
     own = np.where(allowed, np.minimum(r.add(scores.e, exponent, exponential), 1e300), 0.0)
-    n = max(state.sizes.key_len, 1)
+    n = max(key_len, 1)
     # The maximum is rounded twice: times log2(e), and plus the logarithm, which is at most log n.
     logsumexp = 2.0 * r.unit(p.us) * (np.abs(highest) + furthest) + (1.0 + 2.0 * p.exp_ulps) * p.us * np.log(n)
     return Growth(own, r.gamma(n + 2 * blocks, p.us) + np.expm1(np.minimum(logsumexp, 1.0)))
@@ -62,9 +65,8 @@ def _row_maximum(scores: NDArray, allowed: NDArray) -> NDArray:
     return np.where(np.isneginf(highest), 0.0, highest)
 
 
-def _extremes(state: State, r: Rounding, own: NDArray) -> tuple[NDArray, NDArray]:
+def _extremes(r: Rounding, scores: NDArray, allowed: NDArray, own: NDArray) -> tuple[NDArray, NDArray]:
     """The smallest and largest value of each weight, (B, H, Lq, Lk), if any score may be off by `own`."""
-    allowed, scores = state["allowed"], state["scores"]
     distance = np.where(allowed, scores - _row_maximum(scores, allowed), -np.inf)
     least = np.exp(distance - own - _logsumexp(distance + own))
     most = np.exp(distance + own - _logsumexp(distance - own))
@@ -79,19 +81,24 @@ def _logsumexp(x: NDArray) -> NDArray:
 
 def weights(b: Bounds) -> Bounded:
     """(B, H, Lq, Lk)."""
-    state, r, (own, shared) = b.state, b.rounding, b.once(growth)
-    right = state["weights"]
+    state = b.state
+    return weights_of(b.rounding, state["weights"], state["scores"], state["allowed"], b.once(growth))
+
+
+def weights_of(r: Rounding, right: NDArray, scores: NDArray, allowed: NDArray, errors: Growth) -> Bounded:
+    """`weights` of any scores whose softmax over the last axis is `right`."""
+    own, shared = errors
     up, down = np.exp(own), np.exp(-own)
     most = (right * up).sum(axis=-1, keepdims=True)
     least = (right * down).sum(axis=-1, keepdims=True)
-    rho = shared + _own_roundings(state, r)
+    rho = shared + _own_roundings(r, right.shape[-1])
     upper = right * up * (1.0 + rho) / np.where(least > 0.0, least, 1.0)
     lower = right * down * (1.0 - rho) / np.where(most > 0.0, most, 1.0)
     e = np.maximum(upper - right, right - lower)
     if (own > SMALL_GROWTH).any():
-        least, most = _extremes(state, r, own)
+        least, most = _extremes(r, scores, allowed, own)
         extreme = np.maximum(most * (1.0 + rho) - right, right - least * (1.0 - rho))
-        e = np.where(_any_key(own), np.where(state["allowed"], extreme, 0.0), e)
+        e = np.where(_any_key(own), np.where(allowed, extreme, 0.0), e)
     # Before it is flushed, an exponential is at least `lower`, or `least`. One that is lost was less than lost_weight,
     # so the weight is less than e + lost_weight; and a 0 is stored as it is, so nothing is lost a second time.
     return r.store(Bounded(right, e), r.precision.lost_weight)
@@ -116,7 +123,7 @@ def heads(b: Bounds) -> Bounded:
     least = (weights.v * np.exp(-own)).sum(axis=-1, keepdims=True)
     share = weights.v * np.expm1(own) / np.where(least > 0.0, least, 1.0)
     if (own > SMALL_GROWTH).any():
-        most = np.where(state["allowed"], _extremes(state, r, own)[1], 0.0)
+        most = np.where(state["allowed"], _extremes(r, state["scores"], state["allowed"], own)[1], 0.0)
         share = np.where(_any_key(own), most, share)
     spread = values.v[:, :, None] - state["heads"][:, :, :, None]  # (B, H, Lq, Lk, dv)
     moved = r.carried(share[:, :, :, None, :], spread)[:, :, :, 0]
@@ -129,12 +136,12 @@ def heads(b: Bounds) -> Bounded:
     furthest = np.where(state["allowed"][..., None], np.abs(spread), 0.0).max(axis=3, initial=0.0)
     moved = np.minimum(moved, r.within(furthest, 2.0 * furthest))
     factor = shared * (np.abs(state["heads"]) + moved)
-    rounded = _own_roundings(state, r) + 2.0 * r.unit(r.precision.u)
+    rounded = _own_roundings(r, state.sizes.key_len) + 2.0 * r.unit(r.precision.u)
     stored = Bounded(weights.v, rounded * weights.most + r.precision.lost_weight)
     return r.store(Bounded(state["heads"], r.add(moved, factor, r.product(stored, values).e)))
 
 
-def _own_roundings(state: State, r: Rounding) -> float:
+def _own_roundings(r: Rounding, key_len: int) -> float:
     """The relative error of a weight after its exponential: its quotient, and the rescaling of an online softmax."""
-    blocks = r.precision.key_blocks(state.sizes.key_len)
+    blocks = r.precision.key_blocks(key_len)
     return float(r.gamma(QUOTIENT_ROUNDINGS + 2 * blocks, r.precision.us))

@@ -1,5 +1,7 @@
 """How far a module of a port may be from its original's in float64: 8 times what the original's own rounding does.
 
+Where the module computes something known, each number must lie within a derived bound as well (derived.py).
+
 The rounding is measured on the module's own inputs: the original's module in the port's dtype; the same with the batch
 in another order; and in float64 with each input moved by half a unit in the last place of that dtype.
 """
@@ -28,11 +30,13 @@ class Judged:
     """An array that a module gave, judged.
 
     Attributes:
-        ratio: its error over the measured rounding: the root mean square of both; or half of it, of the largest.
+        ratio: its error over the measured rounding: the root mean square of both; or half of it, of the largest. Where
+            a number is beyond its derived bound, at least 8 times its error over that.
         worst: the index of the largest error.
         got, expected: the numbers there.
         error: the largest error.
         rounding: the measured rounding as a fraction of what the original's gives, by root mean squares.
+        bound: the largest error over its derived bound; None without one.
     """
 
     ratio: float
@@ -41,6 +45,7 @@ class Judged:
     expected: float
     error: float
     rounding: float
+    bound: float | None = None
 
     @property
     def equal(self) -> bool:
@@ -53,7 +58,12 @@ class Judged:
 
 
 def judge(
-    got: NDArray, exact: NDArray, roundings: Sequence[NDArray], dtype: str, counted: NDArray | None = None
+    got: NDArray,
+    exact: NDArray,
+    roundings: Sequence[NDArray],
+    dtype: str,
+    bound: NDArray | None = None,
+    counted: NDArray | None = None,
 ) -> Judged:
     """Compare an array with the original's in float64.
 
@@ -62,11 +72,14 @@ def judge(
         exact: the original's in float64.
         roundings: the original's again, each rounded in another way.
         dtype: the port's.
+        bound: the derived bound of each element, if there is one.
         counted: which elements count. Default: all.
 
     >>> exact = np.array([1.0, 2.0])
     >>> judge(exact + [0.0, 1e-7], exact, [exact + 5e-8], "float32").equal
     True
+    >>> judge(exact + [0.0, 1e-7], exact, [exact + 5e-8], "float32", np.array([1e-8, 2e-8])).equal
+    False
     """
     got, exact = got.astype(np.float64), exact.astype(np.float64)
     counted = np.ones(1, bool) if counted is None else counted
@@ -75,14 +88,19 @@ def judge(
         size = np.where(counted, np.abs(_finite(exact)), 0.0)
         moved = [np.where(counted, _finite(_distance(one, exact)), 0.0) for one in roundings]
         ratios, relative = [], []
-        for measure, share in ((_rms, 1.0), (np.max, 0.5)):
+        for measure, weight in ((_rms, 1.0), (np.max, 0.5)):
             floor = UNIT[dtype] * float(measure(size))
             rounding = max([floor, *(float(measure(one)) for one in moved)])
             wrong = float(measure(error))
-            ratios.append(0.0 if wrong == 0.0 else share * float(np.divide(wrong, rounding)))
+            ratios.append(0.0 if wrong == 0.0 else weight * float(np.divide(wrong, rounding)))
             relative.append(UNIT[dtype] * rounding / floor if floor else 0.0)
-    worst = tuple(int(one) for one in np.unravel_index(int(np.argmax(error)), error.shape))
-    return Judged(max(ratios), worst, float(got[worst]), float(exact[worst]), float(error[worst]), relative[0])
+        over = error if bound is None else np.where(error == 0.0, 0.0, error / bound)
+    share = None if bound is None else float(over.max())
+    if share is not None and share > 1.0:
+        ratios.append(FACTOR * share)
+    furthest = over if share is not None and share > 1.0 else error
+    worst = tuple(int(one) for one in np.unravel_index(int(np.argmax(furthest)), error.shape))
+    return Judged(max(ratios), worst, float(got[worst]), float(exact[worst]), float(error[worst]), relative[0], share)
 
 
 def _distance(one: NDArray, other: NDArray) -> NDArray:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mha.recordings.modules.values import Place
 
 EXCLUDED = -1e3
 """A number that is added to scores excludes a key if it is below this."""
@@ -63,12 +65,57 @@ def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tupl
     return (theirs.reshape(original.shape) if fits else theirs).astype(original.dtype), different
 
 
-def padding_in(mask: NDArray) -> Iterator[NDArray]:
-    """The keys (B, Lk) that a mask excludes for every query of their item: once for each reading of the mask.
+def padding_found(
+    exact_on: Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]], given: Mapping[Place, NDArray]
+) -> NDArray | None:
+    """The rows (B, L) of padding of a module: other numbers there are seen to change no other row.
 
-    >>> [found.tolist() for found in padding_in(np.array([[True, True, False]]))]
-    [[[False, False, True]], [[True, True, False]]]
+    Args:
+        exact_on: what the module gives on other arrays.
+        given: what it is given, masks among it.
     """
+    exact = exact_on(given)
+    for rows in (one for array in given.values() for one in _padding_in(array)):
+        rows = rows & ~rows.all(axis=1, keepdims=True)  # in an item of padding alone there is no other row
+        other = {
+            place: array + np.where(_beside(rows, array), 1 + np.abs(array), 0.0)
+            for place, array in given.items()
+            if array.dtype.kind == "f" and array.ndim > 2 and array.shape[:2] == rows.shape
+        }
+        if not rows.any() or not other:
+            continue
+        found = exact_on({**given, **other})
+        kept = [
+            np.array_equal(found[place][~rows], array[~rows], equal_nan=True)
+            for place, array in exact.items()
+            if array.dtype.kind == "f" and array.shape[:2] == rows.shape
+        ]
+        if kept and all(kept):
+            return rows
+    return None
+
+
+def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
+    """The elements of what a module gave that stand in no row (B, L) of padding, or are not finite, as these spread.
+
+    None where `array`, (B, L, ...) or (B, H, L, Lk), has no such rows, or they can't be told from heads.
+
+    >>> counted_in(np.zeros((1, 2, 1)), np.array([[True, False]])).ravel().tolist()
+    [False, True]
+    """
+    tokens, queries = array.shape[:2] == padding.shape, array.ndim == 4 and array.shape[::2] == padding.shape
+    if tokens == queries:
+        return None
+    return ~(_beside(padding, array) if tokens else padding[:, None, :, None]) | ~np.isfinite(array)
+
+
+def _beside(rows: NDArray, array: NDArray) -> NDArray:
+    """The rows (B, L), with further axes for those of an array (B, L, ...)."""
+    return rows.reshape(*rows.shape, *(1,) * (array.ndim - 2))
+
+
+def _padding_in(mask: NDArray) -> Iterator[NDArray]:
+    """The keys (B, Lk) that a mask excludes for every query of their item: once for each reading of the mask."""
     allowed = allowed_in(mask)
     if allowed is not None:
         yield from (~allowed.any(axis=(1, 2)), allowed.all(axis=(1, 2)))

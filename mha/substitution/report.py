@@ -10,6 +10,8 @@ from mha.substitution.unseen import Unseen
 
 Status = Literal["equal", "wrong", "through its parts", "divided otherwise", "not judged"]
 
+Allowance = Literal["derived", "calibrated", ""]
+
 SCHEMA_VERSION = 1
 
 
@@ -23,7 +25,11 @@ class ModuleResult:
         original, how: the name of its original's module, and how the pair was found; None for a module without one.
         status: "wrong" if it is wrong by itself or in its own lines; "through its parts" if only modules inside it are;
             "divided otherwise" if it gives something else and is right with the lines around it.
-        ratio: its worst error over the measured rounding, of all its calls; None if not judged.
+        ratio: its worst error over the measured rounding, of all its calls, of which 8 are allowed; None if not judged.
+            Where a number is beyond its derived bound, at least 8 times its error over that.
+        allowance: "derived" if all that it gave must lie within derived bounds too; "" if not judged.
+        bound: the worst error over its derived bound, of which 1 is allowed; None without one.
+        rounding: the measured rounding as a fraction of what it gives.
         place, index: the array and the element that are worst.
         got, expected: the numbers there.
         reason: why it was not judged, or what else is to be said.
@@ -41,6 +47,9 @@ class ModuleResult:
     how: str
     status: Status
     ratio: float | None = None
+    allowance: Allowance = ""
+    bound: float | None = None
+    rounding: float | None = None
     place: str = ""
     index: tuple[int, ...] = ()
     got: float | None = None

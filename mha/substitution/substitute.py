@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import UNIT, Judged, judge
-from mha.substitution.masks import padding_in, translated
+from mha.substitution.derived import Known, attention_bound_on, bound_on, numbers_of_module
+from mha.substitution.masks import counted_in, padding_found, translated
 from mha.substitution.matching import Matched, match
 from mha.substitution.original import PASSED, Original, OriginalCall
 from mha_core import SpecError
@@ -95,6 +96,7 @@ class Substitution:
         self.masks: dict[str, int] = {}
         self.exact: dict[Place, NDArray] = {}
         self._roundings: list[dict[Place, NDArray]] = []
+        self._bounds: dict[Place, NDArray] = {}
         floating = [place for place, array in call.given.items() if array.dtype.kind == "f"]
         self._read_masks(other=False)
         if call.given and not matched:
@@ -166,6 +168,7 @@ class Substitution:
         if not parts:
             self.exact = outputs
             self._roundings = roundings
+        self._bounds = self._derived(exact, own, replace)
         judged = {one.port: self._judged(one, exact, roundings) for one in matched}
         for part in parts:
             for turn, (_, theirs) in enumerate(part.calls):
@@ -227,7 +230,7 @@ class Substitution:
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
         """How far something else is from what it gives, as `judge` counts; `judge` has run before."""
         ratios = [
-            judge(found[place], array, [each[place] for each in self._roundings if place in each], self._dtype).ratio
+            self._judge(found[place], place, self.exact, self._roundings).ratio
             for place, array in self.exact.items()
             if place in found and found[place].shape == array.shape
         ]
@@ -260,15 +263,12 @@ class Substitution:
     def _judged(
         self, one: Matched, exact: Mapping[Place, NDArray], roundings: Sequence[Mapping[Place, NDArray]]
     ) -> Judged:
-        place = one.original
-        others = [each[place] for each in roundings if place in each]
-        found = judge(one.array, exact[place], others, self._dtype)
-        if not found.equal:
-            counted = self._counted(one.array)
-            if counted is not None:
-                found = judge(one.array, exact[place], others, self._dtype, counted)
-                assert self.padding is not None
-                self._left_out = int(self.padding.sum())
+        found = self._judge(one.array, one.original, exact, roundings)
+        counted = None if found.equal else self._counted(one.array)
+        if counted is not None:
+            found = self._judge(one.array, one.original, exact, roundings, counted)
+            assert self.padding is not None
+            self._left_out = int(self.padding.sum())
         return found
 
     def _counted(self, array: NDArray) -> NDArray | None:
@@ -276,39 +276,41 @@ class Substitution:
         if not self._searched:
             self._searched = True
             with suppress(SpecError):
-                found = self._padding_found()
+                found = padding_found(self.exact_on, self.given_all())
                 self.padding = self.padding if found is None else found
-        rows = self.padding
-        if rows is None:
-            return None
-        tokens, queries = array.shape[:2] == rows.shape, array.ndim == 4 and array.shape[::2] == rows.shape
-        if tokens == queries:  # neither; or as many heads as tokens, so it can't be seen
-            return None
-        padded = rows.reshape(*rows.shape, *(1,) * (array.ndim - 2)) if tokens else rows[:, None, :, None]
-        return ~padded | ~np.isfinite(array)
+        return None if self.padding is None else counted_in(array, self.padding)
 
-    def _padding_found(self) -> NDArray | None:
-        """Rows (B, L) of keys that a mask excludes for all queries, if what stands there is seen to change no other."""
-        given = self.given_all()
-        exact = self.exact_on(given)
-        for rows in (one for array in given.values() for one in padding_in(array)):
-            rows = rows & ~rows.all(axis=1, keepdims=True)
-            other = {
-                place: array + np.where(rows.reshape(*rows.shape, *(1,) * (array.ndim - 2)), 1 + np.abs(array), 0.0)
-                for place, array in given.items()
-                if array.dtype.kind == "f" and array.ndim > 2 and array.shape[:2] == rows.shape
-            }
-            if not rows.any() or not other:
-                continue
-            found = self.exact_on({**given, **other})
-            kept = [
-                np.array_equal(found[place][~rows], array[~rows], equal_nan=True)
-                for place, array in exact.items()
-                if array.dtype.kind == "f" and array.shape[:2] == rows.shape
-            ]
-            if kept and all(kept):
-                return rows
-        return None
+    def _judge(
+        self,
+        got: NDArray,
+        place: Place,
+        exact: Mapping[Place, NDArray],
+        roundings: Sequence[Mapping[Place, NDArray]],
+        counted: NDArray | None = None,
+    ) -> Judged:
+        own = [each[place] for each in roundings if place in each]
+        return judge(got, exact[place], own, self._dtype, self._bounds.get(place), counted)
+
+    def _derived(
+        self,
+        exact: Mapping[Place, NDArray],
+        own: Mapping[Place, NDArray],
+        replaced: Mapping[int, Sequence[Mapping[Place, NDArray]]],
+    ) -> dict[Place, NDArray]:
+        """The derived bounds of what it gives; with parts replaced, of what is a known array or a sum of two."""
+        inputs = [
+            *self.given_all().values(),
+            *(one for calls in replaced.values() for gave in calls for one in gave.values()),
+        ]
+        parameters = {} if replaced else self.parameters()
+        known = Known(inputs, parameters, numbers_of_module(self.held))
+        floating = {place: array for place, array in exact.items() if array.dtype.kind == "f"}
+        found = {place: bound_on(array, own.get(place), known, self._dtype) for place, array in floating.items()}
+        problem = None if replaced or all(found.values()) else self._recording.problem_of(self._recorded)
+        if problem is not None:
+            for place, array in floating.items():
+                found[place] = found[place] or attention_bound_on(array, own.get(place), problem, self._dtype)
+        return {place: bound[1] for place, bound in found.items() if bound is not None}
 
     def _moved(self) -> dict[Place, NDArray]:
         """The inputs, each number moved by half a unit in its last place, up or down."""

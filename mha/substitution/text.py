@@ -27,7 +27,7 @@ def tree(report: WhereReport) -> Iterator[str]:
     """One line a module: its place, its verdict, its ratio, and the original's module."""
     width = min(60, max(2 * one.depth + len(_own(one)) for one in report.results))
     for one in report.results:
-        verdict = one.status if one.ratio is None else f"{one.status} {_number(one.ratio)}"
+        verdict = one.status if one.ratio is None else f"{one.status} {_number(one.ratio)} {one.allowance}"
         names = "" if one.original is None or one.original == one.name else f"  {_name(one.original)} ({one.how})"
         reason = f"  {one.reason}" if one.reason else ""
         if one.padding:
@@ -36,7 +36,13 @@ def tree(report: WhereReport) -> Iterator[str]:
 
 
 def unseen(report: WhereReport) -> Iterator[str]:
-    """What these inputs would not have shown, a bug a line."""
+    """What these inputs would not have shown, a bug a line; and how small a fault 16-bit numbers show."""
+    if report.dtype in ("float16", "bfloat16") and any(one.rounding for one in report.results):
+        least = sorted((FACTOR * one.rounding, _name(one.name)) for one in report.results if one.rounding)
+        yield (
+            f"Recorded in {report.dtype}: a fault that moves what a module gives by less than {least[0][0]:.1%} "
+            f"({least[0][1]}) to {least[-1][0]:.1%} ({least[-1][1]}) of its size can't be seen. Record in float32."
+        )
     bugs = dict.fromkeys(one.bug for one in report.unseen)
     if bugs:
         yield "These inputs would not have shown:"
@@ -54,7 +60,7 @@ def last_line(report: WhereReport) -> str:
         return f"{what}; none is wrong, but not all that have parameters were judged."
     if not report.equal:
         return f"{what}; none is wrong, but the model itself was not: what stands between its modules may be wrong."
-    return f"Equal: {what}, and none is further from the original in float64 than {FACTOR:g} times what rounding does."
+    return f"Equal: {what}, and none is further from the original in float64 than its allowance."
 
 
 def _finding(one: ModuleResult) -> str:
@@ -72,8 +78,14 @@ def _finding(one: ModuleResult) -> str:
         "": "",
     }[one.parameters if not one.own_lines else ""]
     notes = "".join(f"\n  {note}" for note in one.notes)
+    beyond = one.bound is not None and one.bound > 1.0
+    far = (
+        f"{_number(one.bound)} times the bound on rounding"
+        if beyond
+        else f"{_number(one.ratio)} times what rounding does"
+    )
     return (
-        f"{_name(one.name)} ({one.kind}) is wrong {what}: {_number(one.ratio)} times what rounding does, worst at "
+        f"{_name(one.name)} ({one.kind}) is wrong {what}: {far}, worst at "
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
         f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{notes}"
     )

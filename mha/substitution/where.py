@@ -167,7 +167,8 @@ class _Judge:
             self.unseen += unseen_in(module.name, ready[0])
         unpaired = self._outermost_inside(port, judged=False) if own_lines else []
         names = tuple(self.modules[one].name for one in unpaired)
-        return _filled(about, status, worst, own_lines=own_lines, unpaired=names)
+        shown = judged if worst in judged else [worst]
+        return _filled(about, status, worst, allowed=shown, own_lines=own_lines, unpaired=names)
 
     def _alone(
         self, inner: Sequence[int], ready: Sequence[Substitution], calls: Sequence[tuple[int, int]]
@@ -260,8 +261,11 @@ class _Judge:
         return tuple(found)
 
 
-def _filled(about: Mapping[str, Any], status: Status, call: CallJudgement, **rest: Any) -> ModuleResult:
+def _filled(
+    about: Mapping[str, Any], status: Status, call: CallJudgement, allowed: Sequence[CallJudgement], **rest: Any
+) -> ModuleResult:
     place, worst = call.worst
+    bounds = [found.bound for one in allowed for found in one.arrays.values()]
     notes = [*call.notes, *call.layouts]
     notes += [
         f"{name} excludes other keys than the original's mask: {n} entries differ"
@@ -275,6 +279,9 @@ def _filled(about: Mapping[str, Any], status: Status, call: CallJudgement, **res
         **about,
         status=status,
         ratio=worst.ratio,
+        allowance="calibrated" if None in bounds else "derived",
+        bound=max((one for one in bounds if one is not None), default=None),
+        rounding=worst.rounding,
         place=".".join(place),
         index=worst.worst,
         got=worst.got,

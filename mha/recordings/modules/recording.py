@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 from safetensors import safe_open
@@ -21,6 +21,10 @@ from mha_core.dtypes import DTYPES
 from mha_core.errors import LONGEST_REASON, one_line, shown
 from mha_core.files.outside import parse_json_object
 from mha_core.files.tensorfile import read_header
+
+if TYPE_CHECKING:
+    from conformance.cases.problem import Problem
+    from mha.recordings.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class ModuleRecording:
         if not Path(path).is_file():
             raise FileNotFoundError(f"no such file: {path}")
         self.path = Path(path)
-        metadata = read_header(path).metadata
+        metadata = self._metadata = read_header(path).metadata
         if METADATA_KEY not in metadata:
             raise SpecError(f"{path} holds no modules: record the port with mha.capture(model, FILE, modules=True)")
         try:
@@ -141,6 +145,25 @@ class ModuleRecording:
         except Exception as error:
             raise SpecError(f"{self.path} is damaged: {at.name} can't be read: {one_line(error)}") from error
         return found
+
+    def problem_of(self, call: ModuleCall) -> Problem | None:
+        """A call as the attention layer in the same file; None if it is none, or was not recorded as one."""
+        if self._attention is None:
+            return None
+        name, own = self.modules[call.module].name, [one for one in self.calls if one.module == call.module]
+        attention = [
+            problem
+            for position, problem in enumerate(self._attention.problems)
+            if self._attention.layer_of(position).name == name
+        ]
+        return attention[own.index(call)] if len(attention) == len(own) else None
+
+    @cached_property
+    def _attention(self) -> Recording | None:
+        from mha.recordings.recording import METADATA_KEY as ATTENTION
+        from mha.recordings.recording import Recording
+
+        return Recording.load(self.path) if ATTENTION in self._metadata else None
 
     @property
     def dtype(self) -> str:

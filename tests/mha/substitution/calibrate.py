@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import mha
+from tests.mha.substitution.formulas import DEVIATES, DTYPES, FRAMEWORKS, in_torch, ratios
 from tests.mha.substitution.models import FAULTS, batch, original, state_of
 from tests.mha.substitution.ports import PORTS, call
 
@@ -24,6 +25,7 @@ def main() -> None:
     right: dict[str, list[float]] = defaultdict(list)
     wrong: dict[str, list[float]] = defaultdict(list)
     missed: list[str] = []
+    derived: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "port.safetensors"
         for seed in range(100, 100 + seeds):
@@ -40,6 +42,7 @@ def main() -> None:
                         missed.append(f"{api} {seed} {fault or 'right'}: {report.wrong}")
                     own = [one for one in report.results if one.ratio is not None]
                     right[api] += [float(one.ratio or 0.0) for one in own if one.status == "equal"]
+                    derived += [one.bound for one in own if one.status == "equal" and one.bound is not None]
                     wrong[api] += [float(one.ratio or 0.0) for one in own if one.status == "wrong"]
     print("port    module calls  median    99 %   largest | wrong, smallest")
     for api in PORTS:
@@ -47,6 +50,25 @@ def main() -> None:
         print(f"{api:8}{len(right[api]):12}{share[0]:8.2f}{share[1]:8.2f}{share[2]:10.2f} | {min(wrong[api]):.0f}")
     print(f"{sum(map(len, right.values()))} calls of right modules, {sum(map(len, wrong.values()))} of wrong ones")
     print(f"not as it should be: {missed or 'none'}")
+    print(f"largest error over a derived bound: {max(derived):.2f}, in {len(derived)} modules")
+    by_formula(seeds)
+
+
+def by_formula(seeds: int) -> None:
+    """Print the largest error over the derived bound of each formula, by dtype, of all frameworks."""
+    print(f"\n{'formula':16}" + "".join(f"{dtype:>10}" for dtype in DTYPES["torch"]) + "   without a bound")
+    for name in in_torch():
+        largest, without, calls = [], 0, 0
+        for dtype in DTYPES["torch"]:
+            found = [
+                ratio
+                for seed in range(seeds)
+                for framework, ratio in ratios(name, FRAMEWORKS, seed, dtype)
+                if (framework, name, dtype) not in DEVIATES
+            ]
+            largest.append(max(one for one in found if one is not None))
+            without, calls = without + found.count(None), calls + len(found)
+        print(f"{name:16}" + "".join(f"{one:10.2f}" for one in largest) + f"   {without} of {calls}")
 
 
 if __name__ == "__main__":
