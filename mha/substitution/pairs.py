@@ -58,6 +58,11 @@ class Pairs:
 
     `inside_ports` has the position of each module of the port -> positions of those inside it.
 
+    Args:
+        originals, ports: the modules of both.
+        named: what a map says: names of the original's -> the port's.
+        ordered: pairs that are not found by their numbers, but by their order: see `exchanged`.
+
     Raises:
         SpecError: two pairs of a map contradict each other.
     """
@@ -65,6 +70,7 @@ class Pairs:
     originals: Sequence[Module]
     ports: Sequence[Module]
     named: Mapping[str, str] = field(default_factory=dict)
+    ordered: Mapping[int, int] = field(default_factory=dict)
     found: dict[int, int] = field(default_factory=dict)
     how: dict[int, str] = field(default_factory=dict)
 
@@ -73,6 +79,8 @@ class Pairs:
         self._inside_originals, self.inside_ports = _inside(self.originals), _inside(self.ports)
         self._by_map()
         self._pair(0, 0, "the models themselves")
+        for original, port in self.ordered.items():
+            self._pair(original, port, "order and shape")
         if self._names_agree():
             self._by_key("name", lambda module: _plain(module.name) or None)
         while True:
@@ -103,6 +111,23 @@ class Pairs:
         self.found[original], self.how[original] = port, self.how.pop(before)
         del self.found[before]
         self._back[port] = original
+
+    def exchanged(self) -> dict[int, int]:
+        """Pairs in the order of both models' calls, of modules without parts that the same numbers pair in another one.
+
+        Where whole modules are paired by their numbers, so are those inside them, and no order is asked for.
+        """
+        groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
+        for original, port in sorted(self.found.items()):
+            around = self.ports[port].within
+            inside_known = any(one and self.how.get(self._back.get(one, 0)) == "the same numbers" for one in around)
+            if self.how[original] == "the same numbers" and not self.inside_ports[port] and not inside_known:
+                groups[self.originals[original].numbers.size, self.originals[original].sizes].append((original, port))
+        found: dict[int, int] = {}
+        for pairs in groups.values():
+            ordered = zip([own for own, _ in pairs], sorted(port for _, port in pairs), strict=True)
+            found |= {own: port for own, port in ordered if self.found[own] != port}
+        return found
 
     def original_of(self, port: int) -> int | None:
         """Position of the original's module; None if there is none."""

@@ -34,6 +34,7 @@ class ModuleResult:
         got, expected: the numbers there.
         reason: why it was not judged, or what else is to be said.
         parameters: whether it has some, and whether they are the original's: "same", "other" or "".
+        parameters_of: if they are another's, the name of the original's module that has them.
         own_lines: whether it is wrong with right parts, so in its own lines.
         unpaired: the modules inside whose lines count as its own, because they have no original.
         padding: how many rows of an equal module differ: rows of padding, of which it was seen that no other depends on
@@ -57,6 +58,7 @@ class ModuleResult:
     reason: str = ""
     notes: tuple[str, ...] = ()
     parameters: str = ""
+    parameters_of: str = ""
     own_lines: bool = False
     unpaired: tuple[str, ...] = ()
     padding: int = 0

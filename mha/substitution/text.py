@@ -74,7 +74,9 @@ def _finding(one: ModuleResult) -> str:
         what = f"in its own lines{others} (errors of its parts are taken out)"
     parameters = {
         "same": " Its parameters are the original's, so what it computes is wrong.",
-        "other": " Its parameters are not the original's.",
+        "other": f" Its parameters are those of {one.parameters_of}."
+        if one.parameters_of
+        else " Its parameters are not the original's.",
         "": "",
     }[one.parameters if not one.own_lines else ""]
     notes = "".join(f"\n  {note}" for note in one.notes)

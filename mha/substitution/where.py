@@ -66,8 +66,20 @@ def where(
     progress("the original")
     dtype = recording.dtype
     own = Original(original, inputs, dtype)
-    found = Pairs(_modules(own.modules, own.calls), _modules(recording.modules, recording.calls), pairs or {})
-    return _Judge(own, recording, found, dtype, progress).report()
+    both = _modules(own.modules, own.calls), _modules(recording.modules, recording.calls)
+    found = Pairs(*both, pairs or {})
+    report = _Judge(own, recording, found, dtype, progress).report()
+    exchanged = found.exchanged()
+    if exchanged and _wrong_in_own_lines(report):
+        # A line that is wrong between right modules, or weights that stand in each other's places?
+        second = _Judge(own, recording, Pairs(*both, pairs or {}, exchanged), dtype, progress).report()
+        if _wrong_in_own_lines(second) < _wrong_in_own_lines(report):
+            return second
+    return report
+
+
+def _wrong_in_own_lines(report: WhereReport) -> set[str]:
+    return {one.name for one in report.results if one.status == "wrong" and one.own_lines}
 
 
 class _Judge:
@@ -121,6 +133,9 @@ class _Judge:
         about |= {"original": self.own.modules[original].name, "how": self.pairs.how[original]}
         if module.numbers.known and self.own.modules[original].numbers.hashed is not None:
             about["parameters"] = "same" if module.numbers == self.own.modules[original].numbers else "other"
+            if about["parameters"] == "other":
+                alike = (one.name for one in self.own.modules if one.numbers == module.numbers)
+                about["parameters_of"] = next(alike, "")
         lacking = self.own.modules[original].without_numbers
         if lacking is not None:  # PyTorch computes with such a parameter as if there were some
             reason = f"the original's {lacking} has no numbers: it is on the meta device, offloaded, or not initialised"

@@ -96,3 +96,13 @@ def test_the_order_of_the_batch_and_the_words_takes_no_pair_away():
     own = [module("", total([A]), ()), module("a", A, shapes=((2, 3, 4),))]
     port = [module("", total([B]), ()), module("x", B, shapes=((3, 2, 4),))]
     assert names(Pairs(own, port)) == {"": "", "a": "x"}
+
+
+def test_exchanged_numbers_are_ordered():
+    """Of the modules whose numbers pair them crosswise; not in a module that is paired as a whole."""
+    own = [module("", total([A, B, C]), ()), module("a", A), module("b", B), module("c", C)]
+    port = [module("", total([A, B, C]), ()), module("x", B), module("y", A), module("z", C)]
+    pairs = Pairs(own, port)
+    assert names(pairs) == {"": "", "a": "y", "b": "x", "c": "z"}
+    assert pairs.exchanged() == {1: 1, 2: 2}
+    assert names(Pairs(own, port, {}, pairs.exchanged())) == {"": "", "a": "x", "b": "y", "c": "z"}

@@ -259,3 +259,16 @@ def test_a_recording_must_hold_one_call_of_the_model(tmp_path):
         port[0](torch.randn(3, 6))
     with pytest.raises(SpecError, match="no call of the model itself, of '0'"):
         mha.where(port, tmp_path / "part.safetensors")
+
+
+def test_exchanged_weights_are_named(tmp_path):
+    """Each module computes what the original's of the same numbers does; it stands in the other one's place."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)).eval()
+    port = nn.Sequential(model[2], nn.Tanh(), model[0], nn.Tanh(), model[4]).eval()
+    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
+        port(torch.randn(3, 5))
+    report = mha.where(model, tmp_path / "port.safetensors")
+    assert report.wrong == ("0", "2")
+    assert [one.parameters_of for one in report.results if one.name in report.wrong] == ["2", "0"]
+    assert "Its parameters are those of 2." in "\n".join(findings(report))
