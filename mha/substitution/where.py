@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from mha.recordings.modules.diagnosed import Suspect, diagnosed
 from mha.recordings.modules.recording import ModuleCall, ModuleRecording
 from mha.substitution.original import Original, OriginalCall
 from mha.substitution.pairs import Module, Pairs
@@ -63,7 +65,10 @@ def where(
     dtype = recording.dtype
     own = Original(original, inputs, dtype)
     found = Pairs(_modules(own.modules, own.calls), _modules(recording.modules, recording.calls), pairs or {})
-    return _Judge(own, recording, found, dtype, progress).report()
+    report = _Judge(own, recording, found, dtype, progress).report()
+    wrong = {one.name: Suspect(one.kind, one.parameters) for one in report.results if one.status == "wrong"}
+    called = [one.name for one in report.results]
+    return replace(report, diagnosed=diagnosed(recording.path, wrong, called, report.judged, progress))
 
 
 class _Judge:
