@@ -83,10 +83,11 @@ def diagnosed(
     except SpecError as error:
         return {next(iter(wrong)): f"No attention is diagnosed: {error}"}
     layers: dict[str, str] = {}
-    for one in [] if recording is None else recording.layers:
-        owner = one.name if one.name in judged else _holder(one.name, called)
+    recorded = () if recording is None else tuple(dict.fromkeys(layer.name for layer in recording.layers))
+    for one in recorded:
+        owner = one if one in judged else _holder(one, called)
         if owner in wrong:
-            layers[one.name] = owner
+            layers[one] = owner
     told: dict[tuple[object, ...], list[_Told]] = {}
     found: dict[str, list[_Told]] = {}
     for name, owner in layers.items():
@@ -109,7 +110,7 @@ def diagnosed(
     texts = {owner: "\n".join(map(str, ones)) for owner, ones in found.items()}
     unread = {one.name: one.why for one in (recording.unread or () if recording is not None else ())}
     for name, one in wrong.items():
-        if name in layers.values():
+        if name in layers.values() or any(_stands_in(layer, name) for layer in recorded):
             continue
         if name in unread or class_like_attention(one.kind.rpartition(".")[2]):
             texts[name] = f"Its attention was not recorded: {NOT_RECORDED[unread.get(name, 'unknown')]}."
@@ -122,6 +123,10 @@ def _holder(layer: str, called: Collection[str]) -> str:
     while around and (around == layer or around not in called):
         around = re.sub(r"(^|[./])[^./]*$", "", around)
     return around
+
+
+def _stands_in(layer: str, module: str) -> bool:
+    return not module or layer.startswith((f"{module}.", f"{module}/"))
 
 
 def _alone(recording: Recording, name: str) -> Recording:
@@ -139,31 +144,24 @@ def _stage(recording: Recording) -> str | None:
     return None
 
 
-def _sentence(
-    name: str, who: str, own: Recording, key: object, parameters: str, path: str | os.PathLike[str]
-) -> _Told:
+def _sentence(name: str, who: str, own: Recording, key: object, parameters: str, path: str | os.PathLike[str]) -> _Told:
     """The diagnosis of a layer; one that is right by its own weights leaves what it holds and is given."""
     if not isinstance(key, str):
         what = {
             "same": "its settings or its mask are not the original's",
             "other": "its parameters are what differs, or its settings or its mask",
         }.get(parameters, "its parameters, its settings or its mask are not the original's")
-        more = (
-            f" With a recording of the original, mha diagnose {path} --weights ORIGINAL looks for a wrong order in them."
-            if parameters != "same"
-            else ""
-        )
-        return _Told(
-            name, f"{who} follows the definition of its own weights ({_given(own)}): so {what}.{more}"
-        )
+        more = ""
+        if parameters != "same":
+            command = f"mha diagnose {path} --weights ORIGINAL"
+            more = f" With a recording of the original, {command} looks for a wrong order in them."
+        return _Told(name, f"{who} follows the definition of its own weights ({_given(own)}): so {what}.{more}")
     try:
         (found,) = explain(own) if len(own.dtypes) == 1 else explain(own)[:1]
     except SpecError as error:
         return _Told(name, f"{who} could not be diagnosed: {error}")
     wrong = found.mismatch.message if found.mismatch is not None else key
-    return _Told(
-        name, f"{who} does not follow the definition of its own weights: {wrong}.\n{cause(found)}", found
-    )
+    return _Told(name, f"{who} does not follow the definition of its own weights: {wrong}.\n{cause(found)}", found)
 
 
 def _explains(diagnosis: Diagnosis, own: Recording) -> bool:
