@@ -11,7 +11,7 @@ from mha.substitution.report import ModuleResult, WhereReport
 from mha.substitution.text import finding, findings, last_line, unseen
 from mha_core.files.writing import write_whole
 
-WIDTH, EDGE = 240, 8
+WIDTH, EDGE = 240, 18
 """Of the axis and of its ends, in units of the drawing."""
 
 LEAST = 1e-2
