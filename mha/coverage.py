@@ -234,11 +234,20 @@ def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool
     (True, True)
     """
     classes = [cls.__name__ for cls in type(module).__mro__]
-    if any(_CLASS.search(cls) and not _NO_CLASS.search(cls) for cls in classes) and not _NO_CLASS.search(classes[0]):
+    if any(map(class_like_attention, classes)) and not _NO_CLASS.search(classes[0]):
         return True
     if len([part for part in parts if not _NORM.search(part)]) < 2:
         return False
     return bool(_NAME.fullmatch(name)) or any(_is_count(module, heads) for heads in HEADS)
+
+
+def class_like_attention(name: str) -> bool:
+    """Whether the name of a class is one of attention.
+
+    >>> class_like_attention("BertSelfAttention"), class_like_attention("AttentionMask")
+    (True, False)
+    """
+    return bool(_CLASS.search(name)) and not _NO_CLASS.search(name)
 
 
 def _is_count(module: Any, name: str) -> bool:

@@ -22,7 +22,7 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
         paragraphs += [_place(diagnosis)] if diagnosis.mismatch is not None else []
         paragraphs.append(f"{ENDED} {diagnosis.ended}")
     elif diagnosis.mismatch is not None:
-        paragraphs += [_place(diagnosis), _cause(diagnosis)]
+        paragraphs += [_place(diagnosis), cause(diagnosis)]
         if diagnosis.located is not None:
             paragraphs.append(located_text(diagnosis.located, partly=bool(diagnosis.partly)))
         if diagnosis.measured is not None:
@@ -38,7 +38,7 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
 def _again(again: Diagnosis) -> str:
     """What differs in second calls."""
     total = len(again.failing) + len(again.passing)
-    lines = [f"Each called twice, the second calls differ in {len(again.failing)} of {total} cases.", _cause(again)]
+    lines = [f"Each called twice, the second calls differ in {len(again.failing)} of {total} cases.", cause(again)]
     if again.located is not None:
         lines.append(located_text(again.located, partly=bool(again.partly)))
     return "\n".join(lines)
@@ -87,7 +87,8 @@ def _place(diagnosis: Diagnosis) -> str:
     return f"{seen}\nEverything before that stage is right."
 
 
-def _cause(diagnosis: Diagnosis) -> str:
+def cause(diagnosis: Diagnosis) -> str:
+    """The bugs that explain what differs, and what to change; or that none does."""
     inside = "" if diagnosis.inside is None else f"{_precision(diagnosis)}\n"
     total = len(diagnosis.failing) + len(diagnosis.passing)
     if diagnosis.explanations:

@@ -113,7 +113,7 @@ def interpreters(
             raise SpecError(f"{switch} {option}: {name!r} is not known here (known: {', '.join(known)})")
         if name in found:
             raise SpecError(f"{switch} {option}: {name!r} has an interpreter already: {found[name]}")
-        found[name] = _program(path, f"{switch} {option}")
+        found[name] = program(path, f"{switch} {option}")
     wanted = [name for name in names if name not in found]
     file, programs, content = _of_file(Path.cwd(), wanted, switch)
     if programs:
@@ -163,7 +163,7 @@ def _of_file(folder: Path, names: Collection[str], switch: str) -> tuple[Path, d
         if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
             raise SpecError(f'{where} must hold lines NAME = "PATH". Got {shown(table)}.')
         programs = {
-            name: _program(str(folder / value), f"{where} {name}") for name, value in table.items() if name in names
+            name: program(str(folder / value), f"{where} {name}") for name, value in table.items() if name in names
         }
         if programs and hasattr(os, "geteuid") and path.stat().st_uid != os.geteuid():
             raise SpecError(f"{where} is another user's, so the programs that it names are not run; use {switch}")
@@ -171,8 +171,12 @@ def _of_file(folder: Path, names: Collection[str], switch: str) -> tuple[Path, d
     return folder, {}, b""
 
 
-def _program(path: str, where: str) -> str:
-    """The absolute path of an interpreter; a link stays one, because a virtual environment is known by its links."""
+def program(path: str, where: str) -> str:
+    """The absolute path of an interpreter; a link stays one, because a virtual environment is known by its links.
+
+    Raises:
+        SpecError: there is none; the message begins with `where`.
+    """
     expanded = os.path.expanduser(path)
     found = shutil.which(expanded)
     if found is None:

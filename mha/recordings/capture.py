@@ -35,6 +35,7 @@ from mha_core import SpecError
 from mha_core.capture import NoneFoundError, ReadCall
 from mha_core.dtypes import round_to
 from mha_core.errors import one_line
+from mha_core.live.probe import SWITCH
 from mha_core.weights import check_weights
 
 __all__ = ["Adapter", "Call", "Capture", "Hooks", "adapters_for", "capture", "hooks_of", "register", "unregister"]
@@ -142,7 +143,8 @@ def capture(
         overwrite: whether a file that is there may be replaced.
         strict: whether it is an error that a module which looks like attention is not recorded.
         probe: whether each layer is first run on a few small inputs, with its hooks, to see that it computes what
-            its weights say (see `mha_core.live.probe`); it is left as it was. False takes them at their word.
+            its weights say (see `mha_core.live.probe`); it is left as it was. False takes them at their word. With
+            `modules`, one that does not is named in the warning, and recorded.
         tokens: what stands at each position, for `mha view`: a list of texts, or one for each item of the batch; or
             both by "keys" and "queries", where these are others.
         modules: whether to record what every module is given and gives, for `mha where`, beside the attention layers;
@@ -189,17 +191,20 @@ def capture(
         survey.meet(name, module, known=adapter is not None, asked=asked)
         if adapter is None or not asked:
             return None
+        is_read, where = False, f" at {name}" if name else ""
         try:
             adapter.check(module)
+            is_read = True
             if probe and hasattr(adapter, "probe"):
                 adapter.probe(module)
         except SpecError as error:
-            where = f" at {name}" if name else ""
-            reason = f"{adapter.kind}{where} can't be recorded: {error}"
-            if modules:
-                unreadable.append(reason)
+            if not modules:
+                raise SpecError(f"{adapter.kind}{where} can't be recorded: {error}") from error
+            if not is_read:
+                unreadable.append(f"{adapter.kind}{where} can't be recorded: {error}")
                 return None
-            raise SpecError(reason) from error
+            # A layer that is not what its weights say is what `mha where` looks for, and diagnoses by its calls.
+            unreadable.append(f"{adapter.kind}{where} is recorded, but: {str(error).removesuffix(f'. {SWITCH}')}")
         return adapter
 
     def see(name: str, adapter: Any, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:

@@ -75,6 +75,7 @@ class WhereReport:
         versions: package -> version, of the port's recording.
         pairs: name of the original's module -> that of the port's.
         unseen: the bugs that an equal module could have without being wrong on these inputs.
+        diagnosed: name of a wrong module -> what its attention shows as a layer, by its own weights.
     """
 
     results: tuple[ModuleResult, ...]
@@ -83,6 +84,7 @@ class WhereReport:
     versions: Mapping[str, str]
     pairs: Mapping[str, str] = field(default_factory=dict)
     unseen: tuple[Unseen, ...] = ()
+    diagnosed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -118,5 +120,6 @@ class WhereReport:
             "dtype": self.dtype,
             "versions": dict(self.versions),
             "unseen": [asdict(one) for one in self.unseen],
+            "diagnosed": dict(self.diagnosed),
             "modules": [asdict(one) for one in self.results],
         }

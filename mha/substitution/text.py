@@ -15,7 +15,8 @@ def findings(report: WhereReport) -> Iterator[str]:
     """What is wrong, one module a paragraph, and what was not judged."""
     for one in report.results:
         if one.status == "wrong":
-            yield _finding(one)
+            told = report.diagnosed.get(one.name, "").splitlines()
+            yield "\n  ".join([finding(one), *told])
     if report.uncovered:
         yield (
             f"Not judged, and with parameters of their own: {_some(report.uncovered)}. No module of the original "
@@ -63,7 +64,8 @@ def last_line(report: WhereReport) -> str:
     return f"Equal: {what}, and none is further from the original in float64 than its allowance."
 
 
-def _finding(one: ModuleResult) -> str:
+def finding(one: ModuleResult) -> str:
+    """One wrong module: how far it is off, where, and which module of the original says so."""
     where = f"{one.place} " if one.place else ""
     if one.place.startswith("the mask"):
         own = f"{_name(one.name)} ({one.kind}) is wrong in its own lines"

@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from mha.recordings.modules.diagnosed import Suspect, diagnosed
 from mha.recordings.modules.recording import ModuleCall, ModuleRecording
 from mha.substitution.original import Original, OriginalCall
 from mha.substitution.pairs import Module, Pairs, in_order, sizes_of
@@ -73,9 +74,10 @@ def where(
     if exchanged and _wrong_in_own_lines(report):
         # A line that is wrong between right modules, or weights that stand in each other's places?
         second = _Judge(own, recording, Pairs(*both, pairs or {}, exchanged), dtype, progress).report()
-        if _wrong_in_own_lines(second) < _wrong_in_own_lines(report):
-            return second
-    return report
+        report = second if _wrong_in_own_lines(second) < _wrong_in_own_lines(report) else report
+    wrong = {one.name: Suspect(one.kind, one.parameters) for one in report.results if one.status == "wrong"}
+    called = [one.name for one in report.results]
+    return replace(report, diagnosed=diagnosed(recording.path, wrong, called, report.judged, progress))
 
 
 def _wrong_in_own_lines(report: WhereReport) -> set[str]:

@@ -24,6 +24,12 @@ class WhereOptions(Options):
         help="Pairs of modules in TOML. A file that is not there is written with the pairs found, to be edited.",
     )
     json_path: Path | None = options.json_file()
+    html_path: Path | None = options.output_file("--html", help="Also write a report page to this file.")
+    python: str | None = options.option(
+        "--python",
+        metavar="PATH",
+        help="The interpreter that runs the original, and this command: another environment.",
+    )
 
 
 @options.command(WhereOptions)
@@ -37,6 +43,10 @@ def where(asked: WhereOptions) -> None:
     Exit status: 0 equal, 1 a module is wrong or one with parameters has no original, 2 could not run or nothing was
     judged.
     """
+    if asked.python is not None:
+        from mha.cli.elsewhere import run_elsewhere
+
+        run_elsewhere(asked.python, "python")
     from mha.recordings.modules.recording import ModuleRecording
     from mha.substitution.pairs import read_map, write_map
     from mha.substitution.text import findings, last_line, tree, unseen
@@ -50,6 +60,10 @@ def where(asked: WhereOptions) -> None:
         found = run(original_named(asked.original), recording, inputs=given, pairs=pairs, progress=says(status))
     say(console, *findings(found), "", *tree(found), "", last_line(found), *unseen(found))
     write_asked(asked.json_path, found.to_dict)
+    if asked.html_path is not None:
+        from mha.substitution.page.page import write_page
+
+        write_page(asked.html_path, found, f"{asked.original}, {asked.recording.name}")
     if asked.map is not None and pairs is None:
         write_map(asked.map, found.pairs)
     finish(found.judged and not found.equal, failed=not found.judged)

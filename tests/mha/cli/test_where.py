@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +17,9 @@ from torch import nn
 
 import mha
 from mha.cli.porter.where import where
+from mha.substitution.page.page import render
+from mha.substitution.report import ModuleResult, WhereReport
+from tests.browser.driver import CONTRASTS, LOWEST_CONTRAST
 
 MHA = [sys.executable, "-c", "from mha.cli.main import run; run()"]
 PAGE = (Path(__file__).parents[3] / "docs" / "where.md").read_text()
@@ -113,3 +118,72 @@ def test_what_is_refused_is_refused_in_one_line(recorded, original, recording, m
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert message in done.stderr
+
+
+def test_the_page_has_what_the_terminal_says_and_names_are_escaped(recorded):
+    assert run(f"{recorded}:original", "wrong.safetensors", "--html", "wrong.html").exit_code == 1
+    page = Path("wrong.html").read_text()
+    assert "<script" not in page
+    assert 'It parts at <a href="#parts">1</a>' in page
+    (row,) = re.findall(r'<tr class="wrong" id="parts">.*?</tr>', page, re.S)
+    assert ">wrong: it parts here</td>" in row
+    assert '<circle class="point"' in row
+    assert page.count('<th scope="row"') == page.count('<line class="allowed"') == 4
+    assert "is wrong by itself" in page
+    assert f"torch {torch.__version__}" in page
+    report = WhereReport(
+        (ModuleResult("<b>", "mine.<i>", 0, "<u>", "name", "wrong", 9.0, "", (0,), 1.0, 2.0),), (), "float32", {}
+    )
+    page = render(dataclasses.replace(report, diagnosed={"<b>": "<s>"}), "<q>")
+    assert not re.findall(r"<(b|i|u|s|q)>", page)
+    assert page.count("&lt;b&gt;") >= 3
+    assert "&lt;s&gt;" in page
+
+
+@pytest.mark.same_on_newest  # a page in a browser
+@pytest.mark.parametrize("width", [360, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_can_be_read_in_a_browser(recorded, browser, width, scheme):
+    run(f"{recorded}:original", "wrong.safetensors", "--html", "wrong.html")
+    browser.open(Path("wrong.html").absolute(), width, scheme)
+    assert browser.overflowing() == []
+    assert {name: found for name, found in browser.run(CONTRASTS).items() if found < LOWEST_CONTRAST} == {}
+
+
+def test_another_interpreter_runs_the_same_command(recorded):
+    command = [*MHA, "where", f"{recorded}:original", "wrong.safetensors", "--python", sys.executable]
+    done = subprocess.run([*command, "--json", "there.json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == run(f"{recorded}:original", "wrong.safetensors").stdout
+    assert json.loads(Path("there.json").read_text())["wrong"] == ["1"]
+
+
+def refused_by(program: str, **variables: str) -> str:
+    """What the command says of an interpreter, in one line."""
+    path = os.pathsep.join(filter(None, sys.path))  # PYTHONPATH would lead the other one there as well
+    code = f"import os, sys; sys.path[:] = {path!r}.split(os.pathsep); {MHA[-1]}"
+    command = [sys.executable, "-c", code, "where", "nowhere", "absent.safetensors", "--python", program]
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    done = subprocess.run(command, capture_output=True, text=True, env=given, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    return done.stderr
+
+
+def test_an_interpreter_that_can_not_be_used_is_refused_in_one_line(tmp_path):
+    assert "there is no program /nowhere that can be run" in refused_by("/nowhere")
+    assert "is no interpreter of Python 3.11 or newer" in refused_by("/bin/true")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    said = refused_by(bare)
+    assert f"{bare} can't import mha-parity" in said
+    assert "-m pip install mha-parity==" in said
+    for package in ("conformance/workers", "mha/cli"):  # one that says that it is another version
+        (tmp_path / "other" / package).mkdir(parents=True)
+    (tmp_path / "other/mha/cli/main.py").touch()
+    (tmp_path / "other/conformance/workers/protocol.py").write_text(
+        "class Hello:\n    @classmethod\n    def of_this_process(cls):\n        return cls()\n\n"
+        "    def to_bytes(self):\n"
+        '        return b\'{"project": "0.0.1", "code": "", "python": "3.11", "pid": 1}\'\n'
+    )
+    said = refused_by(bare, PYTHONPATH=str(tmp_path / "other"))
+    assert f"{bare} has mha-parity 0.0.1; this is " in said

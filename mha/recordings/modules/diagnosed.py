@@ -1,0 +1,186 @@
+"""What the attention in a wrong module shows as a layer: `mha diagnose` on its recorded calls, in a few sentences."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from conformance.diagnosis.diagnose import Diagnosis
+from conformance.diagnosis.diagnose import diagnose as find_bugs
+from conformance.diagnosis.text import cause
+from mha.coverage import class_like_attention
+from mha.recordings.explain import explain
+from mha.recordings.recording import METADATA_KEY, Recording
+from mha.recordings.replay import RecordedSubject, judge_recording
+from mha_core import SpecError
+from mha_core.files.tensorfile import read_header
+
+SHOWN = 6
+"""Most names that a sentence lists."""
+
+MOST = 3
+"""Most layers of one class that are diagnosed where the same array is the first wrong one, and the faults differ."""
+
+NOT_RECORDED = {
+    "unknown": "nothing here knows its class, or what it gave is not what its projections, found by their names, give. "
+    "Say where they are: mha.capture(..., layers={name: mha.Projections(...)})",
+    "uncalled": "it has, or was called with, what no recording of a layer holds: the warning of mha.capture says what",
+    "unasked": "mha.capture was asked for others (layers=)",
+}
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A wrong module: its class; and whether its parameters are the original's: "same", "other" or ""."""
+
+    kind: str
+    parameters: str
+
+
+@dataclass
+class _Told:
+    """A sentence on the layer `first`, and the other layers of which it holds, or may hold."""
+
+    first: str
+    text: str
+    diagnosis: Diagnosis | None = None
+    alike: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [self.text]
+        if self.alike:
+            lines.append(f"And {len(self.alike)} more alike: {_some(self.alike)}.")
+        if self.others:
+            lines.append(f"And {len(self.others)} more of this class, not diagnosed: {_some(self.others)}.")
+        return "\n".join(lines)
+
+
+def diagnosed(
+    path: str | os.PathLike[str],
+    wrong: Mapping[str, Suspect],
+    called: Collection[str],
+    judged: Collection[str],
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, str]:
+    """Name of a wrong module -> what its attention shows as a layer, by its own weights.
+
+    A layer belongs to the module of its name, or to the one directly around it if it was not judged itself. Of layers
+    of one class with the same first wrong array, those that a diagnosis explains are not diagnosed again.
+
+    Args:
+        path: a recording of modules.
+        wrong: name of each module that is wrong -> what is known of it, in the order of the calls.
+        called, judged: names of all modules that were called, and of those with a verdict.
+        progress: is told what is being done.
+    """
+    if not wrong:
+        return {}
+    try:
+        recording = Recording.load(path) if METADATA_KEY in read_header(path).metadata else None
+    except SpecError as error:
+        return {next(iter(wrong)): f"No attention is diagnosed: {error}"}
+    layers: dict[str, str] = {}
+    recorded = () if recording is None else tuple(dict.fromkeys(layer.name for layer in recording.layers))
+    for one in recorded:
+        owner = one if one in judged else _holder(one, called)
+        if owner in wrong:
+            layers[one] = owner
+    told: dict[tuple[object, ...], list[_Told]] = {}
+    found: dict[str, list[_Told]] = {}
+    for name, owner in layers.items():
+        assert recording is not None
+        progress(f"the attention of {owner or 'the model'}")
+        own = _alone(recording, name)
+        key, layer = _stage(own), own.layer_of(0)
+        if key is None:
+            key = (wrong[owner].parameters, _given(own))
+        before = told.setdefault((layer.kind, key), [])
+        alike = next((one for one in before if one.diagnosis is None or _explains(one.diagnosis, own)), None)
+        if alike is not None:
+            alike.alike.append(name)
+        elif len(before) == MOST or any(one.diagnosis and not one.diagnosis.explanations for one in before):
+            before[-1].others.append(name)
+        else:
+            who = "As a layer it" if name == owner else f"{name}, as a layer,"
+            before.append(_sentence(name, who, own, key, wrong[owner].parameters, path))
+            found.setdefault(owner, []).append(before[-1])
+    texts = {owner: "\n".join(map(str, ones)) for owner, ones in found.items()}
+    unread = {one.name: one.why for one in (recording.unread or () if recording is not None else ())}
+    for name, one in wrong.items():
+        if name in layers.values() or any(_stands_in(layer, name) for layer in recorded):
+            continue
+        if name in unread or class_like_attention(one.kind.rpartition(".")[2]):
+            texts[name] = f"Its attention was not recorded: {NOT_RECORDED[unread.get(name, 'unknown')]}."
+    return texts
+
+
+def _holder(layer: str, called: Collection[str]) -> str:
+    """The module next around a layer, of those that were called."""
+    around = layer
+    while around and (around == layer or around not in called):
+        around = re.sub(r"(^|[./])[^./]*$", "", around)
+    return around
+
+
+def _stands_in(layer: str, module: str) -> bool:
+    return not module or layer.startswith((f"{module}.", f"{module}/"))
+
+
+def _alone(recording: Recording, name: str) -> Recording:
+    """The calls of one layer."""
+    return replace(
+        recording, calls=tuple(call for call in recording.calls if recording.layers[call.layer].name == name)
+    )
+
+
+def _stage(recording: Recording) -> str | None:
+    """The first array that is not what the layer's own weights give; None if all are."""
+    for result in judge_recording(recording):
+        if result.status != "equal":
+            return result.mismatches[0].stage if result.mismatches else result.message
+    return None
+
+
+def _sentence(name: str, who: str, own: Recording, key: object, parameters: str, path: str | os.PathLike[str]) -> _Told:
+    """The diagnosis of a layer; one that is right by its own weights leaves what it holds and is given."""
+    if not isinstance(key, str):
+        what = {
+            "same": "its settings or its mask are not the original's",
+            "other": "its parameters are what differs, or its settings or its mask",
+        }.get(parameters, "its parameters, its settings or its mask are not the original's")
+        more = ""
+        if parameters != "same":
+            command = f"mha diagnose {path} --weights ORIGINAL"
+            more = f" With a recording of the original, {command} looks for a wrong order in them."
+        return _Told(name, f"{who} follows the definition of its own weights ({_given(own)}): so {what}.{more}")
+    try:
+        (found,) = explain(own) if len(own.dtypes) == 1 else explain(own)[:1]
+    except SpecError as error:
+        return _Told(name, f"{who} could not be diagnosed: {error}")
+    wrong = found.mismatch.message if found.mismatch is not None else key
+    return _Told(name, f"{who} does not follow the definition of its own weights: {wrong}.\n{cause(found)}", found)
+
+
+def _explains(diagnosis: Diagnosis, own: Recording) -> bool:
+    """Whether what explains one layer explains another."""
+    bugs = list(dict.fromkeys(bug for one in diagnosis.explanations for bug in one.bugs))
+    if not bugs:
+        return False
+    subjects = [(RecordedSubject(own, dtype), own.cases(dtype)) for dtype in own.dtypes]
+    return all(find_bugs(subject, cases, bugs=bugs).explanations for subject, cases in subjects)
+
+
+def _given(own: Recording) -> str:
+    """What a layer's results depend on besides its weights, as `mha diagnose` read it."""
+    call, layer = own.calls[0], own.layer_of(0)
+    masks = [name for name, value in vars(call.inputs.mask).items() if hasattr(value, "dtype") or value]
+    return f"{layer.config.num_heads} heads, {'mask: ' + ', '.join(masks) if masks else 'no mask'}"
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(name or "the model" for name in names[:SHOWN]) + more

@@ -1,0 +1,1 @@
+"""The report of `mha where` as one page."""

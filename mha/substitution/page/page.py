@@ -1,0 +1,71 @@
+"""A WhereReport as one HTML page that needs nothing else: the findings, and the tree with ratios on a log axis."""
+
+from __future__ import annotations
+
+from math import ceil, floor, log10
+from pathlib import Path
+
+from conformance.reports.selfcontained import template
+from mha.substitution.allowance import FACTOR
+from mha.substitution.report import ModuleResult, WhereReport
+from mha.substitution.text import finding, findings, last_line, unseen
+from mha_core.files.writing import write_whole
+
+WIDTH, EDGE = 240, 18
+"""Of the axis and of its ends, in units of the drawing."""
+
+LEAST = 1e-2
+"""Smaller ratios are drawn there."""
+
+
+def write_page(path: Path, report: WhereReport, title: str) -> None:
+    """Write the page, atomically; `title` says of what the report is."""
+    write_whole(path, render(report, title).encode())
+
+
+def render(report: WhereReport, title: str) -> str:
+    """The page as text."""
+    wrong = [one for one in report.results if one.status == "wrong"]
+    axis = _Axis([one.ratio for one in report.results if one.ratio is not None])
+    verdict = "different" if wrong else "equal" if report.equal else "open"
+    return template("mha.substitution.page", "where.html.j2").render(
+        title=title,
+        report=report,
+        verdict=verdict,
+        sentence=last_line(report),
+        parts=next((one.name for one in report.results if one.status == "wrong"), None),
+        findings=[(one.name, finding(one), report.diagnosed.get(one.name, "")) for one in wrong],
+        rest=list(findings(report))[len(wrong) :],
+        unseen=[line.strip() for line in list(unseen(report))[1:]],
+        axis=axis,
+        ratio=_ratio,
+        allowed=FACTOR,
+    )
+
+
+def _ratio(one: ModuleResult) -> str:
+    if one.ratio is None:
+        return ""
+    return f"{one.ratio:.2g}" if one.ratio < 1e4 else f"{one.ratio:.1e}"
+
+
+class _Axis:
+    """Places of ratios on a log axis that has them all, and the allowance."""
+
+    width = WIDTH
+
+    def __init__(self, ratios: list[float]) -> None:
+        finite = [min(max(one, LEAST), 1e12) for one in ratios]
+        self._low = floor(log10(min([0.1, *finite])))
+        self._high = ceil(log10(max([100.0, *finite])))
+
+    def at(self, ratio: float) -> float:
+        """Where a ratio stands; one beyond the axis at its end."""
+        power = log10(min(max(ratio, 10.0**self._low), 10.0**self._high))
+        return round(EDGE + (WIDTH - 2 * EDGE) * (power - self._low) / (self._high - self._low), 1)
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Places and powers of ten, at most six."""
+        step = ceil((self._high - self._low) / 5)
+        return [(self.at(10.0**power), f"{10.0**power:g}") for power in range(self._low, self._high + 1, step)]
