@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from mha.cli import options
-from mha.cli.common import CouldNotRun, consoles, finish, say, says, write_asked
-from mha.cli.options import Options, argument
+from mha.cli.common import DIFFERENT, EQUAL, CouldNotRun, consoles, say, says, write_asked
+from mha.cli.options import argument
+from mha.cli.outcomes import Reported, of_modules
 
 
-class WhereOptions(Options):
+class WhereOptions(Reported):
     """The arguments and options of `mha where`."""
 
     original: str = argument()
@@ -51,7 +52,9 @@ def where(asked: WhereOptions) -> None:
     write_asked(asked.json_path, found.to_dict)
     if asked.map is not None and pairs is None:
         write_map(asked.map, found.pairs)
-    finish(not found.equal)
+    status = EQUAL if found.equal else DIFFERENT
+    asked.write_outcomes(lambda: of_modules(found), status)
+    raise SystemExit(status)
 
 
 def original_named(spec: str) -> Any:
