@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mha.bench import machine
 from mha.bench.run import Measured, is_too_large
+from mha.schemas import schema
 from mha_core.errors import SpecError, shown
 from mha_core.files.outside import parse_json
 from mha_core.files.writing import write_json
 
 SCHEMA_VERSION = 2
-"""Version of the file's form; a change that readers would notice raises it. `schema.json` describes the form."""
+"""Version of the file's form; a change that readers would notice raises it; see mha/schemas/bench.json."""
 
 Results = dict[str, Any]
 Row = dict[str, Any]
@@ -146,7 +146,7 @@ def read(path: Path) -> Results:
 
 
 def _validator() -> Any:
-    """What checks a results file against `schema.json`; a string has no characters that can't be printed."""
+    """What checks a results file against its schema; a string has no characters that can't be printed."""
     try:
         from jsonschema import Draft202012Validator
         from jsonschema.validators import extend
@@ -158,8 +158,7 @@ def _validator() -> Any:
         return isinstance(value, str) and all(line.isprintable() for line in value.splitlines())
 
     checker = Draft202012Validator.TYPE_CHECKER.redefine("string", is_printable)
-    schema = Path(__file__).with_name("schema.json").read_text(encoding="utf-8")
-    return extend(Draft202012Validator, type_checker=checker)(json.loads(schema))
+    return extend(Draft202012Validator, type_checker=checker)(schema("bench"))
 
 
 def _peers(row: Row) -> Sequence[MeasurementDict]:

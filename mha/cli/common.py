@@ -31,11 +31,15 @@ class CouldNotRun(click.ClickException):
 
 def finish(different: object, failed: object = False) -> NoReturn:
     """End the command: with exit status 1 if something is different, else with 2 if something failed, else with 0."""
-    raise SystemExit(DIFFERENT if different else COULD_NOT_RUN if failed else EQUAL)
+    raise SystemExit(_status(different, failed))
 
 
-def finish_by(results: Sequence[Result], also: Sequence[Result] = (), *, failed: bool = False) -> NoReturn:
-    """End the command by results: 1 if one is different, 2 if one did not run or nothing was judged.
+def _status(different: object, failed: object) -> int:
+    return DIFFERENT if different else COULD_NOT_RUN if failed else EQUAL
+
+
+def status_by(results: Sequence[Result], also: Sequence[Result] = (), *, failed: bool = False) -> int:
+    """The exit status by results: 1 if one is different, 2 if one did not run or nothing was judged.
 
     Args:
         results: what the command was to judge.
@@ -44,7 +48,7 @@ def finish_by(results: Sequence[Result], also: Sequence[Result] = (), *, failed:
     """
     statuses = {result.status for result in (*results, *also)}
     nothing_judged = not {result.status for result in results} & {"equal", "deviates", "different"}
-    finish("different" in statuses, failed or "failed" in statuses or nothing_judged)
+    return _status("different" in statuses, failed or "failed" in statuses or nothing_judged)
 
 
 def consoles() -> tuple[Console, Console]:

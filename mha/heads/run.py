@@ -45,7 +45,7 @@ def measure_heads(
     speed: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Importance, curves, and what is cut; `schema.json` says the form.
+    """Importance, curves, and what is cut; mha/schemas/heads.json says the form.
 
     Args:
         subject: the model with the texts that importance is measured on, or a recording.

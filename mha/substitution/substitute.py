@@ -326,8 +326,8 @@ class Substitution:
     def _turned(self) -> dict[Place, NDArray] | None:
         """The inputs with the batch in another order; None if not all arrays have one batch of several items."""
         sizes = {array.shape[0] for array in self._call.given.values() if array.ndim > 1}
-        if len(sizes) != 1 or sizes == {1}:
-            return None
+        if len(sizes) != 1 or sizes == {1} or any(array.shape == (*sizes,) for array in self._call.given.values()):
+            return None  # a vector may have a number for each item, such as its length, or not
         full = {**self._call.given, **self.given}
         return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full.items()}
 

@@ -18,7 +18,6 @@ from mha.substitution.report import ModuleResult, Status, WhereReport
 from mha.substitution.substitute import CallJudgement, Part, Substitution
 from mha.substitution.unseen import Unseen, unseen_in
 from mha_core import SpecError
-from mha_core.errors import one_line
 
 
 def where(
@@ -158,9 +157,6 @@ class _Judge:
             judged = [one.judge() for one in ready]
         except SpecError as error:
             return ModuleResult(**{**about, "reason": str(error)}, status="not judged")
-        except Exception as error:  # what no rule foresees in one module is no reason to leave the others
-            reason = f"it can't be compared: {one_line(error)}"
-            return ModuleResult(**{**about, "reason": reason}, status="not judged")
         if ready[0].padding is not None:
             self.padding[port] = ready[0].padding
         inner = self._outermost_inside(port, judged=True)
@@ -232,7 +228,7 @@ class _Judge:
                 parts.append(Part(original, self.modules[part].name, both, right))
             try:
                 found.append(one.judge(parts))
-            except Exception:  # as in `_judged`
+            except SpecError:
                 return None
         return max(found, key=lambda one: one.worst[1].ratio)
 

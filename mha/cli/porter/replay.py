@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from mha.cli import options
 from mha.cli.apart import Apart
-from mha.cli.common import consoles, finish_by, of_result, progress, say, warn, write_asked
+from mha.cli.common import consoles, of_result, progress, say, status_by, warn, write_asked
+from mha.cli.outcomes import Reported, of_results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from mha.recordings.replay import Replay
 
 
-class ReplayOptions(Apart):
+class ReplayOptions(Reported, Apart):
     """The argument and options of `mha replay`."""
 
     file: Path = options.path_argument()
@@ -84,7 +85,9 @@ def replay(asked: ReplayOptions) -> None:
             **outcome.to_dict(),
         },
     )
-    finish_by(outcome.results, also=outcome.recorded, failed=bool(found.broken))
+    status = status_by(outcome.results, also=outcome.recorded, failed=bool(found.broken))
+    asked.write_outcomes(lambda: of_results(outcome.everything, found.broken), status)
+    raise SystemExit(status)
 
 
 def _print(console: Console, recording: Recording, outcome: Replay, file: Path) -> None:

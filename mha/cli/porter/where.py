@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from mha.cli import options
-from mha.cli.common import CouldNotRun, consoles, finish, say, says, write_asked
-from mha.cli.options import Options, argument
+from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, consoles, say, says, write_asked
+from mha.cli.options import argument
+from mha.cli.outcomes import Reported, of_modules
 
 
-class WhereOptions(Options):
+class WhereOptions(Reported):
     """The arguments and options of `mha where`."""
 
     original: str = argument()
@@ -66,7 +67,9 @@ def where(asked: WhereOptions) -> None:
         write_page(asked.html_path, found, f"{asked.original}, {asked.recording.name}")
     if asked.map is not None and pairs is None:
         write_map(asked.map, found.pairs)
-    finish(found.judged and not found.equal, failed=not found.judged)
+    ended = EQUAL if found.equal else DIFFERENT if found.judged else COULD_NOT_RUN
+    asked.write_outcomes(lambda: of_modules(found), ended)
+    raise SystemExit(ended)
 
 
 def original_named(spec: str) -> Any:

@@ -16,8 +16,9 @@ import click
 
 from mha.cli import options
 from mha.cli.apart import Apart, Loaded
-from mha.cli.common import CouldNotRun, consoles, finish, finish_by, of_result, say, says, warn, write_asked
+from mha.cli.common import COULD_NOT_RUN, CouldNotRun, consoles, of_result, say, says, status_by, warn, write_asked
 from mha.cli.options import option
+from mha.cli.outcomes import Reported, badge, of_results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +37,7 @@ def _switch_cache_off(context: click.Context, parameter: click.Parameter, is_giv
         os.environ[SETTING] = OFF  # for the processes that this one starts, too
 
 
-class CheckOptions(Apart):
+class CheckOptions(Reported, Apart):
     """The options of `mha check`."""
 
     backend_names: tuple[str, ...] = options.backends()
@@ -61,9 +62,19 @@ class CheckOptions(Apart):
     json_path: Path | None = options.json_file("Also write every result to this file.")
     html_path: Path | None = options.output_file("--html", help="Also write a report page to this file.")
 
-    def write(self, whole: dict[str, Any]) -> None:
-        """Write the report to the files that were asked for."""
+    badge_path: Path | None = options.output_file(
+        "--badge", help="Also write how many are equal to this file, as shields.io's endpoint takes it."
+    )
+
+    def begin(self) -> None:
+        """Make the badge of an earlier run grey: this one may end before it has results."""
+        write_asked(self.badge_path, lambda: badge([], COULD_NOT_RUN))
+
+    def write(self, whole: dict[str, Any], results: Sequence[Result], status: int) -> None:
+        """Write the report, and the outcomes of a run with this exit status, to the files that were asked for."""
         write_asked(self.json_path, lambda: whole)
+        self.write_outcomes(lambda: of_results(results, whole["could_not_run"]), status)
+        write_asked(self.badge_path, lambda: badge(results, status))
         if self.html_path is not None:
             from conformance.reports.html import write_html
 
@@ -93,6 +104,7 @@ def check(asked: CheckOptions) -> None:
     from mha_core.dtypes import check_dtype
 
     console, errors = consoles()
+    asked.begin()
     if asked.suite is not None:
         if asked.count is not None or asked.dtypes or asked.devices or asked.table_path is not None:
             raise CouldNotRun("--suite onnx has its own cases and dtypes, and runs on the CPU: leave out the others")
@@ -112,20 +124,21 @@ def check(asked: CheckOptions) -> None:
     )
     warn(errors, [*found.left_out, *found.broken])
     if not found.subjects:
-        asked.write(report.to_json([], {}, known, found.broken))
-        finish(different=False, failed=True)
+        asked.write(report.to_json([], {}, known, found.broken), [], COULD_NOT_RUN)
+        raise SystemExit(COULD_NOT_RUN)
     runs = [(case, subject) for subject in found.subjects for case in asked_of(subject, cases, found.subjects)]
     results, interrupted = _judged(errors, runs, asked, settings, known)
     looked = looked_at(cases, results, found.subjects)
     report.print_results(console, results, looked)
     if interrupted:
         warn(errors, [f"interrupted: {len(results)} of {len(runs)} results are there"])
-    asked.write(report.to_json(results, found.versions, known, found.broken, looked))
+    status = status_by(results, failed=interrupted or bool(found.broken))
+    asked.write(report.to_json(results, found.versions, known, found.broken, looked), results, status)
     if not interrupted and not asked.no_diagnosis:
         _explain(console, errors, found.own, cases, results, known, settings)
         if asked.count is not None:
             _show_smallest(console, errors, found.subjects, results, settings)
-    finish_by(results, failed=interrupted or bool(found.broken))
+    raise SystemExit(status)
 
 
 def _judged(
@@ -179,8 +192,9 @@ def _check_onnx(console: Console, errors: Console, asked: CheckOptions) -> NoRet
     results = [replace(result, recorded={}) for result in judged]
     looked = looked_at([case for case, _ in runs], results, [subject for _, subject in runs])
     report.print_results(console, results, looked)
-    asked.write(report.to_json(results, found.versions, looked_at=looked))
-    finish_by(results, failed=interrupted or bool(found.broken))
+    status = status_by(results, failed=interrupted or bool(found.broken))
+    asked.write(report.to_json(results, found.versions, looked_at=looked), results, status)
+    raise SystemExit(status)
 
 
 def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> list[Asked]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from mha.cli import options
 from mha.cli.apart import Apart
-from mha.cli.common import consoles, finish, says
+from mha.cli.common import consoles, finish, says, write_asked
 from mha.cli.options import option
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mha.recordings.recording import Recording
 
 Found = TypeVar("Found")
+
+SCHEMA_VERSION = 1
 
 
 class DiagnoseOptions(Apart):
@@ -52,6 +54,7 @@ class DiagnoseOptions(Apart):
     probes: tuple[str, ...] = options.several(
         "--probe", "-p", help="Show the numbers of this probe; wildcards work (repeatable)."
     )
+    json_path: Path | None = options.json_file("Also write to this file whether it differs, and what is said.")
 
     def check(self) -> None:
         """Raise UsageError if options do not fit each other."""
@@ -63,6 +66,11 @@ class DiagnoseOptions(Apart):
             raise click.UsageError("--weights belongs to FILE.")
         if self.file is not None and self.dtype is not None:
             raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
+
+    def end(self, differs: bool, texts: list[str]) -> NoReturn:
+        """Write what was said to the file that --json names, and end the command."""
+        write_asked(self.json_path, lambda: {"schema": SCHEMA_VERSION, "differs": differs, "diagnoses": texts})
+        finish(differs)
 
 
 @options.command(DiagnoseOptions)
@@ -82,16 +90,17 @@ def diagnose(asked: DiagnoseOptions) -> None:
     if asked.file is None:
         text, differs = (_probed if asked.probes else _of_subject)(str(asked.spec), asked)
         click.echo(text)
-        finish(differs)
+        asked.end(differs, [text])
     found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
-    click.echo("\n\n".join(describe(one, details=asked.details) for one in found))
+    texts = [describe(one, details=asked.details) for one in found]
+    click.echo("\n\n".join(texts))
     differs = any(diagnosis.differs for diagnosis in found)
     if asked.unseen and not differs:
         click.echo(f"\n{_unseen(asked.file, asked.patterns)}")
     parted = compared is not None and compared.different
     if parted and not differs:
         click.echo("\nThat is by its own inputs and masks, which are not the original's: see above.")
-    finish(parted or differs)
+    asked.end(parted or differs, texts)
 
 
 def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, bool]:

@@ -94,9 +94,8 @@ def diagnosed(
         assert recording is not None
         progress(f"the attention of {owner or 'the model'}")
         own = _alone(recording, name)
-        key, layer = _stage(own), own.layer_of(0)
-        if key is None:
-            key = (wrong[owner].parameters, _given(own))
+        stage, layer = _stage(own), own.layer_of(0)
+        key = (wrong[owner].parameters, _given(own)) if stage is None else stage
         before = told.setdefault((layer.kind, key), [])
         alike = next((one for one in before if one.diagnosis is None or _explains(one.diagnosis, own)), None)
         if alike is not None:
@@ -109,10 +108,10 @@ def diagnosed(
             found.setdefault(owner, []).append(before[-1])
     texts = {owner: "\n".join(map(str, ones)) for owner, ones in found.items()}
     unread = {one.name: one.why for one in (recording.unread or () if recording is not None else ())}
-    for name, one in wrong.items():
+    for name, suspect in wrong.items():
         if name in layers.values() or any(_stands_in(layer, name) for layer in recorded):
             continue
-        if name in unread or class_like_attention(one.kind.rpartition(".")[2]):
+        if name in unread or class_like_attention(suspect.kind.rpartition(".")[2]):
             texts[name] = f"Its attention was not recorded: {NOT_RECORDED[unread.get(name, 'unknown')]}."
     return texts
 

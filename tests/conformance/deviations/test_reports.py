@@ -13,11 +13,12 @@ from conformance.deviations.known import load
 from conformance.reports import text as report
 from conformance.reports.html import render
 from conformance.reports.html_view import groups_of, result_view
+from mha.schemas import schema
 from mha_core.files.writing import jsonable
 from tests.conformance.deviations.listed_layer import ENTRY, result_of
 
 ROOT = Path(conformance.__file__).parent.parent
-SCHEMA = json.loads((ROOT / "conformance" / "reports" / "schema.json").read_text())
+SCHEMA = schema("check")
 
 
 def runs(path: Path, *cases: str) -> list:

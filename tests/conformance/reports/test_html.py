@@ -6,15 +6,14 @@ import json
 import re
 from functools import cache
 from html.parser import HTMLParser
-from pathlib import Path
 
 import jsonschema
 import pytest
 
-import conformance
 from conformance.reports import text as report
 from conformance.reports.html import render, write_html
 from conformance.reports.html_view import HEAT_STEPS, ratio
+from mha.schemas import schema
 from mha_core import STAGES, SpecError
 from mha_core.files.writing import jsonable, write_json
 from tests.conformance.reports.sample import ATTRIBUTE, CASES, MARKUP, SUBJECTS, sample_report
@@ -22,7 +21,7 @@ from tests.conformance.reports.sample import ATTRIBUTE, CASES, MARKUP, SUBJECTS,
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
 VOID = {"meta", "wbr", "br", "hr", "img", "link", "input"}
-SCHEMA = json.loads((Path(conformance.__file__).parent / "reports" / "schema.json").read_text())
+SCHEMA = schema("check")
 
 
 class Page(HTMLParser):

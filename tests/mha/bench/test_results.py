@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.resources
 import json
 import sys
 from functools import reduce
@@ -15,12 +14,9 @@ import pytest
 from mha.bench import table
 from mha.bench.results import best_peer, failures, leanest_peer, ours, read, to_results, without_room, write
 from mha.bench.run import Measured, add_memory, gather
+from mha.schemas import schema
 from mha_core import SpecError
 from tests.mha.bench.made_up import entry, measured, row
-
-
-def schema():
-    return json.loads((importlib.resources.files("mha.bench") / "schema.json").read_text())
 
 
 @pytest.fixture
@@ -32,13 +28,13 @@ def test_the_file_has_its_form_and_comes_back(results, tmp_path):
     write(tmp_path / "results.json", results)
     found = read(tmp_path / "results.json")
     assert found == json.loads(json.dumps(results))
-    jsonschema.validate(found, schema())
+    jsonschema.validate(found, schema("bench"))
 
 
 def test_the_schema_refuses_what_it_does_not_know(results):
     results["rows"][0]["contestants"][0]["speed"] = 3
     with pytest.raises(jsonschema.ValidationError, match="speed"):
-        jsonschema.validate(json.loads(json.dumps(results)), schema())
+        jsonschema.validate(json.loads(json.dumps(results)), schema("bench"))
 
 
 def test_ratios_are_against_the_fastest_peer_and_shares_of_the_peak(results):

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from mha.bench import machine
 from mha.bench.results import to_results, write
 from mha.cli.main import main
+from mha.schemas import schema
 from tests.mha.bench.made_up import entry, measured
-from tests.mha.bench.test_results import schema
 
 
 def bench(*arguments):
@@ -98,7 +98,7 @@ def test_one_small_measurement(backend_names, tmp_path):
     result = bench("--backend", backend, *given, "--plots", tmp_path)
     assert result.exit_code == 0, result.output
     found = json.loads(path.read_text())
-    jsonschema.validate(found, schema())
+    jsonschema.validate(found, schema("bench"))
     assert list(found["frameworks"]) == [backend]
     assert found["threads"] == 1
     assert [row["setting"]["length"] for row in found["rows"]] == [3, 5]

@@ -16,7 +16,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from mha.cli.learning.heads import heads as command  # noqa: E402
-from mha.heads import run as runs  # noqa: E402
 from mha.heads.curve import Judge, nearest  # noqa: E402
 from mha.heads.gates import embed  # noqa: E402
 from mha.heads.importance import MEASURES, gradient, order_of  # noqa: E402
@@ -25,6 +24,7 @@ from mha.heads.page.page import render  # noqa: E402
 from mha.heads.prune import kept_in, removed_first  # noqa: E402
 from mha.heads.subject import of_encoder, of_recording  # noqa: E402
 from mha.port.encoder import load_encoder  # noqa: E402
+from mha.schemas import schema  # noqa: E402
 from mha_core import AttentionConfig, SpecError  # noqa: E402
 from tests.mha.heads.test_prune import GROUPED, recording_of  # noqa: E402
 
@@ -150,9 +150,8 @@ def test_command_says_where_it_was_proved(written):
 
 def test_json_has_the_form_of_its_schema(written):
     found = json.loads(written[1]["json"].read_text(encoding="utf-8"))
-    schema = json.loads(Path(runs.__file__).with_name("schema.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(found, schema)
+    jsonschema.Draft202012Validator.check_schema(schema("heads"))
+    jsonschema.validate(found, schema("heads"))
     assert sum(map(len, found["pruned"]["kept"].values())) == 48
     assert not any(text in json.dumps(found) for text in TEXTS)
 
@@ -246,8 +245,7 @@ def test_the_committed_result_has_the_form_of_the_schema():
     """And the command that the page names is one of this program."""
     docs = Path(__file__).parents[3] / "docs"
     found = json.loads((docs / "_data" / "heads-minilm.json").read_text(encoding="utf-8"))
-    schema = json.loads(Path(runs.__file__).with_name("schema.json").read_text(encoding="utf-8"))
-    jsonschema.validate(found, schema)
+    jsonschema.validate(found, schema("heads"))
     (line,) = re.findall(r"^mha heads (.*)$", (docs / "importance.md").read_text(encoding="utf-8"), re.MULTILINE)
     asked = command.make_context("heads", line.replace("docs/_data/", "").split()).params
     assert (asked["model"], asked["prune"], asked["measures"]) == (

@@ -16,6 +16,7 @@ from mha.heads import speed  # noqa: E402
 from mha.heads.page.page import write_page  # noqa: E402
 from mha.heads.speed import compared, products  # noqa: E402
 from mha.heads.subject import of_recording  # noqa: E402
+from mha.schemas import schema  # noqa: E402
 from mha_core import AttentionConfig  # noqa: E402
 from tests.mha.heads.test_prune import recording_of  # noqa: E402
 
@@ -69,10 +70,9 @@ def test_share_of_attention_in_minilm():
 
 
 def test_sample_has_the_form_of_the_schema():
-    schema = json.loads(Path(runs.__file__).with_name("schema.json").read_text(encoding="utf-8"))
-    jsonschema.validate(sample_report(), schema)
+    jsonschema.validate(sample_report(), schema("heads"))
     empty = runs.measure_heads(of_recording("r", recording_of(CONFIG)), None, ["leave-one-out"])
-    jsonschema.validate(empty, schema)
+    jsonschema.validate(empty, schema("heads"))
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1400, "light")])

@@ -1,0 +1,18 @@
+"""JSON schemas (draft 2020-12) of what commands write with --json: one file a command, strict."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+
+def schema(command: str) -> dict[str, Any]:
+    """The schema of what `mha COMMAND --json` writes, with the parts of `common.json` that several schemas share.
+
+    >>> schema("where")["title"]
+    'What `mha where --json` writes'
+    """
+    text, shared = ((files(__name__) / f"{name}.json").read_text(encoding="utf-8") for name in (command, "common"))
+    found: dict[str, Any] = json.loads(text.replace('"common.json#/', '"#/'))
+    return {**found, "$defs": {**json.loads(shared)["$defs"], **found.get("$defs", {})}}
