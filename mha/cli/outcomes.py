@@ -17,7 +17,7 @@ from mha.cli.options import Options
 
 if TYPE_CHECKING:
     from conformance.judging.result import Result
-    from mha.substitution.report import WhereReport
+    from mha.substitution.reports.report import WhereReport
 
 Status = Literal["passed", "failure", "error", "skipped"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,10 +10,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from mha.recordings.modules.diagnosed import Suspect, diagnosed
-from mha.recordings.modules.recording import ModuleCall, ModuleRecording
-from mha.substitution.original import Original, OriginalCall
-from mha.substitution.pairs import Module, Pairs, in_order, sizes_of
-from mha.substitution.report import ModuleResult, Status, WhereReport
+from mha.recordings.modules.recording import ModuleRecording
+from mha.substitution.calls import by_module, holds, inputs_of, modules_of
+from mha.substitution.original import Original
+from mha.substitution.pairing.order import in_order
+from mha.substitution.pairing.pairs import Pairs, sizes_of
+from mha.substitution.reports.report import ModuleResult, Status, WhereReport
 from mha.substitution.substitute import CallJudgement, Part, Substitution
 from mha.substitution.unseen import Unseen, unseen_in
 from mha_core import SpecError
@@ -62,11 +63,11 @@ def where(
     if (often := sum(call.module == 0 for call in recording.calls)) > 1:
         raise SpecError(f"the recording holds {often} calls of the model: record one")
     if inputs is None:
-        inputs = _inputs_of(recording)
+        inputs = inputs_of(recording)
     progress("the original")
     dtype = recording.dtype
     own = Original(original, inputs, dtype)
-    both = _modules(own.modules, own.calls), _modules(recording.modules, recording.calls)
+    both = modules_of(own.modules, own.calls), modules_of(recording.modules, recording.calls)
     found = Pairs(*both, pairs or {})
     report = _Judge(own, recording, found, dtype, progress).report()
     exchanged = found.exchanged()
@@ -90,8 +91,8 @@ class _Judge:
         self, own: Original, recording: ModuleRecording, pairs: Pairs, dtype: str, progress: Callable[[str], None]
     ) -> None:
         self.own, self.recording, self.pairs, self.dtype, self.progress = own, recording, pairs, dtype, progress
-        self.calls = _by_module(recording.calls)
-        self.own_calls = _by_module(own.calls)
+        self.calls = by_module(recording.calls)
+        self.own_calls = by_module(own.calls)
         self.modules, self.inside = pairs.ports, pairs.inside_ports
         self.results: dict[int, ModuleResult] = {}
         self.padding: dict[int, NDArray] = {}
@@ -222,7 +223,7 @@ class _Judge:
                 both = [
                     (self.own.calls[call], self.recording.calls[other[call]] if call in other else None)
                     for call in self.own_calls[original]
-                    if _holds(self.own.calls, mine, call)
+                    if holds(self.own.calls, mine, call)
                 ]
                 right = self.results[part].status != "wrong"
                 parts.append(Part(original, self.modules[part].name, both, right))
@@ -239,8 +240,8 @@ class _Judge:
             original, port: positions of the module.
             mine, theirs: the calls in which they are made. Default: that of the model.
         """
-        own = [one for one in self.own_calls[original] if _holds(self.own.calls, mine, one)]
-        other = [one for one in self.calls[port] if _holds(self.recording.calls, theirs, one)]
+        own = [one for one in self.own_calls[original] if holds(self.own.calls, mine, one)]
+        other = [one for one in self.calls[port] if holds(self.recording.calls, theirs, one)]
         if len(own) == len(other):
             return list(zip(own, other, strict=True))
         left = [(one, sizes_of(self.own.calls[one].shapes)) for one in own]
@@ -303,50 +304,3 @@ def _filled(
         padding=call.padding if status == "equal" else 0,
         **rest,
     )
-
-
-def _by_module(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, list[int]]:
-    """Position of each module -> positions of its calls."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for position, call in enumerate(calls):
-        found[call.module].append(position)
-    return found
-
-
-def _holds(calls: Sequence[ModuleCall | OriginalCall], outer: int, inner: int | None) -> bool:
-    """Whether a call was made within another one."""
-    while inner is not None and inner > outer:
-        inner = calls[inner].within
-    return inner == outer
-
-
-def _inputs_of(recording: ModuleRecording) -> Mapping[str, Any]:
-    """What the port itself was called with."""
-    first = recording.calls[0]
-    arrays = {at.place: recording.array(at) for at in first.given}
-    if any(len(place) != 1 for place in arrays):
-        raise SpecError("the port is called with nested arrays: say what the original is called with (inputs=)")
-    plain = {place[0]: value for place, value in first.plain.items() if len(place) == 1 and value is not None}
-    return {**{place[0]: array for place, array in arrays.items()}, **plain}
-
-
-def _within(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, tuple[int, ...]]:
-    """Position of each module -> those around its first call, the nearest first."""
-    found: dict[int, tuple[int, ...]] = {}
-    around: list[tuple[int, ...]] = []
-    for call in calls:
-        outer = () if call.within is None else (calls[call.within].module, *around[call.within])
-        around.append(tuple(dict.fromkeys(outer)))
-        found.setdefault(call.module, around[-1])
-    return found
-
-
-def _modules(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -> list[Module]:
-    """What pairing needs of the modules of either model."""
-    within = _within(calls)
-    first = {call.module: call.shapes for call in reversed(calls)}
-    each = [frozenset(one.numbers for one in module.parameters.values()) for module in own]
-    return [
-        Module(module.name, module.kind, module.numbers, each[position], within[position], first[position])
-        for position, module in enumerate(own)
-    ]

@@ -49,8 +49,8 @@ def where(asked: WhereOptions) -> None:
 
         run_elsewhere(asked.python, "python")
     from mha.recordings.modules.recording import ModuleRecording
-    from mha.substitution.pairs import read_map, write_map
-    from mha.substitution.text import findings, last_line, tree, unseen
+    from mha.substitution.pairing.maps import read_map, write_map
+    from mha.substitution.reports.text import findings, last_line, tree, unseen
     from mha.substitution.where import where as run
 
     console, errors = consoles()
@@ -62,7 +62,7 @@ def where(asked: WhereOptions) -> None:
     say(console, *findings(found), "", *tree(found), "", last_line(found), *unseen(found))
     write_asked(asked.json_path, found.to_dict)
     if asked.html_path is not None:
-        from mha.substitution.page.page import write_page
+        from mha.substitution.reports.page import write_page
 
         write_page(asked.html_path, found, f"{asked.original}, {asked.recording.name}")
     if asked.map is not None and pairs is None:

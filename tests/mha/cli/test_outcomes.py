@@ -14,7 +14,7 @@ from conformance.judging.result import Result
 from mha.cli.common import DIFFERENT, EQUAL, status_by
 from mha.cli.main import main
 from mha.cli.outcomes import Outcome, Reported, badge, junit, of_modules, of_results, sarif
-from mha.substitution.report import ModuleResult, WhereReport
+from mha.substitution.reports.report import ModuleResult, WhereReport
 from tests.mha.convert.test_convert_recorded import record
 from tests.mha.schemas.test_schemas import mine  # noqa: F401
 

@@ -17,8 +17,8 @@ from torch import nn
 
 import mha
 from mha.cli.porter.where import where
-from mha.substitution.page.page import render
-from mha.substitution.report import ModuleResult, WhereReport
+from mha.substitution.reports.page import render
+from mha.substitution.reports.report import ModuleResult, WhereReport
 from tests.browser.driver import CONTRASTS, LOWEST_CONTRAST
 
 MHA = [sys.executable, "-c", "from mha.cli.main import run; run()"]

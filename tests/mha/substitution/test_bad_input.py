@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import mha
-from mha.substitution.report import WhereReport
-from mha.substitution.text import last_line
+from mha.substitution.reports.report import WhereReport
+from mha.substitution.reports.text import last_line
 from mha_core import SpecError
 
 X = np.random.default_rng(0).normal(size=(3, 6)).astype(np.float32)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from mha.recordings.modules.numbers import NONE, Numbers, numbers_of
-from mha.substitution.pairs import Module, Pairs, read_map
+from mha.substitution.pairing.maps import read_map
+from mha.substitution.pairing.pairs import Module, Pairs
 from mha_core import SpecError
 
 

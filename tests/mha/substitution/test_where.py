@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import mha
-from mha.substitution.text import findings, last_line, tree, unseen
+from mha.substitution.reports.text import findings, last_line, tree, unseen
 from mha_core import SpecError
 from tests.mha.substitution.models import FAULTS, batch, original, state_of
 from tests.mha.substitution.ports import PORTS, call

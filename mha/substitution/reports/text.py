@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mha.substitution.allowance import FACTOR
-from mha.substitution.report import ModuleResult, WhereReport
+from mha.substitution.reports.report import ModuleResult, WhereReport
 
 SHOWN = 12
 """Most names that a line lists; the JSON has them all."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from conformance.reports.selfcontained import template
 from mha.substitution.allowance import FACTOR
-from mha.substitution.report import ModuleResult, WhereReport
-from mha.substitution.text import finding, findings, last_line, unseen
+from mha.substitution.reports.report import ModuleResult, WhereReport
+from mha.substitution.reports.text import finding, findings, last_line, unseen
 from mha_core.files.writing import write_whole
 
 WIDTH, EDGE = 240, 18
@@ -28,7 +28,7 @@ def render(report: WhereReport, title: str) -> str:
     wrong = [one for one in report.results if one.status == "wrong"]
     axis = _Axis([one.ratio for one in report.results if one.ratio is not None])
     verdict = "different" if wrong else "equal" if report.equal else "open"
-    return template("mha.substitution.page", "where.html.j2").render(
+    return template("mha.substitution.reports", "where.html.j2").render(
         title=title,
         report=report,
         verdict=verdict,

@@ -1,1 +1,0 @@
-"""The report of `mha where` as one page."""

@@ -1,0 +1,1 @@
+"""Which module of a port stands for which of its original."""

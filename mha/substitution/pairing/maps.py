@@ -1,0 +1,34 @@
+"""A map in TOML: pairs of modules that a user names, or the pairs found, to be edited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from mha_core import SpecError
+from mha_core.files.outside import parse_toml
+from mha_core.files.writing import write_whole
+
+
+def read_map(path: Path) -> dict[str, str]:
+    """The pairs in a TOML file: name of the original's module = name of the port's, in the table [pairs].
+
+    Raises:
+        SpecError: it is no such file.
+    """
+    found = parse_toml(path.read_text(encoding="utf-8"), what=str(path))
+    pairs = found.get("pairs")
+    if (
+        set(found) != {"pairs"}
+        or not isinstance(pairs, dict)
+        or not all(isinstance(one, str) for one in pairs.values())
+    ):
+        raise SpecError(f'{path} must hold one table, [pairs], of texts: "encoder.layer.0" = "blocks/0"')
+    return pairs
+
+
+def write_map(path: Path, pairs: Mapping[str, str]) -> None:
+    """Write pairs as `read_map` reads them. The models themselves need no pair."""
+    lines = [f"{json.dumps(original)} = {json.dumps(port)}" for original, port in pairs.items() if original and port]
+    write_whole(path, "\n".join(["[pairs]", *lines, ""]).encode())

@@ -1,0 +1,1 @@
+"""What `mha where` found: as a report, as text, as a page."""
