@@ -1,0 +1,103 @@
+"""What SKILL.md and the page by symptom show is what their commands print, run step for step in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import mha.schemas
+from mha.cli.main import main
+from tests.docs.conftest import ROOT
+from tests.mha.cli.test_where import shape_of
+
+SKILL = (ROOT / "SKILL.md").read_text()
+PAGE = (ROOT / "docs" / "symptoms.md").read_text()
+
+pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
+
+torch = pytest.importorskip("torch")
+
+
+def programs(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def shown(text: str) -> list[tuple[str, str]]:
+    """(command, what is shown of it) of each line that begins with a dollar, in the order of the page."""
+    blocks = re.findall(r"```\n(\$ .*?)```", text, re.DOTALL)
+    return [
+        (command, output)
+        for block in blocks
+        for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.M)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An empty folder, and `mha` on the path."""
+    place = tmp_path_factory.mktemp("empty")
+    script = place / "bin" / "mha"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from mha.cli.main import run; run()" "$@"\n')
+    script.chmod(0o755)
+    return place
+
+
+def check(folder: Path, command: str, output: str) -> None:
+    """Run a command: it must end as the page says, and print what it shows but for numbers; "..." are any lines."""
+    path = f"{folder / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "MHA_WORKERS": "0"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    output, _, status = output.partition("(exit status ")
+    assert done.returncode == int(status[:1] or 0), done.stdout + done.stderr
+    parts = [re.escape(shape_of(part).strip()) for part in re.split(r"^\.\.\.$", output, flags=re.MULTILINE)]
+    assert re.fullmatch(r".*?".join(parts), shape_of(done.stdout).strip(), re.DOTALL), done.stdout
+
+
+def test_the_skill_leads_from_a_recording_to_a_right_port(folder):
+    (folder / "models.py").write_text(programs(SKILL)[0])
+    steps = shown(SKILL)
+    assert len(steps) == 5
+    for command, output in steps:
+        check(folder, command, output)
+    assert "(exit status 0)" in steps[-1][1], "the mended port is equal"
+
+
+def test_the_skill_names_schemas_fields_and_commands_that_there_are():
+    assert re.match(r"---\nname: [\w-]+\ndescription: .{40,}\n---\n", SKILL)
+    assert SKILL.count("\n") <= 130
+    rows = re.findall(r"^\| `mha (\w+)[^|]*\|[^|]*\|([^|]*)\| `mha/schemas/(\w+)\.json` \|$", SKILL, re.MULTILINE)
+    assert len(rows) >= 6
+    for command, fields, name in rows:
+        assert command == name
+        assert command in main.commands
+        assert (ROOT / "mha" / "schemas" / f"{name}.json").is_file()
+        known = {field for part in objects(mha.schemas.schema(name)) for field in part.get("properties", ())}
+        assert set(re.findall(r"`(\w+)`", fields)) <= known
+    jsonschema.Draft202012Validator.check_schema(mha.schemas.schema("where"))
+
+
+def objects(value):
+    if isinstance(value, dict):
+        yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from objects(part)
+
+
+def test_each_symptom_is_found_by_its_command(folder):
+    layers, recorded = programs(PAGE)
+    for name, text in (("models", programs(SKILL)[0]), ("layers", layers), ("recorded", recorded)):
+        (folder / f"{name}.py").write_text(text)
+    steps = shown(PAGE)
+    assert len(re.findall(r"^## ", PAGE, re.MULTILINE)) >= 8
+    assert len(steps) >= PAGE.count("\n## ")
+    for command, output in steps:
+        check(folder, command, output)
