@@ -132,7 +132,10 @@ def test_the_page_has_what_the_terminal_says_and_names_are_escaped(recorded):
     assert "is wrong by itself" in page
     assert f"torch {torch.__version__}" in page
     report = WhereReport(
-        (ModuleResult("<b>", "mine.<i>", 0, "<u>", "name", "wrong", 9.0, "", (0,), 1.0, 2.0),), (), "float32", {}
+        (ModuleResult("<b>", "mine.<i>", 0, "<u>", "name", "wrong", 9.0, index=(0,), got=1.0, expected=2.0),),
+        (),
+        "float32",
+        {},
     )
     page = render(dataclasses.replace(report, diagnosed={"<b>": "<s>"}), "<q>")
     assert not re.findall(r"<(b|i|u|s|q)>", page)
