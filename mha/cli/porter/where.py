@@ -52,9 +52,9 @@ def where(asked: WhereOptions) -> None:
     write_asked(asked.json_path, found.to_dict)
     if asked.map is not None and pairs is None:
         write_map(asked.map, found.pairs)
-    status = EQUAL if found.equal else DIFFERENT
-    asked.write_outcomes(lambda: of_modules(found), status)
-    raise SystemExit(status)
+    ends_with = EQUAL if found.equal else DIFFERENT
+    asked.write_outcomes(lambda: of_modules(found), ends_with)
+    raise SystemExit(ends_with)
 
 
 def original_named(spec: str) -> Any:
