@@ -134,8 +134,8 @@ def junit(outcomes: Sequence[Outcome]) -> bytes:
         counts = Counter(one.status for one in own)
         numbers = {"failures": counts["failure"], "errors": counts["error"], "skipped": counts["skipped"]}
         sizes = {"tests": len(own), **numbers, "time": f"{sum(one.seconds for one in own):.3f}"}
-        named = {"name": _plain(suite), **{name: str(size) for name, size in sizes.items()}}
-        element = ElementTree.SubElement(root, "testsuite", named)
+        attributes = {"name": _plain(suite), **{name: str(value) for name, value in sizes.items()}}
+        element = ElementTree.SubElement(root, "testsuite", attributes)
         for one in own:
             named = {"classname": _plain(suite), "name": _plain(one.name), "time": f"{one.seconds:.3f}"}
             case = ElementTree.SubElement(element, "testcase", named)
@@ -187,7 +187,7 @@ def badge(results: Sequence[Result], status: int) -> dict[str, Any]:
     >>> badge([], COULD_NOT_RUN)
     {'schemaVersion': 1, 'label': 'mha parity', 'message': 'nothing judged', 'color': 'lightgrey'}
     """
-    counts = Counter[str](one.status for one in results)
+    counts: Counter[str] = Counter(one.status for one in results)
     words = {"different": "different", "failed": "failed", "equal": "equal", "deviates": "as listed"}
     said = [f"{counts[name]:,} {word}" for name, word in words.items() if counts[name]]
     if status == COULD_NOT_RUN and said and not counts["failed"]:

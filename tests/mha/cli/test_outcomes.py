@@ -18,6 +18,8 @@ from mha.substitution.reports.report import ModuleResult, WhereReport
 from tests.mha.convert.test_convert_recorded import record
 from tests.mha.schemas.test_schemas import mine  # noqa: F401
 
+pytestmark = pytest.mark.same_on_newest  # what is written has the same form there
+
 TEXT = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string", "minLength": 1}}}
 RULE = {"type": "object", "required": ["id", "shortDescription"], "properties": {"shortDescription": TEXT}}
 NAMED = {"type": "object", "required": ["name", "fullyQualifiedName"]}

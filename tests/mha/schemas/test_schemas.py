@@ -27,6 +27,8 @@ from tests.mha.infer import recorded_layers
 from tests.mha.matrix.made_up import record as matrix_row
 from tests.mha.matrix.made_up import result
 
+pytestmark = pytest.mark.same_on_newest  # what is written has the same form there
+
 COMMANDS = {name for name, one in main.commands.items() if any("--json" in param.opts for param in one.params)}
 
 ATTENTION = """
