@@ -65,26 +65,33 @@ def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tupl
     return (theirs.reshape(original.shape) if fits else theirs).astype(original.dtype), different
 
 
-def padding_found(
-    exact_on: Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]], given: Mapping[Place, NDArray]
-) -> NDArray | None:
-    """The rows (B, L) of padding of a module: other numbers there are seen to change no other row.
+Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
+"""What a module gives in float64 on other arrays than it was given."""
+
+
+def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray]) -> NDArray | None:
+    """The rows (B, L) of a module in which ports may give something else: of padding, and of queries without a key.
+
+    A row is padding if other numbers there change no other row. A query has no key if no score counts: what it gets is
+    a straight line in what the module is given, as a mean is, and a softmax of several scores is not.
 
     Args:
-        exact_on: what the module gives on other arrays.
+        exact_on: runs the module.
         given: what it is given, masks among it.
     """
     exact = exact_on(given)
-    for rows in (one for array in given.values() for one in _padding_in(array)):
+    found = [_padding(exact_on, given, exact), _without_key(exact_on, given, exact)]
+    rows = [one for one in found if one is not None]
+    return rows[0] if len(rows) == 1 or len({one.shape for one in rows}) == 2 else rows[0] | rows[1] if rows else None
+
+
+def _padding(exact_on: Run, given: Mapping[Place, NDArray], exact: Mapping[Place, NDArray]) -> NDArray | None:
+    for rows in (one for array in given.values() for one in _excluded_keys(array)):
         rows = rows & ~rows.all(axis=1, keepdims=True)  # in an item of padding alone there is no other row
-        other = {
-            place: array + np.where(_beside(rows, array), 1 + np.abs(array), 0.0)
-            for place, array in given.items()
-            if array.dtype.kind == "f" and array.ndim > 2 and array.shape[:2] == rows.shape
-        }
-        if not rows.any() or not other:
+        moved = _moved(given, rows, 1.0) if rows.any() else {}
+        if not moved:
             continue
-        found = exact_on({**given, **other})
+        found = exact_on({**given, **moved})
         kept = [
             np.array_equal(found[place][~rows], array[~rows], equal_nan=True)
             for place, array in exact.items()
@@ -93,6 +100,39 @@ def padding_found(
         if kept and all(kept):
             return rows
     return None
+
+
+def _without_key(exact_on: Run, given: Mapping[Place, NDArray], exact: Mapping[Place, NDArray]) -> NDArray | None:
+    for mask in given.values():
+        allowed = allowed_in(mask)
+        for reading in () if allowed is None else (allowed, ~allowed):
+            rows = ~reading.any(axis=(1, 3))
+            everywhere = np.ones_like(rows)
+            moved = [_moved(given, everywhere, side) for side in (1.0, -1.0)]
+            if reading.shape[-1] < 2 or rows.all() or not rows.any() or not moved[0]:
+                continue
+            up, down = (exact_on({**given, **one}) for one in moved)
+            bent = [
+                np.abs(up[place] + down[place] - 2 * array).reshape(*rows.shape, -1).max(axis=-1) / np.abs(array).max()
+                for place, array in exact.items()
+                if array.dtype.kind == "f" and array.ndim > 2 and array.shape[:2] == rows.shape and array.any()
+            ]
+            if bent and all((one[rows] < STRAIGHT).all() and one[~rows].max() > BENT for one in bent):
+                return rows
+    return None
+
+
+STRAIGHT, BENT = 1e-6, 1e-4
+"""A row of numbers bends less than this, as a fraction of the largest number, or more."""
+
+
+def _moved(given: Mapping[Place, NDArray], rows: NDArray, step: float) -> dict[Place, NDArray]:
+    """The arrays (B, L, ...) of numbers with others in some rows."""
+    return {
+        place: array + step * np.where(_beside(rows, array), 1 + np.abs(array), 0.0)
+        for place, array in given.items()
+        if array.dtype.kind == "f" and array.ndim > 2 and array.shape[:2] == rows.shape
+    }
 
 
 def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
@@ -114,7 +154,7 @@ def _beside(rows: NDArray, array: NDArray) -> NDArray:
     return rows.reshape(*rows.shape, *(1,) * (array.ndim - 2))
 
 
-def _padding_in(mask: NDArray) -> Iterator[NDArray]:
+def _excluded_keys(mask: NDArray) -> Iterator[NDArray]:
     """The keys (B, Lk) that a mask excludes for every query of their item: once for each reading of the mask."""
     allowed = allowed_in(mask)
     if allowed is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha.recordings.modules.values import Place
+from mha.substitution.masks import EXCLUDED
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,17 +28,26 @@ class Matched:
     layout: str
 
 
-def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray]) -> list[Matched]:
+def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *, tables: bool = False) -> list[Matched]:
     """Pair arrays: those of equal names first, then those whose numbers are nearest, if their shapes allow it.
 
-    Where the original has the same numbers at several places, one array of the port's stands for all of them.
+    Where the original has the same numbers at several places, one array of the port's stands for all of them. With
+    `tables`, what is left may be a table of positions that the port has in fewer numbers.
 
     >>> own = {("hidden",): np.arange(6.0).reshape(1, 3, 2), ("mask",): np.ones((1, 3))}
     >>> [(one.original, one.port, one.layout) for one in match(own, {("x",): np.arange(6.0).reshape(3, 1, 2)})]
     [(('hidden',), ('x',), 'first two axes exchanged')]
     """
     same = {place: _first_equal(originals, place) for place in originals}
-    found = _matched({place: array for place, array in originals.items() if same[place] == place}, ports)
+    single = {place: array for place, array in originals.items() if same[place] == place}
+    found = _matched(single, ports, _layouts)
+    if tables:
+        taken = {one.original for one in found}, {one.port for one in found}
+        own, theirs = (
+            {place: array for place, array in side.items() if place not in known}
+            for side, known in zip((single, ports), taken, strict=True)
+        )
+        found += _matched(own, theirs, _tables)
     first = {one.original: one for one in found}
     again = ((place, first.get(other)) for place, other in same.items() if place != other)
     return [*found, *(replace(one, original=place) for place, one in again if one is not None)]
@@ -50,7 +60,10 @@ def _first_equal(arrays: Mapping[Place, NDArray], place: Place) -> Place:
     return next(alike, place) if own.size and own.dtype.kind == "f" and np.ptp(own) > 0 else place
 
 
-def _matched(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray]) -> list[Matched]:
+Layouts = Callable[[NDArray, NDArray], Iterator[tuple[NDArray, str]]]
+
+
+def _matched(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], layouts: Layouts) -> list[Matched]:
     found: list[Matched] = []
     for exact in (True, False):
         choices: list[tuple[float, int, Matched]] = []
@@ -58,7 +71,9 @@ def _matched(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray])
             for port, theirs in ports.items():
                 if exact and original[-1:] != port[-1:]:
                     continue
-                for array, layout in _layouts(own, theirs):
+                if _is_added_mask(theirs) and not _is_added_mask(own) and own.any():
+                    continue  # whatever its shape
+                for array, layout in layouts(own, theirs):
                     choices.append((_distance(own, array), len(choices), Matched(original, port, array, layout)))
         taken = {one.original for one in found}, {one.port for one in found}
         for _, _, one in sorted(choices, key=lambda choice: choice[:2]):
@@ -80,12 +95,52 @@ def _layouts(own: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, str]]:
         return
     if own.dtype.kind == "b" or own.size != theirs.size or not own.size:
         return
-    if theirs.ndim == own.ndim >= 2 and theirs.swapaxes(0, 1).shape == own.shape:
-        yield theirs.swapaxes(0, 1), "first two axes exchanged"
-    elif theirs.ndim == own.ndim == 4 and theirs.swapaxes(1, 2).shape == own.shape:
-        yield theirs.swapaxes(1, 2), "middle axes exchanged"
-    elif _same_but_for_joined_axes(own.shape, theirs.shape):
-        yield theirs.reshape(own.shape), f"reshaped from {theirs.shape}"
+    moved = {"": theirs}
+    if theirs.ndim >= 2:
+        moved["first two axes exchanged"] = theirs.swapaxes(0, 1)
+    if theirs.ndim == 4:
+        moved["middle axes exchanged"] = theirs.swapaxes(1, 2)
+    if theirs.ndim >= 3:  # what images and convolutions have as (B, H, W, C) or (B, C, H, W)
+        moved |= {"last axis second": np.moveaxis(theirs, -1, 1), "second axis last": np.moveaxis(theirs, 1, -1)}
+    same = [(array, words) for words, array in moved.items() if array.shape == own.shape]
+    yield from same
+    for words in () if same else ("", "last axis second", "second axis last"):
+        if words in moved and _same_but_for_joined_axes(own.shape, moved[words].shape):
+            before = f"{words}, " if words else ""
+            yield moved[words].reshape(own.shape), f"{before}reshaped from {moved[words].shape}"
+
+
+def _tables(own: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, str]]:
+    """Cosines and sines of positions in the original's shape: a port may have each angle once, and no batch.
+
+    >>> own = np.array([[[1.0, 2.0, 1.0, 2.0]]] * 3)
+    >>> [words for array, words in _tables(own, own[0, :, :2]) if (array == own).all()]
+    ['each half again']
+    """
+    if own.dtype.kind != "f" or theirs.dtype.kind != "f" or not 2 <= theirs.ndim <= own.ndim:
+        return
+    forms = {"as for one item": theirs}
+    if 2 * theirs.shape[-1] == own.shape[-1]:
+        forms = {
+            "each half again": np.concatenate([theirs, theirs], axis=-1),
+            "each number twice": np.repeat(theirs, 2, axis=-1),
+        }
+    for words, array in forms.items():
+        shape = (1,) * (own.ndim - array.ndim) + array.shape
+        if all(one in (1, other) for one, other in zip(shape, own.shape, strict=True)):
+            axes = tuple(axis for axis, one in enumerate(shape) if one != own.shape[axis])
+            if (own == own.max(axis=axes, keepdims=True)).all():  # the original has the same numbers along these
+                yield np.broadcast_to(array, own.shape), words
+
+
+def _is_added_mask(array: NDArray) -> bool:
+    """Whether it is 0 for some keys and excludes the others, as a mask that is added does."""
+    return (
+        array.dtype.kind == "f"
+        and bool(array.size)
+        and array.min() < EXCLUDED
+        and set(np.unique(array)) <= {0.0, array.min()}
+    )
 
 
 def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> bool:

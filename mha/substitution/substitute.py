@@ -14,7 +14,7 @@ from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecordin
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import UNIT, Judged, judge
 from mha.substitution.derived import Known, attention_bound_on, bound_on, numbers_of_module
-from mha.substitution.masks import counted_in, padding_found, translated
+from mha.substitution.masks import counted_in, translated, uncounted_rows
 from mha.substitution.matching import Matched, match
 from mha.substitution.original import PASSED, Original, OriginalCall
 from mha_core import SpecError
@@ -77,11 +77,11 @@ class Substitution:
     ) -> None:
         self._original, self._recording, self._call, self._dtype = original, recording, call, dtype
         self.padding: NDArray | None = None
-        """Rows of padding (B, L) that a module inside has; `judge` puts its own here if it has some."""
+        """The uncounted rows (B, L) of a module inside; `judge` puts its own here if it has some."""
         self._left_out = 0
         self._recorded = recorded
         theirs = {at.place: recording.array(at) for at in recorded.given}
-        matched = match(call.given, theirs)
+        matched = match(call.given, theirs, tables=True)
         self.given = {one.original: one.array for one in matched}
         left = {place: array for place, array in theirs.items() if place not in {one.port for one in matched}}
         self._masks: dict[Place, tuple[Place, NDArray]] = {}
@@ -176,7 +176,7 @@ class Substitution:
                     continue
                 start = (PASSED, str(part.original), str(turn))
                 given = {place: one for place, one in exact.items() if place[:3] == start and _has_numbers(one)}
-                for one in match(given, self._floating(theirs.given)):
+                for one in match(given, self._floating(theirs.given), tables=True):
                     judged[(f"what it gives to {part.name}", *one.port)] = self._judged(one, exact, roundings)
                 if part.right:  # so it uses the mask that it was given
                     masks = [one for place, one in exact.items() if place[:3] == start]
@@ -272,11 +272,11 @@ class Substitution:
         return found
 
     def _counted(self, array: NDArray) -> NDArray | None:
-        """The elements of what was given that stand in no row of padding, or are no numbers; None without such rows."""
+        """The elements of what was given that stand in no uncounted row, or are no numbers; None without such rows."""
         if not self._searched:
             self._searched = True
             with suppress(SpecError):
-                found = padding_found(self.exact_on, self.given_all())
+                found = uncounted_rows(self.exact_on, self.given_all())
                 self.padding = self.padding if found is None else found
         return None if self.padding is None else counted_in(array, self.padding)
 

@@ -37,8 +37,8 @@ class ModuleResult:
         parameters_of: if they are another's, the name of the original's module that has them.
         own_lines: whether it is wrong with right parts, so in its own lines.
         unpaired: the modules inside whose lines count as its own, because they have no original.
-        padding: how many rows of an equal module differ: rows of padding, of which it was seen that no other depends on
-            them.
+        padding: how many rows of an equal module are not counted and differ: of padding, of which it was seen that no
+            other row depends on them, and of queries without a key.
     """
 
     name: str

@@ -32,7 +32,7 @@ def tree(report: WhereReport) -> Iterator[str]:
         names = "" if one.original is None or one.original == one.name else f"  {_name(one.original)} ({one.how})"
         reason = f"  {one.reason}" if one.reason else ""
         if one.padding:
-            reason += f"  but for {one.padding} rows of padding, on which no other row depends"
+            reason += f"  but for {one.padding} rows of padding, on which no other depends, or of queries without a key"
         yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{reason}".rstrip()
 
 
@@ -82,14 +82,12 @@ def finding(one: ModuleResult) -> str:
         "": "",
     }[one.parameters if not one.own_lines else ""]
     notes = "".join(f"\n  {note}" for note in one.notes)
-    beyond = one.bound is not None and one.bound > 1.0
-    far = (
-        f"{_number(one.bound)} times the bound on rounding"
-        if beyond
-        else f"{_number(one.ratio)} times what rounding does"
-    )
+    far = [f"{_number(one.ratio)} times what rounding does"]
+    if one.bound is not None and one.bound > 1.0:
+        measured = (one.ratio or 0.0) > FACTOR * one.bound * 1.01  # else it is what the bound makes of it
+        far = [*far[: int(measured)], f"{_number(one.bound)} times the bound on rounding"]
     return (
-        f"{_name(one.name)} ({one.kind}) is wrong {what}: {far}, worst at "
+        f"{_name(one.name)} ({one.kind}) is wrong {what}: {', '.join(far)}, worst at "
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
         f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{notes}"
     )
