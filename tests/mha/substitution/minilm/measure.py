@@ -36,6 +36,7 @@ HERE = "tests.mha.substitution"
 PORTS = {name: f"{HERE}.minilm.{name}_port" for name in ("linen", "keras", "torch", "nnx", "gluon")}
 PORTS |= {name.lower(): f"{HERE}.decoder.linen_port:{name}" for name in ("LLAMA", "LLAMA_LEFT", "GEMMA2")}
 PORTS["from_keras"] = f"{HERE}.from_keras.torch_port"
+PORTS |= {"qwen": f"{HERE}.qwen.nnx_port", "vision": f"{HERE}.vision.keras_port"}
 """Name -> the module with the port, or where in a module it is. The original is MiniLM if it names no other."""
 
 Names = frozenset[str]
@@ -103,7 +104,7 @@ class Measured:
 
 def _short(name: str) -> str:
     """Without the name of the model, which stands before those of its parts in Keras; with one separator."""
-    return name.removeprefix("sentences/").replace(".", "/")
+    return name.removeprefix("sentences/").removeprefix("vision/").replace(".", "/")
 
 
 def _judged(report: mha.WhereReport) -> Names:
