@@ -184,8 +184,11 @@ def _active(activation: Activation, x: NDArray, r: Rounding) -> Bounded:
 def _sums(known: Known) -> Iterator[Candidate]:
     """The sum or the product of two given arrays."""
     for a, b in combinations(known.floating[:MOST_ARRAYS] if not known.parameters else [], 2):
-        yield Candidate(partial(_sum, b), a, by_rows=False)
-        yield Candidate(partial(_product, b), a, by_rows=False)
+        if a.ndim == b.ndim and all(
+            one == other or 1 in (one, other) for one, other in zip(a.shape, b.shape, strict=True)
+        ):
+            yield Candidate(partial(_sum, b), a, by_rows=False)
+            yield Candidate(partial(_product, b), a, by_rows=False)
 
 
 def _sum(b: NDArray, a: NDArray, r: Rounding) -> Bounded:

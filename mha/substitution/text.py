@@ -76,14 +76,12 @@ def _finding(one: ModuleResult) -> str:
         "": "",
     }[one.parameters if not one.own_lines else ""]
     notes = "".join(f"\n  {note}" for note in one.notes)
-    beyond = one.bound is not None and one.bound > 1.0
-    far = (
-        f"{_number(one.bound)} times the bound on rounding"
-        if beyond
-        else f"{_number(one.ratio)} times what rounding does"
-    )
+    far = [f"{_number(one.ratio)} times what rounding does"]
+    if one.bound is not None and one.bound > 1.0:
+        measured = (one.ratio or 0.0) > FACTOR * one.bound * 1.01  # else it is what the bound makes of it
+        far = [*far[: int(measured)], f"{_number(one.bound)} times the bound on rounding"]
     return (
-        f"{_name(one.name)} ({one.kind}) is wrong {what}: {far}, worst at "
+        f"{_name(one.name)} ({one.kind}) is wrong {what}: {', '.join(far)}, worst at "
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
         f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{notes}"
     )

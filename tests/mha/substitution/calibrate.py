@@ -66,9 +66,9 @@ def by_formula(seeds: int) -> None:
                 for framework, ratio in ratios(name, FRAMEWORKS, seed, dtype)
                 if (framework, name, dtype) not in DEVIATES
             ]
-            largest.append(max(one for one in found if one is not None))
+            largest.append(max((one for one in found if one is not None), default=np.nan))
             without, calls = without + found.count(None), calls + len(found)
-        print(f"{name:16}" + "".join(f"{one:10.2f}" for one in largest) + f"   {without} of {calls}")
+        print(f"{name:16}" + "".join(f"{one:10.3f}" for one in largest) + f"   {without} of {calls}")
 
 
 if __name__ == "__main__":
