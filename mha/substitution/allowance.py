@@ -95,12 +95,13 @@ def judge(
             ratios.append(0.0 if wrong == 0.0 else weight * float(np.divide(wrong, rounding)))
             relative.append(UNIT[dtype] * rounding / floor if floor else 0.0)
         over = error if bound is None else np.where(error == 0.0, 0.0, error / bound)
-    share = None if bound is None else float(over.max())
-    if share is not None and share > 1.0:
-        ratios.append(FACTOR * share)
-    furthest = over if share is not None and share > 1.0 else error
+    beyond = None if bound is None else float(over.max())
+    furthest = error
+    if beyond is not None and beyond > 1.0:
+        ratios.append(FACTOR * beyond)
+        furthest = over
     worst = tuple(int(one) for one in np.unravel_index(int(np.argmax(furthest)), error.shape))
-    return Judged(max(ratios), worst, float(got[worst]), float(exact[worst]), float(error[worst]), relative[0], share)
+    return Judged(max(ratios), worst, float(got[worst]), float(exact[worst]), float(error[worst]), relative[0], beyond)
 
 
 def _distance(one: NDArray, other: NDArray) -> NDArray:
