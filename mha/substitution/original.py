@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from mha.coverage import kind_of
 from mha.recordings.capture import hooks_of
 from mha.recordings.modules.numbers import Numbers, numbers_of, total
-from mha.recordings.modules.values import Place, changed, leaves
+from mha.recordings.modules.values import Place, changed, leaves, snapshot
 from mha_core import SpecError
 from mha_core.dtypes import round_to
 from mha_core.errors import one_line
@@ -149,14 +148,7 @@ class Original:
         return len(self.modules) - 1
 
     def _snapshot(self, leaf: Any) -> Any:
-        """A leaf as it is now: what may change in the call, such as a cache, is copied."""
-        plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
-        if plain or self.hooks.as_array(leaf) is not None:
-            return leaf
-        try:
-            return copy.deepcopy(leaf)
-        except Exception:  # a handle of the system, a generator
-            return leaf
+        return snapshot(leaf, self.hooks.as_array)
 
     def arrays(self, value: Any) -> dict[Place, NDArray]:
         """The arrays in what a module was given or gave, in NumPy, by place."""

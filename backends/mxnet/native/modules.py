@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backends.mxnet.ops.framework import mx, to_numpy
+from mha_core.capture import Pulled
 
 
 def hold(block: mx.gluon.Block) -> mx.gluon.Block:
@@ -56,3 +57,72 @@ def computing(held: mx.gluon.Block, dtype: str) -> Iterator[Callable[..., Any]]:
 def to_native(array: NDArray, dtype: str | None) -> Any:
     """The array as one of MXNet; floating-point numbers in `dtype`."""
     return mx.np.array(array, dtype=dtype if dtype is not None and array.dtype.kind == "f" else array.dtype)
+
+
+class _Tap(mx.autograd.Function):
+    """The identity, whose gradient `note` is told."""
+
+    def __init__(self, note: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def forward(self, value: Any) -> Any:
+        return value.copy()
+
+    def backward(self, gradient: Any) -> Any:
+        self._note(gradient)
+        return gradient
+
+
+class _Joined(mx.autograd.Function):
+    """The first of the arrays; the others are joined to it with a gradient of zero, since MXNet must reach each."""
+
+    def forward(self, first: Any, *others: Any) -> Any:
+        self._others = [one * 0 for one in others]
+        return first.copy()
+
+    def backward(self, gradient: Any) -> Any:
+        return (gradient, *self._others)
+
+
+def tapped(value: Any, note: Callable[[Any], None]) -> Any:
+    """The array under another name, of whose gradient `note` is told; None for one that gets no gradient."""
+    return _Tap(note)(value) if mx.autograd.is_recording() else None
+
+
+def pulled(
+    held: mx.gluon.Block,
+    dtype: str | None,
+    call: Callable[..., dict[Any, Any]],
+    inputs: Mapping[Any, Any],
+    cotangents: Mapping[Any, NDArray],
+) -> Pulled:
+    """Run a block forward and backward by itself.
+
+    Args:
+        held: the block.
+        dtype: of its parameters meanwhile; None: their own.
+        call: runs it: is given the block as a function and the inputs, and returns its outputs by place.
+        inputs: to differentiate by.
+        cotangents: of outputs, by place; zero for the others.
+    """
+    with nullcontext(held) if dtype is None else computing(held, dtype) as run:
+        leaves = {place: one.copy() for place, one in inputs.items()}
+        for leaf in leaves.values():
+            leaf.attach_grad()
+        trained = {name: one for name, one in parameters_of(held).items() if one.grad_req != "null"}
+        parameters = {name: one.data() for name, one in trained.items()}
+        distinct = {id(one): one for one in (*leaves.values(), *parameters.values())}
+        heads, back = [], []
+        with mx.autograd.record(train_mode=False):
+            outputs = call(run, leaves)
+            for place, array in cotangents.items():
+                heads.append(_Joined()(outputs[place], *distinct.values()))
+                back.append((heads[-1] * 0) + to_native(array, None).astype(heads[-1].dtype).reshape(array.shape))
+        gradients = mx.autograd.grad(heads, list(distinct.values()), head_grads=back, train_mode=False)
+        found = dict(zip(distinct, map(to_numpy, gradients), strict=True))
+        return Pulled(
+            {place: to_numpy(one) for place, one in outputs.items()},
+            {place: found[id(one)] for place, one in leaves.items()},
+            {name: found[id(one)] for name, one in parameters.items()},
+        )

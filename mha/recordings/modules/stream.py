@@ -53,9 +53,7 @@ class ArrayStream:
     def add(self, array: NDArray) -> str:
         """Write an array, unless an equal one was, and return its name. SpecError beyond the limit."""
         array = np.asarray(array, order="C")
-        digest = hashlib.sha256(array.reshape(-1).view(np.uint8).data)
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        name = self._names.setdefault(digest.digest(), f"modules.{len(self._names)}")
+        name = self._names.setdefault(self.digest(array), f"modules.{len(self._names)}")
         if name not in self._header:
             if self._size + array.nbytes > self._limit:
                 raise SpecError(
@@ -64,6 +62,14 @@ class ArrayStream:
                 )
             self.put(name, array)
         return name
+
+    @staticmethod
+    def digest(array: NDArray) -> bytes:
+        """The digest of an array's numbers, dtype and shape."""
+        array = np.asarray(array, order="C")
+        found = hashlib.sha256(array.reshape(-1).view(np.uint8).data)
+        found.update(f"{array.dtype}{array.shape}".encode())
+        return found.digest()
 
     def put(self, name: str, array: NDArray) -> None:
         """Write an array under a name of its own."""
