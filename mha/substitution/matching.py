@@ -88,6 +88,11 @@ def _layouts(own: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, str]]:
         yield theirs.reshape(own.shape), f"reshaped from {theirs.shape}"
 
 
+def laid_out(one: Matched, own: NDArray, theirs: NDArray) -> NDArray:
+    """Another array of the port's shape in the order of axes of `own`, as a matched one was read."""
+    return next(array for array, layout in _layouts(own, theirs) if layout == one.layout)
+
+
 def _distance(own: NDArray, theirs: NDArray) -> float:
     """How far apart two arrays are, as a fraction of the first."""
     with np.errstate(all="ignore"):

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from mha.coverage import kind_of
 from mha.recordings.capture import hooks_of
+from mha.recordings.modules.gradients import calling, floating
 from mha.recordings.modules.numbers import Numbers, numbers_of, total
 from mha.recordings.modules.values import Place, changed, leaves, snapshot
 from mha_core import SpecError
+from mha_core.capture import Pulled
 from mha_core.dtypes import round_to
 from mha_core.errors import one_line
 
@@ -179,6 +181,26 @@ class Original:
                 return [self._run_once(run, call, given, dtype, replace) for given in givens]
         except Exception as error:  # whatever a module raises on a port's inputs
             raise SpecError(f"the original can't be run on it in {dtype}: {one_line(error)}") from error
+
+    def pull(
+        self, call: OriginalCall, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str
+    ) -> Pulled:
+        """Run a module forward and backward by itself, in `dtype`. SpecError if it can't be run."""
+
+        def native(place: Place, leaf: Any) -> Any:
+            own = self.hooks.as_array(leaf)
+            array = given.get(place, None if own is None or own[0].dtype.kind != "f" else own[0])
+            return leaf if array is None else self.native.to_native(array, dtype)
+
+        try:
+            arguments = changed(call.arguments, native)
+            run = calling(self.hooks.as_array, call.signature, arguments)
+            inputs = floating(self.hooks.as_array, arguments)
+            held = self.modules[call.module].held
+            pulled: Pulled = self.native.pulled(held, dtype, run, inputs, cotangents)
+        except Exception as error:  # whatever a module raises on a port's inputs
+            raise SpecError(f"the original can't be run backward on it in {dtype}: {one_line(error)}") from error
+        return pulled
 
     def _run_once(
         self,

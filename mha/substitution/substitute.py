@@ -16,6 +16,7 @@ from mha.substitution.masks import translated
 from mha.substitution.matching import Matched, match
 from mha.substitution.original import PASSED, Original, OriginalCall
 from mha_core import SpecError
+from mha_core.capture import Pulled
 
 
 class Part(NamedTuple):
@@ -73,6 +74,7 @@ class Substitution:
         self._recorded = recorded
         theirs = {at.place: recording.array(at) for at in recorded.given}
         matched = match(call.given, theirs)
+        self.matched = matched
         self.given = {one.original: one.array for one in matched}
         left = {place: array for place, array in theirs.items() if place not in {one.port for one in matched}}
         self._masks: dict[Place, tuple[Place, NDArray]] = {}
@@ -129,8 +131,8 @@ class Substitution:
 
     def _judged_with(self, parts: Sequence[Part]) -> CallJudgement:
         replace = {part.original: [self._gave_instead(*calls) for calls in part.calls] for part in parts}
-        turned = self._turned() if not replace else None
-        exact, moved = self._original.run(self._call, [self.given, self._moved()], "float64", replace)
+        turned = self.turned() if not replace else None
+        exact, moved = self._original.run(self._call, [self.given, self.moved(self.given)], "float64", replace)
         own, *rest = self._original.run(self._call, [self.given, *([turned] if turned else [])], self._dtype, replace)
         for place, array in own.items():
             if array.dtype.kind == "f" and (np.isnan(exact[place]) & ~np.isnan(array)).any():
@@ -138,7 +140,7 @@ class Substitution:
                     f"the original's module gives NaN in float64 where it gives numbers in {self._dtype}; some eager "
                     "attention does so in padding: give an original with attn_implementation='sdpa'"
                 )
-        roundings = [own, moved, *map(self._put_back, rest)]
+        roundings = [own, moved, *map(self.put_back, rest)]
         gave = self._floating(self._recorded.gave or ())
         matched = match({place: array for place, array in exact.items() if _is_output(place, array)}, gave)
         if not matched:
@@ -202,6 +204,15 @@ class Substitution:
         """What it gives in float64 on other arrays. SpecError if it can't be run on them."""
         return self._original.run(self._call, [given], "float64")[0]
 
+    @property
+    def mask_places(self) -> frozenset[Place]:
+        """Where the original is given a mask that the port's was translated for."""
+        return frozenset(self._masks)
+
+    def pull(self, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str) -> Pulled:
+        """Its original's module run forward and backward. SpecError if it can't be run."""
+        return self._original.pull(self._call, given, cotangents, dtype)
+
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
         """How far something else is from what it gives, as `judge` counts; `judge` has run before."""
         ratios = [
@@ -233,18 +244,18 @@ class Substitution:
         place = one.original
         return judge(one.array, exact[place], [each[place] for each in roundings if place in each], self._dtype)
 
-    def _moved(self) -> dict[Place, NDArray]:
-        """The inputs, each number moved by half a unit in its last place, up or down."""
+    def moved(self, arrays: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
+        """Inputs, each number moved by half a unit in its last place, up or down."""
         rng = np.random.default_rng(0)
         unit = UNIT[self._dtype]
         return {
             place: array.astype(np.float64) * (1 + unit * rng.choice((-1.0, 1.0), array.shape))
             if array.dtype.kind == "f"
             else array
-            for place, array in self.given.items()
+            for place, array in arrays.items()
         }
 
-    def _turned(self) -> dict[Place, NDArray] | None:
+    def turned(self) -> dict[Place, NDArray] | None:
         """The inputs with the batch in another order; None if not all arrays have one batch of several items."""
         sizes = {array.shape[0] for array in self._call.given.values() if array.ndim > 1}
         if len(sizes) != 1 or sizes == {1}:
@@ -252,8 +263,8 @@ class Substitution:
         full = {**self._call.given, **self.given}
         return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full.items()}
 
-    def _put_back(self, found: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """What was given for `_turned`, in the batch's own order."""
+    def put_back(self, found: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
+        """What was given for `turned`, in the batch's own order."""
         sizes = {len(array) for array in self._call.given.values() if array.ndim > 1}
         return {
             place: np.roll(array, -1, axis=0) for place, array in found.items() if array.ndim and {len(array)} == sizes

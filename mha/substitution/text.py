@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mha.substitution.allowance import FACTOR
-from mha.substitution.report import ModuleResult, WhereReport
+from mha.substitution.report import Backward, ModuleResult, WhereReport
 
 SHOWN = 12
 """Most names that a line lists; the JSON has them all."""
@@ -16,6 +16,8 @@ def findings(report: WhereReport) -> Iterator[str]:
     for one in report.results:
         if one.status == "wrong":
             yield _finding(one)
+        if one.wrong_backward:
+            yield _backward(one)
     if report.uncovered:
         yield (
             f"Not judged, and with parameters of their own: {_some(report.uncovered)}. No module of the original "
@@ -30,7 +32,7 @@ def tree(report: WhereReport) -> Iterator[str]:
         verdict = one.status if one.ratio is None else f"{one.status} {_number(one.ratio)}"
         names = "" if one.original is None or one.original == one.name else f"  {_name(one.original)} ({one.how})"
         reason = f"  {one.reason}" if one.reason else ""
-        yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{reason}".rstrip()
+        yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{_in_tree(one.backward)}{reason}".rstrip()
 
 
 def unseen(report: WhereReport) -> Iterator[str]:
@@ -75,6 +77,23 @@ def _finding(one: ModuleResult) -> str:
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
         f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{notes}"
     )
+
+
+def _backward(one: ModuleResult) -> str:
+    back = one.backward
+    assert back is not None
+    left = f"\n  Not compared: {_some(back.left)}." if back.left else ""
+    return (
+        f"{_name(one.name)} ({one.kind}) is wrong backward, and right forward: {_number(back.ratio)} times what rounding "
+        f"does, worst at {back.place} {list(back.index)}: got {back.got:.9g}, expected {back.expected:.9g}."
+        f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{left}"
+    )
+
+
+def _in_tree(back: Backward | None) -> str:
+    if back is None:
+        return ""
+    return f"  backward {back.status}" + ("" if back.ratio is None else f" {_number(back.ratio)}")
 
 
 def _own(one: ModuleResult) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mha.recordings.modules.recording import ModuleCall, ModuleRecording
+from mha.substitution.backward import judged_backward
 from mha.substitution.original import Original, OriginalCall
 from mha.substitution.pairs import Module, Pairs
-from mha.substitution.report import ModuleResult, Status, WhereReport
+from mha.substitution.report import Backward, ModuleResult, Status, WhereReport
 from mha.substitution.substitute import CallJudgement, Part, Substitution
 from mha.substitution.unseen import Unseen, unseen_in
 from mha_core import SpecError
@@ -83,6 +85,8 @@ class _Judge:
         for port in reversed(range(len(self.modules))):  # calls begin outside
             self.progress(self.modules[port].name or "the model")
             self.results[port] = self._result(port)
+            if self.recording.has_gradients:
+                self.results[port] = replace(self.results[port], backward=self._backward(port))
         results = tuple(self.results[port] for port in range(len(self.modules)))
         names = {self.own.modules[one].name: self.modules[other].name for one, other in self.pairs.found.items()}
         unseen = tuple(reversed(self.unseen))
@@ -149,6 +153,20 @@ class _Judge:
         unpaired = self._outermost_inside(port, judged=False) if own_lines else []
         names = tuple(self.modules[one].name for one in unpaired)
         return _filled(about, status, worst, own_lines=own_lines, unpaired=names)
+
+    def _backward(self, port: int) -> Backward:
+        """The verdict on a module's gradients, if what it gives is right."""
+        forward, original = self.results[port], self.pairs.original_of(port)
+        if forward.status != "equal" or original is None:
+            return Backward("not judged", reason=f"forward it is {forward.status}")
+        parts = [self.results[one].backward for one in self._outermost_inside(port, judged=True)]
+        return judged_backward(
+            self.own,
+            self.recording,
+            list(zip(self.own_calls[original], self.calls[port], strict=True)),
+            self.dtype,
+            parts_right=all(part is None or part.status in ("equal", "not judged") for part in parts),
+        )
 
     def _alone(
         self, inner: Sequence[int], ready: Sequence[Substitution], calls: Sequence[tuple[int, int]]

@@ -70,7 +70,7 @@ class _Tap(mx.autograd.Function):
         return value.copy()
 
     def backward(self, gradient: Any) -> Any:
-        self._note(gradient)
+        self._note(gradient.copy())  # its numbers can't be read here: that waits for what waits for this
         return gradient
 
 
@@ -88,6 +88,11 @@ class _Joined(mx.autograd.Function):
 def tapped(value: Any, note: Callable[[Any], None]) -> Any:
     """The array under another name, of whose gradient `note` is told; None for one that gets no gradient."""
     return _Tap(note)(value) if mx.autograd.is_recording() else None
+
+
+def settle() -> None:
+    """Wait for what runs in MXNet's own threads, such as the backward pass of `tapped`."""
+    mx.nd.waitall()
 
 
 def pulled(
@@ -118,7 +123,8 @@ def pulled(
             outputs = call(run, leaves)
             for place, array in cotangents.items():
                 heads.append(_Joined()(outputs[place], *distinct.values()))
-                back.append((heads[-1] * 0) + to_native(array, None).astype(heads[-1].dtype).reshape(array.shape))
+                ct = to_native(array, None).astype(heads[-1].dtype)
+                back.append(ct if isinstance(heads[-1], mx.np.ndarray) else ct.as_nd_ndarray())
         gradients = mx.autograd.grad(heads, list(distinct.values()), head_grads=back, train_mode=False)
         found = dict(zip(distinct, map(to_numpy, gradients), strict=True))
         return Pulled(

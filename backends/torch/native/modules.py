@@ -76,7 +76,7 @@ def tapped(value: torch.Tensor, note: Callable[[torch.Tensor], None]) -> torch.T
     alias = value.view_as(value)
 
     def told(gradient: torch.Tensor) -> None:
-        note(gradient.detach())
+        note(gradient.detach().clone())
 
     alias.register_hook(told)
     return alias

@@ -37,7 +37,7 @@ class _Call:
     arguments: dict[str, Any]
     named: Mapping[Place, Place]
     gave: dict[Place, bytes] = field(default_factory=dict)
-    cotangents: dict[Place, tuple[NDArray, str]] = field(default_factory=dict)
+    cotangents: dict[Place, tuple[Any, str]] = field(default_factory=dict)
 
 
 class GradientRecorder:
@@ -51,6 +51,7 @@ class GradientRecorder:
     def __init__(self, hooks: Any, stream: ArrayStream) -> None:
         self._hooks, self._stream = hooks, stream
         self._calls: dict[int, _Call] = {}
+        self._twice = False
 
     def begun(self, position: int, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Keep what a call is given."""
@@ -76,9 +77,8 @@ class GradientRecorder:
             call.gave[place] = self._stream.digest(array)
 
             def note(gradient: Any) -> None:
-                if place in call.cotangents:
-                    raise SpecError(TWICE)
-                call.cotangents[place] = self._hooks.as_array(gradient)[0], dtype
+                self._twice = self._twice or place in call.cotangents
+                call.cotangents[place] = gradient, dtype
 
             alias = self._hooks.modules.tapped(leaf, note)
             return leaf if alias is None else alias
@@ -89,11 +89,16 @@ class GradientRecorder:
         """Add to the description of each call what came back to it and what it makes of that.
 
         Raises:
-            SpecError: nothing came back to what the model gave.
+            SpecError: nothing came back to what the model gave, or more than once.
         """
+        getattr(self._hooks.modules, "settle", lambda: None)()
+        if self._twice:
+            raise SpecError(TWICE)
         if not any(call.cotangents for call in self._calls.values()):
             raise SpecError(NO_PASS)
         for position, call in self._calls.items():
+            read = self._hooks.as_array
+            call.cotangents = {place: (read(one)[0], dtype) for place, (one, dtype) in call.cotangents.items()}
             about = calls[position]
             if not call.cotangents or "gave" not in about:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class RecordedModule:
     name: str
     kind: str
     parameters: Mapping[str, Parameter]
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Name of a parameter -> that of its array in the file, where gradients were recorded."""
 
     @cached_property
     def numbers(self) -> Numbers:
@@ -83,6 +85,9 @@ class ModuleCall:
         given, gave: the arrays; `gave` is None if the call ended in an error.
         plain: the other values that it was given, by place.
         unread: places and classes of what was given or given back and can't be read.
+        cotangents: the gradients that came back to what it gave, where they were recorded; none if none came.
+        gradients, parameter_gradients: those that it makes of them: of what it was given, and of its parameters, by
+            name; None if it could not be run once more, for the reason `unpulled`.
     """
 
     module: int
@@ -91,6 +96,10 @@ class ModuleCall:
     gave: tuple[ArrayAt, ...] | None
     plain: Mapping[Place, Any]
     unread: tuple[tuple[Place, str], ...]
+    cotangents: tuple[ArrayAt, ...] = ()
+    gradients: tuple[ArrayAt, ...] | None = None
+    parameter_gradients: tuple[ArrayAt, ...] | None = None
+    unpulled: str = ""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -141,6 +150,15 @@ class ModuleRecording:
         return found
 
     @property
+    def has_gradients(self) -> bool:
+        """Whether gradients were recorded."""
+        return any(call.cotangents for call in self.calls)
+
+    def numbers(self, name: str) -> NDArray:
+        """The numbers of a parameter, by the name of its array."""
+        return self.array(ArrayAt((), name, "", self._shapes[name]))
+
+    @property
     def dtype(self) -> str:
         """The dtype in which most arrays are that modules gave."""
         names = [at.dtype for call in self.calls for at in call.gave or () if at.floating]
@@ -161,7 +179,14 @@ class ModuleRecording:
             None if gave is None else self._arrays(gave),
             {place: value["is"] for place, value in given if "is" in value},
             tuple((place, value["unread"]) for place, value in [*given, *(gave or [])] if "unread" in value),
+            self._listed(found.get("cotangents", [])),
+            self._listed(found["gradients"]) if "gradients" in found else None,
+            self._listed(found["parameter_gradients"]) if "gradients" in found else None,
+            str(found.get("unpulled", "")),
         )
+
+    def _listed(self, found: Any) -> tuple[ArrayAt, ...]:
+        return tuple(ArrayAt(tuple(place), name, dtype, self._shapes[name]) for place, name, dtype in found)
 
     def _arrays(self, values: list[tuple[Place, Mapping[str, Any]]]) -> tuple[ArrayAt, ...]:
         arrays = ((place, value["array"], value["dtype"]) for place, value in values if "array" in value)
@@ -173,7 +198,7 @@ def _module(found: Mapping[str, Any]) -> RecordedModule:
         str(name): Parameter(tuple(shape), Numbers(int(np.prod(shape, dtype=np.int64)), int(hashed)))
         for name, (shape, hashed) in found["parameters"].items()
     }
-    return RecordedModule(str(found["name"]), str(found["kind"]), parameters)
+    return RecordedModule(str(found["name"]), str(found["kind"]), parameters, dict(found.get("values", {})))
 
 
 def _values(described: Any, place: Place = ()) -> Iterator[tuple[Place, Mapping[str, Any]]]:
