@@ -41,7 +41,9 @@ class BackwardJudgement:
         return max(self.arrays.items(), key=lambda item: item[1].ratio)
 
 
-def judge_backward(ready: Substitution, recording: ModuleRecording, recorded: ModuleCall, dtype: str) -> BackwardJudgement:
+def judge_backward(
+    ready: Substitution, recording: ModuleRecording, recorded: ModuleCall, dtype: str
+) -> BackwardJudgement:
     """Run the original's module backward with what came back to the port's, and compare the gradients.
 
     Args:
@@ -135,7 +137,9 @@ class _Backward:
                 one = first[at.place]
                 found[one.original] = laid_out(one, own[one.original], array)
             elif array.any():
-                raise SpecError(f"a gradient came back to {_named(at.place)}, which the original's module does not give")
+                raise SpecError(
+                    f"a gradient came back to {_named(at.place)}, which the original's module does not give"
+                )
         return found
 
     def _compare(self, name: str, got: NDArray, exact: NDArray, roundings: list[NDArray]) -> None:
@@ -154,7 +158,11 @@ class _Backward:
         groups: dict[str, dict[Place, NDArray]] = defaultdict(dict)
         originals: dict[str, list[Place]] = defaultdict(list)
         for one in self.ready.matched:
-            if one.port in gradients and one.original in self.exact.inputs and one.original not in self.ready.mask_places:
+            if (
+                one.port in gradients
+                and one.original in self.exact.inputs
+                and one.original not in self.ready.mask_places
+            ):
                 name = given[one.port].name
                 originals[name].append(one.original)
                 own = self.ready.given[one.original]
@@ -227,7 +235,9 @@ def _places(values: Mapping[str, NDArray], own: Mapping[str, NDArray]) -> dict[s
             taken.add(found[name][0][0])
     left = {name: array for name, array in own.items() if name not in taken}
     if sum(array.size for array in left.values()) <= SOUGHT:
-        found |= {name: where for name, value in values.items() if name not in found and (where := _sought(value, left))}
+        found |= {
+            name: where for name, value in values.items() if name not in found and (where := _sought(value, left))
+        }
     return found
 
 

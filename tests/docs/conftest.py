@@ -15,7 +15,18 @@ ROOT = Path(__file__).parents[2]
 
 def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
     """What README's command does; `target` gets the pages, and nothing else is written."""
-    command = [sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", "--no-color", "-d", f"{target}.doctrees"]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "-n",
+        "--keep-going",
+        "-q",
+        "--no-color",
+        "-d",
+        f"{target}.doctrees",
+    ]
     return subprocess.run([*command, str(source), str(target)], capture_output=True, text=True, check=False)
 
 

@@ -112,23 +112,38 @@ def pulled(
         cotangents: of outputs, by place; zero for the others.
     """
     with nullcontext(held) if dtype is None else computing(held, dtype) as run:
-        leaves = {place: one.copy() for place, one in inputs.items()}
-        for leaf in leaves.values():
-            leaf.attach_grad()
-        trained = {name: one for name, one in parameters_of(held).items() if one.grad_req != "null"}
-        parameters = {name: one.data() for name, one in trained.items()}
-        distinct = {id(one): one for one in (*leaves.values(), *parameters.values())}
-        heads, back = [], []
-        with mx.autograd.record(train_mode=False):
-            outputs = call(run, leaves)
-            for place, array in cotangents.items():
-                heads.append(_Joined()(outputs[place], *distinct.values()))
-                ct = to_native(array, None).astype(heads[-1].dtype)
-                back.append(ct if isinstance(heads[-1], mx.np.ndarray) else ct.as_nd_ndarray())
-        gradients = mx.autograd.grad(heads, list(distinct.values()), head_grads=back, train_mode=False)
-        found = dict(zip(distinct, map(to_numpy, gradients), strict=True))
-        return Pulled(
-            {place: to_numpy(one) for place, one in outputs.items()},
-            {place: found[id(one)] for place, one in leaves.items()},
-            {name: found[id(one)] for name, one in parameters.items()},
-        )
+        try:
+            return _pulled(held, run, call, inputs, inputs, cotangents)
+        except mx.MXNetError:  # indices, which its functions give as floating-point numbers, have no gradients
+            return _pulled(held, run, call, inputs, {}, cotangents)
+
+
+def _pulled(
+    held: mx.gluon.Block,
+    run: Callable[..., Any],
+    call: Callable[..., dict[Any, Any]],
+    inputs: Mapping[Any, Any],
+    sources: Mapping[Any, Any],
+    cotangents: Mapping[Any, NDArray],
+) -> Pulled:
+    """`pulled`, by some of the inputs."""
+    leaves = {place: one.copy() for place, one in sources.items()}
+    for leaf in leaves.values():
+        leaf.attach_grad()
+    trained = {name: one for name, one in parameters_of(held).items() if one.grad_req != "null"}
+    parameters = {name: one.data() for name, one in trained.items()}
+    distinct = {id(one): one for one in (*leaves.values(), *parameters.values())}
+    heads, back = [], []
+    with mx.autograd.record(train_mode=False):
+        outputs = call(run, {**inputs, **leaves})
+        for place, array in cotangents.items() if distinct else ():
+            heads.append(_Joined()(outputs[place], *distinct.values()))
+            gradient = to_native(array, None).astype(heads[-1].dtype)
+            back.append(gradient if isinstance(heads[-1], mx.np.ndarray) else gradient.as_nd_ndarray())
+    gradients = mx.autograd.grad(heads, list(distinct.values()), head_grads=back, train_mode=False) if distinct else []
+    found = dict(zip(distinct, map(to_numpy, gradients), strict=True))
+    return Pulled(
+        {place: to_numpy(one) for place, one in outputs.items()},
+        {place: found[id(one)] for place, one in leaves.items()},
+        {name: found[id(one)] for name, one in parameters.items()},
+    )

@@ -53,7 +53,9 @@ class GradientRecorder:
         self._calls: dict[int, _Call] = {}
         self._twice = False
 
-    def begun(self, position: int, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def begun(
+        self, position: int, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
         """Keep what a call is given."""
         valued = getattr(self._hooks.modules, "valued", lambda leaf: leaf)
         arguments = changed(

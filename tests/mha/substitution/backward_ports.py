@@ -43,7 +43,11 @@ class Norm(nn.Module):
 class Dense(nn.Module):
     def __init__(self, fault: str) -> None:
         super().__init__()
-        self.weight, self.bias, self.fault = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(6)), fault
+        self.weight, self.bias, self.fault = (
+            nn.Parameter(torch.randn(WIDTH, WIDTH)),
+            nn.Parameter(torch.randn(6)),
+            fault,
+        )
 
     def forward(self, x):
         return x @ self.weight.T + (self.bias.detach() if self.fault == "bias" else self.bias)
@@ -260,8 +264,9 @@ def gluon_port(state: dict[str, NDArray], fault: str) -> Any:
 
     F = mx.nd
 
-    def param(array: NDArray) -> Any:
-        made = mx.gluon.Parameter("own", shape=array.shape)
+    def param(block: Any, name: str) -> Any:
+        array = state[name]
+        made = block.params.get(name.rpartition(".")[2], shape=array.shape)
         made.initialize()
         made.set_data(legacy(array))
         return made
@@ -269,7 +274,7 @@ def gluon_port(state: dict[str, NDArray], fault: str) -> Any:
     class GWords(mx.gluon.Block):
         def __init__(self) -> None:
             super().__init__()
-            self.table = param(state["words.table"])
+            self.table = param(self, "words.table")
 
         def forward(self, ids):
             found = F.take(self.table.data(), ids)
@@ -279,7 +284,7 @@ def gluon_port(state: dict[str, NDArray], fault: str) -> Any:
     class GNorm(mx.gluon.Block):
         def __init__(self) -> None:
             super().__init__()
-            self.scale, self.shift = param(state["block.norm.scale"]), param(state["block.norm.shift"])
+            self.scale, self.shift = param(self, "block.norm.scale"), param(self, "block.norm.shift")
 
         def forward(self, x):
             x = F.broadcast_sub(x, F.mean(x, axis=-1, keepdims=True))
@@ -291,7 +296,7 @@ def gluon_port(state: dict[str, NDArray], fault: str) -> Any:
     class GDense(mx.gluon.Block):
         def __init__(self) -> None:
             super().__init__()
-            self.weight, self.bias = param(state["block.dense.weight"]), param(state["block.dense.bias"])
+            self.weight, self.bias = param(self, "block.dense.weight"), param(self, "block.dense.bias")
 
         def forward(self, x):
             bias = F.BlockGrad(self.bias.data()) if fault == "bias" else self.bias.data()

@@ -26,8 +26,6 @@ def skip_unless_asked(api, request):
         pytest.skip(f"the framework of {api} is not asked for")
 
 
-
-
 @pytest.mark.parametrize("api", PORTS)
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_the_module_that_is_wrong_backward_is_named_and_no_other(tmp_path, api, fault, request):
@@ -62,7 +60,8 @@ def test_a_right_encoder_is_equal_and_what_it_computes_is_the_same_to_the_bit(tm
         np.testing.assert_array_equal(one, other)
     report = mha.where(model, path, inputs=models.batch())
     assert report.equal
-    assert all(one.backward.status == "equal" and one.backward.ratio < 4 for one in report.results)
+    judged = [one for one in report.results if one.status != "not judged"]
+    assert all(one.backward.status == "equal" and one.backward.ratio < 4 for one in judged)
     assert sum(one.backward.compared for one in report.results) > 80
 
 
