@@ -1,7 +1,7 @@
 """The backward pass of one call of a port's module, judged: its original's module runs backward on the same.
 
-What came back to what the port's module gave goes back through the original's in float64, so errors of what stands behind
-the module are in both and cancel.
+What came back to what the port's module gave goes back through the original's in float64, so errors of what stands
+behind the module are in both and cancel.
 """
 
 from __future__ import annotations
@@ -245,9 +245,9 @@ def _same(value: NDArray, own: NDArray) -> NDArray | None:
     """For each number of the port's array its position in the original's, of the same or the opposite order of axes."""
     order = np.arange(own.size).reshape(own.shape)
     for positions, array in ((order, own), (order.T, own.T)):
-        if array.size == value.size and np.array_equal(array.reshape(-1), value.reshape(-1)):
-            if array.shape == value.shape or value.ndim != own.ndim:
-                return positions.reshape(-1)
+        fits = array.shape == value.shape or (array.size == value.size and value.ndim != own.ndim)
+        if fits and np.array_equal(array.reshape(-1), value.reshape(-1)):
+            return positions.reshape(-1)
     return None
 
 

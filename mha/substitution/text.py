@@ -84,8 +84,8 @@ def _backward(one: ModuleResult) -> str:
     assert back is not None
     left = f"\n  Not compared: {_some(back.left)}." if back.left else ""
     return (
-        f"{_name(one.name)} ({one.kind}) is wrong backward, and right forward: {_number(back.ratio)} times what rounding "
-        f"does, worst at {back.place} {list(back.index)}: got {back.got:.9g}, expected {back.expected:.9g}."
+        f"{_name(one.name)} ({one.kind}) is wrong backward, and right forward: {_number(back.ratio)} times what "
+        f"rounding does, worst at {back.place} {list(back.index)}: got {back.got:.9g}, expected {back.expected:.9g}."
         f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{left}"
     )
 

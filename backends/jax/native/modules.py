@@ -119,7 +119,7 @@ differentiated: list[bool] = []
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Meanwhile calls are recorded whose arrays are tracers of `jax.grad`; others than tracers of `jax.jit` have values."""
+    """Meanwhile calls are recorded whose arrays are tracers of `jax.grad`, which have values; those of `jit` have none."""
     differentiated.append(True)
     try:
         yield
@@ -194,7 +194,8 @@ def pulled(
         inputs: to differentiate by.
         cotangents: of outputs, by place; zero for the others.
     """
-    with nullcontext(_as_function(held)) if dtype is None else computing(held, dtype) as run:
+    own_dtype: Any = nullcontext(_as_function(held))
+    with own_dtype if dtype is None else computing(held, dtype) as run:
         if isinstance(held, HeldLinen):
             (variables,) = run.args
             params = dict(variables).get("params", {})

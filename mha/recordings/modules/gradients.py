@@ -1,7 +1,7 @@
 """GradientRecorder: the gradients that came back to what modules gave, and what each module makes of them.
 
-Only what came back is read off the backward pass that runs. From that, each module runs forward and backward once more by
-itself, on what it was given: so the gradients of one call are seen, where the pass that ran has the sum over all that
+Only what came back is read off the backward pass that runs. From that, each module runs forward and backward once more
+by itself, on what it was given: so the gradients of one call are seen, where the pass that ran has the sum over all that
 uses a parameter or an input, and no sum of that pass is made in another order.
 """
 
@@ -115,7 +115,7 @@ class GradientRecorder:
             if any(self._stream.digest(found.outputs[place]) != name for place, name in call.gave.items()):
                 about["unpulled"] = "it gives something else when it runs again"
                 continue
-            dtypes = {place: dtype for place, dtype in self._floating(call.arguments)}
+            dtypes = dict(self._floating(call.arguments))
             about["gradients"] = [
                 self._described(call.named[place], array, dtypes[place]) for place, array in found.inputs.items()
             ]
