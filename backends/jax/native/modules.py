@@ -119,7 +119,7 @@ differentiated: list[bool] = []
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Meanwhile calls are recorded whose arrays are tracers of `jax.grad`, which have values; those of `jit` have none."""
+    """Meanwhile calls are recorded whose arrays are `jax.grad`'s tracers, which have values; those of `jit` do not."""
     differentiated.append(True)
     try:
         yield
@@ -194,8 +194,8 @@ def pulled(
         inputs: to differentiate by.
         cotangents: of outputs, by place; zero for the others.
     """
-    own_dtype: Any = nullcontext(_as_function(held))
-    with own_dtype if dtype is None else computing(held, dtype) as run:
+    within: Any = nullcontext(_as_function(held)) if dtype is None else computing(held, dtype)
+    with within as run:
         if isinstance(held, HeldLinen):
             (variables,) = run.args
             params = dict(variables).get("params", {})

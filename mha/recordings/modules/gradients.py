@@ -1,8 +1,8 @@
 """GradientRecorder: the gradients that came back to what modules gave, and what each module makes of them.
 
 Only what came back is read off the backward pass that runs. From that, each module runs forward and backward once more
-by itself, on what it was given: so the gradients of one call are seen, where the pass that ran has the sum over all that
-uses a parameter or an input, and no sum of that pass is made in another order.
+by itself, on what it was given: so the gradients of one call are seen, where the pass that ran has the sum over all
+that uses a parameter or an input, and no sum of that pass is made in another order.
 """
 
 from __future__ import annotations
