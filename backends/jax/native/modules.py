@@ -203,7 +203,8 @@ def pulled(
             def function(leaves: Any, own: Any) -> Any:
                 return call(partial(run.func, {**variables, "params": own}), leaves)
         else:
-            definition, params, rest = nnx.split(held, nnx.Param, ...)
+            split: Any = nnx.split(held, nnx.Param, ...)
+            definition, params, rest = split
 
             def function(leaves: Any, own: Any) -> Any:
                 return call(nnx.merge(definition, own, rest), leaves)
