@@ -41,6 +41,20 @@ class ReadCall(NamedTuple):
     parameters: str | None = None
 
 
+class Pulled(NamedTuple):
+    """A module run forward and backward, in NumPy.
+
+    Args:
+        outputs: what it gave, by place.
+        inputs: the gradients of its inputs, by place.
+        parameters: those of its parameters, by name; frozen ones have none.
+    """
+
+    outputs: dict[Any, NDArray]
+    inputs: dict[Any, NDArray]
+    parameters: dict[str, NDArray]
+
+
 def own_call(
     config: AttentionConfig,
     weights: Weights,

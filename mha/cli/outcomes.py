@@ -30,6 +30,7 @@ RULES = {
     "could-not-run": "Something could not run, or nothing was judged.",
     "wrong-by-itself": "The module gives something else than its original on what it was given.",
     "wrong-in-its-own-lines": "The module's parts are right, and what it does between them is not.",
+    "wrong-backward": "The module is right forward, and its gradients are not.",
     "uncovered": "Parameters that nothing but the whole model judges.",
     "not-judged": "The module was not judged.",
     "through-its-parts": "It differs through modules inside it.",
@@ -112,6 +113,8 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
     status: Status = "skipped"
     if one.status == "wrong":
         status, rule = "failure", "wrong-in-its-own-lines" if one.own_lines else "wrong-by-itself"
+    elif one.wrong_backward:
+        status, rule = "failure", "wrong-backward"
     elif one.name in found.uncovered:
         status, rule = "failure", "uncovered"
     elif one.status in ("equal", "divided otherwise"):
@@ -119,8 +122,9 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
     else:
         rule = "not-judged" if one.status == "not judged" else "through-its-parts"
         status = "error" if number == 0 and rule == "not-judged" else "skipped"
-    worst = f"{one.ratio:.2g} times what rounding does" if one.ratio is not None else ""
-    place = f"worst at {one.place} {list(one.index)}: got {one.got}, expected {one.expected}" if one.place else ""
+    seen = one.backward if one.wrong_backward and one.backward is not None else one
+    worst = f"{seen.ratio:.2g} times what rounding does" if seen.ratio is not None else ""
+    place = f"worst at {seen.place} {list(seen.index)}: got {seen.got}, expected {seen.expected}" if seen.place else ""
     original = f"Its original is {one.original}." if one.original is not None else ""
     said = filter(None, [RULES[rule], original, worst, place, one.reason, *one.notes])
     return Outcome("port", one.name or "the model", status, rule, "\n".join(said))

@@ -125,6 +125,7 @@ def capture(
     depth: int | None = None,
     only: Sequence[str] = ("*",),
     limit: int = LIMIT,
+    gradients: bool = False,
 ) -> Iterator[Capture]:
     """Record every call that is made of the attention layers in `target` within the context.
 
@@ -151,6 +152,8 @@ def capture(
             of those, what can't be read is then named in the warning and is no error.
         depth, only: which modules: so deep in the model (1: directly in it; None: all), and of these names.
         limit: most bytes of what modules are given and give.
+        gradients: with `modules`, whether the gradients of the one backward pass that runs within the context are
+            recorded too, and what each module makes of them.
 
     Raises:
         SpecError: at the start, if there is no attention layer that can be recorded, or one of them has what
@@ -168,6 +171,8 @@ def capture(
     >>> recording.layers[0].kind, recording.calls[0].outputs["output"].shape
     ('torch.nn.MultiheadAttention', (1, 3, 6))
     """
+    if gradients and not modules:
+        raise SpecError("gradients=True records the gradients of modules: say modules=True too")
     if path is not None:
         path = check_target(path, overwrite=overwrite)
     unreadable: list[str] = []
@@ -238,7 +243,7 @@ def capture(
     def reasons() -> str:
         return unlisted.reasons(tuple(one.name for one in survey.coverage().unseen))
 
-    with ExitStack() as stack:
+    with ExitStack() as around, ExitStack() as stack:
         try:
             stack.enter_context(hooks.watch(target, choose, see))
         except NoneFoundError as error:
@@ -250,8 +255,10 @@ def capture(
         if strict:
             survey.coverage().check()
         if modules:
-            whole = stack.enter_context(recorded_modules(hooks, target, path, depth, only, limit))
+            whole = around.enter_context(recorded_modules(hooks, target, path, depth, only, limit, gradients))
+            stack.enter_context(whole.watched)
         yield recorder
+        stack.close()  # modules that run once more are not the model's calls
         if whole is not None and path is not None:
             whole.save(path, recorder.recording if recorder.calls else None, recorder.versions)
     if modules and not recorder.calls:

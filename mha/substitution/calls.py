@@ -1,15 +1,57 @@
-"""The calls of either model: which modules make which, and what pairing needs of them."""
+"""The calls of either model: which modules make which, what pairing needs of them, and the judgement on one."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from mha.recordings.modules.recording import ModuleCall, ModuleRecording
+from mha.recordings.modules.values import Place
+from mha.substitution.allowance import Judged
 from mha.substitution.original import OriginalCall
 from mha.substitution.pairing.pairs import Module
 from mha_core import SpecError
+
+
+class Part(NamedTuple):
+    """A module inside the judged one: the original's position, the port's name, each call of the original's and the
+    port's, if there is one, and whether it is right.
+    """
+
+    original: int
+    name: str
+    calls: Sequence[tuple[OriginalCall, ModuleCall | None]]
+    right: bool
+
+
+@dataclass
+class CallJudgement:
+    """One call of a module, judged.
+
+    Attributes:
+        arrays: place in what the port's module gave -> the judgement.
+        layouts: how arrays of other shapes were read.
+        own: what was given to the original alone, and stayed as in its own run.
+        masks: how many entries differ in each mask that both were given and write differently.
+        unmatched: what the port gave and nothing of the original stands for.
+        notes: what else is to be said.
+        padding: how many rows of padding were left out, because they differ and no other row depends on them.
+    """
+
+    arrays: dict[Place, Judged] = field(default_factory=dict)
+    layouts: tuple[str, ...] = ()
+    own: tuple[Place, ...] = ()
+    masks: dict[str, int] = field(default_factory=dict)
+    unmatched: tuple[Place, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    padding: int = 0
+
+    @property
+    def worst(self) -> tuple[Place, Judged]:
+        """The array that is worst, by place."""
+        return max(self.arrays.items(), key=lambda item: item[1].ratio)
 
 
 def by_module(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, list[int]]:

@@ -110,6 +110,10 @@ def _layouts(own: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, str]]:
             yield moved[words].reshape(own.shape), f"{before}reshaped from {moved[words].shape}"
 
 
+TABLES = ("as for one item", "each half again", "each number twice")
+"""How a port may have the numbers of a table of positions."""
+
+
 def _tables(own: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, str]]:
     """Cosines and sines of positions in the original's shape: a port may have each angle once, and no batch.
 
@@ -119,11 +123,11 @@ def _tables(own: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, str]]:
     """
     if own.dtype.kind != "f" or theirs.dtype.kind != "f" or not 2 <= theirs.ndim <= own.ndim:
         return
-    forms = {"as for one item": theirs}
+    forms = {TABLES[0]: theirs}
     if 2 * theirs.shape[-1] == own.shape[-1]:
         forms = {
-            "each half again": np.concatenate([theirs, theirs], axis=-1),
-            "each number twice": np.repeat(theirs, 2, axis=-1),
+            TABLES[1]: np.concatenate([theirs, theirs], axis=-1),
+            TABLES[2]: np.repeat(theirs, 2, axis=-1),
         }
     for words, array in forms.items():
         shape = (1,) * (own.ndim - array.ndim) + array.shape
@@ -151,6 +155,11 @@ def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> b
     """
     fewer, more = sorted((set(np.cumprod(one).tolist()), set(np.cumprod(other).tolist())), key=len)
     return fewer <= more
+
+
+def laid_out(one: Matched, own: NDArray, theirs: NDArray) -> NDArray:
+    """Another array of the port's shape in the order of axes of `own`, as a matched one was read."""
+    return next(array for array, layout in _layouts(own, theirs) if layout == one.layout)
 
 
 def _distance(own: NDArray, theirs: NDArray) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,12 @@ from numpy.typing import NDArray
 
 from mha.coverage import kind_of
 from mha.recordings.capture import hooks_of
+from mha.recordings.modules.gradients import calling, floating
 from mha.recordings.modules.numbers import Numbers, shape_and_numbers, total
 from mha.recordings.modules.recording import Parameter
-from mha.recordings.modules.values import Place, changed, leaves
+from mha.recordings.modules.values import Place, changed, leaves, snapshot
 from mha_core import SpecError
+from mha_core.capture import Pulled
 from mha_core.errors import listed, one_line
 
 PASSED = "given to a part"
@@ -176,14 +177,7 @@ class Original:
         return places[-1]
 
     def _snapshot(self, leaf: Any) -> Any:
-        """A leaf as it is now: what may change in the call, such as a cache, is copied."""
-        plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
-        if plain or self._array(leaf) is not None:
-            return leaf
-        try:
-            return copy.deepcopy(leaf)
-        except Exception:  # a handle of the system, a generator
-            return leaf
+        return snapshot(leaf, self._array)
 
     def is_leaf(self, call: OriginalCall) -> bool:
         """Whether a call made no other one."""
@@ -245,6 +239,26 @@ class Original:
             return all_in(self.native.computing)
         except (Exception, SystemExit) as error:  # whatever a module raises on a port's inputs
             raise SpecError(f"the original can't be run on it in {dtype}: {one_line(error)}") from error
+
+    def pull(
+        self, call: OriginalCall, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str
+    ) -> Pulled:
+        """Run a module forward and backward by itself, in `dtype`. SpecError if it can't be run."""
+
+        def native(place: Place, leaf: Any) -> Any:
+            own = self.hooks.as_array(leaf)
+            array = given.get(place, None if own is None or own[0].dtype.kind != "f" else own[0])
+            return leaf if array is None else self.native.to_native(array, dtype)
+
+        try:
+            arguments = changed(call.arguments, native)
+            run = calling(self.hooks.as_array, call.signature, arguments)
+            inputs = floating(self.hooks.as_array, arguments)
+            held = self.modules[call.module].held
+            pulled: Pulled = self.native.pulled(held, dtype, run, inputs, cotangents)
+        except Exception as error:  # whatever a module raises on a port's inputs
+            raise SpecError(f"the original can't be run backward on it in {dtype}: {one_line(error)}") from error
+        return pulled
 
     def _run_once(
         self,

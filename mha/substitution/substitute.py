@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,50 +12,13 @@ from numpy.typing import NDArray
 from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import UNIT, Judged, judge
+from mha.substitution.calls import CallJudgement, Part
 from mha.substitution.derived import Known, attention_bound_on, bound_on, numbers_of_module
 from mha.substitution.masks import counted_in, translated, uncounted_rows
-from mha.substitution.matching import Matched, match
+from mha.substitution.matching import TABLES, Matched, match
 from mha.substitution.original import PASSED, Original, OriginalCall
 from mha_core import SpecError
-
-
-class Part(NamedTuple):
-    """A module inside the judged one: the original's position, the port's name, each call of the original's and the
-    port's, if there is one, and whether it is right.
-    """
-
-    original: int
-    name: str
-    calls: Sequence[tuple[OriginalCall, ModuleCall | None]]
-    right: bool
-
-
-@dataclass
-class CallJudgement:
-    """One call of a module, judged.
-
-    Attributes:
-        arrays: place in what the port's module gave -> the judgement.
-        layouts: how arrays of other shapes were read.
-        own: what was given to the original alone, and stayed as in its own run.
-        masks: how many entries differ in each mask that both were given and write differently.
-        unmatched: what the port gave and nothing of the original stands for.
-        notes: what else is to be said.
-        padding: how many rows of padding were left out, because they differ and no other row depends on them.
-    """
-
-    arrays: dict[Place, Judged] = field(default_factory=dict)
-    layouts: tuple[str, ...] = ()
-    own: tuple[Place, ...] = ()
-    masks: dict[str, int] = field(default_factory=dict)
-    unmatched: tuple[Place, ...] = ()
-    notes: list[str] = field(default_factory=list)
-    padding: int = 0
-
-    @property
-    def worst(self) -> tuple[Place, Judged]:
-        """The array that is worst, by place."""
-        return max(self.arrays.items(), key=lambda item: item[1].ratio)
+from mha_core.capture import Pulled
 
 
 class Substitution:
@@ -82,6 +44,7 @@ class Substitution:
         self._recorded = recorded
         theirs = {at.place: recording.array(at) for at in recorded.given}
         matched = match(call.given, theirs, tables=True)
+        self.matched = [one for one in matched if one.layout not in TABLES]
         self.given = {one.original: one.array for one in matched}
         left = {place: array for place, array in theirs.items() if place not in {one.port for one in matched}}
         self._masks: dict[Place, tuple[Place, NDArray]] = {}
@@ -141,11 +104,11 @@ class Substitution:
 
     def _judged_with(self, parts: Sequence[Part]) -> CallJudgement:
         replace = {part.original: [self._gave_instead(*calls) for calls in part.calls] for part in parts}
-        turned = self._turned() if not replace else None
+        turned = self.turned() if not replace else None
         gave = self._floating(self._recorded.gave or ())
         if not gave:
             raise SpecError(f"the port's module gave no array of numbers{self._instead()}")
-        exact, moved = self._original.run(self._call, [self.given, self._moved()], "float64", replace)
+        exact, moved = self._original.run(self._call, [self.given, self.moved(self.given)], "float64", replace)
         own, *rest = self._original.run(self._call, [self.given, *([turned] if turned else [])], self._dtype, replace)
         for place, array in own.items():
             lost = np.isnan(exact[place]) & ~np.isnan(array) if array.dtype.kind == "f" else np.zeros(1, bool)
@@ -154,7 +117,7 @@ class Substitution:
                     f"the original's module gives NaN in float64 where it gives numbers in {self._dtype}; some eager "
                     "attention does so in padding: give an original with attn_implementation='sdpa'"
                 )
-        roundings = [own, moved, *map(self._put_back, rest)]
+        roundings = [own, moved, *map(self.put_back, rest)]
         outputs = {place: array for place, array in exact.items() if _is_output(place, array)}
         matched = [one for one in match(outputs, gave) if np.isfinite(exact[one.original]).any()]
         if not matched:
@@ -227,6 +190,15 @@ class Substitution:
         """What it gives in float64 on other arrays. SpecError if it can't be run on them."""
         return self._original.run(self._call, [given], "float64")[0]
 
+    @property
+    def mask_places(self) -> frozenset[Place]:
+        """Where the original is given a mask that the port's was translated for."""
+        return frozenset(self._masks)
+
+    def pull(self, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str) -> Pulled:
+        """Its original's module run forward and backward. SpecError if it can't be run."""
+        return self._original.pull(self._call, given, cotangents, dtype)
+
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
         """How far something else is from what it gives, as `judge` counts; `judge` has run before."""
         ratios = [
@@ -271,6 +243,11 @@ class Substitution:
             self._left_out = int(self.padding.sum())
         return found
 
+    @property
+    def left_out(self) -> int:
+        """How many rows `judge` did not count, because they differ."""
+        return self._left_out
+
     def _counted(self, array: NDArray) -> NDArray | None:
         """The elements of what was given that stand in no uncounted row, or are no numbers; None without such rows."""
         if not self._searched:
@@ -312,18 +289,18 @@ class Substitution:
                 found[place] = found[place] or attention_bound_on(array, own.get(place), problem, self._dtype)
         return {place: bound[1] for place, bound in found.items() if bound is not None}
 
-    def _moved(self) -> dict[Place, NDArray]:
-        """The inputs, each number moved by half a unit in its last place, up or down."""
+    def moved(self, arrays: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
+        """Inputs, each number moved by half a unit in its last place, up or down."""
         rng = np.random.default_rng(0)
         unit = UNIT[self._dtype]
         return {
             place: array.astype(np.float64) * (1 + unit * rng.choice((-1.0, 1.0), array.shape))
             if array.dtype.kind == "f" and place not in self._masks
             else array
-            for place, array in self.given.items()
+            for place, array in arrays.items()
         }
 
-    def _turned(self) -> dict[Place, NDArray] | None:
+    def turned(self) -> dict[Place, NDArray] | None:
         """The inputs with the batch in another order; None if not all arrays have one batch of several items."""
         sizes = {array.shape[0] for array in self._call.given.values() if array.ndim > 1}
         if len(sizes) != 1 or sizes == {1} or any(array.shape == (*sizes,) for array in self._call.given.values()):
@@ -331,8 +308,8 @@ class Substitution:
         full = {**self._call.given, **self.given}
         return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full.items()}
 
-    def _put_back(self, found: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """What was given for `_turned`, in the batch's own order."""
+    def put_back(self, found: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
+        """What was given for `turned`, in the batch's own order."""
         sizes = {len(array) for array in self._call.given.values() if array.ndim > 1}
         return {
             place: np.roll(array, -1, axis=0) for place, array in found.items() if array.ndim and {len(array)} == sizes

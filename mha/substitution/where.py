@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from mha.recordings.modules.diagnosed import Suspect, diagnosed
 from mha.recordings.modules.recording import ModuleRecording
-from mha.substitution.calls import by_module, holds, inputs_of, modules_of
+from mha.substitution.backward import judged_backward
+from mha.substitution.calls import CallJudgement, Part, by_module, holds, inputs_of, modules_of
 from mha.substitution.original import Original
 from mha.substitution.pairing.order import in_order
 from mha.substitution.pairing.pairs import Pairs, sizes_of
-from mha.substitution.reports.report import ModuleResult, Status, WhereReport
-from mha.substitution.substitute import CallJudgement, Part, Substitution
+from mha.substitution.reports.report import Backward, ModuleResult, Status, WhereReport
+from mha.substitution.substitute import Substitution
 from mha.substitution.unseen import Unseen, unseen_in
 from mha_core import SpecError
 
@@ -102,6 +103,8 @@ class _Judge:
         for port in reversed(range(len(self.modules))):  # calls begin outside
             self.progress(self.modules[port].name or "the model")
             self.results[port] = self._result(port)
+            if self.recording.has_gradients:
+                self.results[port] = replace(self.results[port], backward=self._backward(port))
         results = tuple(self.results[port] for port in range(len(self.modules)))
         names = {self.own.modules[one].name: self.modules[other].name for one, other in self.pairs.found.items()}
         unseen = tuple(reversed(self.unseen))
@@ -183,6 +186,20 @@ class _Judge:
         names = tuple(self.modules[one].name for one in unpaired)
         shown = judged if worst in judged else [worst]
         return _filled(about, status, worst, allowed=shown, own_lines=own_lines, unpaired=names)
+
+    def _backward(self, port: int) -> Backward:
+        """The verdict on a module's gradients, if what it gives is right."""
+        forward, original = self.results[port], self.pairs.original_of(port)
+        if forward.status != "equal" or original is None:
+            return Backward("not judged", reason=f"forward it is {forward.status}")
+        parts = [self.results[one].backward for one in self._outermost_inside(port, judged=True)]
+        return judged_backward(
+            self.own,
+            self.recording,
+            self._paired_calls(original, port),
+            self.dtype,
+            parts_right=all(part is None or part.status in ("equal", "not judged") for part in parts),
+        )
 
     def _alone(
         self, inner: Sequence[int], ready: Sequence[Substitution], calls: Sequence[tuple[int, int]]

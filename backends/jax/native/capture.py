@@ -21,6 +21,7 @@ from backends.jax.layers import MultiHeadAttention
 from backends.jax.native import convert as native
 from backends.jax.native import live_probe
 from backends.jax.native import modules as modules
+from backends.jax.native.modules import differentiated
 from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import has_values, to_numpy
 from backends.jax.weights import to_weights
@@ -53,7 +54,7 @@ projects, matrix_of = modules.projects, modules.matrix_of
 
 def as_array(value: Any) -> tuple[NDArray, str] | None:
     """A copy in NumPy and the dtype by name; None for what is no array."""
-    return (_array(value), str(value.dtype)) if isinstance(value, jax.Array) else None
+    return (_array(modules.valued(value)), str(value.dtype)) if isinstance(value, jax.Array) else None
 
 
 @contextmanager
@@ -140,22 +141,36 @@ def _watch_nnx(
     if not chosen:
         raise none_found(target)
     running: set[int] = set()
+    stands_for: dict[int, nnx.Module] = {}  # a module of a copy of the target -> the target's
+    copies: list[nnx.Module] = []  # kept, so that an id means one of them
+
+    def adopt(root: nnx.Module) -> None:
+        """Report the modules of a copy, such as `nnx.merge` makes within `jax.grad`, as those of the target."""
+        copies.append(root)
+        by_name = dict(modules.values())
+        for path, node in nnx.iter_graph(root):
+            own = by_name.get("/".join(map(str, path))) if isinstance(node, nnx.Module) else None
+            if own is not None and id(own) in chosen:
+                chosen[id(node)], stands_for[id(node)] = chosen[id(own)], own
 
     def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def call(self: nnx.Module, *args: Any, **kwargs: Any) -> Any:
+            if differentiated and not running and id(self) not in chosen and type(self) is type(target):
+                adopt(self)
             if id(self) not in chosen or id(self) in running:  # a subclass calls what its base has
                 return original(self, *args, **kwargs)
             name, adapter = chosen[id(self)]
+            own = stands_for.get(id(self), self)
             if begun is not None:
                 _bound(original, (self, *args), kwargs)  # what JAX traces is refused
-                begun(name, self, inspect.signature(original.__get__(self)), args, kwargs)
+                begun(name, own, inspect.signature(original.__get__(self)), args, kwargs)
             running.add(id(self))
             try:
                 output = original(self, *args, **kwargs)
             finally:
                 running.remove(id(self))
-            instead = seen(name, adapter, self, _bound(original, (self, *args), kwargs), output)
+            instead = seen(name, adapter, own, _bound(original, (self, *args), kwargs), output)
             return output if instead is None else instead
 
         return call
@@ -173,11 +188,9 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -
     """The arguments by name, defaults included; SpecError for arrays that JAX traces, which have no numbers."""
     arguments = arguments_of(inspect.signature(function), args, kwargs)
     arguments.pop("self", None)
-    if any(isinstance(value, jax.core.Tracer) for value in arguments.values()):
-        raise SpecError(
-            "a call that JAX traces (jit, grad, vmap) has no numbers to record. "
-            "Make it without, or within jax.disable_jit()."
-        )
+    for value in arguments.values():
+        if isinstance(value, jax.core.Tracer) and not (differentiated and modules.valued(value) is not None):
+            raise SpecError(modules.TRACED)
     return arguments
 
 

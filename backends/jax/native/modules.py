@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import device_of, scope, to_numpy
+from mha_core.capture import Pulled
+from mha_core.errors import SpecError
 
 
 class HeldLinen(NamedTuple):
@@ -31,7 +33,8 @@ def hold(module: Any) -> Any:
     """What stands for a module after its call: a HeldLinen, or the module of nnx itself."""
     if not isinstance(module, nn.Module):
         return module
-    return HeldLinen(module.clone(parent=None, name=None), module.variables, module.path)
+    variables = jax.tree.map(valued, module.variables)
+    return HeldLinen(module.clone(parent=None, name=None), variables, module.path)
 
 
 def parameters_of(held: Any) -> dict[str, jax.Array]:
@@ -101,6 +104,125 @@ def _with_dtype(module: nn.Module, dtype: str) -> nn.Module:
 
 def _cast(leaf: Any, dtype: str) -> Any:
     return leaf.astype(dtype) if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+# Gradients
+
+TRACED = (
+    "a call that JAX traces (jit, grad, vmap) has no numbers to record. Make it without, or within jax.disable_jit()."
+)
+
+
+differentiated: list[bool] = []
+"""Holds something while calls that `jax.grad` or `jax.vjp` traces are recorded, without jit."""
+
+
+@contextmanager
+def differentiating() -> Iterator[None]:
+    """Meanwhile calls are recorded whose arrays are `jax.grad`'s tracers, which have values; those of `jit` do not."""
+    differentiated.append(True)
+    try:
+        yield
+    finally:
+        differentiated.pop()
+
+
+class _Note:
+    """What is told of a value and of its gradient; JAX wants it to be hashable."""
+
+    def __init__(self, value: Callable[[Any], None], gradient: Callable[[Any], None]) -> None:
+        self.value, self.gradient = value, gradient
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _identity(note: _Note, value: Any) -> Any:
+    note.value(value)
+    return value
+
+
+def _identity_forward(note: _Note, value: Any) -> tuple[Any, None]:
+    note.value(value)
+    return value, None
+
+
+def _identity_backward(note: _Note, _: None, gradient: Any) -> tuple[Any]:
+    note.gradient(gradient)
+    return (gradient,)
+
+
+_identity.defvjp(_identity_forward, _identity_backward)
+
+
+def valued(value: Any) -> Any:
+    """The array that a tracer of `jax.grad` or `jax.vjp` stands for; all else as it is. SpecError if it has none."""
+    if not isinstance(value, jax.core.Tracer):
+        return value
+    seen: list[Any] = []
+    _identity(_Note(seen.append, lambda gradient: None), value)
+    if not seen or isinstance(seen[-1], jax.core.Tracer):
+        raise SpecError(TRACED)
+    return seen[-1]
+
+
+def tapped(value: jax.Array, note: Callable[[jax.Array], None]) -> jax.Array | None:
+    """The array under another name, of whose gradient `note` is told; None for one that gets no gradient."""
+
+    def told(gradient: jax.Array) -> None:
+        if isinstance(gradient, jax.core.Tracer):
+            raise SpecError("gradients=True needs a backward pass that JAX does not trace: call jax.grad without jit")
+        note(gradient)
+
+    if not isinstance(value, jax.core.Tracer):
+        return None
+    aliased: jax.Array = _identity(_Note(lambda value: None, told), value)
+    return aliased
+
+
+def pulled(
+    held: Any,
+    dtype: str | None,
+    call: Callable[..., dict[Any, jax.Array]],
+    inputs: Mapping[Any, jax.Array],
+    cotangents: Mapping[Any, NDArray],
+) -> Pulled:
+    """Run a module forward and backward by itself.
+
+    Args:
+        held: the module.
+        dtype: of its variables meanwhile; None: their own.
+        call: runs it: is given the module as a function and the inputs, and returns its outputs by place.
+        inputs: to differentiate by.
+        cotangents: of outputs, by place; zero for the others.
+    """
+    within: Any = nullcontext(_as_function(held)) if dtype is None else computing(held, dtype)
+    with within as run:
+        if isinstance(held, HeldLinen):
+            (variables,) = run.args
+            params = dict(variables).get("params", {})
+
+            def function(leaves: Any, own: Any) -> Any:
+                return call(partial(run.func, {**variables, "params": own}), leaves)
+        else:
+            split: Any = nnx.split(held, nnx.Param, ...)
+            definition, params, rest = split
+
+            def function(leaves: Any, own: Any) -> Any:
+                return call(nnx.merge(definition, own, rest), leaves)
+
+        outputs, back = jax.vjp(function, dict(inputs), params)
+        zeros = jax.tree.map(jnp.zeros_like, outputs)
+        given = {place: jnp.asarray(array, outputs[place].dtype) for place, array in cotangents.items()}
+        leaves, own = back({**zeros, **given})
+        tree = own if isinstance(held, HeldLinen) else pure_dict(own)
+        return Pulled(
+            {place: to_numpy(one) for place, one in outputs.items()},
+            {place: to_numpy(one) for place, one in leaves.items()},
+            {"/".join(map(str, path)): to_numpy(one) for path, one in flatten_dict(dict(tree)).items()},
+        )
+
+
+def _as_function(held: Any) -> Callable[..., Any]:
+    return partial(held.module.apply, held.variables) if isinstance(held, HeldLinen) else held
 
 
 # What a module is made of

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backends.mxnet.ops.framework import mx, to_numpy
+from mha_core.capture import Pulled
 
 
 def hold(block: mx.gluon.Block) -> mx.gluon.Block:
@@ -60,3 +61,93 @@ def computing(held: mx.gluon.Block, dtype: str) -> Iterator[Callable[..., Any]]:
 def to_native(array: NDArray, dtype: str | None) -> Any:
     """The array as one of MXNet; floating-point numbers in `dtype`."""
     return mx.np.array(array, dtype=dtype if dtype is not None and array.dtype.kind == "f" else array.dtype)
+
+
+class _Tap(mx.autograd.Function):
+    """The identity, whose gradient `note` is told."""
+
+    def __init__(self, note: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def forward(self, value: Any) -> Any:
+        return value.copy()
+
+    def backward(self, gradient: Any) -> Any:
+        self._note(gradient.copy())  # its numbers can't be read here: that waits for what waits for this
+        return gradient
+
+
+class _Joined(mx.autograd.Function):
+    """The first of the arrays; the others are joined to it with a gradient of zero, since MXNet must reach each."""
+
+    def forward(self, first: Any, *others: Any) -> Any:
+        self._others = [one * 0 for one in others]
+        return first.copy()
+
+    def backward(self, gradient: Any) -> Any:
+        return (gradient, *self._others)
+
+
+def tapped(value: Any, note: Callable[[Any], None]) -> Any:
+    """The array under another name, of whose gradient `note` is told; None for one that gets no gradient."""
+    return _Tap(note)(value) if mx.autograd.is_recording() else None
+
+
+def settle() -> None:
+    """Wait for what runs in MXNet's own threads, such as the backward pass of `tapped`."""
+    mx.nd.waitall()
+
+
+def pulled(
+    held: mx.gluon.Block,
+    dtype: str | None,
+    call: Callable[..., dict[Any, Any]],
+    inputs: Mapping[Any, Any],
+    cotangents: Mapping[Any, NDArray],
+) -> Pulled:
+    """Run a block forward and backward by itself.
+
+    Args:
+        held: the block.
+        dtype: of its parameters meanwhile; None: their own.
+        call: runs it: is given the block as a function and the inputs, and returns its outputs by place.
+        inputs: to differentiate by.
+        cotangents: of outputs, by place; zero for the others.
+    """
+    with nullcontext(held) if dtype is None else computing(held, dtype) as run:
+        try:
+            return _pulled(held, run, call, inputs, inputs, cotangents)
+        except mx.MXNetError:  # indices, which its functions give as floating-point numbers, have no gradients
+            return _pulled(held, run, call, inputs, {}, cotangents)
+
+
+def _pulled(
+    held: mx.gluon.Block,
+    run: Callable[..., Any],
+    call: Callable[..., dict[Any, Any]],
+    inputs: Mapping[Any, Any],
+    sources: Mapping[Any, Any],
+    cotangents: Mapping[Any, NDArray],
+) -> Pulled:
+    """`pulled`, by some of the inputs."""
+    leaves = {place: one.copy() for place, one in sources.items()}
+    for leaf in leaves.values():
+        leaf.attach_grad()
+    trained = {name: one for name, one in parameters_of(held).items() if one.grad_req != "null"}
+    parameters = {name: one.data() for name, one in trained.items()}
+    distinct = {id(one): one for one in (*leaves.values(), *parameters.values())}
+    heads, back = [], []
+    with mx.autograd.record(train_mode=False):
+        outputs = call(run, {**inputs, **leaves})
+        for place, array in cotangents.items() if distinct else ():
+            heads.append(_Joined()(outputs[place], *distinct.values()))
+            gradient = to_native(array, None).astype(heads[-1].dtype)
+            back.append(gradient if isinstance(heads[-1], mx.np.ndarray) else gradient.as_nd_ndarray())
+    gradients = mx.autograd.grad(heads, list(distinct.values()), head_grads=back, train_mode=False) if distinct else []
+    found = dict(zip(distinct, map(to_numpy, gradients), strict=True))
+    return Pulled(
+        {place: to_numpy(one) for place, one in outputs.items()},
+        {place: found[id(one)] for place, one in leaves.items()},
+        {name: found[id(one)] for name, one in parameters.items()},
+    )

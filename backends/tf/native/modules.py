@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -11,6 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from backends.tf.ops.framework import to_numpy
+from mha_core.capture import Pulled
 
 
 def layers_in(target: Any) -> list[keras.Layer]:
@@ -74,3 +75,56 @@ def to_native(array: NDArray, dtype: str | None) -> tf.Tensor:
     """The array as a tensor; floating-point numbers in `dtype`."""
     tensor = tf.constant(array)
     return tf.cast(tensor, dtype) if dtype is not None and tensor.dtype.is_floating else tensor
+
+
+def tapped(value: tf.Tensor, note: Callable[[tf.Tensor], None]) -> tf.Tensor:
+    """The tensor under another name, of whose gradient `note` is told."""
+
+    @tf.custom_gradient
+    def identity(tensor: tf.Tensor) -> Any:
+        def told(gradient: tf.Tensor) -> tf.Tensor:
+            note(tf.convert_to_tensor(gradient))
+            return gradient
+
+        return tf.identity(tensor), told
+
+    alias = identity(tf.convert_to_tensor(value))
+    if getattr(value, "_keras_mask", None) is not None:
+        alias._keras_mask = value._keras_mask
+    return alias
+
+
+def pulled(
+    held: Any,
+    dtype: str | None,
+    call: Callable[..., dict[Any, tf.Tensor]],
+    inputs: Mapping[Any, tf.Tensor],
+    cotangents: Mapping[Any, NDArray],
+) -> Pulled:
+    """Run a layer forward and backward by itself.
+
+    Args:
+        held: the layer.
+        dtype: of its variables meanwhile; None: their own.
+        call: runs it: is given the layer as a function and the inputs, and returns its outputs by place.
+        inputs: to differentiate by.
+        cotangents: of outputs, by place; zero for the others.
+    """
+    with nullcontext(held) if dtype is None else computing(held, dtype) as run:
+        leaves = {place: tf.identity(one) for place, one in inputs.items()}
+        trained = {id(variable) for variable in held.trainable_variables}
+        parameters = {name: one._value for name, one in parameters_of(held).items() if id(one) in trained}
+        sources = [*leaves.values(), *parameters.values()]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            outputs = call(run, leaves)
+        back = [tf.cast(tf.constant(array), outputs[place].dtype) for place, array in cotangents.items()]
+        heads = [tf.convert_to_tensor(outputs[place]) for place in cotangents]
+        zero = tf.UnconnectedGradients.ZERO
+        found = tape.gradient(heads, sources, output_gradients=back, unconnected_gradients=zero)
+        arrays = [to_numpy(tf.convert_to_tensor(one)) for one in found]
+        return Pulled(
+            {place: to_numpy(one) for place, one in outputs.items()},
+            dict(zip(leaves, arrays, strict=False)),
+            dict(zip(parameters, arrays[len(leaves) :], strict=True)),
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy
+from mha_core.capture import Pulled
 
 
 def hold(module: nn.Module) -> nn.Module:
@@ -115,3 +116,56 @@ def to_native(array: NDArray, dtype: str | None) -> torch.Tensor:
     """The array as a tensor; floating-point numbers in `dtype`."""
     tensor = torch.from_numpy(array.copy())
     return tensor.to(TORCH_DTYPES[dtype]) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def tapped(value: torch.Tensor, note: Callable[[torch.Tensor], None]) -> torch.Tensor | None:
+    """The tensor under another name, of whose gradient `note` is told; None for one that gets no gradient.
+
+    Another name: what the module itself does with its output is then not in that gradient.
+    """
+    if not value.requires_grad:
+        return None
+    alias = value.view_as(value)
+
+    def told(gradient: torch.Tensor) -> None:
+        note(gradient.detach().clone())
+
+    alias.register_hook(told)
+    return alias
+
+
+def pulled(
+    held: nn.Module,
+    dtype: str | None,
+    call: Callable[..., dict[Any, torch.Tensor]],
+    inputs: Mapping[Any, torch.Tensor],
+    cotangents: Mapping[Any, NDArray],
+) -> Pulled:
+    """Run a module forward and backward by itself.
+
+    Args:
+        held: the module.
+        dtype: of its parameters meanwhile; None: their own.
+        call: runs it: is given the module as a function and the inputs, and returns its outputs by place.
+        inputs: to differentiate by.
+        cotangents: of outputs, by place; zero for the others.
+    """
+    with nullcontext(held) if dtype is None else computing(held, dtype) as run, torch.enable_grad():
+        leaves = {place: one.detach().clone().requires_grad_() for place, one in inputs.items()}
+        parameters = {name: one for name, one in parameters_of(held).items() if one.requires_grad}
+        outputs = call(run, leaves)
+        ends = [(outputs[place], array) for place, array in cotangents.items() if outputs[place].requires_grad]
+        sources = [*leaves.values(), *parameters.values()]
+        found: Any = [None] * len(sources)
+        if ends and sources:
+            back = [torch.from_numpy(array.copy()).to(one) for one, array in ends]
+            found = torch.autograd.grad([one for one, _ in ends], sources, back, allow_unused=True)
+        arrays = [
+            to_numpy(torch.zeros_like(one) if gradient is None else gradient).copy()
+            for one, gradient in zip(sources, found, strict=True)
+        ]
+        return Pulled(
+            {place: to_numpy(one) for place, one in outputs.items()},
+            dict(zip(leaves, arrays, strict=False)),
+            dict(zip(parameters, arrays[len(leaves) :], strict=True)),
+        )

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from mha.coverage import kind_of
+from mha.recordings.modules.gradients import GradientRecorder
 from mha.recordings.modules.numbers import shape_and_numbers
 from mha.recordings.modules.stream import ArrayStream
-from mha.recordings.modules.values import DEEPEST, parts_of
+from mha.recordings.modules.values import DEEPEST, named, parts_of
 from mha_core import SpecError
 from mha_core.errors import one_line, shown
 
@@ -37,6 +38,7 @@ class ModuleRecorder:
         stream: where the arrays go.
         depth: how deep in the model modules are recorded: 1 for those directly in it. None: all.
         only: names of the modules to record; wildcards work. The model itself always is.
+        gradients: whether the gradients of each call are recorded too.
 
     Raises:
         SpecError: the model is in training and drops out.
@@ -49,7 +51,13 @@ class ModuleRecorder:
     """At the end of a call only its output is looked at."""
 
     def __init__(
-        self, hooks: Any, target: Any, stream: ArrayStream, depth: int | None = None, only: Sequence[str] = ("*",)
+        self,
+        hooks: Any,
+        target: Any,
+        stream: ArrayStream,
+        depth: int | None = None,
+        only: Sequence[str] = ("*",),
+        gradients: bool = False,
     ) -> None:
         self._hooks, self._stream, self._depth, self._only = hooks, stream, depth, only
         self._target = target
@@ -62,6 +70,7 @@ class ModuleRecorder:
         self._paused = False
         self._arrays = False
         self._unread = ""
+        self._gradients = GradientRecorder(hooks, stream) if gradients else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -94,6 +103,8 @@ class ModuleRecorder:
         given = {key: self._described(value) for key, value in named(signature, args, kwargs).items()}
         self._open.append((len(self._calls), module))
         self._calls.append({"module": name, "within": parent, "given": given})
+        if self._gradients is not None:
+            self._gradients.begun(len(self._calls) - 1, signature, args, kwargs)
 
     def _own_name(self, name: str, module: Any) -> str:
         """The module's name; with a number, if another one was called by it."""
@@ -107,15 +118,16 @@ class ModuleRecorder:
             own = f"{name}#{number}"
         raise AssertionError
 
-    def see(self, name: str, adapter: Any, module: Any, arguments: Mapping[str, Any], output: Any) -> None:
-        """Note what the call gave."""
+    def see(self, name: str, adapter: Any, module: Any, arguments: Mapping[str, Any], output: Any) -> Any:
+        """Note what the call gave. Returns the same, of whose gradients this is told, if they are recorded."""
         while (
             self._open and not self._paused
         ):  # calls that ended in an error which the model caught are left open above it
             position, own = self._open.pop()
             if own is module:
                 self._calls[position]["gave"] = self._described(output)
-                return
+                return None if self._gradients is None else self._gradients.tapped(position, output)
+        return None
 
     def describe(self, versions: Mapping[str, str]) -> str:
         """The description of the recorded modules and calls as JSON. SpecError if there was no call."""
@@ -125,6 +137,8 @@ class ModuleRecorder:
             raise SpecError(
                 f"nothing to record: no module was given or gave an array of numbers, but {self._unread or 'none'}"
             )
+        if self._gradients is not None:
+            self._gradients.finish(self._calls, self._held)
         known: dict[int, tuple[Any, list[Any]]] = {}  # parameters stay alive, so that an id means one of them
 
         def numbers(parameter: Any) -> list[Any]:
@@ -138,12 +152,21 @@ class ModuleRecorder:
                 "name": name,
                 "kind": self._kinds[name],
                 "parameters": {key: numbers(one) for key, one in self._hooks.modules.parameters_of(held).items()},
+                **self._values(held),
             }
             for name, held in self._held.items()
         ]
         place = {name: position for position, name in enumerate(self._held)}
         calls = [{**call, "module": place[call["module"]]} for call in self._calls]
         return json.dumps({"format": FORMAT, "versions": dict(versions), "modules": modules, "calls": calls})
+
+    def _values(self, held: Any) -> dict[str, Any]:
+        """The numbers of a module's parameters, which say where each stands in the original's."""
+        if self._gradients is None:
+            return {}
+        modules = self._hooks.modules
+        found = {key: modules.numbers_in(one) for key, one in modules.parameters_of(held).items()}
+        return {"values": {key: self._stream.add(array) for key, array in found.items()}}
 
     def _described(self, value: Any, depth: int = 0) -> Any:
         """A value in JSON: arrays by reference, plain values as they are, all else by its class."""
@@ -169,18 +192,3 @@ class ModuleRecorder:
         if parts is None:
             return {"unread": kind_of(value)}
         return {"parts": [[name, self._described(part, depth + 1)] for name, part in parts], "kind": kind_of(value)}
-
-
-def named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, as they were given; those among *args by their number."""
-    bound = signature.bind(*args, **kwargs)
-    found: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            found |= value
-        elif kind is inspect.Parameter.VAR_POSITIONAL:
-            found |= {str(len(found) + number): one for number, one in enumerate(value)}
-        else:
-            found[name] = value
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,8 @@ class RecordedModule:
     name: str
     kind: str
     parameters: Mapping[str, Parameter]
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Name of a parameter -> that of its array in the file, where gradients were recorded."""
 
     @cached_property
     def numbers(self) -> Numbers:
@@ -88,6 +90,9 @@ class ModuleCall:
         plain: the other values that it was given, by place.
         unread: places and classes of what was given or given back and can't be read.
         unread_outputs: those of what was given back.
+        cotangents: the gradients that came back to what it gave, where they were recorded; none if none came.
+        gradients, parameter_gradients: those that it makes of them: of what it was given, and of its parameters, by
+            name; None if it could not be run once more, for the reason `unpulled`.
     """
 
     module: int
@@ -97,6 +102,10 @@ class ModuleCall:
     plain: Mapping[Place, Any]
     unread: tuple[tuple[Place, str], ...]
     unread_outputs: tuple[tuple[Place, str], ...] = ()
+    cotangents: tuple[ArrayAt, ...] = ()
+    gradients: tuple[ArrayAt, ...] | None = None
+    parameter_gradients: tuple[ArrayAt, ...] | None = None
+    unpulled: str = ""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -166,6 +175,15 @@ class ModuleRecording:
         return Recording.load(self.path) if ATTENTION in self._metadata else None
 
     @property
+    def has_gradients(self) -> bool:
+        """Whether gradients were recorded."""
+        return any(call.cotangents for call in self.calls)
+
+    def numbers(self, name: str) -> NDArray:
+        """The numbers of a parameter, by the name of its array."""
+        return self.array(ArrayAt((), name, "", self._shapes[name]))
+
+    @property
     def dtype(self) -> str:
         """The dtype in which most arrays are that modules gave."""
         names = [at.dtype for call in self.calls for at in call.gave or () if at.floating]
@@ -187,7 +205,14 @@ class ModuleRecording:
             {place: value["is"] for place, value in given if "is" in value},
             _unread([*given, *(gave or [])]),
             _unread(gave or []),
+            self._listed(found.get("cotangents", [])),
+            self._listed(found["gradients"]) if "gradients" in found else None,
+            self._listed(found["parameter_gradients"]) if "gradients" in found else None,
+            str(found.get("unpulled", "")),
         )
+
+    def _listed(self, found: Any) -> tuple[ArrayAt, ...]:
+        return tuple(ArrayAt(tuple(place), name, dtype, self._shapes[name]) for place, name, dtype in found)
 
     def _arrays(self, values: list[tuple[Place, Mapping[str, Any]]]) -> tuple[ArrayAt, ...]:
         arrays = ((place, value["array"], value["dtype"]) for place, value in values if "array" in value)
@@ -201,7 +226,7 @@ def _module(found: Mapping[str, Any]) -> RecordedModule:
         )
         for name, (shape, hashed) in found["parameters"].items()
     }
-    return RecordedModule(str(found["name"]), str(found["kind"]), parameters)
+    return RecordedModule(str(found["name"]), str(found["kind"]), parameters, dict(found.get("values", {})))
 
 
 def _unread(values: list[tuple[Place, Mapping[str, Any]]]) -> tuple[tuple[Place, str], ...]:

@@ -90,6 +90,14 @@ class ArrayStream:
         self._waiting.flush()
         return os.pread(self._waiting.fileno(), end - start, start) == flat.tobytes()
 
+    @staticmethod
+    def digest(array: NDArray) -> bytes:
+        """The digest of an array's numbers, dtype and shape."""
+        array = np.asarray(array, order="C")
+        found = hashlib.sha256(array.reshape(-1).view(np.uint8).data)
+        found.update(f"{array.dtype}{array.shape}".encode())
+        return found.digest()
+
     def put(self, name: str, array: NDArray) -> None:
         """Write an array under a name of its own."""
         array = np.asarray(array, order="C")

@@ -6,7 +6,8 @@ A place is a path such as ("hidden_states",) or ("0", "last_hidden_state").
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -67,3 +68,29 @@ def changed(value: Any, change: Callable[[Place, Any], Any], place: Place = ()) 
         if part is not before:
             object.__setattr__(same, name, part)
     return same
+
+
+def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
+    """A leaf as it is now: what may change in the call, such as a cache, is copied."""
+    plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
+    if plain or as_array(leaf) is not None:
+        return leaf
+    try:
+        return copy.deepcopy(leaf)
+    except Exception:  # a handle of the system, a generator
+        return leaf
+
+
+def named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, as they were given; those among *args by their number."""
+    bound = signature.bind(*args, **kwargs)
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            found |= value
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            found |= {str(len(found) + number): one for number, one in enumerate(value)}
+        else:
+            found[name] = value
+    return found

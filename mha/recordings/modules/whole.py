@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mha.recordings.array_pool import ArrayPool
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class WholeRecording:
     """The modules recorded so far, on disk."""
 
-    def __init__(self, recorder: ModuleRecorder, stream: ArrayStream) -> None:
+    def __init__(self, recorder: ModuleRecorder, stream: ArrayStream, watched: AbstractContextManager[None]) -> None:
         self._recorder, self._stream = recorder, stream
         self.paused = recorder.paused
+        self.watched = watched
 
     def save(self, path: str | os.PathLike[str], attention: Recording | None, versions: Mapping[str, str]) -> None:
         """Write the file, whole or not at all, with the calls of attention layers if there were any."""
@@ -39,15 +40,27 @@ class WholeRecording:
 
 @contextmanager
 def recorded_modules(
-    hooks: Any, target: Any, path: str | os.PathLike[str] | None, depth: int | None, only: Sequence[str], limit: int
+    hooks: Any,
+    target: Any,
+    path: str | os.PathLike[str] | None,
+    depth: int | None,
+    only: Sequence[str],
+    limit: int,
+    gradients: bool,
 ) -> Iterator[WholeRecording]:
-    """Record the modules of `target` while it lasts; see `mha.capture`. SpecError without a path."""
+    """A recording of the modules of `target` in its `watched`; see `mha.capture`. SpecError without a path."""
     if path is None:
         raise SpecError("modules=True needs a file to write to")
     stream = ArrayStream(check_output(path, what="a recording"), limit)
     try:
-        recorder = ModuleRecorder(hooks, target, stream, depth, only)
-        with hooks.watch(target, recorder.choose, recorder.see, recorder.begun):
-            yield WholeRecording(recorder, stream)
+        recorder = ModuleRecorder(hooks, target, stream, depth, only, gradients)
+        yield WholeRecording(recorder, stream, _watched(hooks, target, recorder, gradients))
     finally:
         stream.close()
+
+
+@contextmanager
+def _watched(hooks: Any, target: Any, recorder: ModuleRecorder, gradients: bool) -> Iterator[None]:
+    differentiating = getattr(hooks.modules, "differentiating", nullcontext) if gradients else nullcontext
+    with differentiating(), hooks.watch(target, recorder.choose, recorder.see, recorder.begun):
+        yield

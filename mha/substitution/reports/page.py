@@ -25,7 +25,7 @@ def write_page(path: Path, report: WhereReport, title: str) -> None:
 
 def render(report: WhereReport, title: str) -> str:
     """The page as text."""
-    wrong = [one for one in report.results if one.status == "wrong"]
+    wrong = [one for one in report.results if one.name in report.wrong]
     axis = _Axis([one.ratio for one in report.results if one.ratio is not None])
     verdict = "different" if wrong else "equal" if report.equal else "open"
     return template("mha.substitution.reports", "where.html.j2").render(
@@ -33,10 +33,10 @@ def render(report: WhereReport, title: str) -> str:
         report=report,
         verdict=verdict,
         sentence=last_line(report),
-        parts=next((one.name for one in report.results if one.status == "wrong"), None),
+        parts=next(iter(report.wrong), None),
         findings=[(one.name, finding(one), report.diagnosed.get(one.name, "")) for one in wrong],
         rest=list(findings(report))[len(wrong) :],
-        unseen=[line.strip() for line in list(unseen(report))[1:]],
+        unseen=[line.strip() for line in unseen(report) if not line.endswith(":")],
         axis=axis,
         ratio=_ratio,
         allowed=FACTOR,

@@ -16,6 +16,30 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
+class Backward:
+    """The gradients of a module, of its inputs and parameters.
+
+    Attributes:
+        status: as that of a module.
+        ratio: the worst error over the measured rounding, of all its calls; None if not judged.
+        place, index, got, expected: the gradient that is worst, and the element and numbers there.
+        reason: why they were not judged.
+        compared: how many gradients were, of all its calls.
+        left: what was not compared.
+    """
+
+    status: Status
+    ratio: float | None = None
+    place: str = ""
+    index: tuple[int, ...] = ()
+    got: float | None = None
+    expected: float | None = None
+    reason: str = ""
+    compared: int = 0
+    left: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModuleResult:
     """One module of the port.
 
@@ -39,6 +63,7 @@ class ModuleResult:
         unpaired: the modules inside whose lines count as its own, because they have no original.
         padding: how many rows of an equal module are not counted and differ: of padding, of which it was seen that no
             other row depends on them, and of queries without a key.
+        backward: the verdict on its gradients; None if none were recorded.
     """
 
     name: str
@@ -62,6 +87,12 @@ class ModuleResult:
     own_lines: bool = False
     unpaired: tuple[str, ...] = ()
     padding: int = 0
+    backward: Backward | None = None
+
+    @property
+    def wrong_backward(self) -> bool:
+        """Whether its gradients are wrong, and not through those of modules inside it."""
+        return self.backward is not None and self.backward.status == "wrong"
 
 
 @dataclass(frozen=True)
@@ -88,8 +119,8 @@ class WhereReport:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """Names of the modules that are wrong by themselves; "" is the model itself."""
-        return tuple(one.name for one in self.results if one.status == "wrong")
+        """Names of the modules that are wrong by themselves, forward or backward; "" is the model itself."""
+        return tuple(one.name for one in self.results if one.status == "wrong" or one.wrong_backward)
 
     @property
     def judged(self) -> tuple[str, ...]:
@@ -108,7 +139,11 @@ class WhereReport:
         What stands between the modules is judged by the model itself.
         """
         whole = self.results[0].status != "not judged" and not self.uncovered
-        return whole and all(one.status in ("equal", "divided otherwise", "not judged") for one in self.results)
+        passed = ("equal", "divided otherwise", "not judged")
+        backward = [one.backward.status for one in self.results if one.backward is not None]
+        if backward and (self.results[0].backward is None or self.results[0].backward.status != "equal"):
+            return False
+        return whole and all(status in passed for status in (*(one.status for one in self.results), *backward))
 
     def to_dict(self) -> dict[str, Any]:
         """The report as a dict of JSON values."""

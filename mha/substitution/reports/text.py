@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mha.substitution.allowance import FACTOR
-from mha.substitution.reports.report import ModuleResult, WhereReport
+from mha.substitution.reports.report import Backward, ModuleResult, WhereReport
 
 SHOWN = 12
 """Most names that a line lists; the JSON has them all."""
@@ -14,7 +14,7 @@ SHOWN = 12
 def findings(report: WhereReport) -> Iterator[str]:
     """What is wrong, one module a paragraph, and what was not judged."""
     for one in report.results:
-        if one.status == "wrong":
+        if one.name in report.wrong:
             told = report.diagnosed.get(one.name, "").splitlines()
             yield "\n  ".join([finding(one), *told])
     if report.uncovered:
@@ -33,7 +33,7 @@ def tree(report: WhereReport) -> Iterator[str]:
         reason = f"  {one.reason}" if one.reason else ""
         if one.padding:
             reason += f"  but for {one.padding} rows of padding, on which no other depends, or of queries without a key"
-        yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{reason}".rstrip()
+        yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{_in_tree(one.backward)}{reason}".rstrip()
 
 
 def unseen(report: WhereReport) -> Iterator[str]:
@@ -66,6 +66,8 @@ def last_line(report: WhereReport) -> str:
 
 def finding(one: ModuleResult) -> str:
     """One wrong module: how far it is off, where, and which module of the original says so."""
+    if one.wrong_backward:
+        return _backward(one)
     where = f"{one.place} " if one.place else ""
     if one.place.startswith("the mask"):
         own = f"{_name(one.name)} ({one.kind}) is wrong in its own lines"
@@ -91,6 +93,23 @@ def finding(one: ModuleResult) -> str:
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
         f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{notes}"
     )
+
+
+def _backward(one: ModuleResult) -> str:
+    back = one.backward
+    assert back is not None
+    left = f"\n  Not compared: {_some(back.left)}." if back.left else ""
+    return (
+        f"{_name(one.name)} ({one.kind}) is wrong backward, and right forward: {_number(back.ratio)} times what "
+        f"rounding does, worst at {back.place} {list(back.index)}: got {back.got:.9g}, expected {back.expected:.9g}."
+        f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{left}"
+    )
+
+
+def _in_tree(back: Backward | None) -> str:
+    if back is None:
+        return ""
+    return f"  backward {back.status}" + ("" if back.ratio is None else f" {_number(back.ratio)}")
 
 
 def _own(one: ModuleResult) -> str:

@@ -14,7 +14,7 @@ from conformance.judging.result import Result
 from mha.cli.common import DIFFERENT, EQUAL, status_by
 from mha.cli.main import main
 from mha.cli.outcomes import Outcome, Reported, badge, junit, of_modules, of_results, sarif
-from mha.substitution.reports.report import ModuleResult, WhereReport
+from mha.substitution.reports.report import Backward, ModuleResult, WhereReport
 from tests.mha.convert.test_convert_recorded import record
 from tests.mha.schemas.test_schemas import mine  # noqa: F401
 
@@ -133,6 +133,8 @@ def test_the_outcomes_of_modules():
         module("c", "not judged", reason="no module of the original is known to be it"),
         module("d", "not judged"),
         module("e", "equal", ratio=1.0),
+        module("f", "divided otherwise", ratio=1e6),
+        module("g", "equal", ratio=1.0, backward=Backward("wrong", 50.0, "the gradient of x", (0,), 3.0, 4.0)),
     )
     found = of_modules(WhereReport(parts, ("d",), "float32", {}))
     assert [(one.name, one.status, one.rule) for one in found] == [
@@ -142,7 +144,10 @@ def test_the_outcomes_of_modules():
         ("c", "skipped", "not-judged"),
         ("d", "failure", "uncovered"),
         ("e", "passed", ""),
+        ("f", "passed", ""),
+        ("g", "failure", "wrong-backward"),
     ]
+    assert "50 times what rounding does\nworst at the gradient of x [0]: got 3.0, expected 4.0" in found[6].message
     assert "3e+02 times what rounding does\nworst at output [0, 1]: got 1.0, expected 2.0" in found[1].message
     (unjudged,) = of_modules(WhereReport((module("", "not judged"),), (), "float32", {}))
     assert unjudged.status == "error", "a model that was not judged has not passed"

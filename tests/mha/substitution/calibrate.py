@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 import mha
+from tests.mha.substitution.encoder.models import FAULTS, batch, original, state_of
+from tests.mha.substitution.encoder.ports import PORTS, call
 from tests.mha.substitution.formulas import DEVIATES, DTYPES, FRAMEWORKS, in_torch, ratios
-from tests.mha.substitution.models import FAULTS, batch, original, state_of
-from tests.mha.substitution.ports import PORTS, call
 
 
 def main() -> None:

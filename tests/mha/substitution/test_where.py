@@ -10,8 +10,8 @@ from torch import nn
 import mha
 from mha.substitution.reports.text import findings, last_line, tree, unseen
 from mha_core import SpecError
-from tests.mha.substitution.models import FAULTS, batch, original, state_of
-from tests.mha.substitution.ports import PORTS, call
+from tests.mha.substitution.encoder.models import FAULTS, batch, original, state_of
+from tests.mha.substitution.encoder.ports import PORTS, call
 
 API_OF = {"tf": ("keras",), "jax": ("linen", "nnx"), "mxnet": ("gluon",), "torch": ()}
 

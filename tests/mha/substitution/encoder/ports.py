@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.mha.substitution.models import HEADS, HIDDEN, LENGTH, VOCABULARY, WIDTH, batch
+from tests.mha.substitution.encoder.models import HEADS, HIDDEN, LENGTH, VOCABULARY, WIDTH, batch
 
 
 def keras_port(state: dict[str, NDArray], fault: str = "") -> Any:
