@@ -147,7 +147,7 @@ def test_the_outcomes_of_modules():
         ("f", "passed", ""),
         ("g", "failure", "wrong-backward"),
     ]
-    assert "50 times what rounding does\nworst at the gradient of x [0]: got 3.0, expected 4.0" in found[6].message
+    assert "50 times what rounding does\nworst at the gradient of x [0]: got 3.0, expected 4.0" in found[7].message
     assert "3e+02 times what rounding does\nworst at output [0, 1]: got 1.0, expected 2.0" in found[1].message
     (unjudged,) = of_modules(WhereReport((module("", "not judged"),), (), "float32", {}))
     assert unjudged.status == "error", "a model that was not judged has not passed"
