@@ -82,11 +82,13 @@ def judge(
     False
     """
     got, exact = got.astype(np.float64), exact.astype(np.float64)
-    counted = np.ones(1, bool) if counted is None else counted
+    counted = np.ones((), bool) if counted is None else counted
     with np.errstate(all="ignore"):
         error = np.where(counted, _distance(got, exact), 0.0)
-        size = np.where(counted, np.abs(_finite(exact)), 0.0)
         moved = [np.where(counted, _finite(_distance(one, exact)), 0.0) for one in roundings]
+        # What a mask fills in, say: its size says nothing of the rounding of others.
+        filled = (error == 0.0) & (np.sum(moved, axis=0) == 0.0) if moved else np.zeros((), bool)
+        size = np.where(counted & (~filled | filled.all()), np.abs(_finite(exact)), 0.0)
         ratios, relative = [], []
         for measure, weight in ((_rms, 1.0), (np.max, 0.5)):
             floor = UNIT[dtype] * float(measure(size))

@@ -35,8 +35,10 @@ class CallJudgement:
         layouts: how arrays of other shapes were read.
         own: what was given to the original alone, and stayed as in its own run.
         masks: how many entries differ in each mask that both were given and write differently.
-        unmatched: what the port gave and nothing of the original stands for.
+        unmatched: what the port gave and nothing of the original stands for; and integers that the original's has not.
+        missing: what the original's gives and nothing of the port stands for.
         notes: what else is to be said.
+        own_masks: whether its masks stayed as in the original's own run, because the port completes them inside.
         padding: how many rows of padding were left out, because they differ and no other row depends on them.
     """
 
@@ -45,8 +47,10 @@ class CallJudgement:
     own: tuple[Place, ...] = ()
     masks: dict[str, int] = field(default_factory=dict)
     unmatched: tuple[Place, ...] = ()
+    missing: tuple[Place, ...] = ()
     notes: list[str] = field(default_factory=list)
     padding: int = 0
+    own_masks: bool = False
 
     @property
     def worst(self) -> tuple[Place, Judged]:

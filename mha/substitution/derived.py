@@ -231,7 +231,7 @@ def _linear(known: Known) -> Iterator[Candidate]:
         return
     for x in known.floating:
         for ((weight, bias),) in _oriented(dense):
-            for activation in ACTIVATIONS.values() if weight.shape[0] == x.shape[-1] else []:
+            for activation in ACTIVATIONS.values() if x.ndim > 1 and weight.shape[0] == x.shape[-1] else []:
                 yield Candidate(partial(_dense, (weight, bias), activation), x)
 
 

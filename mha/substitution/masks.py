@@ -69,7 +69,7 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 """What a module gives in float64 on other arrays than it was given."""
 
 
-def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray]) -> NDArray | None:
+def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
     """The rows (B, L) of a module in which ports may give something else: of padding, and of queries without a key.
 
     A row is padding if other numbers there change no other row. A query has no key if no score counts: what it gets is
@@ -78,28 +78,66 @@ def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray]) -> NDArray | N
     Args:
         exact_on: runs the module.
         given: what it is given, masks among it.
+        other_mask: whether a mask is another than the original's own. Only then a query may be without a key: where the
+            original's own queries are, what they get is the original's.
     """
     exact = exact_on(given)
-    found = [_padding(exact_on, given, exact), _without_key(exact_on, given, exact)]
+    found = [_padding(exact_on, given, exact), _without_key(exact_on, given, exact) if other_mask else None]
     rows = [one for one in found if one is not None]
     return rows[0] if len(rows) == 1 or len({one.shape for one in rows}) == 2 else rows[0] | rows[1] if rows else None
 
 
 def _padding(exact_on: Run, given: Mapping[Place, NDArray], exact: Mapping[Place, NDArray]) -> NDArray | None:
-    for rows in (one for array in given.values() for one in _excluded_keys(array)):
+    for place, rows, allowing in ((place, *one) for place, array in given.items() for one in _excluded_keys(array)):
         rows = rows & ~rows.all(axis=1, keepdims=True)  # in an item of padding alone there is no other row
         moved = _moved(given, rows, 1.0) if rows.any() else {}
         if not moved:
             continue
-        found = exact_on({**given, **moved})
-        kept = [
-            np.array_equal(found[place][~rows], array[~rows], equal_nan=True)
-            for place, array in exact.items()
-            if array.dtype.kind == "f" and array.shape[:2] == rows.shape
-        ]
-        if kept and all(kept):
+        kept = not _changed(exact_on({**given, **moved}), exact, ~rows)
+        if kept and _are_keys(exact_on, given, exact, moved, place, rows, allowing):
             return rows
     return None
+
+
+def _are_keys(
+    exact_on: Run,
+    given: Mapping[Place, NDArray],
+    exact: Mapping[Place, NDArray],
+    moved: Mapping[Place, NDArray],
+    mask: Place,
+    rows: NDArray,
+    allowing: float,
+) -> bool:
+    """Whether the mask is what keeps these rows from others.
+
+    With the keys allowed in one item, other rows of that item, and of no other, depend on each array that does anything
+    in these rows.
+    """
+    item = int(rows.any(axis=1).argmax())
+    opened = given[mask].copy()
+    opened[item, ..., rows[item]] = allowing
+    of_item = np.zeros_like(rows)
+    of_item[item] = True
+    before = exact_on({**given, mask: opened})
+    if _changed(before, exact, ~of_item):
+        return False
+    found = False
+    for place, array in moved.items():
+        after = exact_on({**given, mask: opened, place: array})
+        if _changed(after, before, of_item & rows):
+            found = True
+            if not _changed(after, before, of_item & ~rows):
+                return False  # rows of another sequence, or of none
+    return found
+
+
+def _changed(one: Mapping[Place, NDArray], other: Mapping[Place, NDArray], rows: NDArray) -> bool:
+    """Whether what a module gives has other numbers in these rows (B, L)."""
+    return any(
+        not np.array_equal(one[place][rows], array[rows], equal_nan=True)
+        for place, array in other.items()
+        if array.dtype.kind == "f" and array.shape[:2] == rows.shape
+    )
 
 
 def _without_key(exact_on: Run, given: Mapping[Place, NDArray], exact: Mapping[Place, NDArray]) -> NDArray | None:
@@ -109,7 +147,8 @@ def _without_key(exact_on: Run, given: Mapping[Place, NDArray], exact: Mapping[P
             rows = ~reading.any(axis=(1, 3))
             everywhere = np.ones_like(rows)
             moved = [_moved(given, everywhere, side) for side in (1.0, -1.0)]
-            if reading.shape[-1] < 2 or rows.all() or not rows.any() or not moved[0]:
+            keys = any(one.ndim > 2 and one.shape[:2] == reading.shape[::3] for one in given.values())
+            if not keys or reading.shape[-1] < 2 or rows.all() or not rows.any() or not moved[0]:
                 continue
             up, down = (exact_on({**given, **one}) for one in moved)
             bent = [
@@ -138,11 +177,13 @@ def _moved(given: Mapping[Place, NDArray], rows: NDArray, step: float) -> dict[P
 def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
     """The elements of what a module gave that stand in no row (B, L) of padding, or are not finite, as these spread.
 
-    None where `array`, (B, L, ...) or (B, H, L, Lk), has no such rows, or they can't be told from heads.
+    None where `array`, (B, L, D), (B, H, L, Lk) or of indices, has no such rows, or they can't be told from others.
 
     >>> counted_in(np.zeros((1, 2, 1)), np.array([[True, False]])).ravel().tolist()
     [False, True]
     """
+    if array.ndim < 3 and array.dtype.kind == "f":  # (B, D), what a model pools, may have as many numbers as tokens
+        return None
     tokens, queries = array.shape[:2] == padding.shape, array.ndim == 4 and array.shape[::2] == padding.shape
     if tokens == queries:
         return None
@@ -154,8 +195,10 @@ def _beside(rows: NDArray, array: NDArray) -> NDArray:
     return rows.reshape(*rows.shape, *(1,) * (array.ndim - 2))
 
 
-def _excluded_keys(mask: NDArray) -> Iterator[NDArray]:
-    """The keys (B, Lk) that a mask excludes for every query of their item: once for each reading of the mask."""
+def _excluded_keys(mask: NDArray) -> Iterator[tuple[NDArray, float]]:
+    """The keys (B, Lk) that a mask excludes for every query of their item, and what allows them: for each reading."""
     allowed = allowed_in(mask)
     if allowed is not None:
-        yield from (~allowed.any(axis=(1, 2)), allowed.all(axis=(1, 2)))
+        one, zero = (0.0, 0.0) if mask.dtype.kind == "f" and (mask < EXCLUDED).any() else (1, 0)
+        yield ~allowed.any(axis=(1, 2)), one
+        yield allowed.all(axis=(1, 2)), zero

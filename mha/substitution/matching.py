@@ -39,7 +39,7 @@ def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *,
     [(('hidden',), ('x',), 'first two axes exchanged')]
     """
     same = {place: _first_equal(originals, place) for place in originals}
-    single = {place: array for place, array in originals.items() if same[place] == place}
+    single = {place: array for place, array in originals.items() if same[place] == place or place in ports}
     found = _matched(single, ports, _layouts)
     if tables:
         taken = {one.original for one in found}, {one.port for one in found}
@@ -49,7 +49,7 @@ def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *,
         )
         found += _matched(own, theirs, _tables)
     first = {one.original: one for one in found}
-    again = ((place, first.get(other)) for place, other in same.items() if place != other)
+    again = ((place, first.get(other)) for place, other in same.items() if place != other and place not in first)
     return [*found, *(replace(one, original=place) for place, one in again if one is not None)]
 
 
@@ -65,11 +65,11 @@ Layouts = Callable[[NDArray, NDArray], Iterator[tuple[NDArray, str]]]
 
 def _matched(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], layouts: Layouts) -> list[Matched]:
     found: list[Matched] = []
-    for exact in (True, False):
+    for length in (None, 1, 0):  # the whole name, its last part, any
         choices: list[tuple[float, int, Matched]] = []
         for original, own in originals.items():
             for port, theirs in ports.items():
-                if exact and original[-1:] != port[-1:]:
+                if (length is None and original != port) or (length == 1 and original[-1:] != port[-1:]):
                     continue
                 if _is_added_mask(theirs) and not _is_added_mask(own) and own.any():
                     continue  # whatever its shape

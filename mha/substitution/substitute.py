@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from mha.substitution.derived import Known, attention_bound_on, bound_on, number
 from mha.substitution.masks import counted_in, translated, uncounted_rows
 from mha.substitution.matching import TABLES, Matched, match
 from mha.substitution.original import PASSED, Original, OriginalCall
+from mha.substitution.others import other_indices, other_integers, other_masks
 from mha_core import SpecError
 from mha_core.capture import Pulled
 
@@ -70,7 +71,8 @@ class Substitution:
     def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
         """Run the original's module, and compare.
 
-        Masks that can be read in two ways are read in the second one if the first makes the module wrong.
+        Masks that can be read in two ways are read in the second one if the first makes the module wrong. If both do,
+        the original's own masks stay: a port may complete a mask inside.
 
         Args:
             parts: modules inside, whose outputs take the place of those of the original's. What is then wrong, in what
@@ -90,13 +92,26 @@ class Substitution:
                 if second.worst[1].equal:
                     return second
             self._read_masks(other=False)
+        if not found.worst[1].equal and self._masks and self._call.within is not None:
+            before = self.given
+            self.given = {place: array for place, array in before.items() if place not in self._masks}
+            with suppress(SpecError):
+                third = self._judged_with(parts)
+                if third.worst[1].equal:
+                    third.own = (*third.own, *self._masks)
+                    third.own_masks = True
+                    return third
+            self.given = before
         return found
 
     def _read_masks(self, *, other: bool) -> bool:
         """Put the port's masks into the original's form; whether there is such a reading."""
         found = {}
         for place, (port, array) in self._masks.items():
-            read = translated(array, self._call.given[place], other=other)
+            own = self._call.given[place]
+            if other and self._call.within is None and array.dtype == own.dtype and np.array_equal(array, own):
+                continue  # both models were called with it
+            read = translated(array, own, other=other)
             if read is not None:
                 found[place], self.masks[".".join(port)] = read
         self.given = {**self.given, **found}
@@ -141,12 +156,13 @@ class Substitution:
                 given = {place: one for place, one in exact.items() if place[:3] == start and _has_numbers(one)}
                 for one in match(given, self._floating(theirs.given), tables=True):
                     judged[(f"what it gives to {part.name}", *one.port)] = self._judged(one, exact, roundings)
-                if part.right:  # so it uses the mask that it was given
-                    masks = [one for place, one in exact.items() if place[:3] == start]
-                    judged |= {
-                        (f"the mask that it gives to {part.name}", *place): found
-                        for place, found in self._other_masks(masks, theirs)
-                    }
+                own = {place: one for place, one in exact.items() if place[:3] == start}
+                gave_it = {at.place: self._recording.array(at) for at in theirs.given}
+                for place, found in other_indices(own, gave_it, self._counted):
+                    judged[f"the indices that it gives to {part.name}", *place] = found
+                # A part that is right uses the mask that it was given.
+                for place, found in other_masks(own.values(), gave_it) if part.right else ():
+                    judged[f"the mask that it gives to {part.name}", *place] = found
         for place, found in judged.items():
             if found.blurred(self._dtype):
                 raise SpecError(
@@ -158,7 +174,14 @@ class Substitution:
             (*self.layouts, *(f"output {'.'.join(one.port)}: {one.layout}" for one in matched if one.layout)),
             self.own,
             dict(self.masks),
-            tuple(place for place in gave if place not in {one.port for one in matched}),
+            (
+                *(place for place in gave if place not in {one.port for one in matched}),
+                *other_integers(
+                    {place: one for place, one in exact.items() if place[:1] != (PASSED,)},
+                    {at.place: self._recording.array(at) for at in self._recorded.gave or () if not at.floating},
+                ),
+            ),
+            tuple(place for place in outputs if place not in {one.original for one in matched}),
             padding=self._left_out,
         )
 
@@ -217,15 +240,6 @@ class Substitution:
             return ": its call ended in an error"
         return "".join(f", but {what}" for place, what in self._recorded.unread_outputs[:1])
 
-    def _other_masks(self, masks: Sequence[NDArray], call: ModuleCall) -> Iterator[tuple[Place, Judged]]:
-        """The masks of a port's call that exclude other keys than any of these, as what can't be right."""
-        for at in call.given:
-            array = self._recording.array(at)
-            read = [found for mask in masks if (found := translated(array, mask)) is not None]
-            if read and all(different for _, different in read):
-                count = min(different for _, different in read)
-                yield at.place, Judged(np.inf, (), float(count), 0.0, float(count), 0.0)
-
     def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall | None) -> dict[Place, NDArray]:
         """What the port's module gave, at the places of what the original's gives."""
         if theirs is None:
@@ -253,7 +267,7 @@ class Substitution:
         if not self._searched:
             self._searched = True
             with suppress(SpecError):
-                found = uncounted_rows(self.exact_on, self.given_all())
+                found = uncounted_rows(self.exact_on, self.given_all(), other_mask=any(self.masks.values()))
                 self.padding = self.padding if found is None else found
         return None if self.padding is None else counted_in(array, self.padding)
 
@@ -294,7 +308,7 @@ class Substitution:
         rng = np.random.default_rng(0)
         unit = UNIT[self._dtype]
         return {
-            place: array.astype(np.float64) * (1 + unit * rng.choice((-1.0, 1.0), array.shape))
+            place: np.asarray(array.astype(np.float64) * (1 + unit * rng.choice((-1.0, 1.0), array.shape)))
             if array.dtype.kind == "f" and place not in self._masks
             else array
             for place, array in arrays.items()
@@ -303,7 +317,13 @@ class Substitution:
     def turned(self) -> dict[Place, NDArray] | None:
         """The inputs with the batch in another order; None if not all arrays have one batch of several items."""
         sizes = {array.shape[0] for array in self._call.given.values() if array.ndim > 1}
-        if len(sizes) != 1 or sizes == {1} or any(array.shape == (*sizes,) for array in self._call.given.values()):
+        if (
+            len(sizes) != 1
+            or sizes == {1}
+            or any(
+                array.shape == (*sizes,) or array.shape[:2] == (*sizes, *sizes) for array in self._call.given.values()
+            )
+        ):
             return None  # a vector may have a number for each item, such as its length, or not
         full = {**self._call.given, **self.given}
         return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full.items()}

@@ -97,6 +97,7 @@ class _Judge:
         self.modules, self.inside = pairs.ports, pairs.inside_ports
         self.results: dict[int, ModuleResult] = {}
         self.padding: dict[int, NDArray] = {}
+        self.own_masks: set[int] = set()
         self.unseen: list[Unseen] = []
 
     def report(self) -> WhereReport:
@@ -161,6 +162,8 @@ class _Judge:
             judged = [one.judge() for one in ready]
         except SpecError as error:
             return ModuleResult(**{**about, "reason": str(error)}, status="not judged")
+        if any(one.own_masks for one in judged):
+            self.own_masks.add(port)
         if ready[0].padding is not None:
             self.padding[port] = ready[0].padding
         inner = self._outermost_inside(port, judged=True)
@@ -169,9 +172,14 @@ class _Judge:
         status: Status = "equal" if worst.worst[1].equal else "wrong"
         own_lines = status == "wrong" and bool(inner)
         if parts_wrong:
-            alone, divided = self._alone(inner, ready, calls)
-            for part in divided:
-                self._divide(part, module.name)
+            alone, spared, divided = self._alone(inner, ready, calls)
+            others = [one for one in inner if one not in divided and self.results[one].status != "equal"]
+            if divided and (status == "equal" or others):  # else the module is wrong, and nothing would be
+                alone = spared
+                for part in divided:
+                    self._divide(part, module.name)
+            else:
+                divided = ()
             still = any(self.results[one].status not in ("equal", "divided otherwise") for one in inner)
             if alone is None and status == "wrong":
                 worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")
@@ -203,21 +211,21 @@ class _Judge:
 
     def _alone(
         self, inner: Sequence[int], ready: Sequence[Substitution], calls: Sequence[tuple[int, int]]
-    ) -> tuple[CallJudgement | None, Sequence[int]]:
+    ) -> tuple[CallJudgement | None, CallJudgement | None, Sequence[int]]:
         """The worst call with the port's outputs in place of those of its parts; None if that can't be run.
 
-        And parts that were found wrong, if the module is right with the original's in their places, and wrong with the
-        port's: a line stands in them in one model, and beside them in the other.
+        And the same, with parts that were found wrong left out: the module is right with the original's in their
+        places, and wrong with the port's. So a line stands in them in one model, and beside them in the other.
         """
         found = self._with_parts(inner, ready, calls)
         if found is None or found.worst[1].equal:
-            return found, ()
+            return found, None, ()
         wrong = [one for one in inner if self.results[one].status != "equal"]
         for left in (*([one] for one in wrong), wrong):
             other = self._with_parts([one for one in inner if one not in left], ready, calls)
             if other is not None and other.worst[1].equal:
-                return other, left
-        return found, ()
+                return found, other, left
+        return found, None, ()
 
     def _divide(self, part: int, around: str) -> None:
         """Take back that a module and those inside it are wrong: with the lines around it, it is right."""
@@ -242,7 +250,7 @@ class _Judge:
                     for call in self.own_calls[original]
                     if holds(self.own.calls, mine, call)
                 ]
-                right = self.results[part].status != "wrong"
+                right = self.results[part].status != "wrong" and part not in self.own_masks
                 parts.append(Part(original, self.modules[part].name, both, right))
             try:
                 found.append(one.judge(parts))
@@ -303,7 +311,7 @@ def _filled(
         for name, n in call.masks.items()
         if n
     ]
-    notes += [f"not compared: {'.'.join(one) or 'an output'}" for one in call.unmatched]
+    notes += [f"the port does not give {'.'.join(one) or 'the output'}" for one in call.missing]
     if call.own:
         notes.append("as in the original's own run: " + ", ".join(".".join(one) for one in call.own))
     return ModuleResult(
@@ -319,5 +327,6 @@ def _filled(
         expected=worst.expected,
         notes=tuple(notes),
         padding=call.padding if status == "equal" else 0,
+        uncompared=tuple(".".join(one) or "the output" for one in call.unmatched),
         **rest,
     )

@@ -185,11 +185,11 @@ class ModuleRecording:
 
     @property
     def dtype(self) -> str:
-        """The dtype in which most arrays are that modules gave."""
+        """The dtype in which most arrays are that modules gave; of several, the widest."""
         names = [at.dtype for call in self.calls for at in call.gave or () if at.floating]
         if not names:
             raise SpecError(f"no module in {self.path} gave an array of floating-point numbers")
-        return max(dict.fromkeys(names), key=names.count)
+        return max(dict.fromkeys(names), key=lambda name: (names.count(name), -DTYPES.index(name)))
 
     def _call(self, found: Mapping[str, Any], position: int) -> ModuleCall:
         module, within = found["module"], found["within"]

@@ -63,6 +63,7 @@ class ModuleResult:
         unpaired: the modules inside whose lines count as its own, because they have no original.
         padding: how many rows of an equal module are not counted and differ: of padding, of which it was seen that no
             other row depends on them, and of queries without a key.
+        uncompared: what it gives of which nothing of the original's is known to be it; and integers that are others.
         backward: the verdict on its gradients; None if none were recorded.
     """
 
@@ -87,6 +88,7 @@ class ModuleResult:
     own_lines: bool = False
     unpaired: tuple[str, ...] = ()
     padding: int = 0
+    uncompared: tuple[str, ...] = ()
     backward: Backward | None = None
 
     @property
@@ -134,11 +136,11 @@ class WhereReport:
 
     @property
     def equal(self) -> bool:
-        """Whether the model and every module with parameters were judged, and none is wrong.
+        """Whether the model, all that it gives, and every module with parameters were judged, and none is wrong.
 
         What stands between the modules is judged by the model itself.
         """
-        whole = self.results[0].status != "not judged" and not self.uncovered
+        whole = self.results[0].status != "not judged" and not self.results[0].uncompared and not self.uncovered
         passed = ("equal", "divided otherwise", "not judged")
         backward = [one.backward.status for one in self.results if one.backward is not None]
         if backward and (self.results[0].backward is None or self.results[0].backward.status != "equal"):

@@ -33,6 +33,10 @@ def tree(report: WhereReport) -> Iterator[str]:
         reason = f"  {one.reason}" if one.reason else ""
         if one.padding:
             reason += f"  but for {one.padding} rows of padding, on which no other depends, or of queries without a key"
+        if one.uncompared:
+            reason += f"  not compared: {_some(one.uncompared)}"
+        if one is report.results[0] and one.status == "equal" and one.notes:
+            reason += f"  {'; '.join(one.notes)}"
         yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{_in_tree(one.backward)}{reason}".rstrip()
 
 
@@ -59,6 +63,8 @@ def last_line(report: WhereReport) -> str:
         return f"Wrong: {_some(tuple(map(_name, report.wrong)))}. {what}, the others are equal, or wrong through these."
     if report.uncovered:
         return f"{what}; none is wrong, but not all that have parameters were judged."
+    if left := report.results[0].uncompared:
+        return f"{what}; none is wrong, but of what the model gives, this was not compared: {_some(left)}."
     if not report.equal:
         return f"{what}; none is wrong, but the model itself was not: what stands between its modules may be wrong."
     return f"Equal: {what}, and none is further from the original in float64 than its allowance."
@@ -83,7 +89,7 @@ def finding(one: ModuleResult) -> str:
         else " Its parameters are not the original's.",
         "": "",
     }[one.parameters if not one.own_lines else ""]
-    notes = "".join(f"\n  {note}" for note in one.notes)
+    notes = "".join(f"\n  {note}" for note in (*one.notes, *(f"not compared: {name}" for name in one.uncompared)))
     far = [f"{_number(one.ratio)} times what rounding does"]
     if one.bound is not None and one.bound > 1.0:
         measured = (one.ratio or 0.0) > FACTOR * one.bound * 1.01  # else it is what the bound makes of it

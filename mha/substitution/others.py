@@ -1,0 +1,44 @@
+"""Masks, indices and integers of a port that are others than the original's: no rounding explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.recordings.modules.values import Place
+from mha.substitution.allowance import Judged
+from mha.substitution.masks import translated
+from mha.substitution.matching import match
+
+
+def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
+    """The masks that a port gives to a part and that exclude other keys than any of the original's does."""
+    for place, array in given.items():
+        read = [found for mask in own if (found := translated(array, mask)) is not None]
+        if read and all(different for _, different in read):
+            count = min(different for _, different in read)
+            yield place, Judged(np.inf, (), float(count), 0.0, float(count), 0.0)
+
+
+def other_indices(
+    own: Mapping[Place, NDArray], given: Mapping[Place, NDArray], counted: Callable[[NDArray], NDArray | None]
+) -> Iterator[tuple[Place, Judged]]:
+    """The indices that a port gives to a part, such as positions, where they are others in rows that count."""
+    for one in match({place: array for place, array in own.items() if array.dtype.kind in "iu"}, given):
+        right, got = own[one.original], one.array
+        rows = counted(got) if got.ndim > 1 else None
+        other = (got != right) & (True if rows is None else rows)
+        opposite = np.isin(right, (0, 1)).all() and (got == 1 - right).all()  # a mask of the other meaning
+        if other.any() and not opposite:
+            index = tuple(int(i) for i in np.argwhere(other)[0])
+            there = float(got[index]), float(right[index])
+            yield one.port, Judged(np.inf, index, *there, abs(there[0] - there[1]), 0.0)
+
+
+def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) -> Iterator[Place]:
+    """The integers and truth values that a port gave and the original does not."""
+    whole = {place: array for place, array in own.items() if array.dtype.kind in "iub"}
+    same = {one.port for one in match(whole, gave) if np.array_equal(one.array, whole[one.original])}
+    yield from (place for place in gave if place not in same)
