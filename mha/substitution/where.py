@@ -188,6 +188,9 @@ class _Judge:
             else:
                 status, own_lines = "through its parts" if still else "equal", False
                 worst = alone if alone is not None and divided else worst
+        elif own_lines:
+            alone = self._with_parts(inner, ready, calls)
+            worst = alone if alone is not None and not alone.worst[1].equal else worst  # nearer to the wrong line
         if status == "equal":
             self.unseen += unseen_in(module.name, ready[0])
         unpaired = self._outermost_inside(port, judged=False) if own_lines else []
