@@ -12,7 +12,7 @@ from mha.substitution.reports.text import findings, last_line, tree
 from mha_core import SpecError
 from tests.mha.substitution.backward_ports import FAULTS, IDS, PORTS, WEIGHTS, original, state_of
 from tests.mha.substitution.encoder import models, ports
-from tests.mha.substitution.training import train
+from tests.mha.substitution.encoder.training import train
 
 API_OF = {"tf": ("keras",), "jax": ("linen", "nnx"), "mxnet": ("gluon",), "torch": ("torch",)}
 
