@@ -173,7 +173,11 @@ class _Judge:
         own_lines = status == "wrong" and bool(inner)
         if parts_wrong:
             alone, spared, divided = self._alone(inner, ready, calls)
-            others = [one for one in inner if one not in divided and self.results[one].status != "equal"]
+            others = [
+                one
+                for one in inner
+                if one not in divided and self.results[one].status not in ("equal", "divided otherwise")
+            ]
             if divided and (status == "equal" or others):  # else the module is wrong, and nothing would be
                 alone = spared
                 for part in divided:

@@ -16,7 +16,7 @@ from mha.cli.main import main
 from mha.cli.outcomes import Outcome, Reported, badge, junit, of_modules, of_results, sarif
 from mha.substitution.reports.report import Backward, ModuleResult, WhereReport
 from tests.mha.convert.test_convert_recorded import record
-from tests.mha.schemas.test_schemas import mine  # noqa: F401
+from tests.mha.schemas.test_schemas import mine  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.same_on_newest  # what is written has the same form there
 
@@ -65,7 +65,7 @@ def counts() -> tuple[int, int, int]:
     return sum(int(suite.attrib["tests"]) for suite in suites), bad, len(run["results"])
 
 
-def test_check(mine):  # noqa: F811
+def test_check(mine):  # noqa: F811  # it is the fixture
     chosen = (*FILES, "--badge", "badge.json", "--case", "prime", "--workers", 0, "--no-diagnosis")
     assert mha("check", "--subject", f"{mine}:right", *chosen) == 0
     assert counts() == (2, 0, 0)
@@ -78,7 +78,7 @@ def test_check(mine):  # noqa: F811
     assert f"mha check --subject {mine}:wrong --case prime" in Path("out.xml").read_text()
 
 
-def test_a_badge_of_an_earlier_run_does_not_stay_green(mine):  # noqa: F811
+def test_a_badge_of_an_earlier_run_does_not_stay_green(mine):  # noqa: F811  # it is the fixture
     chosen = ("--badge", "badge.json", "--workers", 0)
     for arguments in (("--subject", f"{mine}:absent"), ("--subject", f"{mine}:right", "--case", "nothing")):
         Path("badge.json").write_text('{"color": "brightgreen"}')
