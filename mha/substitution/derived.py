@@ -116,7 +116,7 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
     >>> x, weight = np.array([[1.0, 2.0]]), np.array([[3.0, 0.5], [0.25, 1.0]])
     >>> name, bound = bound_on(x @ weight.T, None, Known([x], {"weight": weight}, []), "float32")
-    >>> name, bound.max() < 1e-5
+    >>> name, bool(bound.max() < 1e-5)
     ('linear', True)
     """
     precision = replace(Precision.of(dtype), accumulator=dtype, softmax=dtype)
