@@ -73,7 +73,7 @@ split-without-transpose: I reshape to heads without a transpose.
 merge-without-transpose: I merge without a transpose.
     heads.transpose(0, 2, 1, 3).reshape( ==> heads.reshape(
 empty-row-nan: Empty rows are NaN.
-    np.where(some, e.sum(-1, keepdims=True), 1.0) ==> e.sum(-1, keepdims=True)
+    np.where(allowed, e / np.where(some, e.sum(-1, keepdims=True), 1.0), 0.0) ==> e / e.sum(-1, keepdims=True)
 empty-row-uniform: I fill with -1e9 and leave it at that.
     np.where(allowed, s, -np.inf) ==> np.where(allowed, s, -1e9)
     np.where(allowed, e / np.where(some, e.sum(-1, keepdims=True), 1.0), 0.0) ==> e / e.sum(-1, keepdims=True)

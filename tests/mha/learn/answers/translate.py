@@ -333,7 +333,7 @@ d2l-1e6: I fill with -1e6, as d2l.ai does, and empty rows are uniform.
         """
 np-dot: np.dot pairs every item with every other.
     return np.dot(weights, values)
-batch-dot-of-four: npx.batch_dot takes three axes.
+right batch-dot: npx.batch_dot, which takes four axes too.
     return npx.batch_dot(weights, values)
 """,
     ),

@@ -171,10 +171,10 @@ at-least-one: I let every query have at least one key.
     lens = valid_lens[:, None, None, None] if valid_lens.ndim == 1 else valid_lens[:, None, :, None]
     return np.arange(key_len) < np.maximum(lens, 1)
 endless: My loop never counts up.
-    j, columns = 0, []
+    j, allowed = 0, np.zeros((len(valid_lens), 1, query_len, key_len), dtype=bool)
     while j < key_len:
-        columns.append(j < valid_lens)
-    return np.stack(columns, axis=-1)
+        allowed[..., j] = (j < valid_lens.reshape(len(valid_lens), -1))[:, None]
+    return allowed
 right reshaped: One reshape serves both forms.
     return np.arange(key_len) < valid_lens.reshape(len(valid_lens), 1, -1, 1)
 right full-loop: A loop fills the whole array.

@@ -121,8 +121,9 @@ heads-share-a-mask: I use the first head's mask for all heads.
     e = np.exp(s - s.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
 right logaddexp: The logarithm of the sum comes from logaddexp.reduce.
-    total = np.logaddexp.reduce(np.where(allowed, scores, -np.inf), axis=-1, keepdims=True)
-    return np.exp(np.where(allowed, scores - total, -np.inf))
+    s = np.where(allowed, scores, -np.inf)
+    s -= s.max(axis=-1, keepdims=True)
+    return np.exp(s - np.logaddexp.reduce(s, axis=-1, keepdims=True))
 right row-by-row: A loop over rows, each over its allowed keys.
     weights = np.zeros_like(scores)
     for row in np.ndindex(scores.shape[:-1]):
