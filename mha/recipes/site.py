@@ -148,6 +148,9 @@ class Site:
 class _StillSite(Site):
     """A Site whose weights stay as they are while it lasts."""
 
+    def still(self) -> Site:
+        return self
+
     def _read(self) -> tuple[AttentionConfig, Weights]:
         return self._once
 
