@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from conformance.cases.problem import Problem
-
 from mha.recipes.live import dtype_of, record, watched
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe
