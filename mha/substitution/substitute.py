@@ -166,7 +166,7 @@ class Substitution:
         for place, found in judged.items():
             if found.blurred(self.dtype):
                 raise SpecError(
-                    f"rounding alone moves {'.'.join(place) or 'what the original gives'} by {found.rounding:.1%}: "
+                    f"rounding alone moves {'.'.join(place) or 'what the original gives'} by {found.moved}: "
                     "nothing smaller could be seen"
                 )
         return CallJudgement(
