@@ -50,8 +50,9 @@ def norm_beyond_sum(inside: Inside) -> Found:
 
 def exchanged_norms(inside: Inside) -> Found:
     """Two norms that follow each other stand in each other's places."""
-    for first, second in pairwise(inside.norms):
-        if first.top != second.top and first.x.shape == second.x.shape and first.module != second.module:
+    numbers = [inside.original.modules[norm.module].numbers for norm in inside.norms]
+    for (first, own), (second, others) in pairwise(zip(inside.norms, numbers, strict=True)):
+        if first.top != second.top and first.x.shape == second.x.shape and own != others:
             instead = {first: inside.alone(second, first.x)}
             x = inside.given_with(instead, second)
             yield inside.exact_with({**instead, second: inside.alone(first, x)})

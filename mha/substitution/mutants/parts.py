@@ -15,6 +15,7 @@ from mha.recordings.modules.values import Place
 from mha.substitution.calls import holds
 from mha.substitution.original import GAVE, PASSED, OriginalCall
 from mha.substitution.substitute import Substitution
+from mha_core import SpecError
 
 MOST_PARTS = 48
 """Calls of parts beyond which a module is no block, but a model of many: its blocks are looked at by themselves."""
@@ -87,7 +88,14 @@ class Inside:
 
     def __init__(self, ready: Substitution) -> None:
         self.ready, self.original = ready, ready.original
-        self.parts = list(self._parts(ready.given))
+
+    @cached_property
+    def parts(self) -> list[PartCall]:
+        """The calls of the parts on what the port's module was given; none if it can't be run and looked into."""
+        try:
+            return list(self._parts(self.ready.given))
+        except SpecError:
+            return []
 
     @cached_property
     def norms(self) -> list[PartCall]:
