@@ -42,6 +42,7 @@ def cases() -> list[Case]:
             "causal-offset-per-item", "one query_offset applied to the whole batch", causal=True, query_offset=[1, -2]
         ),
         case("window", "a window off by one, or one-sided", window=(2, 1)),
+        case("window-zero", "a width of 0 taken for no bound, on either side", window=(0, 0), query_offset=1),
         case(
             "window-causal",
             "a window that forgets the offset, or replaces the causal mask",

@@ -111,8 +111,18 @@ WINDOW = (
     _row("window-without-right", "The window's right side is ignored.", _window(lambda left, right: (left, None))),
     _row(
         "window-zero-is-none",
-        "A width of 0 is taken for no bound, as `if left:` does.",
+        "A width of 0 is taken for no bound on both sides, as `if left:` does.",
         _window(lambda left, right: (left or None, right or None)),
+    ),
+    _row(
+        "window-zero-left-is-none",
+        "A width of 0 to the left is taken for no bound, as `if left:` does.",
+        _window(lambda left, right: (left or None, right)),
+    ),
+    _row(
+        "window-zero-right-is-none",
+        "A width of 0 to the right is taken for no bound, as `if right:` does.",
+        _window(lambda left, right: (left, right or None)),
     ),
     _row("window-sides-exchanged", "The window's two sides are exchanged.", _window(lambda left, right: (right, left))),
     _placed(

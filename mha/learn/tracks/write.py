@@ -216,6 +216,7 @@ EXERCISES = (
         cases=(
             "window",
             "square-window",
+            "window-zero",
             window_case(
                 "window-left", "a window without a right side, 0 to the left", window=(0, None), query_offset=1
             ),
