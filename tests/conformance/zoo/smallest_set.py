@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 SMALLEST_SET = (
+    "window-zero",
     "every-source",
     "dropout-off",
     "dot",
+    "scale",
     "additive",
     "square-bias-per-head",
     "square-dropout",
@@ -15,6 +17,5 @@ SMALLEST_SET = (
     "heads-given-split",
     "blocks-of-uneven-lengths",
     "decoding-step-in-parts",
-    "softcap-windowed",
 )
 """As `KillTable.smallest_set` found them; a test keeps them enough, and each of them needed."""
