@@ -142,10 +142,12 @@ class CatchExercise(Exercise):
     Args:
         bug: its id in the zoo.
         shown_by: the id of a case that shows it, for the last hint.
+        target: how many bugs of the zoo the call must show.
     """
 
     bug: str
     shown_by: str
+    target: int
 
     @property
     def function(self) -> str:
@@ -160,11 +162,15 @@ class LayerExercise(Exercise):
         subject: the name in the file that is judged.
         first: the ids of the cases that come first; the others follow where these are right.
         code: what its file begins with.
+        tiny: a call that can be followed by hand; its numbers stand in the file.
+        returned: by a call.
     """
 
     subject: str
     first: tuple[str, ...]
     code: str
+    tiny: Case
+    returned: tuple[Value, ...] = (Value("output", "float64 (B, Lq, Do)", "output"),)
 
     @property
     def function(self) -> str:
@@ -173,10 +179,13 @@ class LayerExercise(Exercise):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsExercise(Exercise):
-    """Say which heads of a trained layer matter ("importance"), or cut the others off ("cut")."""
+    """Say which heads of a trained layer matter (its `kind`: "importance"), or cut the others off ("cut").
+
+    Its function may return one array, or a dict of them.
+    """
 
     kind: str
-    returns: str
+    returned: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
@@ -190,6 +199,6 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class NumbersExercise(Exercise):
-    """Write an experiment; its numbers must lie within intervals."""
+    """Write an experiment; its numbers must lie within intervals, the first of which stands in the file."""
 
     intervals: tuple[Interval, ...]

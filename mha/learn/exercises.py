@@ -8,6 +8,7 @@ from functools import cache
 from mha.learn.exercise import NUMPY, Exercise
 from mha.learn.running.dialects import DIALECTS
 from mha.learn.tracks import backwards, catch, experiments, layer, translate, write
+from mha.learn.tracks.course import lesson
 from mha_core.errors import SpecError
 
 TRACKS = {
@@ -58,4 +59,14 @@ def exercise(name: str) -> Exercise:
     raise SpecError(f"exercise {name!r} is not known;{meant} `mha learn list` lists them")
 
 
-__all__ = ["NUMPY", "TRACKS", "all_exercises", "exercise"]
+def in_course(one: Exercise) -> tuple[int, int, int]:
+    """Where an exercise stands in the course: its track, then easy ones before hard ones, and short before long ones.
+
+    >>> min(all_exercises(("numpy",)), key=in_course).name
+    'weighted-sum'
+    """
+    row = lesson(one)
+    return list(TRACKS).index(one.track), row.level, row.minutes
+
+
+__all__ = ["NUMPY", "TRACKS", "all_exercises", "exercise", "in_course"]

@@ -21,6 +21,7 @@ from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExer
 from mha.learn.headwork import places
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, judge, run_on, verdict_of
 from mha.learn.names import explained
+from mha.learn.running.catching import Chosen, chosen, never_asked
 from mha.learn.running.layering import diagnosed
 from mha.learn.running.measuring import Said, measured_in
 from mha.learn.running.workshop import ask
@@ -30,6 +31,9 @@ from mha_core.reference.rules import RULES
 
 DEEPEST = 4
 """The level that gives the answer."""
+
+NEEDS = 6
+"""Most needs of a call that are listed."""
 
 MEASURING_LIMIT = 2 * TIME_LIMIT
 """Seconds that measuring may take before its process is ended: it ends itself long before, unless a file hangs."""
@@ -61,7 +65,7 @@ def real(exercise: Exercise, framework: str) -> str:
 
 def _deeper(exercise: Exercise, verdict: Verdict, folder: Path, level: int) -> str:
     if isinstance(exercise, CatchExercise):
-        return _of_hidden(exercise, level)
+        return _of_hidden(exercise, folder, level)
     if verdict.status == "wrong" and isinstance(exercise, StepExercise):
         return of_answers(exercise, verdict, folder, level)
     if verdict.status == "no answer" and isinstance(exercise, StepExercise):
@@ -182,11 +186,18 @@ def _of_layer(exercise: LayerExercise, folder: Path, level: int) -> str:
     return told(found, level)
 
 
-def _of_hidden(exercise: CatchExercise, level: int) -> str:
+def _of_hidden(exercise: CatchExercise, folder: Path, level: int) -> str:
+    """Where the hidden bug first shows, or what it is; and what the call would need to show more bugs."""
     bug = select_bugs((exercise.bug,))[0]
-    if level == 2:
-        return f"The hidden bug first shows in the stage {bug.stage!r}."
-    return f"The hidden bug: {bug.sentence}"
+    lines = [
+        f"The hidden bug first shows in the stage {bug.stage!r}." if level == 2 else f"The hidden bug: {bug.sentence}"
+    ]
+    found: Chosen = ask(exercise.dialect, TIME_LIMIT, chosen, str((folder / exercise.file).resolve()))
+    if found.problem is not None:
+        lines.append(
+            f"Your call can't show bugs of what it never asks: {', '.join(never_asked(found.problem)[:NEEDS])}."
+        )
+    return "\n".join(lines)
 
 
 def _case_that_shows(exercise: CatchExercise) -> str:

@@ -21,6 +21,7 @@ from mha.learn.exercise import (
     NumbersExercise,
     StepExercise,
 )
+from mha.learn.handout.folder import is_untouched
 from mha.learn.running.attempt import Asked, Attempt, attempt, measured, returned
 from mha.learn.running.catching import Chosen, caught, chosen
 from mha.learn.running.layering import Layered, judged
@@ -61,6 +62,8 @@ def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -
         folder: as `mha learn start` writes it.
         time_limit: seconds that the file may take. It runs in a process of its own, which is ended then.
     """
+    if is_untouched(exercise, folder):  # nothing is run, and no framework imported
+        return Verdict(exercise, "to do", f"{exercise.file} is as it was given out")
     missing = why_not(exercise.dialect)
     if missing:
         return Verdict(exercise, "can't run", missing)
@@ -204,8 +207,8 @@ def _judge_catch(exercise: CatchExercise, path: str, time_limit: float) -> Verdi
     found: Chosen = ask(exercise.dialect, time_limit, chosen, path)
     if found.problem is None:
         return Verdict(exercise, "no answer" if found.begun else "to do", found.reason, printed=found.printed)
-    is_caught, line = caught(found.problem, exercise.bug)
-    return Verdict(exercise, "right" if is_caught else "wrong", line, printed=found.printed)
+    is_right, line = caught(found.problem, exercise.bug, exercise.target)
+    return Verdict(exercise, "right" if is_right else "wrong", line, printed=found.printed)
 
 
 def _judge_layer(exercise: LayerExercise, path: str) -> Verdict:

@@ -2,52 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from mha.cli.common import CouldNotRun, consoles, finish, progress
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
-    from mha.learn.exercise import Exercise
-    from mha.learn.judge import Verdict
+from mha.cli.common import CouldNotRun, consoles
+from mha.cli.learning.learners import FOLDER, ONLY, TIME_LIMIT, check, class_, end, go_on
+from mha_core.errors import SpecError
 
 FRAMEWORKS = ("numpy", "torch", "tf", "jax", "mxnet")
-COLOURS = {"right": "green", "wrong": "red", "to do": "dim", "no answer": "yellow", "can't run": "yellow"}
-
-PRINTED = 8
-"""Most lines that are shown of what a file printed."""
-
-FOLDER = click.option(
-    "--folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("."),
-    help="Where the exercises are; the current folder by default.",
-)
-TIME_LIMIT = click.option(
-    "--time-limit",
-    type=click.FloatRange(0.1, 1e6),
-    default=10.0,
-    show_default=True,
-    help="Seconds for one exercise.",
-)
 FRAMEWORK = click.option("--framework", type=click.Choice(FRAMEWORKS), default="numpy", show_default=True)
 
 
-@click.group()
-def learn() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def learn(context: click.Context) -> None:
     """Exercises: write a step of attention, and be told which mistake is in it.
 
-    `mha learn start DIR` writes small files; `cd DIR`, edit one, and `mha learn check NAME` judges it. Hints go
-    deeper level by level. What passes is done: nothing else is kept.
+    `mha learn start DIR` writes small files; `cd DIR`, and `mha learn` says what comes next. Edit that file, and
+    `mha learn check NAME` judges it. Hints go deeper level by level. What passes is done: nothing else is kept.
 
     Exit status of check: 0 all right; 1 something is wrong or still to be written; 2 something gave no answer.
     """
+    if context.invoked_subcommand is None:
+        _what_next(Path("."))
+
+
+def _what_next(folder: Path) -> None:
+    """How far the folder is, and what comes next; how to begin where there are no exercises."""
+    from mha.learn.handout.folder import there
+
+    try:
+        there(folder)
+    except SpecError:
+        click.echo("There are no exercises in this folder. To begin (NumPy is enough):")
+        click.echo("  mha learn start exercises\n  cd exercises\n  mha learn")
+        return
+    go_on(folder)
 
 
 @learn.command()
@@ -59,143 +50,38 @@ def learn() -> None:
     multiple=True,
     help="Translations into this framework (repeatable); into NumPy by default.",
 )
-def start(folder: Path, frameworks: tuple[str, ...]) -> None:
+@ONLY
+def start(folder: Path, frameworks: tuple[str, ...], only: tuple[str, ...]) -> None:
     """Write the exercises into FOLDER. Files that are there stay as they are."""
-    from mha.learn.folder import start as write
+    from mha.learn.handout.folder import start as write
 
     try:
-        written, kept = write(folder, frameworks or ("numpy",))
+        written, kept = write(folder, frameworks or ("numpy",), only)
     except OSError as error:
         raise CouldNotRun(str(error)) from error
     also = f"; {len(kept)} were there, and stay as they are" if kept else ""
     click.echo(f"{len(written)} exercises written to {folder}{also}.")
-    click.echo(f"Begin with:  cd {folder}  and edit write/softmax.py;  mha learn check softmax  judges it.")
+    click.echo(f"Begin with:  cd {folder}\n             mha learn")
 
 
 @learn.command(name="list")
 @FRAMEWORK
-def listing(framework: str) -> None:
-    """List the exercises."""
+@ONLY
+def listing(framework: str, only: tuple[str, ...]) -> None:
+    """List the exercises, in the order of the course."""
     from rich.table import Table
 
-    from mha.learn.exercises import TRACKS, all_exercises
+    from mha.learn.exercises import TRACKS, all_exercises, in_course
+    from mha.learn.tracks.course import lesson
 
-    table = Table("track", "exercise", "task")
-    for track, about in TRACKS.items():
-        table.add_row(track, "", about, style="bold")
-        for exercise in all_exercises((framework,)):
-            if exercise.track == track:
-                table.add_row("", exercise.name, exercise.task)
+    table = Table("exercise", "level", "minutes", "task")
+    for track in only:
+        rows = [(one, lesson(one)) for one in sorted(all_exercises((framework,)), key=in_course) if one.track == track]
+        table.add_row(track, "", str(sum(row.minutes for _, row in rows)), TRACKS[track], style="bold")
+        for exercise, row in rows:
+            table.add_row(f"  {exercise.name}", str(row.level), str(row.minutes), exercise.task)
         table.add_section()
     consoles()[0].print(table)
-
-
-@learn.command()
-@click.argument("name", required=False)
-@click.option("--watch", is_flag=True, help="Judge again whenever a file is saved, until Ctrl-C.")
-@FOLDER
-@TIME_LIMIT
-def check(name: str | None, watch: bool, folder: Path, time_limit: float) -> None:
-    """Judge the exercise NAME, or all whose files are in the folder."""
-    from mha.learn.exercises import exercise
-    from mha.learn.folder import in_folder, there
-
-    chosen = [in_folder(exercise(name), folder)] if name else there(folder)
-    console, errors = consoles()
-    try:
-        seen = {one: _saved(folder / one.file) for one in chosen}  # before they are read
-        verdicts = _judged(console, errors, chosen, folder, time_limit)
-        if watch:
-            verdicts = _watch(console, verdicts, seen, folder, time_limit)
-    finally:
-        _end()
-    statuses = {verdict.status for verdict in verdicts}
-    finish(statuses & {"wrong", "to do"}, statuses - {"right"})
-
-
-def _judged(
-    console: Console, errors: Console, chosen: Sequence[Exercise], folder: Path, time_limit: float
-) -> list[Verdict]:
-    """Judge and print: one in full, several in a line each."""
-    from mha.learn.judge import judge, judge_all
-
-    if len(chosen) == 1:
-        verdict = judge(chosen[0], folder, time_limit=time_limit)
-        _print(console, verdict)
-        return [verdict]
-    verdicts = []
-    with progress(errors, len(chosen), _name_of) as advance:
-        for verdict in judge_all(chosen, folder, time_limit=time_limit):
-            verdicts.append(verdict)
-            advance(verdict)
-    for verdict in verdicts:
-        console.print(_line(verdict), overflow="ellipsis", no_wrap=True)
-    right = sum(verdict.status == "right" for verdict in verdicts)
-    console.print(f"{right} of {len(verdicts)} exercises are right.")
-    return verdicts
-
-
-def _print(console: Console, verdict: Verdict) -> None:
-    """One verdict in full."""
-    from rich.text import Text
-
-    from mha_core.errors import shown
-
-    console.print(_line(verdict), soft_wrap=True)
-    if verdict.printed:
-        lines = [shown(line) for line in verdict.printed.splitlines()[:PRINTED]]
-        console.print(Text("it printed: " + "\n            ".join(lines)), style="dim", soft_wrap=True)
-    if verdict.status in ("wrong", "no answer", "to do"):
-        console.print(f"What is wrong:  mha learn hint {verdict.exercise.name}", style="dim")
-
-
-def _name_of(verdict: Verdict) -> str:
-    return verdict.exercise.name
-
-
-def _line(verdict: Verdict) -> Text:
-    from rich.text import Text
-
-    text = Text(f"{verdict.exercise.name:<26}")
-    text.append(f"{verdict.status:<11}", style=COLOURS[verdict.status])
-    text.append(verdict.line)
-    return text
-
-
-def _watch(
-    console: Console,
-    verdicts: Sequence[Verdict],
-    seen: dict[Exercise, tuple[int, int]],
-    folder: Path,
-    time_limit: float,
-) -> list[Verdict]:
-    """Judge what was saved since it was seen, until an interrupt; the last verdict on each exercise."""
-    import time
-
-    from mha.learn.judge import judge
-
-    console.print("Watching; Ctrl-C ends it.", style="dim")
-    last = {verdict.exercise: verdict for verdict in verdicts}
-    try:
-        while True:
-            time.sleep(0.3)
-            for exercise, before in seen.items():
-                if (now := _saved(folder / exercise.file)) != before:
-                    seen[exercise] = now
-                    last[exercise] = judge(exercise, folder, time_limit=time_limit)  # what is printed is what counts
-                    _print(console, last[exercise])
-    except KeyboardInterrupt:
-        console.print()
-    return list(last.values())
-
-
-def _saved(path: Path) -> tuple[int, int]:
-    """When a file was saved, and its size; zeros if it is not there, as for a moment while an editor saves it."""
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0
-    return status.st_mtime_ns, status.st_size
 
 
 @learn.command()
@@ -211,7 +97,7 @@ def hint(name: str, level: int, framework: str, folder: Path, time_limit: float)
     chosen framework.
     """
     from mha.learn.exercises import exercise
-    from mha.learn.folder import in_folder
+    from mha.learn.handout.folder import in_folder
     from mha.learn.hints import DEEPEST
     from mha.learn.hints import hint as said
 
@@ -221,7 +107,7 @@ def hint(name: str, level: int, framework: str, folder: Path, time_limit: float)
             in_folder(one, folder)
         click.echo(said(one, folder, level, framework, time_limit=time_limit))
     finally:
-        _end()
+        end()
     if level < DEEPEST:
         click.echo(f"\nDeeper:  mha learn hint {name} --level {level + 1}")
 
@@ -237,8 +123,5 @@ def show(name: str, framework: str) -> None:
     click.echo(real(exercise(name), framework))
 
 
-def _end() -> None:
-    """End the processes in which files ran."""
-    from conformance.workers.execute import end_idle
-
-    end_idle()
+learn.add_command(check)
+learn.add_command(class_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ from conformance.zoo.bug import Bug, DoesNotApply
 from conformance.zoo.registry import all_bugs, select
 from conformance.zoo.shows import Shows
 from mha.learn.running.attempt import NotBegun, Unfit, called, captured, found
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha.undetectable_bugs.needed_calls import is_of_gradients, need_of
+from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.errors import one_line, shown
 
 PRECISION = Precision.of("float64")
@@ -71,14 +73,6 @@ def _checked(made: Any) -> Problem:
     return problem
 
 
-def d2l() -> Problem:
-    """The call of d2l.ai's chapter: 100 wide, 5 heads, all ones, lengths 3 and 2. The learner's files begin with it."""
-    config = AttentionConfig(embed_dim=100, num_heads=5)
-    ones = {name: np.ones((2, length, 100)) for name, length in (("queries", 4), ("keys", 6), ("values", 6))}
-    inputs = AttentionInputs(**ones, mask=AttentionMask(valid_lens=np.array([3, 2])))
-    return Problem(config, init_weights(config, seed=0, bias_scale=1.0), inputs)
-
-
 class Shown:
     """Which bugs change the output of one call, or its gradients if it has a cotangent."""
 
@@ -98,11 +92,23 @@ class Shown:
         return sum(map(self.by, bugs)), len(bugs)
 
 
-def caught(problem: Problem, bug: str) -> tuple[bool, str]:
-    """Whether a call shows the hidden bug, and a sentence with how many others it shows."""
+def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
+    """Whether a call shows the hidden bug and as many others as the target says, and a sentence with both."""
     shows = Shown(problem)
     number, total = shows.all()
-    start, _ = Shown(d2l()).all()
     is_caught = shows.by(select((bug,))[0])
     first = "caught" if is_caught else "not caught: its output is the right one"
-    return is_caught, f"{first}; your call shows {number} of {total} bugs, the one that you started from {start}"
+    return is_caught and number >= target, f"{first}; your call shows {number} of {total} bugs; {target} is the level's"
+
+
+def never_asked(problem: Problem) -> list[str]:
+    """What a call would need for bugs that it can't show, in words with the number of these bugs, the most first."""
+    bugs = [bug for bug in all_bugs() if not bug.equivalent]
+    found: Counter[str] = Counter()
+    for bug in bugs:
+        need = need_of(bug)
+        if problem.inputs.cotangent is None and is_of_gradients(bug):
+            found["gradients: a cotangent among the inputs"] += 1
+        elif need is not None and not need[1](problem):
+            found[need[0]] += 1
+    return [f"{words} ({count})" for words, count in found.most_common()]

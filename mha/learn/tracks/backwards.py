@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from conformance.cases.parts import fixed
 from mha.learn.exercise import StepExercise, Value
-from mha.learn.tracks.write import ALLOWED, KEY_HEADS, QUERIES, SCALE
+from mha.learn.tracks.write import ALLOWED, KEY_HEADS, QUERIES, SCALE, tiny
+from mha_core import AttentionConfig
 
 D_SCORES = Value("d_scores", "float64 (B, H, Lq, Lk)", "d_similarity")
 
@@ -20,6 +22,7 @@ EXERCISES = (
         ),
         returned=(Value("d_scores", "float64 (B, H, Lq, Lk)", "d_scores"),),
         cases=("prime", "causal", "ragged-square", "square-causal", "dropout"),
+        tiny=tiny(mask=fixed(causal=True)),
         answer=("mha_core.reference.backward:d_scores",),
     ),
     StepExercise(
@@ -32,6 +35,7 @@ EXERCISES = (
             Value("d_keys", "float64 (B, H, Lk, d)", "d_keys"),
         ),
         cases=("prime", "scale", "ragged-square", "causal"),
+        tiny=tiny(),
         answer=("mha_core.reference.backward:d_queries", "mha_core.reference.backward:d_keys"),
     ),
     StepExercise(
@@ -47,6 +51,7 @@ EXERCISES = (
         ),
         returned=(Value("d_keys", "float64 (B, G, Lk, d)", "d_keys"),),
         cases=("prime", "grouped-heads", "multi-query", "square-grouped"),
+        tiny=tiny(AttentionConfig(4, 4, num_kv_heads=2, bias=True)),
         answer=("mha_core.reference.backward:d_keys", "mha_core.heads:sum_kv_groups"),
     ),
     StepExercise(
@@ -63,6 +68,7 @@ EXERCISES = (
         ),
         covers=("d_projection_parameters",),
         cases=("prime", "ragged-square", "causal-more-queries", "square-self-attention"),
+        tiny=tiny(),
         answer=("mha_core.reference.backward:d_projection_parameters",),
     ),
 )

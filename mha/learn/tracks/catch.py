@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from mha.learn.exercise import CatchExercise
 
-_TASK = "One bug is hidden in a layer. Change the call until its output differs from the right one."
+_TASK = (
+    "One bug is hidden in a layer. Change the call until its output differs from the right one. The level's target: "
+    "a call that would show {} bugs of the zoo, each alone in the layer."
+)
 
+ROWS = (
+    ("scale-missing", "prime", 60),
+    ("mask-ignored", "valid-lens", 70),
+    ("keys-and-values-exchanged", "ragged-square", 80),
+    ("lens-per-query-read-per-item", "valid-lens-per-query", 90),
+    ("causal-bottom-right", "causal-more-queries", 100),
+    ("groups-tiled", "grouped-heads", 110),
+    ("fill-lowest", "ragged-square", 120),
+    ("maximum-of-tensor", "one-loud-item", 140),
+)
+"""The hidden bug, a case that shows it, and the level's target: how many bugs a call must show."""
 
-def _catch(number: int, bug: str, shown_by: str) -> CatchExercise:
-    return CatchExercise(name=f"catch-{number}", track="catch", task=_TASK, bug=bug, shown_by=shown_by)
-
-
-EXERCISES = (
-    _catch(1, "scale-missing", "prime"),
-    _catch(2, "mask-ignored", "valid-lens"),
-    _catch(3, "keys-and-values-exchanged", "ragged-square"),
-    _catch(4, "lens-per-query-read-per-item", "valid-lens-per-query"),
-    _catch(5, "causal-bottom-right", "causal-more-queries"),
-    _catch(6, "groups-tiled", "grouped-heads"),
-    _catch(7, "fill-lowest", "ragged-square"),
-    _catch(8, "maximum-of-tensor", "one-loud-item"),
+EXERCISES = tuple(
+    CatchExercise(
+        name=f"catch-{number}",
+        track="catch",
+        task=_TASK.format(target),
+        bug=bug,
+        shown_by=shown_by,
+        target=target,
+    )
+    for number, (bug, shown_by, target) in enumerate(ROWS, 1)
 )

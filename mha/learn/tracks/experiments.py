@@ -60,6 +60,7 @@ EXERCISES = (
         returned=(Value("weights", f"float64 ({CIRCLE},)", lambda arrays: arrays["weights"][0, 0, 0]),),
         covers=("unscaled", "similarity", "capped", "scores", "weights"),
         cases=(_case(0.0), _case(45.0), _case(-100.0), _case(162.0)),
+        tiny=(_case(90.0),),
         answer=("mha_core.reference.forward:similarity", "mha_core.reference.forward:softmax"),
         answer_in=("ops.attention:dot_score", "ops.attention:masked_softmax"),
     ),
@@ -92,7 +93,7 @@ EXERCISES = (
             Value("allowed", "bool (B, H, L, L): True = may attend"),
             Value("num_heads", "int: H"),
         ),
-        returns="float64 (H,): the more, the more important",
+        returned=(Value("importance", "float64 (H,): the more, the more important"),),
         answer=("mha.heads.importance:leave_one_out", "mha.heads.importance:_left_out"),
     ),
     HeadsExercise(
@@ -110,7 +111,7 @@ EXERCISES = (
             Value("kept", "list of int: the heads that stay, in ascending order"),
             Value("num_heads", "int: H"),
         ),
-        returns="dict of float64 arrays by the same names",
+        returned=(Value("cut", "dict of float64 arrays by the same names"),),
         answer=("mha.heads.prune:cut",),
     ),
 )

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from mha.learn.exercise import LayerExercise
+from typing import Any
+
+from conformance.cases.case import Case
+from conformance.cases.parts import fixed
+from mha.learn.exercise import LayerExercise, Value
+from mha.learn.tracks.write import NUM_HEADS, tiny
+from mha_core import AttentionConfig
 
 _FUNCTION = '''def attention(weights, queries, keys, values, mask, *, num_heads, padding):
     """Multi-head attention; see the arguments above."""
@@ -49,6 +55,31 @@ _DECODING = '''def decode(weights, queries, keys, values, mask, *, num_heads, pa
     raise NotImplementedError
 '''
 
+_ARGUMENTS = (
+    Value(
+        "weights",
+        'dict: "q_proj.weight" (out, in), "q_proj.bias" (out,) or absent, and so k_proj, v_proj, out_proj',
+        lambda state: state.parameters,
+    ),
+    Value("queries", "float64 (B, Lq, Dq)", lambda state: state.inputs.queries),
+    Value("keys", "float64 (B, Lk, Dk)", lambda state: state.inputs.keys),
+    Value("values", "float64 (B, Lk, Dv)", lambda state: state.inputs.values),
+    Value("mask", "bool (B, H, Lq, Lk): True = may attend; a query may have no key: it gets zeros", "allowed"),
+    NUM_HEADS,
+    Value("padding", "bool (B, Lk): keys that no query may attend to; their rows, NaN too, become 0 first", "padding"),
+)
+_GROUPS = Value("num_kv_heads", "int: G, of keys and values; it divides H", lambda state: state.config.num_kv_heads)
+_PAST = (
+    Value("past_keys", "float64 (B, H, Lp, d), or None", lambda state: state.inputs.past_keys),
+    Value("past_values", "float64 (B, H, Lp, dv), or None", lambda state: state.inputs.past_values),
+)
+
+
+def _example(num_kv_heads: int = 2, **sizes: Any) -> Case:
+    """Two heads of width 1, no biases, causal."""
+    return tiny(AttentionConfig(2, 2, num_kv_heads=num_kv_heads), mask=fixed(causal=True), **sizes)[1]
+
+
 _ANSWER = ("mha_core.reference.pipeline:run_state", "mha_core.reference.forward:softmax")
 
 EXERCISES = (
@@ -59,6 +90,8 @@ EXERCISES = (
         rules=("inputs", "padding", "empty-row"),
         subject="attention",
         first=("no-bias", "prime", "causal", "valid-lens", "ragged-square", "nan-in-padding"),
+        arguments=_ARGUMENTS,
+        tiny=_example(),
         code=_FUNCTION,
         answer=_ANSWER,
         answer_in=("layers:MultiHeadAttention.stages",),
@@ -70,6 +103,8 @@ EXERCISES = (
         rules=("grouped-heads", "callers-arrays"),
         subject="Subject",
         first=("prime", "no-bias", "grouped-heads", "multi-query", "ragged-square", "scale"),
+        arguments=(*_ARGUMENTS, _GROUPS),
+        tiny=_example(num_kv_heads=1),
         code=_OBJECT,
         answer=_ANSWER,
         answer_in=("layers:MultiHeadAttention.stages",),
@@ -81,6 +116,8 @@ EXERCISES = (
         rules=("past", "padding"),
         subject="decode",
         first=("prime", "past", "decoding-step", "past-padded", "causal", "ragged-square"),
+        arguments=(*_ARGUMENTS, *_PAST),
+        tiny=_example(past_len=1),
         code=_DECODING,
         answer=(*_ANSWER, "mha_core.reference.forward:after_past"),
         answer_in=("ops.attention:after_past",),

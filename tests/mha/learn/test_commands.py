@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from conformance.workers.execute import end_idle
 from mha.cli.main import main
 from mha.learn.exercises import all_exercises
-from mha.learn.listing import page
+from mha.learn.handout.listing import page
 
 pytestmark = pytest.mark.same_on_newest  # it is about the command line
 

@@ -9,7 +9,7 @@ import pytest
 
 from mha.learn.exercise import CatchExercise, LayerExercise, StepExercise
 from mha.learn.exercises import all_exercises, exercise
-from mha.learn.folder import start, text_of
+from mha.learn.handout.folder import start, text_of
 from mha.learn.hints import hint
 from mha.learn.judge import judge
 from mha.learn.running.dialects import DIALECTS as FRAMEWORKS

@@ -1,4 +1,4 @@
-"""docs/exercises.md, made from the table: `python -m mha.learn.listing > docs/exercises.md`."""
+"""docs/exercises.md, made from the table: `python -m mha.learn.handout.listing > docs/exercises.md`."""
 
 from __future__ import annotations
 

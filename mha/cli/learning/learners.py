@@ -1,0 +1,260 @@
+"""`mha learn check` and `mha learn class`: learners' files are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mha.cli.common import consoles, finish, progress, say, write_asked
+from mha.cli.options import OutputFile
+from mha_core.errors import SpecError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from mha.learn.exercise import Exercise
+    from mha.learn.judge import Verdict
+    from mha.learn.progress import Progress
+
+TRACKS = ("write", "translate", "catch", "backwards", "layer", "experiment")
+COLOURS = {"right": "green", "wrong": "red", "to do": "dim", "no answer": "yellow", "can't run": "yellow"}
+
+PRINTED = 8
+"""Most lines that are shown of what a file printed."""
+
+
+def _or_all(context: click.Context, option: click.Parameter, tracks: tuple[str, ...]) -> tuple[str, ...]:
+    return tracks or TRACKS
+
+
+FOLDER = click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("."),
+    help="Where the exercises are; the current folder by default.",
+)
+TIME_LIMIT = click.option(
+    "--time-limit",
+    type=click.FloatRange(0.1, 1e6),
+    default=10.0,
+    show_default=True,
+    help="Seconds for one exercise.",
+)
+ONLY = click.option(
+    "--only",
+    metavar="TRACK",
+    type=click.Choice(TRACKS),
+    multiple=True,
+    callback=_or_all,
+    help=f"This track alone (repeatable): {', '.join(TRACKS)}.",
+)
+JSON = click.option("--json", "json_path", type=OutputFile(), help="Also write the results to this file.")
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--watch", is_flag=True, help="Judge again whenever a file is saved, until Ctrl-C.")
+@ONLY
+@JSON
+@FOLDER
+@TIME_LIMIT
+def check(
+    name: str | None, watch: bool, only: tuple[str, ...], json_path: Path | None, folder: Path, time_limit: float
+) -> None:
+    """Judge the exercise NAME, or all whose files are in the folder."""
+    from mha.learn.exercises import exercise
+    from mha.learn.handout.folder import in_folder, there
+    from mha.learn.progress import Progress, to_json
+
+    chosen = [in_folder(exercise(name), folder)] if name else there(folder, only)
+    console, errors = consoles()
+    try:
+        seen = {one: _saved(folder / one.file) for one in chosen}  # before they are read
+        if name:
+            verdicts = [_one(console, chosen[0], folder, time_limit)]
+        else:
+            verdicts = list(_all(errors, chosen, folder, time_limit).verdicts)
+            for verdict in verdicts:
+                console.print(_line(verdict), overflow="ellipsis", no_wrap=True)
+            _print_next(console, Progress(tuple(verdicts)))
+        if watch:
+            verdicts = _watch(console, verdicts, seen, folder, time_limit)
+        write_asked(json_path, lambda: to_json({str(folder): Progress(tuple(verdicts))}))
+    finally:
+        end()
+    statuses = {verdict.status for verdict in verdicts}
+    finish(statuses & {"wrong", "to do"}, statuses - {"right"})
+
+
+@click.command(name="class")
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@ONLY
+@JSON
+@TIME_LIMIT
+def class_(folders: tuple[Path, ...], only: tuple[str, ...], json_path: Path | None, time_limit: float) -> None:
+    """Judge the folders of a class: a table with a row for each.
+
+    Every file runs as `mha learn check` runs it, with your rights; no process runs files of two folders. Exit status 0
+    when every folder was judged, whatever is right; 2 if one has no exercises, and the others are judged.
+    """
+    from mha.learn.handout.folder import there
+    from mha.learn.progress import Progress, to_json
+
+    console, errors = consoles()
+    found: dict[str, Progress] = {}
+    for folder in folders:
+        try:
+            found[str(folder)] = _all(errors, there(folder, only), folder, time_limit)
+        except SpecError:
+            found[str(folder)] = Progress(())
+        finally:
+            end()  # what a file did to its process is gone
+    console.print(_table(found, only))
+    write_asked(json_path, lambda: to_json(found))
+    finish(different=False, failed=any(not one.verdicts for one in found.values()))
+
+
+def _table(found: dict[str, Progress], only: Sequence[str]) -> Table:
+    from rich.table import Table
+
+    table = Table("folder", *only, "right", "begun, and not right")
+    for name, one in found.items():
+        tracks = one.by_track()
+        counts = ["{}/{}".format(*tracks[track]) if track in tracks else "" for track in only]
+        begun = [verdict.exercise.name for verdict in one.verdicts if verdict.status in ("wrong", "no answer")]
+        last = ", ".join(begun) if one.verdicts else "no exercises"
+        table.add_row(_text(name), *counts, f"{one.right}/{len(one.verdicts)}", last)
+    return table
+
+
+def go_on(folder: Path) -> None:
+    """Say how far a folder is, and what comes next."""
+    from mha.learn.handout.folder import there
+
+    console, errors = consoles()
+    try:
+        _print_next(console, _all(errors, there(folder), folder, 10.0))
+    finally:
+        end()
+
+
+def _print_next(console: Console, found: Progress) -> None:
+    say(console, f"{found.line()}.")
+    verdict = found.next()
+    if verdict is None:
+        return
+    if verdict.status == "to do":
+        say(console, f"Next: {_about(verdict.exercise)}.", f"  {verdict.exercise.task}")
+    else:
+        say(console, f"Go on with: {verdict.exercise.name}, which is {verdict.status}: {verdict.line}")
+    say(console, f"Edit {verdict.exercise.file}; judge it:  mha learn check {verdict.exercise.name}", style="dim")
+
+
+def _about(exercise: Exercise) -> str:
+    """Its name, level and time."""
+    from mha.learn.handout.folder import minutes
+    from mha.learn.tracks.course import LEVELS, lesson
+
+    return f"{exercise.name}, level {lesson(exercise).level} of {LEVELS}, about {minutes(exercise)}"
+
+
+def _all(errors: Console, chosen: Sequence[Exercise], folder: Path, time_limit: float) -> Progress:
+    from mha.learn.judge import judge_all
+    from mha.learn.progress import Progress
+
+    verdicts = []
+    with progress(errors, len(chosen), _name_of) as advance:
+        for verdict in judge_all(chosen, folder, time_limit=time_limit):
+            verdicts.append(verdict)
+            advance(verdict)
+    return Progress(tuple(verdicts))
+
+
+def _one(console: Console, exercise: Exercise, folder: Path, time_limit: float) -> Verdict:
+    """Judge one exercise and print it in full."""
+    from mha.learn.handout.folder import there
+    from mha.learn.judge import judge
+    from mha.learn.progress import after, learned
+
+    verdict = judge(exercise, folder, time_limit=time_limit)
+    _print(console, verdict)
+    if verdict.status == "right":
+        following = after(exercise, there(folder), folder)
+        say(console, f"Learned: {learned(exercise)}")
+        say(console, f"Next: {_about(following)}, in {following.file}" if following else "What is left:  mha learn")
+    return verdict
+
+
+def _print(console: Console, verdict: Verdict) -> None:
+    """One verdict in full."""
+    from mha_core.errors import shown
+
+    console.print(_line(verdict), soft_wrap=True)
+    if verdict.printed:
+        lines = [shown(line) for line in verdict.printed.splitlines()[:PRINTED]]
+        console.print(_text("it printed: " + "\n            ".join(lines)), style="dim", soft_wrap=True)
+    if verdict.status in ("wrong", "no answer", "to do"):
+        console.print(f"What is wrong:  mha learn hint {verdict.exercise.name}", style="dim")
+
+
+def _name_of(verdict: Verdict) -> str:
+    return verdict.exercise.name
+
+
+def _text(line: str, **style: Any) -> Text:
+    """A text as it is: names in it may look like markup."""
+    from rich.text import Text
+
+    return Text(line, **style)
+
+
+def _line(verdict: Verdict) -> Text:
+    text = _text(f"{verdict.exercise.name:<26}")
+    text.append(f"{verdict.status:<11}", style=COLOURS[verdict.status])
+    text.append(verdict.line)
+    return text
+
+
+def _watch(
+    console: Console,
+    verdicts: Sequence[Verdict],
+    seen: dict[Exercise, tuple[int, int]],
+    folder: Path,
+    time_limit: float,
+) -> list[Verdict]:
+    """Judge what was saved since it was seen, until an interrupt; the last verdict on each exercise."""
+    import time
+
+    console.print("Watching; Ctrl-C ends it.", style="dim")
+    last = {verdict.exercise: verdict for verdict in verdicts}
+    try:
+        while True:
+            time.sleep(0.3)
+            for exercise, before in seen.items():
+                if (now := _saved(folder / exercise.file)) != before:
+                    seen[exercise] = now
+                    last[exercise] = _one(console, exercise, folder, time_limit)  # what is printed is what counts
+    except KeyboardInterrupt:
+        console.print()
+    return list(last.values())
+
+
+def _saved(path: Path) -> tuple[int, int]:
+    """When a file was saved, and its size; zeros if it is not there, as for a moment while an editor saves it."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+def end() -> None:
+    """End the processes in which files ran."""
+    from conformance.workers.execute import end_idle
+
+    end_idle()

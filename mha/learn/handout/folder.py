@@ -1,0 +1,158 @@
+"""The files that a learner starts from. What is done is what passes: nothing else is kept."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Sequence
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
+from mha.learn.exercises import TRACKS, all_exercises, in_course
+from mha.learn.handout.example import example
+from mha.learn.running.dialects import DIALECTS
+from mha.learn.sources import source
+from mha.learn.tracks.course import LEVELS, lesson
+from mha_core.errors import SpecError
+from mha_core.files.writing import write_whole
+from mha_core.reference.rules import RULES
+
+WIDTH = 98
+"""Of the words in a file."""
+
+CATCH_IMPORTS = (
+    "import numpy as np\n\nfrom mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights"
+)
+OBJECT_IMPORTS = (
+    "import numpy as np\n\nfrom mha_core.call.masks import allowed_keys, padding_keys\n"
+    "from mha_core.subject import WIDTHS, Capabilities"
+)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("mha.learn"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # it is Python
+    )
+
+
+@cache
+def text_of(exercise: Exercise) -> str:
+    """The file of an exercise as it is given out."""
+    given = exercise.given if isinstance(exercise, StepExercise) else ""
+    heading, code = _code(exercise)
+    return (
+        _environment()
+        .get_template("exercise.py.j2")
+        .render(
+            exercise=exercise,
+            lesson=lesson(exercise),
+            levels=LEVELS,
+            minutes=minutes(exercise),
+            paragraphs=_paragraphs(exercise),
+            heading=heading,
+            code=code.rstrip(),
+            given="\n".join(f"#     {line}".rstrip() for line in source(given).splitlines()) if given else "",
+            given_name=given.partition(":")[0],
+        )
+    )
+
+
+def minutes(exercise: Exercise) -> str:
+    """How long it takes, in words."""
+    number = lesson(exercise).minutes
+    return f"{number} minute{'s' if number > 1 else ''}"
+
+
+def _code(exercise: Exercise) -> tuple[str, str]:
+    """The imports and the code that a file begins with."""
+    if isinstance(exercise, CatchExercise):
+        return CATCH_IMPORTS, _environment().get_template("catch.py.j2").render()
+    if isinstance(exercise, LayerExercise):
+        return OBJECT_IMPORTS if exercise.subject == "Subject" else "import numpy as np", exercise.code
+    return DIALECTS[exercise.dialect].heading, f"def {exercise.signature}:\n    raise NotImplementedError"
+
+
+def _paragraphs(exercise: Exercise) -> list[str]:
+    """What a file says: the task, the rules, what goes in and out, and an example."""
+    rules = [f"Rule: {RULES[id].plain}" for id in exercise.rules]
+    found = [
+        textwrap.fill(text, WIDTH, subsequent_indent="  " * (n > 0)) for n, text in enumerate((exercise.task, *rules))
+    ]
+    if isinstance(exercise, CatchExercise):
+        found.append(
+            "It starts as the call of d2l.ai's chapter, which checks a shape on inputs that are all ones.\n"
+            "Sizes, lengths, causal, grouped heads (num_kv_heads), inputs, weights: everything may be changed."
+        )
+    if exercise.arguments:
+        found.append("\n".join(["Arguments:", *(f"    {one.name}: {one.about}" for one in exercise.arguments)]))
+    if isinstance(exercise, (StepExercise, LayerExercise, HeadsExercise)):
+        found.append("\n".join(["Returns:", *(f"    {one.name}: {one.about}" for one in exercise.returned)]))
+    return [*found, *filter(None, [example(exercise)])]
+
+
+def is_untouched(exercise: Exercise, folder: Path) -> bool:
+    """Whether the file of an exercise is as it was given out."""
+    try:
+        return (folder / exercise.file).read_bytes() == text_of(exercise).encode()
+    except OSError:
+        return False
+
+
+def start(
+    folder: Path, frameworks: Sequence[str], tracks: Collection[str] = tuple(TRACKS)
+) -> tuple[list[Path], list[Path]]:
+    """Write the files of these tracks, with translations into these frameworks; none that is there is touched.
+
+    Returns:
+        The files that were written, and those that were there.
+
+    Raises:
+        SpecError: the folder is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise SpecError(f"{folder} is a file; give a folder for the exercises")
+    written, kept = [], []
+    for exercise in all_exercises(tuple(frameworks)):
+        if exercise.track not in tracks:
+            continue
+        path = folder / exercise.file
+        if path.exists():
+            kept.append(path)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text_of(exercise).encode())
+        written.append(path)
+    return written, kept
+
+
+def there(folder: Path, tracks: Collection[str] = tuple(TRACKS)) -> list[Exercise]:
+    """The exercises of these tracks whose files are in a folder, in the order of the course.
+
+    Raises:
+        SpecError: there are none.
+    """
+    found = [one for one in all_exercises() if one.track in tracks and (folder / one.file).is_file()]
+    if not found:
+        only = f" --only {' --only '.join(tracks)}" if set(tracks) != set(TRACKS) else ""
+        raise SpecError(f"there are no exercises in {folder}; `mha learn start {folder}{only}` writes them")
+    return sorted(found, key=in_course)
+
+
+def in_folder(exercise: Exercise, folder: Path) -> Exercise:
+    """The exercise, whose file is in the folder.
+
+    Raises:
+        SpecError: it is not, or no exercise is.
+    """
+    if not (folder / exercise.file).is_file():
+        there(folder)
+        raise SpecError(f"there is no {exercise.file} in {folder}; `mha learn start {folder}` writes it")
+    return exercise
