@@ -151,7 +151,7 @@ def _print_next(console: Console, found: Progress) -> None:
     if verdict.status == "to do":
         say(console, f"Next: {_about(verdict.exercise)}.", f"  {verdict.exercise.task}")
     else:
-        say(console, f"Go on with: {verdict.exercise.name}, which is {verdict.status}: {verdict.line}")
+        say(console, f"Go on with: {verdict.exercise.name}, {verdict.status}: {verdict.line}")
     say(console, f"Edit {verdict.exercise.file}; judge it:  mha learn check {verdict.exercise.name}", style="dim")
 
 

@@ -47,7 +47,6 @@ def _environment() -> jinja2.Environment:
 def text_of(exercise: Exercise) -> str:
     """The file of an exercise as it is given out."""
     given = exercise.given if isinstance(exercise, StepExercise) else ""
-    heading, code = _code(exercise)
     return (
         _environment()
         .get_template("exercise.py.j2")
@@ -57,8 +56,8 @@ def text_of(exercise: Exercise) -> str:
             levels=LEVELS,
             minutes=minutes(exercise),
             paragraphs=_paragraphs(exercise),
-            heading=heading,
-            code=code.rstrip(),
+            heading=_heading(exercise),
+            code=code_of(exercise),
             given="\n".join(f"#     {line}".rstrip() for line in source(given).splitlines()) if given else "",
             given_name=given.partition(":")[0],
         )
@@ -71,13 +70,21 @@ def minutes(exercise: Exercise) -> str:
     return f"{number} minute{'s' if number > 1 else ''}"
 
 
-def _code(exercise: Exercise) -> tuple[str, str]:
-    """The imports and the code that a file begins with."""
+def _heading(exercise: Exercise) -> str:
     if isinstance(exercise, CatchExercise):
-        return CATCH_IMPORTS, _environment().get_template("catch.py.j2").render()
+        return CATCH_IMPORTS
+    if isinstance(exercise, LayerExercise) and exercise.subject == "Subject":
+        return OBJECT_IMPORTS
+    return DIALECTS[exercise.dialect].heading
+
+
+def code_of(exercise: Exercise) -> str:
+    """The code that a file begins with, in whose place an answer stands."""
+    if isinstance(exercise, CatchExercise):
+        return _environment().get_template("catch.py.j2").render().rstrip()
     if isinstance(exercise, LayerExercise):
-        return OBJECT_IMPORTS if exercise.subject == "Subject" else "import numpy as np", exercise.code
-    return DIALECTS[exercise.dialect].heading, f"def {exercise.signature}:\n    raise NotImplementedError"
+        return exercise.code.rstrip()
+    return f"def {exercise.signature}:\n    raise NotImplementedError"
 
 
 def _paragraphs(exercise: Exercise) -> list[str]:

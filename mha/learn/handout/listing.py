@@ -1,10 +1,11 @@
-"""docs/exercises.md, made from the table: `python -m mha.learn.handout.listing > docs/exercises.md`."""
+"""docs/exercises.md, from the table: `python -m mha.learn.handout.listing > docs/exercises.md`."""
 
 from __future__ import annotations
 
 from mha.learn.exercise import Exercise, StepExercise
-from mha.learn.exercises import TRACKS, all_exercises
+from mha.learn.exercises import TRACKS, all_exercises, in_course
 from mha.learn.names import mistakes
+from mha.learn.tracks.course import lesson
 from mha_core.reference.rules import RULES
 
 
@@ -14,15 +15,16 @@ def page() -> str:
         "# The exercises",
         "",
         "What there is to write, and how many of the zoo's mistakes are known in it. `mha learn` gives the exercises",
-        "out and judges them: see [learn.md](learn.md). Rules are those of [definition.md](definition.md).",
+        "out and judges them: see [learn.md](learn.md). Rules are those of [definition.md](definition.md). Level 1 is a",
+        "line, 2 a few lines and a trap, 3 several traps.",
     ]
     exercises = all_exercises(("numpy",))
     for track, about in TRACKS.items():
         lines += ["", f"## {track.capitalize()}", "", about, ""]
         if track == "translate":
             lines += ["One of each for NumPy, torch, tf, jax and mxnet; the names end in the framework's.", ""]
-        lines += ["| exercise | what to write | rules | mistakes |", "|---|---|---|---|"]
-        lines += [_row(one) for one in exercises if one.track == track]
+        lines += ["| exercise | level | minutes | what to write | rules | mistakes |", "|---|---|---|---|---|---|"]
+        lines += [_row(one) for one in sorted(exercises, key=in_course) if one.track == track]
     return "\n".join(lines) + "\n"
 
 
@@ -31,7 +33,8 @@ def _row(one: Exercise) -> str:
     task = one.task.removeprefix("Translate into NumPy: ").replace("|", "\\|")
     known = str(len(mistakes(one))) if isinstance(one, StepExercise) else ""
     rules = ", ".join(f"`{id}`" for id in one.rules if id in RULES)
-    return f"| `{name}` | {task} | {rules} | {known} |"
+    row = lesson(one)
+    return f"| `{name}` | {row.level} | {row.minutes} | {task} | {rules} | {known} |"
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ EXERCISES = (
         task="Multi-head attention with a cache: keys and values of the past before the new ones.",
         rules=("past", "padding"),
         subject="decode",
-        first=("prime", "past", "decoding-step", "past-padded", "causal", "ragged-square"),
+        first=("prime", "past", "causal", "valid-lens", "ragged-square", "nan-in-padding"),
         arguments=(*_ARGUMENTS, *_PAST),
         tiny=_example(past_len=1),
         code=_DECODING,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,9 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.workers.execute import end_idle
+from mha.cli.learning import learners
+from mha.cli.learning.learn import FRAMEWORKS
 from mha.cli.main import main
-from mha.learn.exercises import all_exercises
+from mha.learn.exercises import TRACKS, all_exercises
 from mha.learn.handout.listing import page
+from mha.learn.running.dialects import DIALECTS
 
 pytestmark = pytest.mark.same_on_newest  # it is about the command line
 
@@ -56,7 +60,7 @@ def test_exit_statuses(folder):
     no_answer = learn("check", "--folder", folder)
     assert no_answer.exit_code == 2
     assert "split                     no answer  the file is empty" in no_answer.output
-    assert "1 of 2 exercises are right." in no_answer.output
+    assert "1 of 2 right: write 1/2.\nGo on with: split, no answer: the file is empty" in no_answer.output
     (folder / "write" / "softmax.py").write_text(WRONG)
     wrong = learn("check", "--folder", folder)
     assert wrong.exit_code == 1
@@ -77,9 +81,66 @@ def test_a_hint_and_the_answer(folder):
     assert "gradient-of-softmax" in listed.output
 
 
+def test_without_a_name_it_says_what_comes_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nothing = learn()
+    assert (nothing.exit_code, "mha learn start exercises" in nothing.output) == (0, True)
+    learn("start", ".", "--only", "write", "--only", "backwards")
+    first = learn()
+    assert first.exit_code == 0
+    assert (
+        "0 of 18 right: write 0/14, backwards 0/4.\nNext: weighted-sum, level 1 of 3, about 1 minute." in first.output
+    )
+    file = tmp_path / "write" / "weighted_sum.py"
+    file.write_text("def weighted_sum(weights, values): return weights @ values\n")
+    right = learn("check", "weighted-sum")
+    assert "Learned: A head is an average of values" in right.output
+    assert "Next: project, level 1 of 3, about 2 minutes, in write/project.py" in right.output
+    assert "1 of 18 right: write 1/14, backwards 0/4.\nNext: project" in learn().output
+    (tmp_path / "backwards" / "gradient_of_softmax.py").write_text("")
+    assert "Go on with: gradient-of-softmax, no answer: the file is empty" in learn().output
+    assert "gradient" not in learn("check", "--only", "write").output
+    end_idle()
+
+
+def test_a_class_is_a_table_and_json(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spoiler = "import numpy as np\nnp.ndarray.__matmul__\nnp.where = None\n" + WRONG
+    for name, text in (("ann", RIGHT), ("bob", WRONG), ("[red]", spoiler)):
+        learn("start", name, "--only", "write")
+        Path(name, "write", "softmax.py").write_text(text)
+    Path("dan").mkdir()
+    result = learn("class", "[red]", "ann", "bob", "dan", "--only", "write", "--json", "class.json")
+    assert result.exit_code == 2, "dan has none"
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.output.splitlines() if "│" in line]
+    assert [(row[0], row[1], row[-2]) for row in rows] == [
+        ("[red]", "0/14", "0/14"),
+        ("ann", "1/14", "1/14"),
+        ("bob", "0/14", "0/14"),
+        ("dan", "", "0/0"),
+    ]
+    assert [row[-1] for row in rows] == ["softmax", "", "softmax", "no exercises"]
+    found = json.loads(Path("class.json").read_text())
+    assert [(one["folder"], one["right"]) for one in found["folders"]] == [
+        ("[red]", 0),
+        ("ann", 1),
+        ("bob", 0),
+        ("dan", 0),
+    ]
+    assert learn("class", "ann", "bob").exit_code == 0, "whatever is right"
+
+
+def test_tracks_and_frameworks_of_the_commands_are_those_of_the_table():
+    assert tuple(TRACKS) == learners.TRACKS
+    assert tuple(DIALECTS) == FRAMEWORKS
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["class"], "Missing argument 'FOLDERS...'"),
+        (["class", "nowhere"], "Directory 'nowhere' does not exist"),
+        (["start", "x", "--only", "writing"], "'writing' is not one of"),
         (["check"], "there are no exercises in"),
         (["check", "softmax"], "there are no exercises in"),
         (["check", "sofmax"], "exercise 'sofmax' is not known; did you mean 'softmax'? `mha learn list` lists them"),
@@ -128,9 +189,12 @@ def test_watch_judges_what_is_saved(folder):
 
 
 def test_with_numpy_alone_nothing_else_is_imported(folder):
+    learn("start", folder)
     code = (
         "import sys\n"
         "from mha.cli.main import main\n"
+        "try: main(['learn'])\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
         "try: main(['learn', 'check', 'softmax'])\n"
         "except SystemExit as end: assert end.code == 0, end.code\n"
         "there = {'torch', 'tensorflow', 'jax', 'mxnet'} & set(sys.modules)\n"

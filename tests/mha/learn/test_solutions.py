@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 from importlib.util import find_spec
-from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mha.learn.exercise import CatchExercise, LayerExercise, StepExercise
@@ -12,189 +14,51 @@ from mha.learn.exercises import all_exercises, exercise
 from mha.learn.handout.folder import start, text_of
 from mha.learn.hints import hint
 from mha.learn.judge import judge
-from mha.learn.running.dialects import DIALECTS as FRAMEWORKS
+from mha.learn.running.dialects import DIALECTS
+from mha.learn.tracks.course import COURSE, lesson
+from mha.learn.tracks.translate import into
 from mha_core import SpecError
+from tests.test_architecture import PACKAGES, ROOT
 
 
 def skip_without(framework: str) -> None:
-    if find_spec(FRAMEWORKS[framework].module) is None:
+    if find_spec(DIALECTS[framework].module) is None:
         pytest.skip(f"{framework} is not installed")
 
 
-SOLUTIONS = {
-    "project": "def project(x, weight, bias): return x @ weight.T + (0 if bias is None else bias)",
-    "split": "from mha_core.heads import split_heads as split",
-    "merge": "from mha_core.heads import merge_heads as merge",
-    "scores": """
-        def scores(queries, keys, scale):
-            scale = queries.shape[-1] ** -0.5 if scale is None else scale
-            return queries @ keys.swapaxes(-1, -2) * scale
-        """,
-    "softcap": """
-        import numpy as np
-        def softcap(scores, softcap):
-            return scores if softcap is None else softcap * np.tanh(scores / softcap)
-        """,
-    "lengths": """
-        import numpy as np
-        def lengths(valid_lens, query_len, key_len):
-            lens = valid_lens[:, None] if valid_lens.ndim == 1 else valid_lens
-            return np.arange(key_len) < lens[:, None, :, None]
-        """,
-    "causal": """
-        import numpy as np
-        def causal(query_len, key_len, offsets):
-            position = offsets[:, None] + np.arange(query_len)
-            return (np.arange(key_len) <= position[..., None])[:, None]
-        """,
-    "window": """
-        import numpy as np
-        def window(query_len, key_len, offsets, left, right):
-            ahead = np.arange(key_len) - (offsets[:, None] + np.arange(query_len))[..., None]
-            left, right = 10**9 if left is None else left, 10**9 if right is None else right
-            return ((-left <= ahead) & (ahead <= right))[:, None]
-        """,
-    "softmax": "from mha_core.reference.forward import softmax",
-    "empty-row": "from mha_core.reference.forward import softmax as empty_row",
-    "weighted-sum": "def weighted_sum(weights, values): return weights @ values",
-    "output": """
-        from mha_core.heads import merge_heads
-        def output(heads, weight, bias):
-            return merge_heads(heads) @ weight.T + (0 if bias is None else bias)
-        """,
-    "groups": """
-        def groups(queries, keys):
-            return queries @ keys.repeat(queries.shape[1] // keys.shape[1], axis=1).swapaxes(-1, -2)
-        """,
-    "past": """
-        import numpy as np
-        def past(past, new, padding):
-            if past is None:
-                return new
-            return np.concatenate([np.where(padding[:, None, :past.shape[2], None], 0.0, past), new], axis=2)
-        """,
-    "gradient-of-softmax": """
-        import numpy as np
-        def gradient_of_softmax(weights, d_weights, allowed):
-            weighted = np.where(allowed, weights * d_weights, 0.0)
-            return np.where(allowed, weighted - weights * weighted.sum(-1, keepdims=True), 0.0)
-        """,
-    "gradient-of-scores": """
-        def gradient_of_scores(d_scores, queries, keys, scale):
-            return d_scores @ keys * scale, d_scores.swapaxes(-1, -2) @ queries * scale
-        """,
-    "gradient-of-groups": """
-        from mha_core.heads import sum_kv_groups
-        def gradient_of_groups(d_scores, queries, num_kv_heads, scale):
-            return sum_kv_groups(d_scores.swapaxes(-1, -2) @ queries * scale, num_kv_heads)
-        """,
-    "gradient-of-projection": """
-        import numpy as np
-        def gradient_of_projection(gradient, x):
-            return np.einsum("blo,bli->oi", gradient, x), gradient.sum(axis=(0, 1))
-        """,
-    "weights-by-angle": """
-        import numpy as np
-        def weights_by_angle(degrees):
-            exponentials = np.exp(np.cos(np.deg2rad(degrees - 36.0 * np.arange(10))) / np.sqrt(2.0))
-            return exponentials / exponentials.sum()
-        """,
-    "deviation-of-scores": """
-        import numpy as np
-        def deviation_of_scores(head_dim, scaled):
-            q, k = np.random.default_rng(0).normal(size=(2, 20_000, head_dim))
-            return float((q * k).sum(axis=-1).std() / (head_dim**0.5 if scaled else 1.0))
-        """,
-    "head-importance": """
-        import numpy as np
-        def head_importance(queries, keys, values, weights, allowed, num_heads):
-            def split(name, x):
-                made = x @ weights[name + ".weight"].T + weights[name + ".bias"]
-                return made.reshape(*made.shape[:2], num_heads, -1).transpose(0, 2, 1, 3)
-            q, k, v = split("q_proj", queries), split("k_proj", keys), split("v_proj", values)
-            scores = np.where(allowed, q @ k.swapaxes(2, 3) / q.shape[-1] ** 0.5, -1e30)
-            powers = np.exp(scores - scores.max(-1, keepdims=True))
-            heads = powers / powers.sum(-1, keepdims=True) @ v
-            out = weights["out_proj.weight"].reshape(-1, num_heads, heads.shape[-1])
-            added = np.einsum("bhld,ohd->bhlo", heads, out)
-            return np.linalg.norm(added, axis=-1).mean(axis=(0, 2))
-        """,
-    "cut-heads": """
-        import numpy as np
-        def cut_heads(weights, kept, num_heads):
-            width = weights["q_proj.weight"].shape[0] // num_heads
-            rows = np.concatenate([np.arange(head * width, (head + 1) * width) for head in kept])
-            cut = {name: array[rows] for name, array in weights.items() if not name.startswith("out_proj")}
-            out = {"out_proj.weight": weights["out_proj.weight"][:, rows], "out_proj.bias": weights["out_proj.bias"]}
-            return {**cut, **out}
-        """,
-}
-"""A right answer to each exercise in NumPy."""
+KEY = runpy.run_path(str(ROOT / "examples" / "answer_key.py"))
+"""The answer key: `answer(exercise)` is a file with a right answer."""
 
 
-def test_every_numpy_exercise_of_these_tracks_has_its_solution_here():
-    tracks = ("write", "backwards", "experiment")
-    assert set(SOLUTIONS) == {one.name for one in all_exercises(()) if one.track in tracks}
+def solution(name: str) -> str:
+    return KEY["answer"](exercise(name))
 
 
 @pytest.mark.same_on_newest  # it computes in NumPy alone
-@pytest.mark.parametrize("name", SOLUTIONS)
-def test_the_true_solution_is_right(write, name):
-    verdict = judge(*write(name, SOLUTIONS[name]))
+@pytest.mark.parametrize("name", [one.name for one in all_exercises(("numpy",))])
+def test_the_key_is_right(write, name):
+    verdict = judge(*write(name, solution(name)))
     assert (verdict.status, verdict.printed) == ("right", ""), verdict.line
-
-
-DIALECTS = {
-    "numpy": SOLUTIONS["empty-row"].replace("empty_row", "masked_softmax"),
-    "torch": """
-        import torch
-        def masked_softmax(scores, allowed):
-            some = allowed.any(-1, keepdim=True)
-            scores = scores.masked_fill(~allowed, -torch.inf).masked_fill(~some, 0)
-            return torch.softmax(scores, -1).masked_fill(~allowed, 0)
-        """,
-    "tf": """
-        import tensorflow as tf
-        def masked_softmax(scores, allowed):
-            some = tf.reduce_any(allowed, -1, keepdims=True)
-            scores = tf.where(some, tf.where(allowed, scores, -float("inf")), 0.0)
-            powers = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))
-            return tf.where(allowed, powers / tf.reduce_sum(powers, -1, keepdims=True), 0.0)
-        """,
-    "jax": """
-        import jax, jax.numpy as jnp
-        def masked_softmax(scores, allowed):
-            some = allowed.any(-1, keepdims=True)
-            return jnp.where(allowed, jax.nn.softmax(jnp.where(some, jnp.where(allowed, scores, -jnp.inf), 0.0)), 0.0)
-        """,
-    "mxnet": """
-        from mxnet import np
-        def masked_softmax(scores, allowed):
-            some = np.any(allowed, axis=-1, keepdims=True)
-            zero = np.zeros((), dtype=scores.dtype)
-            scores = np.where(some, np.where(allowed, scores, zero - np.inf), zero)
-            powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            return np.where(allowed, powers / powers.sum(axis=-1, keepdims=True), zero)
-        """,
-}
 
 
 # The releases of PyTorch and TensorFlow are the same there.
 SAME = {name: [pytest.mark.same_on_newest] for name in ("torch", "tf")}
+FRAMEWORKS = [pytest.param(name, marks=SAME.get(name, ())) for name in DIALECTS if name != "numpy"]
 
 
-@pytest.mark.parametrize("framework", [pytest.param(name, marks=SAME.get(name, ())) for name in DIALECTS])
-def test_the_true_solution_is_right_in_its_framework(write, framework):
-    if framework != "numpy":
-        skip_without(framework)
-    verdict = judge(*write(f"masked-softmax-in-{framework}", DIALECTS[framework]))
-    assert verdict.status == "right", verdict.line
-    wrong = DIALECTS[framework].replace(
-        "def masked_softmax(scores, allowed):",
-        "def masked_softmax(scores, allowed):\n            scores = scores * 2.0",
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_key_is_right_in_its_framework(write, framework):
+    skip_without(framework)
+    for one in into(framework):
+        assert judge(*write(one.name, solution(one.name))).status == "right", one.name
+    doubled = solution(f"masked-softmax-in-{framework}").replace(
+        "scores, allowed):", "scores, allowed):\n    scores = scores * 2.0"
     )
-    if framework != "numpy":
-        assert judge(*write(f"masked-softmax-in-{framework}", wrong)).status == "wrong"
+    assert judge(*write(f"masked-softmax-in-{framework}", doubled)).status == "wrong"
+
+
+def test_the_key_is_in_no_package():
+    assert not [path for package in PACKAGES for path in (ROOT / package).rglob("*answer_key*")]
 
 
 # The other tracks ----------------------------------------------------------------------------------------
@@ -211,11 +75,15 @@ CATCH = """
 
 
 @pytest.mark.same_on_newest  # it computes in NumPy alone
-def test_a_call_that_shows_the_hidden_bug_is_right(write):
-    verdict = judge(*write("catch-3", CATCH))
-    assert verdict.status == "right"
-    assert verdict.line.startswith("caught; your call shows ")
-    assert "259 bugs, the one that you started from 39" in verdict.line
+def test_a_call_that_shows_the_hidden_bug_must_show_as_many_as_the_level_asks(write):
+    one, folder = write("catch-3", CATCH)
+    verdict = judge(one, folder)
+    number = re.fullmatch(r"caught; your call shows (\d+) of 259 bugs; 80 is the level's", verdict.line)
+    assert number is not None
+    assert (verdict.status, int(number[1]) < 80) == ("wrong", True)
+    assert "never asks: gradients: a cotangent among the inputs (52), a keep-mask" in hint(one, folder, 2, "numpy")
+    assert judge(*write("catch-1", CATCH)).status == "right"
+    assert judge(*write("catch-8", CATCH)).line.startswith("not caught: its output is the right one; your call shows ")
 
 
 @pytest.mark.same_on_newest  # it computes in NumPy alone
@@ -235,32 +103,9 @@ def test_a_call_that_can_not_be_made_is_one_sentence(write, old, new, sentence):
     assert sentence in verdict.line or sentence == "SpecError" or "numbers; a call of at most" in verdict.line
 
 
-LAYER = """
-    import numpy as np
-    from mha_core.reference.forward import softmax
-    def attention(weights, queries, keys, values, mask, *, num_heads, padding):
-        def project(name, x):
-            return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
-        def split(x):
-            return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads).transpose(0, 2, 1, 3)
-        keys, values = (np.where(padding[:, :, None], 0.0, x) for x in (keys, values))
-        q, k, v = split(project("q_proj", queries)), split(project("k_proj", keys)), split(project("v_proj", values))
-        heads = softmax(q @ k.swapaxes(2, 3) / q.shape[-1] ** 0.5, mask) @ v
-        batch, _, length, width = heads.shape
-        return project("out_proj", heads.transpose(0, 2, 1, 3).reshape(batch, length, num_heads * width))
-    """
-
-
-@pytest.mark.same_on_newest  # it computes in NumPy alone
-def test_a_whole_layer_is_judged_by_every_case_that_it_expresses(write):
-    verdict = judge(*write("plain-function", LAYER))
-    assert verdict.status == "right", verdict.line
-    assert "cases; " in verdict.line
-
-
 @pytest.mark.same_on_newest  # it computes in NumPy alone
 def test_a_wrong_layer_ends_at_the_first_case_and_is_named(write):
-    one, folder = write("plain-function", LAYER.replace(" / q.shape[-1] ** 0.5", ""))
+    one, folder = write("plain-function", solution("plain-function").replace(" / q.shape[-1] ** 0.5", ""))
     verdict = judge(one, folder)
     assert verdict.status == "wrong"
     assert "(case no-bias)" in verdict.line
@@ -282,7 +127,7 @@ def test_a_wrong_layer_ends_at_the_first_case_and_is_named(write):
         (
             "head-importance",
             "def split",
-            "queries[0] = 0\n            def split",
+            "queries[0] = 0\n    def split",
             "no answer",
             "wrote into its arguments",
         ),
@@ -293,8 +138,8 @@ def test_a_wrong_layer_ends_at_the_first_case_and_is_named(write):
     ],
 )
 def test_a_wrong_experiment_with_heads(write, name, old, new, status, sentence):
-    assert old in SOLUTIONS[name]
-    verdict = judge(*write(name, SOLUTIONS[name].replace(old, new)))
+    assert old in solution(name)
+    verdict = judge(*write(name, solution(name).replace(old, new)))
     assert verdict.status == status, verdict.line
     assert sentence in verdict.line
 
@@ -325,15 +170,46 @@ def test_every_file_that_is_given_out_is_python(one):
     assert isinstance(one, CatchExercise) or one.track != "catch"
 
 
-def test_the_call_that_catching_starts_from_is_the_one_that_it_is_compared_with(tmp_path):
-    from mha.learn.running.catching import chosen, d2l
+def test_what_is_as_it_was_given_out_is_not_run(tmp_path):
+    start(tmp_path, ("numpy", "mxnet"))
+    for name in ("softmax", "catch-1", "cap-in-mxnet"):
+        verdict = judge(exercise(name), tmp_path)
+        assert (verdict.status, verdict.line) == ("to do", f"{exercise(name).file} is as it was given out")
 
-    path = tmp_path / "catch.py"
-    path.write_text(text_of(exercise("catch-1")))
-    found = chosen(str(path)).problem
-    assert found is not None
-    assert found.config == d2l().config
-    for name, array in found.inputs.leaves().items():
-        assert (array == d2l().inputs.leaves()[name]).all()
-    assert all((found.weights[name] == array).all() for name, array in d2l().weights.items())
-    assert Path(path).exists()
+
+def test_one_track_alone(tmp_path):
+    written, _ = start(tmp_path, ("numpy",), ("catch", "layer"))
+    assert len(written) == 11
+    assert {path.parent.name for path in written} == {"catch", "layer"}
+
+
+@pytest.mark.parametrize("one", all_exercises(("numpy",)), ids=lambda one: one.name)
+def test_a_file_has_its_level_and_an_example_in_numbers(one):
+    text = text_of(one)
+    row = lesson(one)
+    assert f"{one.name} (level {row.level} of 3, about {row.minutes} minute" in text
+    if isinstance(one, (StepExercise, LayerExercise)):
+        shown = text.partition("Example:\n")[2]
+        given, _, made = shown.partition("  gives\n")
+        assert all(f"    {name}" in given for name in one.parameters)
+        assert all(f"    {value.name} (" in made for value in one.returned)
+    else:
+        assert "Example: " in text or "Example:\n" in text or isinstance(one, CatchExercise)
+
+
+def test_the_numbers_of_an_example_are_those_of_the_key(tmp_path):
+    """By hand for two; the others are made as these are."""
+    assert "      [[[[0. 0. 0.]\n         [1. 0. 0.]]]]" in text_of(exercise("empty-row"))
+    shown = text_of(exercise("weighted-sum")).partition("Example:\n")[2].partition("\n\nJudge")[0]
+    arrays = {
+        name: np.array([float(number) for number in re.findall(r"-?\d+\.\d*", numbers)]).reshape(eval(shape))
+        for name, shape, numbers in re.findall(r"    (\w+) (\(.*?\)) =\n(.*?)(?=    \w|  gives|$)", shown, re.DOTALL)
+    }
+    np.testing.assert_allclose(arrays["weights"] @ arrays["values"], arrays["heads"], atol=5e-3)
+
+
+def test_every_row_of_the_course_is_an_exercise_and_the_other_way_round():
+    names = {one.name for one in all_exercises(("numpy",)) if one.track != "translate"}
+    functions = {name.removesuffix("-in-numpy") for name in (one.name for one in into("numpy"))}
+    assert {name.removesuffix("-of") for name in COURSE} == names | functions
+    assert len({row.learned for row in COURSE.values()}) == len(COURSE)

@@ -12,10 +12,12 @@ from conformance.zoo.registry import all_bugs, select
 from mha.learn.bench import bench
 from mha.learn.exercise import CatchExercise, HeadsExercise, LayerExercise, NumbersExercise, StepExercise
 from mha.learn.exercises import all_exercises, exercise
+from mha.learn.handout.folder import text_of
 from mha.learn.hints import of_answers, told
 from mha.learn.judge import verdict_of
 from mha.learn.names import Found, explained, mistakes, steps_of, told_apart
 from mha.learn.running.attempt import Attempt
+from mha.learn.running.catching import Shown, chosen
 
 # Nothing here depends on the version of a framework, and little on NumPy's.
 pytestmark = pytest.mark.same_on_newest
@@ -232,17 +234,20 @@ def test_nothing_is_named_that_does_not_explain_it(name, seed):
 # The other tracks --------------------------------------------------------------------------------------
 
 
-def test_the_call_that_catching_starts_from_shows_none_of_the_hidden_bugs():
-    from mha.learn.running.catching import Shown, d2l
-
-    start = Shown(d2l())
-    hidden = [one.bug for one in all_exercises() if isinstance(one, CatchExercise)]
-    assert [bug for bug in hidden if start.by(select((bug,))[0])] == []
+def test_the_call_that_catching_starts_from_shows_none_of_the_hidden_bugs(tmp_path):
+    path = tmp_path / "catch.py"
+    path.write_text(text_of(exercise("catch-1")))
+    problem = chosen(str(path)).problem
+    assert problem is not None
+    start = Shown(problem)
+    hidden = [one for one in all_exercises() if isinstance(one, CatchExercise)]
+    assert [one.bug for one in hidden if start.by(select((one.bug,))[0])] == []
+    assert start.all()[0] == 39 < min(one.target for one in hidden)
+    assert [one.target for one in hidden] == sorted(one.target for one in hidden)
 
 
 def test_a_hidden_bug_is_shown_by_the_case_that_the_last_hint_names():
     from conformance.cases.table import select as cases
-    from mha.learn.running.catching import Shown
 
     for one in all_exercises():
         if isinstance(one, CatchExercise):

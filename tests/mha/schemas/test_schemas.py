@@ -76,10 +76,10 @@ def ends(status: int, command: str, *arguments: object) -> dict:
 
 def test_each_command_that_writes_json_has_a_schema_and_no_other():
     there = {path.name.removesuffix(".json") for path in files(mha.schemas).iterdir() if path.name.endswith(".json")}
-    assert there == COMMANDS | {"common"}
+    assert there == COMMANDS | {"common", "learn"}
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
+@pytest.mark.parametrize("command", sorted(COMMANDS | {"learn"}))
 def test_schemas_are_valid_and_strict(command):
     jsonschema.Draft202012Validator.check_schema(schema(command))
 
@@ -160,6 +160,16 @@ def test_bugs_and_deviations(tmp_path, monkeypatch):
     assert len(ends(0, "deviations")["deviations"]) > 100
     first = ends(0, "deviations", "-f", "torch")["deviations"][0]["id"]
     assert ends(0, "deviations", "--probe", "--id", first)["deviations"][0]["outcome"] == "happens"
+
+
+def test_learn(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments, status in ((("start", "mine"), 0), (("check", "--folder", "mine"), 1), (("class", "mine"), 0)):
+        written = () if arguments[0] == "start" else ("--json", "found.json")
+        done = CliRunner().invoke(main, ["learn", *arguments, *written])
+        assert done.exit_code == status, done.output
+        if written:
+            check_form("learn", json.loads(Path("found.json").read_text()))
 
 
 def test_calibrate_and_trials(tmp_path, monkeypatch):
