@@ -18,9 +18,11 @@ from conformance.workers.execute import end_idle
 from mha.cli.learning import learners
 from mha.cli.learning.learn import FRAMEWORKS
 from mha.cli.main import main
-from mha.learn.exercises import TRACKS, all_exercises
+from mha.learn.exercises import TRACKS, all_exercises, exercise
+from mha.learn.handout.folder import code_of, text_of
 from mha.learn.handout.listing import page
 from mha.learn.running.dialects import DIALECTS
+from mha.learn.tracks.course import lesson
 
 pytestmark = pytest.mark.same_on_newest  # it is about the command line
 
@@ -215,20 +217,52 @@ def test_the_exercises_that_a_stage_names_are_there():
     assert named == wanted
 
 
+def blocks(page_name):
+    """(kind, text) of the blocks of a page that are run."""
+    text = (ROOT / "docs" / page_name).read_text()
+    return re.findall(r"^```(python|console)\n(.*?)^```$", text, re.M | re.S)
+
+
+def run_block(text):
+    """A command of a page prints what is shown below it."""
+    command, _, expected = text.partition("\n")
+    assert learn(*command.removeprefix("$ mha learn").split()).stdout == expected, command
+
+
 def test_the_transcript_of_the_page_is_what_happens(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert learn("start", ".").exit_code == 0
-    file = tmp_path / "write" / "empty_row.py"
-    head = file.read_text().partition("def empty_row")[0]
-    blocks = re.findall(r"^```(python|console)\n(.*?)^```$", (ROOT / "docs" / "learn.md").read_text(), re.M | re.S)
-    assert [kind for kind, _ in blocks] == ["python", "console", "console", "python", "console", "python", "console"]
-    for kind, text in blocks:
+    kinds = [kind for kind, _ in blocks("learn.md")]
+    assert kinds == ["console", "python", "console", "python", *(["console"] * 2), *(["python", "console"] * 2)]
+    for kind, text in blocks("learn.md"):
         if kind == "python":
-            file.write_text(head + text)
+            one = exercise(re.match(r"def (\w+)", text)[1])
+            (tmp_path / one.file).write_text(text_of(one).replace(code_of(one), text.strip()))
         else:
-            command, _, expected = text.partition("\n")
-            assert learn(*command.removeprefix("$ mha learn ").split()).output == expected, command
+            run_block(text)
+            if text.startswith("$ mha learn check weighted-sum"):  # as somebody has them who comes to the example
+                for other in all_exercises(("numpy",)):
+                    if other.track == "write":
+                        (tmp_path / other.file).write_text("")
     end_idle()
+
+
+def test_the_page_for_teachers_is_what_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (kind, begin), (_, table) = blocks("teachers.md")
+    assert kind == "console"
+    run_block(begin)
+    for name in ("ann", "bob", "dan"):
+        learn("start", name, "--only", "write")
+    Path("ann", "write", "softmax.py").write_text(RIGHT)
+    Path("ann", "write", "weighted_sum.py").write_text("def weighted_sum(weights, values): return weights @ values\n")
+    Path("bob", "write", "softmax.py").write_text(WRONG)
+    run_block(table)
+    text = (ROOT / "docs" / "teachers.md").read_text()
+    shown = dict(re.findall(r"`--only (\w+).*?` \| (\d+) minutes", text))
+    for track, minutes in shown.items():
+        assert int(minutes) == sum(lesson(one).minutes for one in all_exercises(("numpy",)) if one.track == track)
+    assert set(shown) == set(TRACKS)
 
 
 LEAVES = """
