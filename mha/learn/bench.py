@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -38,7 +38,11 @@ class _Errors(dict[str, Any]):
         self._state = state
 
     def __missing__(self, name: str) -> NDArray:
-        return np.zeros(self._state[name].shape)
+        if name == "unscaled":  # the error of the scores, by the same products, before the scale
+            return np.asarray(self["similarity"] / abs(self._state.config.softmax_scale))
+        array = self._state[name]
+        assert array.dtype == bool, f"no error is known of {name}"
+        return np.zeros(array.shape)
 
 
 @dataclass(frozen=True)
@@ -100,12 +104,9 @@ class Bench:
         """What the part of the pipeline gives with these steps in it, from the reference's own arrays before it."""
         state = replace(place.state, arrays=dict(place.state.arrays))
         with np.errstate(all="ignore"):
-            for name in self._covered():
+            for name in (name for name in PIPELINE if name in self.exercise.covers or name in steps):
                 state.arrays[name] = steps.get(name, PIPELINE[name])(state)
         return tuple(np.asarray(one.read(state.arrays)) for one in self.exercise.returned)
-
-    def _covered(self) -> Iterator[str]:
-        return (name for name in PIPELINE if name in self.exercise.covers)
 
 
 def _contiguous(value: Any) -> Any:

@@ -94,6 +94,7 @@ class StepExercise(Exercise):
         covers: the steps of the pipeline that it stands for, in their order. Default: those that it returns.
         cases: the cases that judge it, the easiest first: ids of the table, or cases of its own.
         tiny: small cases, tried where no bug explains a wrong answer, to show one that can be followed by hand.
+        also: ids of bugs of earlier steps that somebody may make with the arguments, such as a mask that is ignored.
         given: module:symbol in which it is given, for one that is to be translated.
         function_name: of the function. Default: that of the exercise.
     """
@@ -103,6 +104,7 @@ class StepExercise(Exercise):
     covers: tuple[str, ...] = ()
     cases: tuple[str | Case, ...]
     tiny: tuple[Case, ...] = ()
+    also: tuple[str, ...] = ()
     given: str = ""
     function_name: str = ""
 

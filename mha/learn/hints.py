@@ -17,6 +17,7 @@ from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select as select_bugs
 from mha.heads.importance import MEASURES
 from mha.learn.bench import Place, bench
+from mha.learn.differences import location, relation
 from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
 from mha.learn.headwork import places
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, judge, run_on, verdict_of
@@ -31,6 +32,8 @@ from mha_core.reference.rules import RULES
 
 DEEPEST = 4
 """The level that gives the answer."""
+
+SAME = "Yours gives what this mistake gives, in every case:\n"
 
 NEEDS = 6
 """Most needs of a call that are listed."""
@@ -97,19 +100,33 @@ def _rules(exercise: Exercise) -> str:
 
 
 def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None, level: int) -> str:
-    """The bugs that explain what a step gives in every case; else what was measured of it, which gives the same; else
-    the smallest case that fails, in numbers.
+    """What is wrong with a step, as far as it is known, and else the smallest case that fails, in numbers.
+
+    Known are the bugs that explain what it gives in every case; else how all its numbers lie to the right ones, or what
+    was measured of it; else where it is wrong. If a shape or a dtype is wrong, as the verdict says, that comes first.
     """
+    if verdict.form:
+        smallest = "" if folder is None else _smallest(exercise, verdict, folder)
+        return f"{_rules(exercise)}\n\n{smallest}".strip()
     found = explained(exercise, verdict.answers)
     if found.unknown:
         rest = f"In {found.unknown} of the {found.rows} wrong rows both show, and what they give together is not known."
         return f"{told(found.explanations, level)}\n{rest}"
     if found.explanations:
-        return told(found.explanations, level)
+        single = len(found.explanations) == len(found.explanations[0]) == 1
+        return f"{SAME if single else ''}{told(found.explanations, level)}"
+    if said := relation(exercise, verdict.answers):
+        return f"No known mistake; but in every case:\n  {said}"
     if folder is not None and (measured := _measured(exercise, verdict, folder, level)):
         return measured
+    said = location(exercise, verdict.answers)
     smallest = "" if folder is None else _smallest(exercise, verdict, folder)
-    return "\n".join(["No known mistake, and no two of them, give what yours gives in every case.", smallest]).strip()
+    lines = [
+        "No known mistake, and no two of them, give what yours gives in every case.",
+        *([f"  {said}"] * bool(said)),
+        smallest,
+    ]
+    return "\n".join(lines).strip()
 
 
 def told(found: Sequence[tuple[Bug, ...]], level: int) -> str:

@@ -21,6 +21,7 @@ from mha.learn.exercise import (
     NumbersExercise,
     StepExercise,
 )
+from mha.learn.form import of_dtype, of_order, of_shape
 from mha.learn.handout.folder import is_untouched
 from mha.learn.running.attempt import Asked, Attempt, attempt, measured, returned
 from mha.learn.running.catching import Chosen, caught, chosen
@@ -45,6 +46,7 @@ class Verdict:
         line: one sentence.
         answers: of each case, where they could be compared.
         printed: the beginning of what the file printed.
+        form: what is wrong with a shape or a dtype, which comes before the numbers.
     """
 
     exercise: Exercise
@@ -52,6 +54,7 @@ class Verdict:
     line: str
     answers: tuple[tuple[NDArray, ...], ...] = ()
     printed: str = ""
+    form: str = ""
 
 
 def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -> Verdict:
@@ -119,17 +122,16 @@ def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limi
 
 
 def verdict_of(exercise: StepExercise, tried: Attempt) -> Verdict:
-    """The verdict on what a function gave: the first thing that is wrong with it."""
+    """The verdict on what a function gave: the first thing that is wrong with it, its form before its numbers."""
     places = bench(exercise).places
-    answers, form = [], ""
-    for place, answer in zip(places, tried.answers, strict=False):
-        pairs = [formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True)]
-        answers.append(tuple(array for array, _ in pairs))
-        wrong = [f"{name} {said}" for name, (_, said) in zip(exercise.names, pairs, strict=True) if said]
-        form = form or (f"{wrong[0]} (case {place.case.id}: {described(place.problem)})" if wrong else "")
-    whole = tuple(answers) if len(answers) == len(places) else ()
+    answers = tuple(
+        tuple(formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True))
+        for place, answer in zip(places, tried.answers, strict=False)
+    )
+    whole = answers if len(answers) == len(places) else ()
+    form = _form(exercise, answers)
     if form:
-        return Verdict(exercise, "wrong", form, whole, tried.printed)
+        return Verdict(exercise, "wrong", form, whole, tried.printed, form)
     for place, given in zip(places, answers, strict=False):
         line = first_wrong(exercise, place, given)
         if line:
@@ -139,29 +141,46 @@ def verdict_of(exercise: StepExercise, tried: Attempt) -> Verdict:
             "" if not answers else f" (case {places[len(answers)].case.id}: {described(places[len(answers)].problem)})"
         )
         status: Status = "no answer" if tried.begun else "to do"
-        return Verdict(exercise, status, tried.problem + where, tuple(answers), tried.printed)
+        return Verdict(exercise, status, tried.problem + where, answers, tried.printed)
     return Verdict(exercise, "right", f"equal within the float64 bound in {len(places)} cases", whole, tried.printed)
 
 
-def formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> tuple[NDArray, str]:
-    """The array in the shape asked for, if it can have it; and what is wrong with its dtype or shape."""
+def formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> NDArray:
+    """The array in the shape asked for, if the exercise takes whatever broadcasts to it."""
     if exercise.broadcasts and array.shape != wanted.shape:
         try:
-            array = np.broadcast_to(array, wanted.shape)
+            return np.broadcast_to(array, wanted.shape)
         except ValueError:
-            return array, f"has shape {array.shape}, which does not broadcast to {wanted.shape}"
-    if array.shape != wanted.shape:
-        return array, f"has shape {array.shape}; it must be {wanted.shape}"
-    if array.dtype != wanted.dtype:
-        return array, f"is {array.dtype}; it must be {wanted.dtype}"
-    return array, ""
+            pass
+    return array
+
+
+def _form(exercise: StepExercise, answers: Sequence[tuple[NDArray, ...]]) -> str:
+    """What is wrong with the order, the shapes or the dtypes of what was returned; "" if nothing is."""
+    places = bench(exercise).places
+    for number, name in enumerate(exercise.names):
+        compared = [
+            (answer[number], place.wanted[number], place.allowed[number], place)
+            for place, answer in zip(places, answers, strict=False)
+        ]
+        shapes = [(made, wanted, allowed) for made, wanted, allowed, _ in compared if made.shape != wanted.shape]
+        dtypes = [(made, wanted) for made, wanted, *_ in compared if made.dtype != wanted.dtype]
+        for made, wanted, _, place in compared:
+            case = f"(case {place.case.id}: {described(place.problem)})"
+            if made.shape != wanted.shape:
+                given = answers[places.index(place)]
+                order = of_order(exercise.names, given, place.wanted, place.allowed)
+                return f"{order or f'{name} {of_shape(shapes, broadcasts=exercise.broadcasts)}'} {case}"
+            if made.dtype != wanted.dtype and not shapes:
+                return f"{name} {of_dtype(*dtypes[0])} {case}"
+    return ""
 
 
 def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray]) -> str:
     """The first wrong element in words; "" if there is none."""
     for name, array, wanted, allowed in zip(exercise.names, answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
-            return f"{name} has shape {array.shape}; it must be {wanted.shape}"
+            return f"{name} {of_shape([(array, wanted, allowed)])}"
         indices = _wrong(array, wanted, allowed)
         if len(indices):
             index = tuple(int(i) for i in indices[0])

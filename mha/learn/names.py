@@ -42,7 +42,9 @@ def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
     """The steps of these bugs that are in the exercise's part."""
     forward, backward = pipelines(*bugs)
     both = {**forward, **backward}
-    return {name: both[name] for bug in bugs for name in bug.steps if name in exercise.covers}
+    return {
+        name: both[name] for bug in bugs for name in bug.steps if name in exercise.covers or bug.id in exercise.also
+    }
 
 
 @cache
@@ -51,7 +53,7 @@ def mistakes(exercise: StepExercise) -> tuple[Mistake, ...]:
     found = []
     there = bench(exercise)
     for bug in all_bugs():
-        if not bug.equivalent and bug.steps & set(exercise.covers):
+        if not bug.equivalent and (bug.steps & set(exercise.covers) or bug.id in exercise.also):
             answers = tuple(_given_by(there, place, bug) for place in there.places)
             if any(one is not None and not same(one, place.wanted, place) for one, place in _beside(answers, there)):
                 found.append(Mistake(bug, answers))

@@ -15,8 +15,8 @@ def page() -> str:
         "# The exercises",
         "",
         "What there is to write, and how many of the zoo's mistakes are known in it. `mha learn` gives the exercises",
-        "out and judges them: see [learn.md](learn.md). Rules are those of [definition.md](definition.md). Level 1 is a",
-        "line, 2 a few lines and a trap, 3 several traps.",
+        "out and judges them: see [learn.md](learn.md). Rules are those of [definition.md](definition.md). Level 1 is",
+        "a line, 2 a few lines and a trap, 3 several traps.",
     ]
     exercises = all_exercises(("numpy",))
     for track, about in TRACKS.items():

@@ -255,7 +255,13 @@ def answer_of(
     named = dict(zip(asked.parameters, arguments, strict=True))
     handout = Handout({name: value for name, value in named.items() if isinstance(value, np.ndarray)})
     handed = [given(asked.dialect, handout.copies.get(name, value)) for name, value in named.items()]
-    returned = called(function, handed, asked.path)
+    try:
+        returned = called(function, handed, asked.path)
+    except Unfit as error:
+        none = [name for name, value in named.items() if value is None]
+        if none and "NoneType" in str(error):
+            raise Unfit(f"{error}: {' and '.join(none)} may be None, and is here") from error
+        raise
     if returned is None:
         raise Unfit(f"{asked.function} returned nothing (None)")
     parts = (returned,) if len(asked.returns) == 1 else returned

@@ -7,6 +7,7 @@ exercise.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from conformance.measure.faults import TROUBLE, lower, unwarned
 from conformance.measure.outcome import Model
 from conformance.measure.probes import select_probes
 from conformance.measure.search.measure import measure
+from conformance.measure.softmax.exclusion import filled
 from conformance.subjects.ask import CannotExpress
 from conformance.workers.wire import sendable
 from conformance.zoo.bug import Bug, BuggySubject, DoesNotApply, pipelines
@@ -44,6 +46,13 @@ OF_QUERIES = ("queries", "scores", "scores-square")
 OF_HEADS = ("equal-channels", "value-channels", "one-key", "equal-scores", "chosen-keys", "items-of-equal-scores")
 OF_SCORES = ("score-size", "queries", "keys", "scores", "scores-square", "items")
 OF_GRADIENTS = ("gradients", "gradients-of-square-calls", "gradients-of-items")
+
+FILL = re.compile(r".*excluded-filled-(-?(?:inf|[\d.]+(?:e[+-]?\d+)?))(.*)")
+"""The id of a bug that fills excluded scores: the number, and what else is told of it."""
+
+OTHER_FILLS = (-np.inf, -1e4, -1e9)
+
+NOT_SET = "Weights of excluded keys are what is computed, 0 / 0 too: nothing sets them to 0."
 
 PROBES = {
     ("q_proj",): ("score-size", *OF_QUERIES, "projection-biases"),
@@ -123,7 +132,8 @@ def _first(one: StepExercise, steps: dict[str, Step], answers: Sequence[Answer],
         for where, places in _limits(one, answers):
             for model in within:
                 if model and _gives(one, model, answers, places):
-                    return _said(_least(one, model, answers, places), where)
+                    least = _least(one, model, answers, places)
+                    return _said(tuple(_any_fill(one, bug, least, answers, places) for bug in least), where)
     return ()
 
 
@@ -156,6 +166,22 @@ def _least(one: StepExercise, model: Model, answers: Sequence[Answer], places: f
         if rest and _gives(one, rest, answers, places):
             return _least(one, rest, answers, places)
     return model
+
+
+def _any_fill(one: StepExercise, bug: Bug, model: Model, answers: Sequence[Answer], places: frozenset[int]) -> Bug:
+    """The bug; without its number if it fills excluded scores with one, and another would give the answers too."""
+    fill = FILL.fullmatch(bug.id)
+    if fill is None:
+        return bug
+    rest = tuple(other for other in model if other is not bug)
+    for other in (each for number in OTHER_FILLS if number != float(fill[1]) for each in filled(number)):
+        alike = FILL.fullmatch(other.id)
+        if alike is not None and alike[2] == fill[2] and _gives(one, (*rest, other), answers, places):
+            says = (
+                NOT_SET if alike[1] == "-inf" else bug.sentence.replace(f"become {fill[1]}", "become a finite number")
+            )
+            return replace(bug, sentence=says)
+    return bug
 
 
 def _gives(one: StepExercise, model: Model, answers: Sequence[Answer], places: frozenset[int]) -> bool:
@@ -234,9 +260,9 @@ def _result(one: StepExercise, call: Call, name: str, number: int, state: State)
     if not _is_of_kind(one, state, arguments):
         raise CannotExpress("a call of another kind than the exercise's")
     shapes = tuple(wanted.shape if i == number else () for i, _ in enumerate(one.returned))
-    array, problem = formed(one, call(arguments, shapes)[number], wanted)
-    if problem:
-        raise Unfit(problem)
+    array = formed(one, call(arguments, shapes)[number], wanted)
+    if array.shape != wanted.shape or array.dtype != wanted.dtype:
+        raise Unfit(f"{name} has another shape or dtype")
     return array
 
 

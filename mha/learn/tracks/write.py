@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.case import Case
+from conformance.cases.case import Case, Rng
 from conformance.cases.parts import SQUARE, SQUARE_REASON, fixed, prime_config
 from mha.learn.exercise import StepExercise, Value
 from mha_core import AttentionConfig, AttentionMask
@@ -36,7 +36,13 @@ def tiny(config: AttentionConfig | None = None, **sizes: Any) -> tuple[Case, ...
 
 
 def window_case(id: str, catches: str, **sources: Any) -> Case:
-    return Case(id, catches, prime_config(), mask=fixed(**sources))
+    return Case(id, catches, prime_config(), mask=fixed(**sources), trivial_mask="without bounds it excludes nothing")
+
+
+def one_key_less(rng: Rng, case: Case) -> AttentionMask:
+    """Each query of each head may attend to all keys but one of its own."""
+    chosen = rng.integers(case.key_len, size=(case.batch, case.config.num_heads, case.query_len, 1))
+    return AttentionMask(allowed=np.arange(case.key_len) != chosen)
 
 
 def offsets(state: State) -> Any:
@@ -74,6 +80,7 @@ OVERFLOW = Case(
     input_scale=300.0,
     same_sizes=SQUARE_REASON,
 )
+ZERO_SCALE = Case("scale-zero", "a scale of 0 taken for none", prime_config(scale=0.0))
 LONG = Case(
     "quiet-rows",
     "rows of very different size in one tensor, all of them negative",
@@ -82,8 +89,12 @@ LONG = Case(
         valid_lens=np.array([[1, 2, 3, 4, 5], [7, 1, 6, 2, 3]]), bias=-np.array([900.0, 3e3, 5e3, 7e3, 3e9])[:, None]
     ),
 )
-NO_EMPTY_ROW = ("prime", "causal", "square-causal", LONG, OVERFLOW)
+BY_HEAD = Case("by-head", "the mask of one head used for all", prime_config(), mask=one_key_less)
+NO_EMPTY_ROW = ("prime", "causal", "square-causal", BY_HEAD, LONG, OVERFLOW)
 """Cases of the softmax in which every query has a key."""
+
+MISUSES = ("mask-ignored", "mask-inverted", "mask-transposed", "allowed-of-first-head", "allowed-of-first-item")
+"""What may be done to a mask that is given: bugs of the zoo."""
 
 GROUPS = StepExercise(
     name="groups",
@@ -143,13 +154,13 @@ EXERCISES = (
             KEY_HEADS,
             Value(
                 "scale",
-                "float, or None for 1 / sqrt(d)",
+                "float, which may be 0, or None for 1 / sqrt(d)",
                 lambda s: None if s.config.softmax_scale == s.config.head_dim**-0.5 else s.config.softmax_scale,
             ),
         ),
         returned=(Value("scores", "float64 (B, H, Lq, Lk)", "similarity"),),
         covers=("unscaled", "similarity"),
-        cases=("prime", "ragged-square", "scale", "square-scale", "causal-more-queries"),
+        cases=("prime", "ragged-square", "scale", "square-scale", "causal-more-queries", ZERO_SCALE),
         tiny=tiny(),
         answer=("mha_core.reference.forward:unscaled", "mha_core.reference.forward:similarity"),
         answer_in=("ops.attention:dot_score",),
@@ -223,6 +234,7 @@ EXERCISES = (
             window_case(
                 "window-right", "a window without a left side, 0 to the right", window=(None, 0), query_offset=-1
             ),
+            window_case("window-without-bounds", "a mask that is not made without bounds", window=(None, None)),
             window_case("window-offsets", "offsets of each item", window=(1, 2), query_offset=np.array([2, -1])),
         ),
         tiny=tiny(mask=fixed(window=(1, 0), query_offset=1)),
@@ -236,6 +248,7 @@ EXERCISES = (
         arguments=(SCORES, ALLOWED),
         returned=(WEIGHTS,),
         cases=NO_EMPTY_ROW,
+        also=MISUSES,
         tiny=tiny(mask=fixed(causal=True)),
         answer=("mha_core.reference.forward:softmax",),
         answer_in=("ops.attention:masked_softmax",),
@@ -249,11 +262,12 @@ EXERCISES = (
         cases=(
             "causal-bottom-right-more-queries",
             "ragged-square",
-            "bias-excludes",
+            "every-source",
             LONG,
             OVERFLOW,
             "nan-in-open-key",
         ),
+        also=MISUSES,
         tiny=tiny(mask=fixed(causal=True, query_offset=-1)),
         answer=("mha_core.reference.forward:softmax",),
         answer_in=("ops.attention:masked_softmax",),

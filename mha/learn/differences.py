@@ -1,0 +1,300 @@
+"""How wrong numbers lie to the right ones, where no mistake of the zoo explains them, in sentences true of all cases.
+
+`relation` explains every number; `location` says at least where they are wrong. Both compare arrays and guess no cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations_with_replacement
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
+from mha.learn.bench import Place, bench, distance
+from mha.learn.exercise import StepExercise, Value
+
+AXES = {"B": "batch item", "H": "head", "G": "key head", "Lq": "query", "Lk": "key", "L": "position"}
+"""Letters of shapes -> what stands along such an axis; others are channels."""
+
+NEAR = 1e-9
+"""How near, relative to the largest number, a relation must come: a cause is told, and not a bound kept."""
+
+FLOAT32 = (1e-10, 1e-6)
+"""Relative differences that rounding to float32 makes."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What was returned under one name in one case, and what is right."""
+
+    value: Value
+    place: Place
+    made: NDArray
+    right: NDArray
+    wrong: NDArray
+
+    @cached_property
+    def named(self) -> dict[str, object]:
+        """The arguments by name."""
+        return dict(zip((one.name for one in self.arguments), self.place.arguments, strict=True))
+
+    arguments: tuple[Value, ...] = ()
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """The letters of its axes, such as ("B", "H", "Lq", "Lk")."""
+        return _letters(self.value, self.right.ndim)
+
+    def sizes(self) -> dict[str, int]:
+        """Letter -> size, of every array that the exercise names."""
+        found: dict[str, int] = {}
+        for one, array in [*zip(self.arguments, self.place.arguments, strict=True), (self.value, self.right)]:
+            if isinstance(array, np.ndarray):
+                found |= zip(_letters(one, array.ndim), array.shape, strict=True)
+        return {letter: size for letter, size in found.items() if letter.isalpha() and size > 1}
+
+    def is_near(self, other: NDArray) -> bool:
+        """Whether what was returned is this."""
+        if other.dtype == bool or self.made.dtype == bool:
+            return bool((self.made == other).all())
+        scale = np.abs(self.right[np.isfinite(self.right)]).max(initial=0.0)
+        return bool((distance(self.made, other) <= NEAR * scale).all())
+
+
+def _letters(value: Value, ndim: int) -> tuple[str, ...]:
+    found = re.search(r"\(([^()]*)\)", value.about)
+    letters = tuple(part.strip() for part in found[1].split(",") if part.strip()) if found else ()
+    return letters if len(letters) == ndim else tuple(map(str, range(ndim)))
+
+
+def _pairs(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> list[Pair]:
+    """Those of one name, the first that is wrong somewhere."""
+    places = bench(exercise).places
+    for number, value in enumerate(exercise.returned):
+        found = []
+        for place, answer in zip(places, answers, strict=True):
+            made, right, allowed = answer[number], place.wanted[number], place.allowed[number]
+            if made.shape != right.shape:
+                return []
+            wrong = distance(made, right) > allowed
+            found.append(Pair(value, place, made, right, wrong, exercise.arguments))
+        if any(pair.wrong.any() for pair in found):
+            return found
+    return []
+
+
+def relation(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
+    """A sentence on all that was returned, such as "It is the right one times 1 / (B * L)."; "" if none is true."""
+    with any_numbers:
+        pairs = _pairs(exercise, answers)
+        name = pairs[0].value.name if pairs else ""
+        tellers = (_all_nan, _multiple, _function, _along, _sums, _as_float32) if pairs else ()
+        return next((f"{name}: {said}." for teller in tellers if (said := teller(pairs))), "")
+
+
+def _all_nan(pairs: Sequence[Pair]) -> str:
+    where = [pair for pair in pairs if pair.wrong.any()]
+    if all(np.isnan(pair.made).all() for pair in where) and not any(np.isnan(pair.right).any() for pair in where):
+        return "every number is NaN where one is wrong, as after 0 * inf, inf - inf or 0 / 0"
+    return ""
+
+
+def _multiple(pairs: Sequence[Pair]) -> str:
+    """A multiple of the right one: by one number, or by one that the sizes of a case give."""
+    if pairs[0].right.dtype == bool:
+        return ""
+    factors = []
+    for pair in pairs:
+        top = np.unravel_index(np.argmax(np.abs(np.nan_to_num(pair.right))), pair.right.shape)
+        factor = float(pair.made[top] / pair.right[top])
+        if not np.isfinite(factor) or not pair.is_near(factor * pair.right):
+            return ""
+        factors.append(factor)
+    if np.allclose(factors, factors[0], rtol=NEAR):
+        return (
+            "it is the right one with the other sign"
+            if factors[0] == -1
+            else f"it is the right one times {factors[0]:.6g}"
+        )
+    for words, of_sizes in _of_sizes(pairs[0]):
+        if np.allclose(factors, [of_sizes(pair.sizes()) for pair in pairs], rtol=NEAR):
+            return f"it is the right one times {words}"
+    shown = ", ".join(f"{factor:.4g} in case {pair.place.case.id}" for factor, pair in zip(factors, pairs, strict=True))
+    return f"it is the right one times a number: {shown}"
+
+
+def _of_sizes(pair: Pair) -> Iterator[tuple[str, Callable[[dict[str, int]], float]]]:
+    """Numbers that are made of one size, or of two."""
+    for a, b in [(a, "") for a in pair.sizes()] + list(combinations_with_replacement(pair.sizes(), 2)):
+        words = f"({a} * {b})" if b else a
+        for power, form in ((1.0, "{}"), (-1.0, "1 / {}"), (0.5, "sqrt({})"), (-0.5, "1 / sqrt({})")):
+
+            def number(sizes: dict[str, int], a: str = a, b: str = b, power: float = power) -> float:
+                return float(sizes.get(a, 1) * (sizes.get(b, 1) if b else 1)) ** power
+
+            yield form.format(words), number
+
+
+def _function(pairs: Sequence[Pair]) -> str:
+    if pairs[0].right.dtype == bool:
+        return "True and False are exchanged" if all(pair.is_near(~pair.right) for pair in pairs) else ""
+    functions: dict[str, Callable[[NDArray], NDArray]] = {
+        "negative numbers are 0": lambda x: np.maximum(x, 0.0),
+        "positive numbers are 0": lambda x: np.minimum(x, 0.0),
+        "it has no signs": np.abs,
+        "it is the square of the right one": np.square,
+        "it is the inverse of the right one: 1 / x": lambda x: 1.0 / x,
+        "it is all zeros": np.zeros_like,
+        **{f"it is rounded to {n} decimals": lambda x, n=n: np.round(x, n) for n in range(9)},  # type: ignore[misc]
+    }
+    return next((words for words, f in functions.items() if all(pair.is_near(f(pair.right)) for pair in pairs)), "")
+
+
+def _along(pairs: Sequence[Pair]) -> str:
+    """The right numbers in other places of one axis."""
+    changes: dict[str, Callable[[NDArray, int], NDArray]] = {
+        "each {} has what stands at the other end: their order is reversed": np.flip,
+        "each {} has what the first one must have": lambda x, axis: np.broadcast_to(x.take([0], axis), x.shape),
+        "each {} has what the last one must have": lambda x, axis: np.broadcast_to(x.take([-1], axis), x.shape),
+        "each {} has what the one before it must have": lambda x, axis: np.roll(x, 1, axis),
+        "each {} has what the next one must have": lambda x, axis: np.roll(x, -1, axis),
+        "each {} has the average over all": lambda x, axis: np.broadcast_to(x.mean(axis, keepdims=True), x.shape),
+    }
+    for axis in range(pairs[0].right.ndim):
+        for words, change in changes.items():
+            if all(pair.is_near(change(pair.right, axis)) for pair in pairs):
+                return words.format(_thing(pairs[0], axis))
+    return ""
+
+
+def _sums(pairs: Sequence[Pair]) -> str:
+    """Of weights: the axis over which they sum to 1, in place of the last."""
+    if not all(np.allclose(pair.right.sum(-1), pair.right.any(-1)) for pair in pairs):
+        return ""
+    for axis in range(pairs[0].right.ndim - 1):
+        sums = [np.nansum(pair.made, axis) for pair in pairs]
+        if all(np.allclose(one[one != 0.0], 1.0) and (one != 0.0).any() for one in sums):
+            return f"weights sum to 1 over each {_thing(pairs[0], axis)}'s axis ({axis}), not over the keys"
+    return ""
+
+
+def _as_float32(pairs: Sequence[Pair]) -> str:
+    off = []
+    for pair in pairs:
+        if pair.right.dtype == bool or (np.isfinite(pair.made) != np.isfinite(pair.right)).any():
+            return ""
+        scale = np.abs(pair.right[np.isfinite(pair.right)]).max(initial=0.0)
+        off.append(float(np.nanmax(distance(pair.made, pair.right), initial=0.0) / (scale or 1.0)))
+    if max(off) <= FLOAT32[1] and sorted(off)[len(off) // 2] >= FLOAT32[0]:
+        return f"it is off by {max(off):.1g} of the largest number at most, as where something is computed in float32"
+    return ""
+
+
+def _thing(pair: Pair, axis: int) -> str:
+    """What stands along an axis, in a word."""
+    return AXES.get(pair.letters[axis], "channel")
+
+
+# Where --------------------------------------------------------------------------------------------------
+
+
+def location(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
+    """A sentence on where the wrong numbers are, in all cases; "" if none is true."""
+    with any_numbers:
+        pairs = _pairs(exercise, answers)
+        name = pairs[0].value.name if pairs else ""
+        tellers = (_in_calls, _in_places, _in_direction, _in_index) if pairs else ()
+        return next((f"{name}: {said}." for teller in tellers if (said := teller(pairs))), "")
+
+
+def _in_calls(pairs: Sequence[Pair]) -> str:
+    """In which calls it is wrong, by what an argument is."""
+    kinds: dict[str, Callable[[object], bool]] = {
+        "is None": lambda x: x is None,
+        "is given": lambda x: x is not None,
+        "is 0": lambda x: isinstance(x, (int, float)) and x == 0,
+        "has two axes": lambda x: isinstance(x, np.ndarray) and x.ndim == 2,
+        "is not the same for all": lambda x: isinstance(x, np.ndarray) and x.ndim == 1 and bool((x != x[0]).any()),
+    }
+    wrong = [pair.wrong.any() for pair in pairs]
+    for name in (argument.name for argument in pairs[0].arguments):
+        for words, is_one in kinds.items():
+            if wrong == [is_one(pair.named[name]) for pair in pairs] and not all(wrong):
+                return f"it is wrong where {name} {words}, and right in every other case"
+    return ""
+
+
+def _in_places(pairs: Sequence[Pair]) -> str:
+    """In which rows or elements it is wrong, by what they are."""
+    kinds: dict[str, Callable[[Pair], NDArray | None]] = {
+        "rows without an allowed key": lambda one: _rows(one, ~_mask(one).any(-1, keepdims=True)),
+        "excluded keys": lambda one: _rows(one, ~_mask(one)),
+        "padding": lambda one: _rows(one, np.asarray(one.named["padding"])[:, None, :, None]),
+        "items or queries of length 0": lambda one: _rows(one, _lengths(one) == 0),
+        "queries that stand before the first key or behind the last": lambda one: _rows(one, _outside(one)),
+    }
+    for words, places in kinds.items():
+        try:
+            there = [places(pair) for pair in pairs]
+        except (KeyError, TypeError, ValueError):  # the exercise has no such thing
+            continue
+        if all(one is not None and not (pair.wrong & ~one).any() for pair, one in zip(pairs, there, strict=True)):
+            return f"it is wrong in {words} alone"
+    return ""
+
+
+def _rows(pair: Pair, places: NDArray) -> NDArray:
+    return np.broadcast_to(places, pair.right.shape)
+
+
+def _mask(pair: Pair) -> NDArray:
+    """The allowed keys of a call whose result is of their shape."""
+    given = pair.named["allowed"]
+    assert isinstance(given, np.ndarray)
+    return given
+
+
+def _lengths(pair: Pair) -> NDArray:
+    lengths = np.asarray(pair.named["valid_lens"])
+    return lengths[:, None, None, None] if lengths.ndim == 1 else lengths[:, None, :, None]
+
+
+def _outside(pair: Pair) -> NDArray:
+    """Queries whose position is that of no key."""
+    position = np.asarray(pair.named["offsets"])[:, None] + np.arange(pair.right.shape[2])
+    return ((position < 0) | (position >= pair.right.shape[3]))[:, None, :, None]
+
+
+def _in_direction(pairs: Sequence[Pair]) -> str:
+    """Of masks: whether they let in too much, or too little."""
+    if pairs[0].right.dtype != bool:
+        return ""
+    if not any((pair.right & ~pair.made).any() for pair in pairs):
+        return "it lets in keys that it must exclude, and excludes none that it must let in"
+    if not any((~pair.right & pair.made).any() for pair in pairs):
+        return "it excludes keys that it must let in, and lets in none that it must exclude"
+    return ""
+
+
+def _in_index(pairs: Sequence[Pair]) -> str:
+    """The first along an axis is right, and all others are not; or the other way round."""
+    where = [pair for pair in pairs if pair.wrong.any()]
+    for axis in range(pairs[0].right.ndim):
+        others = tuple(other for other in range(pairs[0].right.ndim) if other != axis)
+        if any(pair.right.shape[axis] == 1 for pair in where):
+            continue
+        by_index = [pair.wrong.any(others) for pair in where]
+        thing = _thing(pairs[0], axis)
+        if all(not one[0] and one[1:].all() for one in by_index):
+            return f"the first {thing} is right, and every other one is wrong"
+        if all(not one[-1] and one[:-1].all() for one in by_index):
+            return f"the last {thing} is right, and every other one is wrong"
+    return ""
+
+
+__all__ = ["location", "relation"]

@@ -1,0 +1,125 @@
+"""What is wrong with the form of an array, in words: its shape, or its dtype. Shapes come before numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from typing import TypeAlias
+
+from numpy.typing import NDArray
+
+from mha.learn.bench import distance
+
+LOW = -1e4
+"""A number that stands for an excluded key where scores are added to it."""
+
+
+Compared: TypeAlias = tuple[NDArray, NDArray, NDArray]
+"""What was returned in a case, what must be, and the error allowed in it."""
+
+
+def of_shape(compared: Sequence[Compared], *, broadcasts: bool = False) -> str:
+    """What is wrong with a shape, in a sentence with what makes the right one of it, if one thing does in all cases.
+
+    Args:
+        compared: of each case in which the shape is wrong; the first is the one that is told.
+        broadcasts: whether any shape that broadcasts to the right one will do.
+
+    >>> import numpy as np
+    >>> right = np.zeros((2, 3, 5, 4))
+    >>> of_shape([(np.zeros((2, 5, 3, 4)), right, right)])
+    'has shape (2, 5, 3, 4); it must be (2, 3, 5, 4): axes 1 and 2 are exchanged'
+    >>> of_shape([(np.zeros((6, 5, 4)), right, right)])
+    'has shape (6, 5, 4); it must be (2, 3, 5, 4): axes 0 and 1 are joined'
+    """
+    array, wanted, _ = compared[0]
+    first, *others = [_changes(*one) for one in compared]
+    why = next((change for change in first if all(change in other for other in others)), "")
+    if broadcasts and array.ndim != wanted.ndim and "missing" not in why:
+        why = "axes are put side by side from the last one on"
+    must = "broadcast to" if broadcasts else "be"
+    return f"has shape {array.shape}; it must {must} {wanted.shape}{f': {why}' if why else _sizes(array, wanted, broadcasts)}"
+
+
+def _changes(array: NDArray, wanted: NDArray, allowed: NDArray) -> list[str]:
+    """Every one thing that makes the right shape, the likeliest first."""
+    return [*filter(None, [_exchanged(array, wanted, allowed)]), *_changed(array.shape, wanted.shape)]
+
+
+def _sizes(array: NDArray, wanted: NDArray, broadcasts: bool) -> str:
+    """The sizes that differ, if there are as many axes."""
+    if array.ndim != wanted.ndim:
+        return ""
+    different = [axis for axis in range(array.ndim) if array.shape[axis] != wanted.shape[axis]]
+    different = [axis for axis in different if not broadcasts or array.shape[axis] != 1]
+    return ": " + ", ".join(f"axis {axis} has size {array.shape[axis]}, not {wanted.shape[axis]}" for axis in different)
+
+
+def of_order(
+    names: Sequence[str], arrays: Sequence[NDArray], wanted: Sequence[NDArray], allowed: Sequence[NDArray]
+) -> str:
+    """A sentence, if arrays that are returned together are right in another order; else ""."""
+    for order in list(permutations(range(len(names))))[1:]:
+        pairs = [(arrays[i], wanted[n], allowed[n]) for n, i in enumerate(order)]
+        if all(a.shape == b.shape and bool((distance(a, b) <= error).all()) for a, b, error in pairs):
+            returned = [names[order.index(i)] for i in range(len(names))]
+            return f"what it returns is ({', '.join(returned)}); it must be ({', '.join(names)}): the order is another"
+    return ""
+
+
+def _exchanged(array: NDArray, wanted: NDArray, allowed: NDArray) -> str:
+    """Which axes are exchanged: by the numbers, else by the sizes if one order alone fits them."""
+    if sorted(array.shape) != sorted(wanted.shape):
+        return ""
+    fitting = [order for order in permutations(range(array.ndim)) if array.transpose(order).shape == wanted.shape]
+    right = [order for order in fitting if (distance(array.transpose(order), wanted) <= allowed).all()]
+    order = right[0] if right else fitting[0]
+    moved = [axis for axis, source in enumerate(order) if axis != source]
+    if not right and len(fitting) > 1:
+        return ""
+    if len(moved) == 2:
+        return f"axes {moved[0]} and {moved[1]} are exchanged"
+    return f"its axes stand in another order; transpose{order} puts them right"
+
+
+def _changed(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[str]:
+    """What one change of axes makes the right shape, the simplest first."""
+    for axis in range(len(wanted)):
+        if shape == wanted[:axis] + wanted[axis + 1 :]:
+            yield f"axis {axis} is missing"
+    for axis in range(len(shape)):
+        if shape[:axis] + shape[axis + 1 :] == wanted:
+            yield f"axis {axis} is one too many"
+    for axis in range(len(wanted) - 1):
+        if shape == _joined(wanted, axis):
+            yield f"axes {axis} and {axis + 1} are joined"
+    for axis in range(len(shape) - 1):
+        if wanted == _joined(shape, axis):
+            yield f"axes {axis} and {axis + 1} must be joined"
+    if len(shape) != len(wanted):
+        yield f"it must have {len(wanted)} ax{'e' if len(wanted) != 1 else 'i'}s"
+
+
+def _joined(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """A shape in which an axis and the next are one."""
+    return (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+
+
+def of_dtype(array: NDArray, wanted: NDArray) -> str:
+    """What is wrong with a dtype, in a sentence.
+
+    >>> import numpy as np
+    >>> of_dtype(np.zeros(2, np.float32), np.zeros(2))
+    'is float32; it must be float64: a step of yours makes float32 of it'
+    """
+    why = ""
+    if wanted.dtype == bool and array.dtype.kind == "f" and array.min(initial=0.0) < LOW:
+        why = ": it is a mask to be added to scores; True must say that a query may attend to a key"
+    elif wanted.dtype == bool:
+        why = ": these are numbers; True must say that a query may attend to a key"
+    elif array.dtype.kind == "f":
+        why = f": a step of yours makes {array.dtype} of it"
+    return f"is {array.dtype}; it must be {wanted.dtype}{why}"
+
+
+__all__ = ["of_dtype", "of_order", "of_shape"]
