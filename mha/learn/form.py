@@ -38,7 +38,8 @@ def of_shape(compared: Sequence[Compared], *, broadcasts: bool = False) -> str:
     if broadcasts and array.ndim != wanted.ndim and "missing" not in why:
         why = "axes are put side by side from the last one on"
     must = "broadcast to" if broadcasts else "be"
-    return f"has shape {array.shape}; it must {must} {wanted.shape}{f': {why}' if why else _sizes(array, wanted, broadcasts)}"
+    why = why or _sizes(array, wanted, broadcasts)
+    return f"has shape {array.shape}; it must {must} {wanted.shape}{f': {why}' if why else ''}"
 
 
 def _changes(array: NDArray, wanted: NDArray, allowed: NDArray) -> list[str]:
@@ -52,7 +53,7 @@ def _sizes(array: NDArray, wanted: NDArray, broadcasts: bool) -> str:
         return ""
     different = [axis for axis in range(array.ndim) if array.shape[axis] != wanted.shape[axis]]
     different = [axis for axis in different if not broadcasts or array.shape[axis] != 1]
-    return ": " + ", ".join(f"axis {axis} has size {array.shape[axis]}, not {wanted.shape[axis]}" for axis in different)
+    return ", ".join(f"axis {axis} has size {array.shape[axis]}, not {wanted.shape[axis]}" for axis in different)
 
 
 def of_order(
