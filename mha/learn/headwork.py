@@ -151,7 +151,12 @@ def wrong_cut(number: int, weights: dict[str, NDArray]) -> str:
     except SpecError as error:
         return f"{error} (kept {list(kept)})"
     _, mismatches = wanted.judge(Trace(output=made.output), "float64")
-    return f"{mismatches[0].message} (kept {list(kept)})" if mismatches else ""
+    if not mismatches:
+        return ""
+    _, right = cut(problem.config, problem.weights, kept)
+    others = [name for name, array in right.items() if not np.array_equal(weights[name], array)]
+    said = f"{', '.join(others)}: not what these heads have in the whole layer"
+    return f"{said}; {mismatches[0].message} (kept {list(kept)})"
 
 
 def share_of_time(number: int) -> float:

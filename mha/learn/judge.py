@@ -281,5 +281,7 @@ def _judge_heads(exercise: HeadsExercise, path: str, time_limit: float) -> Verdi
     found = place([arrays[""] for arrays in made])
     line = f"what is left by your order lies at {found:.2f}, where random orders are 0 and leaving each head out is 1"
     enough = found >= ENOUGH
-    line += "" if enough else f"; {ENOUGH:g} is enough"
+    line += (
+        "" if enough else f"; {ENOUGH:g} is enough{', and yours is worse than a random order' if found < 0.0 else ''}"
+    )
     return Verdict(exercise, "right" if enough else "wrong", line, printed=tried.printed)

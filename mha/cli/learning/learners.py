@@ -69,6 +69,7 @@ def check(
     """Judge the exercise NAME, or all whose files are in the folder."""
     from mha.learn.exercises import exercise
     from mha.learn.handout.folder import in_folder, there
+    from mha.learn.judge import judge
     from mha.learn.progress import Progress, to_json
 
     chosen = [in_folder(exercise(name), folder)] if name else there(folder, only)
@@ -76,7 +77,8 @@ def check(
     try:
         seen = {one: _saved(folder / one.file) for one in chosen}  # before they are read
         if name:
-            verdicts = [_one(console, chosen[0], folder, time_limit)]
+            verdicts = [judge(chosen[0], folder, time_limit=time_limit)]
+            _report(console, verdicts[0], folder)
         else:
             verdicts = list(_all(errors, chosen, folder, time_limit).verdicts)
             for verdict in verdicts:
@@ -175,19 +177,16 @@ def _all(errors: Console, chosen: Sequence[Exercise], folder: Path, time_limit: 
     return Progress(tuple(verdicts))
 
 
-def _one(console: Console, exercise: Exercise, folder: Path, time_limit: float) -> Verdict:
-    """Judge one exercise and print it in full."""
+def _report(console: Console, verdict: Verdict, folder: Path) -> None:
+    """One verdict in full; of a right one, what was learned and what comes next."""
     from mha.learn.handout.folder import there
-    from mha.learn.judge import judge
     from mha.learn.progress import after, learned
 
-    verdict = judge(exercise, folder, time_limit=time_limit)
     _print(console, verdict)
     if verdict.status == "right":
-        following = after(exercise, there(folder), folder)
-        say(console, f"Learned: {learned(exercise)}")
+        following = after(verdict.exercise, there(folder), folder)
+        say(console, f"Learned: {learned(verdict.exercise)}")
         say(console, f"Next: {_about(following)}, in {following.file}" if following else "What is left:  mha learn")
-    return verdict
 
 
 def _print(console: Console, verdict: Verdict) -> None:
@@ -230,6 +229,8 @@ def _watch(
     """Judge what was saved since it was seen, until an interrupt; the last verdict on each exercise."""
     import time
 
+    from mha.learn.judge import judge
+
     console.print("Watching; Ctrl-C ends it.", style="dim")
     last = {verdict.exercise: verdict for verdict in verdicts}
     try:
@@ -238,7 +239,8 @@ def _watch(
             for exercise, before in seen.items():
                 if (now := _saved(folder / exercise.file)) != before:
                     seen[exercise] = now
-                    last[exercise] = _one(console, exercise, folder, time_limit)  # what is printed is what counts
+                    last[exercise] = judge(exercise, folder, time_limit=time_limit)  # what is printed is what counts
+                    _report(console, last[exercise], folder)
     except KeyboardInterrupt:
         console.print()
     return list(last.values())

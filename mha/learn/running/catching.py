@@ -97,7 +97,7 @@ def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
     shows = Shown(problem)
     number, total = shows.all()
     is_caught = shows.by(select((bug,))[0])
-    first = "caught" if is_caught else "not caught: its output is the right one"
+    first = "caught" if is_caught else "not caught: the hidden bug changes nothing in it"
     return is_caught and number >= target, f"{first}; your call shows {number} of {total} bugs; {target} is the level's"
 
 

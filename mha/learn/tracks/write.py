@@ -59,11 +59,13 @@ TWO_HEADS = AttentionConfig(4, 2, bias=True)
 KEY_HEADS = Value("keys", "float64 (B, H, Lk, d)", lambda state: state.heads_of("keys"))
 SCALE = Value("scale", "float", lambda state: state.config.softmax_scale)
 QUERIES = Value("queries", "float64 (B, H, Lq, d)", "queries")
-SCORES = Value("scores", "float64 (B, H, Lq, Lk)", "scores")
+SCORES = Value("scores", "float64 (B, H, Lq, Lk), of any size", "scores")
 ALLOWED = Value("allowed", "bool (B, H, Lq, Lk): True = the query may attend to the key", "allowed")
 QUERY_LEN = Value("query_len", "int: Lq", lambda state: state.sizes.query_len)
 KEY_LEN = Value("key_len", "int: Lk", lambda state: state.sizes.key_len)
-OFFSETS = Value("offsets", "int64 (B,): query i of item b stands at position offsets[b] + i", offsets)
+OFFSETS = Value(
+    "offsets", "int64 (B,), 0 or more or negative: query i of item b stands at position offsets[b] + i", offsets
+)
 MASK = Value("allowed", "bool, anything that broadcasts to (B, H, Lq, Lk): True = may attend", "allowed")
 WEIGHTS = Value("weights", "float64 (B, H, Lq, Lk)", "weights")
 NUM_HEADS = Value("num_heads", "int: H", lambda state: state.config.num_heads)
@@ -170,7 +172,7 @@ EXERCISES = (
         task="Bound scores smoothly by the softcap c: c * tanh(score / c). Without one (None) they stay as they are.",
         rules=("softcap",),
         arguments=(
-            Value("scores", "float64 (B, H, Lq, Lk), scaled", "similarity"),
+            Value("scores", "float64 (B, H, Lq, Lk), scaled, of any size", "similarity"),
             Value("softcap", "float, or None", lambda state: state.config.softcap),
         ),
         returned=(Value("capped", "float64 (B, H, Lq, Lk)", "capped"),),
@@ -184,7 +186,7 @@ EXERCISES = (
         task="Say which keys lengths allow: key j iff j < its length. Lengths are (B,), or (B, Lq), one a query.",
         rules=("valid-lens",),
         arguments=(
-            Value("valid_lens", "integers (B,) or (B, Lq)", lambda state: state.inputs.mask.valid_lens),
+            Value("valid_lens", "integers (B,) or (B, Lq), from 0 to Lk", lambda state: state.inputs.mask.valid_lens),
             QUERY_LEN,
             KEY_LEN,
         ),

@@ -57,7 +57,7 @@ def test_start_writes_and_says_where_to_begin(tmp_path):
 
 def test_exit_statuses(folder):
     done = learn("check", "softmax", "--folder", folder)
-    assert (done.exit_code, "equal within the float64 bound in 5 cases" in done.output) == (0, True)
+    assert (done.exit_code, "equal within the float64 bound in 6 cases" in done.output) == (0, True)
     (folder / "write" / "split.py").write_text("")
     no_answer = learn("check", "--folder", folder)
     assert no_answer.exit_code == 2

@@ -120,7 +120,7 @@ def test_a_hint_goes_deeper_level_by_level(write):
     assert "mask-after-softmax" not in levels[0]
     assert "The mask is applied after the softmax, so the rest no longer sums to 1." in levels[1]
     assert "maximum-missing: No maximum is subtracted" in levels[1]
-    assert "In 4 of the 174 wrong rows both show, and what they give together is not known." in levels[1]
+    assert "In 4 of the 204 wrong rows both show, and what they give together is not known." in levels[1]
     assert "What to change" not in levels[1]
     assert "What to change: Exclude keys exactly" in levels[2]
     assert "def softmax(scores" not in levels[2]

@@ -83,7 +83,9 @@ def test_a_call_that_shows_the_hidden_bug_must_show_as_many_as_the_level_asks(wr
     assert (verdict.status, int(number[1]) < 80) == ("wrong", True)
     assert "never asks: gradients: a cotangent among the inputs (52), a keep-mask" in hint(one, folder, 2, "numpy")
     assert judge(*write("catch-1", CATCH)).status == "right"
-    assert judge(*write("catch-8", CATCH)).line.startswith("not caught: its output is the right one; your call shows ")
+    assert judge(*write("catch-8", CATCH)).line.startswith(
+        "not caught: the hidden bug changes nothing in it; your call shows "
+    )
 
 
 @pytest.mark.same_on_newest  # it computes in NumPy alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -112,8 +113,33 @@ def test_the_reference_itself_is_right(one):
     assert verdict.status == "right", verdict.line
 
 
-def test_an_exercise_has_four_to_six_cases():
-    assert {one.name: len(one.cases) for one in STEPS if not 4 <= len(one.cases) <= 6} == {}
+def test_an_exercise_has_four_to_seven_cases():
+    assert {one.name: len(one.cases) for one in STEPS if not 4 <= len(one.cases) <= 7} == {}
+
+
+def kinds_of(one):
+    """What a learner must expect in the calls of an exercise -> a word of it that the file must have."""
+    for place in bench(one).places:
+        for argument, value in zip(one.arguments, place.arguments, strict=True):
+            array = np.asarray(value if value is not None else 0.0)
+            if value is None:
+                yield f"{argument.name} is None", f"{argument.name}: {argument.about}", "None"
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                yield f"{argument.name} is not finite", text_of(one), "NaN"
+            if array.dtype.kind == "f" and np.abs(array[np.isfinite(array)]).max(initial=0.0) > 700:
+                yield f"exp({argument.name}) overflows", f"{argument.name}: {argument.about}", "any size"
+            if array.dtype.kind in "iu" and array.ndim and (array < 0).any():
+                yield f"{argument.name} is negative", f"{argument.name}: {argument.about}", "negative"
+            if array.dtype.kind in "iu" and array.ndim and (array == 0).any():
+                yield f"{argument.name} is 0", f"{argument.name}: {argument.about}", "0"
+            if argument.name == "allowed" and not array.any(-1).all():
+                yield "a row without a key", text_of(one), "no (allowed )?key"
+
+
+@pytest.mark.parametrize("one", STEPS, ids=lambda one: one.name)
+def test_no_case_has_anything_that_the_file_does_not_mention(one):
+    for kind, text, word in kinds_of(one):
+        assert re.search(word, text), f"{one.name}: {kind}"
 
 
 def test_there_are_as_many_exercises_as_the_tracks_have():
