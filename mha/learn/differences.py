@@ -73,8 +73,10 @@ def _letters(value: Value, ndim: int) -> tuple[str, ...]:
 
 
 def _pairs(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> list[Pair]:
-    """Those of one name, the first that is wrong somewhere."""
+    """Those of one name, the first that is wrong somewhere; none where a case has no answer."""
     places = bench(exercise).places
+    if len(answers) != len(places):
+        return []
     for number, value in enumerate(exercise.returned):
         found = []
         for place, answer in zip(places, answers, strict=True):
