@@ -163,6 +163,8 @@ class LayerExercise(Exercise):
     Args:
         subject: the name in the file that is judged.
         first: the ids of the cases that come first; the others follow where these are right.
+        own: cases that are in no table.
+        has_state: whether it is an object, which is asked sequences of calls too.
         code: what its file begins with.
         tiny: a call that can be followed by hand; its numbers stand in the file.
         returned: by a call.
@@ -170,6 +172,8 @@ class LayerExercise(Exercise):
 
     subject: str
     first: tuple[str, ...]
+    own: tuple[Case, ...] = ()
+    has_state: bool = False
     code: str
     tiny: Case
     returned: tuple[Value, ...] = (Value("output", "float64 (B, Lq, Do)", "output"),)

@@ -231,7 +231,7 @@ def _judge_catch(exercise: CatchExercise, path: str, time_limit: float) -> Verdi
 
 
 def _judge_layer(exercise: LayerExercise, path: str) -> Verdict:
-    found: Layered = judged(exercise.dialect, path, exercise.subject, exercise.first)
+    found: Layered = judged(exercise.dialect, path, exercise.subject, exercise.name)
     if found.reason:
         return Verdict(exercise, "no answer", found.reason, printed=found.printed)
     result = found.result

@@ -73,7 +73,7 @@ def minutes(exercise: Exercise) -> str:
 def _heading(exercise: Exercise) -> str:
     if isinstance(exercise, CatchExercise):
         return CATCH_IMPORTS
-    if isinstance(exercise, LayerExercise) and exercise.subject == "Subject":
+    if isinstance(exercise, LayerExercise) and exercise.has_state:
         return OBJECT_IMPORTS
     return DIALECTS[exercise.dialect].heading
 

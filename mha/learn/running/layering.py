@@ -13,7 +13,8 @@ from typing import Any
 
 from conformance.bounds.precision import Precision
 from conformance.case_unit import CaseUnit
-from conformance.cases.table import all_cases, select
+from conformance.cases.sequence import Asked
+from conformance.cases.table import all_cases, all_sequences, select
 from conformance.diagnosis.diagnose import diagnose
 from conformance.judging.result import Result
 from conformance.subjects.load import LoadedSubject, load_subject
@@ -21,6 +22,8 @@ from conformance.workers.described import RemoteSubject
 from conformance.workers.execute import call
 from conformance.workers.interpreters import Settings
 from conformance.zoo.bug import Bug
+from mha.learn.exercise import LayerExercise
+from mha.learn.exercises import exercise
 from mha.learn.running.attempt import Beginning, Unfit, captured, found
 from mha.learn.running.workshop import ask, home
 from mha_core import AttentionConfig, AttentionInputs
@@ -51,12 +54,12 @@ class Layered:
     printed: str = ""
 
 
-def judged(dialect: str, path: str, subject: str, first: tuple[str, ...]) -> Layered:
-    """Judge the first cases, and the others where these are right; it ends at the first that is not."""
+def judged(dialect: str, path: str, subject: str, name: str) -> Layered:
+    """Judge the first cases of an exercise, and the others where these are right; it ends at the first that is not."""
     reason, printed = ask(dialect, 30.0 * SECONDS, prepared, path, subject)
     if reason:
         return Layered(reason=reason, printed=printed)
-    layered: Layered = call(Settings(), _judged, _remote(dialect, path, subject), first)
+    layered: Layered = call(Settings(), _judged, _remote(dialect, path, subject), name)
     return replace(layered, printed=ask(dialect, SECONDS, printed_by, path))
 
 
@@ -91,16 +94,18 @@ def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
 # In a process of ours ------------------------------------------------------------------------------------
 
 
-def _judged(subject: RemoteSubject, first: tuple[str, ...]) -> Layered:
+def _judged(subject: RemoteSubject, name: str) -> Layered:
+    one = exercise(name)
+    assert isinstance(one, LayerExercise)
     right = unsupported = 0
-    order = {id: number for number, id in enumerate(first)}
     full = [case.id for case in all_cases() if min(case.batch, case.query_len, case.key_len)]  # no empty arrays
-    cases = sorted(full, key=lambda id: order.get(id, len(order)))
-    for id, result in zip(cases, CaseUnit(subject, tuple(cases)).run(0), strict=True):
+    sequences = [sequence.id for sequence in all_sequences()] if one.has_state else []
+    cases: tuple[str | Asked, ...] = (*one.first, *one.own, *(id for id in full if id not in one.first), *sequences)
+    for case, result in zip(cases, CaseUnit(subject, cases).run(0), strict=True):
         assert result is not None
         if result.status == "unsupported":
             unsupported += 1
-            if id in first:
+            if case in one.first:
                 return Layered(result, right, unsupported)
         elif result.status != "equal":
             return Layered(result, right, unsupported)

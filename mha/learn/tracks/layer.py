@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.cases.case import Case
-from conformance.cases.parts import fixed
+from conformance.cases.parts import case, fixed, poison_past
 from mha.learn.exercise import LayerExercise, Value
 from mha.learn.tracks.write import NUM_HEADS, tiny
 from mha_core import AttentionConfig
@@ -80,6 +80,15 @@ def _example(num_kv_heads: int = 2, **sizes: Any) -> Case:
     return tiny(AttentionConfig(2, 2, num_kv_heads=num_kv_heads), mask=fixed(causal=True), **sizes)[1]
 
 
+_PADDED_PAST = case(
+    "past-padded-alone",
+    "NaN in the unused rows of a cache",
+    key_len=16,
+    past_len=9,
+    valid_lens=[14, 7],
+    change=poison_past,
+)
+
 _ANSWER = ("mha_core.reference.pipeline:run_state", "mha_core.reference.forward:softmax")
 
 EXERCISES = (
@@ -105,6 +114,7 @@ EXERCISES = (
         first=("prime", "no-bias", "grouped-heads", "multi-query", "ragged-square", "scale"),
         arguments=(*_ARGUMENTS, _GROUPS),
         tiny=_example(num_kv_heads=1),
+        has_state=True,
         code=_OBJECT,
         answer=_ANSWER,
         answer_in=("layers:MultiHeadAttention.stages",),
@@ -118,6 +128,7 @@ EXERCISES = (
         first=("prime", "past", "causal", "valid-lens", "ragged-square", "nan-in-padding"),
         arguments=(*_ARGUMENTS, *_PAST),
         tiny=_example(past_len=1),
+        own=(_PADDED_PAST,),
         code=_DECODING,
         answer=(*_ANSWER, "mha_core.reference.forward:after_past"),
         answer_in=("ops.attention:after_past",),
