@@ -31,6 +31,9 @@ from mha_core.backend import Run
 from mha_core.errors import SpecError, shown
 from mha_core.weights import Weights
 
+EMPTY = "sequence-empty"
+"""Calls with empty arrays, which no exercise asks for."""
+
 SECONDS = 10.0
 """Seconds that one case may take."""
 
@@ -99,7 +102,7 @@ def _judged(subject: RemoteSubject, name: str) -> Layered:
     assert isinstance(one, LayerExercise)
     right = unsupported = 0
     full = [case.id for case in all_cases() if min(case.batch, case.query_len, case.key_len)]  # no empty arrays
-    sequences = [sequence.id for sequence in all_sequences()] if one.has_state else []
+    sequences = [sequence.id for sequence in all_sequences() if sequence.id != EMPTY] if one.has_state else []
     cases: tuple[str | Asked, ...] = (*one.first, *one.own, *(id for id in full if id not in one.first), *sequences)
     for case, result in zip(cases, CaseUnit(subject, cases).run(0), strict=True):
         assert result is not None
