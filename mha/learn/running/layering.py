@@ -13,6 +13,7 @@ from typing import Any
 
 from conformance.bounds.precision import Precision
 from conformance.case_unit import CaseUnit
+from conformance.cases.case import Case
 from conformance.cases.sequence import Asked
 from conformance.cases.table import all_cases, all_sequences, select
 from conformance.diagnosis.diagnose import diagnose
@@ -30,9 +31,6 @@ from mha_core import AttentionConfig, AttentionInputs
 from mha_core.backend import Run
 from mha_core.errors import SpecError, shown
 from mha_core.weights import Weights
-
-EMPTY = "sequence-empty"
-"""Calls with empty arrays, which no exercise asks for."""
 
 SECONDS = 10.0
 """Seconds that one case may take."""
@@ -101,8 +99,12 @@ def _judged(subject: RemoteSubject, name: str) -> Layered:
     one = exercise(name)
     assert isinstance(one, LayerExercise)
     right = unsupported = 0
-    full = [case.id for case in all_cases() if min(case.batch, case.query_len, case.key_len)]  # no empty arrays
-    sequences = [sequence.id for sequence in all_sequences() if sequence.id != EMPTY] if one.has_state else []
+    full = [case.id for case in all_cases() if _is_full(case)]
+    sequences = [
+        sequence.id
+        for sequence in (all_sequences() if one.has_state else ())
+        if all(_is_full(case) for step in sequence.steps() for case in (step.case, step.beside) if case is not None)
+    ]
     cases: tuple[str | Asked, ...] = (*one.first, *one.own, *(id for id in full if id not in one.first), *sequences)
     for case, result in zip(cases, CaseUnit(subject, cases).run(0), strict=True):
         assert result is not None
@@ -115,6 +117,11 @@ def _judged(subject: RemoteSubject, name: str) -> Layered:
         else:
             right += 1
     return Layered(None, right, unsupported)
+
+
+def _is_full(case: Case) -> bool:
+    """Whether no array is empty: no exercise asks for empty ones."""
+    return min(case.batch, case.query_len, case.key_len) > 0
 
 
 def explained(subject: RemoteSubject, first: tuple[str, ...]) -> tuple[tuple[Bug, ...], ...]:
