@@ -16,7 +16,7 @@ class LinenMultiHeadDotProductAttention(Native):
     id = "linen"
     path = "flax.linen.MultiHeadDotProductAttention"
     framework = "jax"
-    others = ("flax", "flax.linen", "jax", "nn.MultiHeadDotProductAttention", "MultiHeadDotProductAttention")
+    others = ("flax", "flax.linen", "jax", "flax.linen.MultiHeadAttention")
     imports = ("import flax.linen as nn", "import jax", "import jax.numpy as jnp")
     holder = "variables"
     layers = ("backends.jax.native.subjects:LinenMultiHead*", "backends.jax.native.subjects:LinenDotProduct*")
