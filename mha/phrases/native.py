@@ -78,6 +78,7 @@ class Native(ABC):
         positional: how many of `called_with` may be given by position.
         method: what is called after the layer's name: "" for the layer itself, "apply".
         is_function: whether it is a function of heads: the projections are the caller's.
+        true_means: what True means in its masks; "" if it has none of True and False.
     """
 
     id: ClassVar[str]
@@ -96,6 +97,7 @@ class Native(ABC):
     positional: ClassVar[int] = 3
     method: ClassVar[str] = ""
     is_function: ClassVar[bool] = False
+    true_means: ClassVar[str] = "may attend"
 
     @property
     def title(self) -> str:

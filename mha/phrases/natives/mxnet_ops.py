@@ -12,13 +12,14 @@ class MxnetInterleaved(Native):
     """What Sockeye and GluonNLP build their layers from."""
 
     id = "mxnet"
-    path = "mx.nd.contrib.interleaved_matmul_encdec_qk"
+    path = "mxnet.nd.contrib.interleaved_matmul_encdec_qk"
     framework = "mxnet"
     others = ("gluon", "mxnet.gluon", "mx.nd.contrib", "mx.gluon")
     imports = ("import mxnet as mx",)
     dtypes = ("float32",)
     layers = ("backends.mxnet.native.subjects:Interleaved*",)
     is_function = True
+    true_means = ""
     lacks = {
         "grouped": Lack(
             "has none: the operators know one number of heads. Repeat the keys and values of each group.",

@@ -53,6 +53,7 @@ class TorchMultiheadAttention(Native):
         "is_causal",
     )
     positional = 8
+    true_means = "ignore"
 
     def make(self, making: Making) -> list[str]:
         """In eval(), or in train() where dropout is to act."""
