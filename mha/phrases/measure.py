@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +22,8 @@ PACKAGES = ("torch", "keras", "tensorflow", "jax", "flax", "mxnet")
 PAIR = Making(kv_heads="G"), STATEMENTS["padding-causal"][1]
 """What a pair is judged on; fewer heads of keys where both have them."""
 
-Numbers = dict[str, Any]
+Numbers = list[float]
+"""The worst error / allowed error, and the largest error."""
 
 
 def of_native(native: Native) -> dict[str, dict[str, Numbers]]:
@@ -47,11 +50,7 @@ def of_pair(old: Native, new: Native) -> Numbers:
 
 def numbers(outcome: running.Outcome) -> Numbers:
     """An outcome for a file; two digits are enough to be read."""
-    return {
-        "equal": outcome.equal,
-        "ratio": float(f"{outcome.ratio:.1e}"),
-        "distance": float(f"{outcome.distance:.1e}"),
-    }
+    return [float(f"{number:.1e}") for number in (outcome.ratio, outcome.distance)]
 
 
 @cache
@@ -61,17 +60,20 @@ def recorded() -> dict[str, Any]:
     return found
 
 
-def verdict(native: Native, concept: str) -> str:
-    """What was measured of one statement, in words; "" if nothing was."""
-    found = recorded()["said"][native.id].get(concept)
-    if found is None:
-        return ""
-    parts = []
-    equal = [dtype for dtype, one in found.items() if one["equal"]]
-    if equal:
-        parts.append(f"equal in {' and '.join(equal)}")
-    parts += [f"off by {one['distance']:.0e} in {dtype}" for dtype, one in found.items() if not one["equal"]]
-    return ", ".join(parts)
+def verdict(found: Mapping[str, Numbers]) -> str:
+    """Dtype -> what came out, in words.
+
+    >>> verdict({"float64": [4e5, 1.8e-8], "float32": [0.04, 4e-7]})
+    'equal in float32, off by 2e-08 in float64'
+    """
+    equal = [dtype for dtype, (ratio, _) in found.items() if ratio <= 1]
+    parts = [f"equal in {' and '.join(equal)}"] if equal else []
+    return ", ".join(parts + [f"off by {found[dtype][1]:.0e} in {dtype}" for dtype in found if dtype not in equal])
+
+
+def verdict_of(native: Native, concept: str) -> str:
+    """What was measured of one statement; "" if nothing was."""
+    return verdict(recorded()["said"][native.id].get(concept, {}))
 
 
 def main() -> None:
@@ -84,7 +86,8 @@ def main() -> None:
             for old in NATIVES.values()
         },
     }
-    MEASURED.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+    text = re.sub(r"\[\s+([^\s,]+),\s+(\S+)\s+\]", r"[\1, \2]", json.dumps(whole, indent=1))
+    MEASURED.write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from packaging.version import Version
 
 from mha.phrases.moving import CANONICAL, NAMES, moves, names
 from mha.phrases.native import Native
@@ -266,16 +268,12 @@ def is_lacking(native: Native, concept: str) -> bool:
         try:
             return set(inspect.signature(function).parameters)
         except ValueError:  # built in: its text has them
-            return set(_words(function.__doc__ or ""))
+            return set(re.findall(r"\w+", (function.__doc__ or "").partition("->")[0]))
+
+    def before(package: str, release: str) -> bool:
+        return Version(metadata.version(package)) < Version(release)
 
     with scope(native, "float32"):
-        space: Space = {"names": names_of}
-        extra = ["import flax"] if native.framework == "jax" else []
-        execute([*native.imports, *extra], space)
+        space: Space = {"names": names_of, "before": before}
+        execute(native.imports, space)
         return bool(eval(native.lacks[concept].shown_by, space))
-
-
-def _words(text: str) -> list[str]:
-    import re
-
-    return re.findall(r"\w+", text.partition("->")[0])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,9 @@ class Lack:
 
     Attributes:
         words: what is missing, and what there is in its place.
-        shown_by: an expression that is True with the installed release if it is missing; it may use `names`,
-            a function from a callable of the framework to the names of its arguments.
+        shown_by: an expression that is True with the installed release if that is so; it may use `names`, from a
+            callable of the framework to the names of its arguments, and `before`, from a package and a release to
+            whether an older one is installed.
     """
 
     words: str
@@ -122,21 +123,6 @@ class Held:
 
     lines: tuple[str, ...]
     axes: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Read:
-    """A layer's construction and call in somebody's file, as they were found.
-
-    Attributes:
-        making, calling: what could be read; None for the one that is not there.
-        notes: what the reader had to suppose, or what has no place in either.
-    """
-
-    making: Making | None
-    calling: Calling | None
-    notes: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
 
 
 CONCEPTS: Mapping[str, str] = {

@@ -24,8 +24,8 @@ class NnxMultiHeadAttention(Native):
             "'bias' not in names(nnx.MultiHeadAttention.__call__)",
         ),
         "grouped": Lack(
-            "has none in flax 0.12.0, where num_kv_heads is no argument; newer releases have it (0.12.8 does).",
-            "'num_kv_heads' not in names(nnx.MultiHeadAttention) or flax.__version__ >= '0.12.1'",
+            "has none before flax 0.12.6, where num_kv_heads= came. Before it, repeat the keys' kernels of each group.",
+            "('num_kv_heads' in names(nnx.MultiHeadAttention)) is not before('flax', '0.12.6')",
         ),
     }
     words = {
