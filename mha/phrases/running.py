@@ -53,17 +53,25 @@ class Outcome:
 
 
 def arrays() -> dict[str, NDArray]:
-    """The arrays of the call, in float64 and bool; every query may attend to something, whatever masks are combined."""
+    """The arrays of the call, in float64 and bool; every query may attend to something, whatever masks are combined.
+
+    valid, allowed and added are those of the page; by_item (B, Lq, Lk), by_head (B, H, Lq, Lk), and padded and closed, in
+    which True means the other thing, are what others call with.
+    """
     rng = np.random.default_rng(0)
-    batch, queries, keys, width = (SIZES[name] for name in ("B", "Lq", "Lk", "E"))
-    valid, allowed = rng.random((batch, keys)) < 0.6, rng.random((queries, keys)) < 0.6
-    valid[:, 0] = allowed[:, 0] = True
+    batch, queries, keys, width, heads = (SIZES[name] for name in ("B", "Lq", "Lk", "E", "H"))
+    shapes = {"valid": (batch, keys), "allowed": (queries, keys), "by_item": (batch, queries, keys)}
+    shapes["by_head"] = (batch, heads, queries, keys)
+    masks = {name: rng.random(shape) < 0.6 for name, shape in shapes.items()}
+    for mask in masks.values():
+        mask[..., 0] = True
     return {
         "queries": rng.normal(size=(batch, queries, width)),
         "keys": rng.normal(size=(batch, keys, width)),
         "values": rng.normal(size=(batch, keys, width)),
-        "valid": valid,
-        "allowed": allowed,
+        **masks,
+        "padded": ~masks["valid"],
+        "closed": ~masks["allowed"],
         "added": rng.normal(size=(queries, keys)),
     }
 
@@ -79,14 +87,10 @@ def judged(making: Making, calling: Calling, dtype: str, found: Mapping[str, Any
     """Output, and weights where they were asked for, against what the definition gives."""
     config, weights = weights_of(making)
     given = arrays()
-    allowed = [
-        mask
-        for mask in (
-            given["valid"][:, None, None, :] if calling.padding else None,
-            given["allowed"][None, None] if calling.allowed else None,
-        )
-        if mask is not None
-    ]
+    allowed: list[NDArray] = []
+    for one in calling.masks:
+        array = given[one.text] if one.attend else ~given[one.text]
+        allowed.append(np.expand_dims(array, [index for index, axis in enumerate("bhqk") if axis not in one.axes]))
     mask = AttentionMask(
         allowed=np.logical_and.reduce(np.broadcast_arrays(*allowed)) if allowed else None,
         bias=given["added"].astype(dtype) if calling.added else None,

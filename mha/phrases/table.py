@@ -101,10 +101,12 @@ def common(old: Native, new: Native, making: Making) -> Making:
 
 def warnings_of(native: Native, concept: str) -> list[Deviation]:
     """Where the layer does not follow the rules that the concept is about; each thing once."""
-    found: dict[tuple[str, str], Deviation] = {}
+    found: dict[str, Deviation] = {}
+    reasons: set[tuple[str, str]] = set()
     for entry in deviations_of(native):
-        if rule_of(entry) in RULES.get(concept, ()):
-            found.setdefault((entry.definition, entry.reason), entry)
+        if rule_of(entry) in RULES.get(concept, ()) and (entry.definition, entry.reason) not in reasons:
+            found.setdefault(entry.summary, entry)
+            reasons.add((entry.definition, entry.reason))
     return list(found.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from conformance.deviations.entry import Deviation
@@ -125,7 +126,8 @@ def translated(source: Source, new: Native, found: Translation) -> Iterator[str]
             yield from (f"  - {sentence}" for sentence in sentences)
     if found.carried:
         yield ""
-        yield f"Its weights, from your layer (old), with `import numpy as np`:"
+        with_numpy = ", with `import numpy as np`" if any(re.search(r"\bnp\.", line) for line in found.carried) else ""
+        yield f"Its weights, from your layer (old){with_numpy}:"
         yield from (f"  {line}" for line in found.carried)
     if found.warnings:
         yield ""

@@ -49,10 +49,14 @@ def translate(source: Source, new: Native) -> Translation:
     needed = lacking(source.making, source.calling)
     making, calling = new.expressible(source.making, source.calling)
     made = _with_arrays(new.make(making), calling)
-    missing = [f"{_asked(concept, source)}: {new.lacks[concept].words}" for concept in needed if concept in new.lacks]
+    missing = [
+        f"{_asked(concept, source)}: {new.title} {new.lacks[concept].words}" for concept in needed if concept in new.lacks
+    ]
     missing += [f"{text} of {source.native.path} is not carried over" for text in source.left]
     out = () if source.native.is_function else tuple(carried(source.native, new, making, ("old", new.holder)))
     notes = list(source.notes)
+    if making.dropout and not calling.training and "dropout" not in new.lacks:
+        notes.append(f"the call is written for evaluation. {new.words['dropout']}")
     if "grouped" in needed and "grouped" in new.lacks:
         out = ()
     warned: dict[str, Deviation] = {}

@@ -224,7 +224,7 @@ def section(phrase: Phrase) -> list[str]:
             here = [use for use in uses(dialect) if (short(use.place), use.step) == (place, step)]
             said = dict.fromkeys(use.text for use in here if use.name in phrase.calls)
             if not said and place == "plain":  # another way of saying it, which belongs to other phrases
-                said = dict.fromkeys(use.text for use in here[-1:])
+                said = dict.fromkeys(use.text for use in here)
             if said:
                 rows.append([label, "<br>".join(map(code, said))])
         lines += [table([f"`{step}`", f"as {'the plain edition' if place == 'plain' else place} has it"], rows), ""]

@@ -51,8 +51,8 @@ class JaxDotProductAttention(Native):
         "@jax.jit",
         "def attend(params, queries, keys, values):",
         "    arrays = zip('qkv', (queries, keys, values))",
-        "    q, k, v = (jnp.einsum('ble,ehd->blhd', x, params[n]) + params[f'{n}_bias'] for n, x in arrays)",
-        "    heads = jax.nn.dot_product_attention(q, k, v)",
+        "    split = (jnp.einsum('ble,ehd->blhd', x, params[n]) + params[f'{n}_bias'] for n, x in arrays)",
+        "    heads = jax.nn.dot_product_attention(*split)",
         "    return jnp.einsum('blhd,hde->ble', heads, params['o']) + params['o_bias']",
         "output = attend(params, queries, keys, values)",
     )
@@ -87,7 +87,7 @@ class JaxDotProductAttention(Native):
         """Project, attend, project."""
         arrays = {"q": calling.queries, "k": calling.keys, "v": calling.values}
         lines = [
-            f"{name} = jnp.einsum('ble,ehd->blhd', {x}, params['{name}'])"
+            f"{name}h = jnp.einsum('ble,ehd->blhd', {x}, params['{name}'])"
             + (f" + params['{name}_bias']" if making.bias else "")
             for name, x in arrays.items()
         ]
@@ -100,7 +100,7 @@ class JaxDotProductAttention(Native):
         }
         return [
             *lines,
-            f"heads = {call_of('jax.nn.dot_product_attention', 'q', 'k', 'v', **given)}",
+            f"heads = {call_of('jax.nn.dot_product_attention', 'qh', 'kh', 'vh', **given)}",
             "output = jnp.einsum('blhd,hde->ble', heads, params['o'])" + (" + params['o_bias']" if making.bias else ""),
         ]
 
@@ -111,9 +111,8 @@ class JaxDotProductAttention(Native):
 
     def write(self, making: Making, new: str) -> Held:
         """A new dict."""
-        have = names(making)
-        pairs = f"zip(({_quoted(have)}), ({', '.join(have)}))"
-        return Held((f"{new} = {{name: jnp.asarray(x) for name, x in {pairs}}}",), AXES)
+        rows = [f"    '{name}': jnp.asarray({name})," for name in names(making)]
+        return Held((f"{new} = {{", *rows, "}"), AXES)
 
     def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
         arrays = [given.need(name) for name in ("query", "key", "value")]

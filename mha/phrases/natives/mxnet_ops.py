@@ -69,10 +69,10 @@ class MxnetInterleaved(Native):
         """Time first, then items first again."""
         heads = making.heads
         arrays = {"q": calling.queries, "k": calling.keys, "v": calling.values}
-        lines = [f"{name} = layer['{name}']({x}.swapaxes(0, 1))" for name, x in arrays.items()]
+        lines = [f"{name}h = layer['{name}']({x}.swapaxes(0, 1))" for name, x in arrays.items()]
         lines += [
-            f"kv = mx.nd.stack(*(x.reshape((0, 0, {heads}, -1)) for x in (k, v)), axis=3).reshape((0, 0, -1))",
-            f"scores = mx.nd.contrib.interleaved_matmul_encdec_qk(q, kv, heads={heads})",
+            f"kv = mx.nd.stack(*(x.reshape((0, 0, {heads}, -1)) for x in (kh, vh)), axis=3).reshape((0, 0, -1))",
+            f"scores = mx.nd.contrib.interleaved_matmul_encdec_qk(qh, kv, heads={heads})",
         ]
         added = [_rows(_closed(mask), mask.axes, heads) for mask in calling.masks]
         if calling.added:
@@ -106,11 +106,14 @@ class MxnetInterleaved(Native):
 
     def write(self, making: Making, new: str) -> Held:
         """In place."""
-        lines = ["for name, x in zip('qkvo', (q, k, v, o)):", f"    {new}[name].weight.set_data(mx.nd.array(x))"]
+        lines = [
+            "for name, array in zip('qkvo', (q, k, v, o)):",
+            f"    {new}[name].weight.set_data(mx.nd.array(array))",
+        ]
         if making.bias:
             lines += [
-                "for name, x in zip('qkvo', (q_bias, k_bias, v_bias, o_bias)):",
-                f"    {new}[name].bias.set_data(mx.nd.array(x))",
+                "for name, array in zip('qkvo', (q_bias, k_bias, v_bias, o_bias)):",
+                f"    {new}[name].bias.set_data(mx.nd.array(array))",
             ]
         return Held(tuple(lines), CANONICAL)
 

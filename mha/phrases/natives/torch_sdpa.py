@@ -42,8 +42,9 @@ class TorchScaledDotProductAttention(Native):
     }
     state = (
         "attend = torch.compile(F.scaled_dot_product_attention, backend='eager')",
-        "q, k, v = (layer[n](x).unflatten(2, (H, d)).transpose(1, 2) for n, x in zip('qkv', (queries, keys, values)))",
-        "output = layer['o'](attend(q, k, v).transpose(1, 2).flatten(2))",
+        "arrays = zip('qkv', (queries, keys, values))",
+        "heads = (layer[n](x).unflatten(2, (H, d)).transpose(1, 2) for n, x in arrays)",
+        "output = layer['o'](attend(*heads).transpose(1, 2).flatten(2))",
     )
     called_with = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     positional = 6
@@ -65,7 +66,7 @@ class TorchScaledDotProductAttention(Native):
         names = {"q": calling.queries, "k": calling.keys, "v": calling.values}
         heads = {"q": making.heads, "k": making.groups, "v": making.groups}
         lines = [
-            f"{name} = layer['{name}']({given}).unflatten(2, ({heads[name]}, {making.head_width})).transpose(1, 2)"
+            f"{name}h = layer['{name}']({given}).unflatten(2, ({heads[name]}, {making.head_width})).transpose(1, 2)"
             for name, given in names.items()
         ]
         given: dict[str, str] = {}
@@ -89,7 +90,7 @@ class TorchScaledDotProductAttention(Native):
         given["enable_gqa"] = "True" if making.kv_heads else ""
         return [
             *lines,
-            f"heads = {call_of('F.scaled_dot_product_attention', 'q', 'k', 'v', **given)}",
+            f"heads = {call_of('F.scaled_dot_product_attention', 'qh', 'kh', 'vh', **given)}",
             "output = layer['o'](heads.transpose(1, 2).flatten(2))",
         ]
 
@@ -107,13 +108,13 @@ class TorchScaledDotProductAttention(Native):
         """In place, out of sight of autograd."""
         lines = [
             "with torch.no_grad():",
-            "    for name, x in zip('qkvo', (q, k, v, o)):",
-            f"        {new}[name].weight.copy_(torch.tensor(x))",
+            "    for name, array in zip('qkvo', (q, k, v, o)):",
+            f"        {new}[name].weight.copy_(torch.tensor(array))",
         ]
         if making.bias:
             lines += [
-                "    for name, x in zip('qkvo', (q_bias, k_bias, v_bias, o_bias)):",
-                f"        {new}[name].bias.copy_(torch.tensor(x))",
+                "    for name, array in zip('qkvo', (q_bias, k_bias, v_bias, o_bias)):",
+                f"        {new}[name].bias.copy_(torch.tensor(array))",
             ]
         return Held(tuple(lines), CANONICAL)
 
