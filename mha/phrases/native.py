@@ -75,7 +75,8 @@ class Native(ABC):
         words: concept -> what to know besides the code, in a sentence or two.
         state: code for the concept "state"; it may use what `make` made, and gives `output`.
         made_with, called_with: the names of the arguments, those by position first, in order.
-        positional: how many of `called_with` may be given by position.
+        made_by_place, positional: how many of each may be given by position.
+        reshaping: arguments of the construction that change the shapes of its parameters, and are not carried over.
         method: what is called after the layer's name: "" for the layer itself, "apply".
         is_function: whether it is a function of heads: the projections are the caller's.
         true_means: what True means in its masks; "" if it has none of True and False.
@@ -94,7 +95,9 @@ class Native(ABC):
     state: ClassVar[tuple[str, ...]]
     made_with: ClassVar[tuple[str, ...]] = ()
     called_with: ClassVar[tuple[str, ...]] = ()
+    made_by_place: ClassVar[int] = 4
     positional: ClassVar[int] = 3
+    reshaping: ClassVar[tuple[str, ...]] = ()
     method: ClassVar[str] = ""
     is_function: ClassVar[bool] = False
     true_means: ClassVar[str] = "may attend"

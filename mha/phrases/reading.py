@@ -95,7 +95,7 @@ class _Reader:
             making, made_in, notes, left = Making(), 0, [], []
             called: ast.Call | None = call
         else:
-            given = self._bind(call, native, native.made_with, len(native.made_with))
+            given = self._bind(call, native, native.made_with, native.made_by_place)
             making, notes = native.read_making(given)
             made_in, left = call.lineno, given.left()
             called = self._call_of(call, native)

@@ -239,7 +239,7 @@ def carry(old: Native, new: Native, making: Making, calling: Calling, dtype: str
     making = common(old, new, making)
     with scope(old, dtype):
         there = made(old, making, dtype)
-        parameters = held(old, making, there)
+    parameters = {name: array.astype(dtype) for name, array in weights_of(making)[1].items()}
     with scope(new, dtype):
         space = made(new, making, dtype, seed=SEED + 1)
         if all(np.array_equal(array, parameters[name]) for name, array in held(new, making, space).items()):

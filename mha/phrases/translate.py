@@ -57,7 +57,9 @@ def translate(source: Source, new: Native) -> Translation:
     notes = list(source.notes)
     if making.dropout and not calling.training and "dropout" not in new.lacks:
         notes.append(f"the call is written for evaluation. {new.words['dropout']}")
-    if "grouped" in needed and "grouped" in new.lacks:
+    shaped = [text for text in source.left if text.partition("=")[0] in source.native.reshaping]
+    if out and (shaped or ("grouped" in needed and "grouped" in new.lacks)):
+        missing.append(f"its weights, which {new.title} can't hold in these shapes")
         out = ()
     warned: dict[str, Deviation] = {}
     for concept in ("called", *needed, "numbers"):

@@ -1,9 +1,9 @@
 """`layer-phrases`: what each framework's own attention says, side by side, and how parameters move between any two.
 
-    ```{layer-phrases}
+    ```{layer-phrases} menus
     ```
 
-Everything is on the page; where scripts run, two menus leave what stands between two layers. Code and words are those of
+`all` instead of `menus` puts what they choose from. Everything is on the page; where scripts run, two menus leave what stands between two layers. Code and words are those of
 `mha.phrases`, what came out when the code ran is in its measured.json.
 """
 
@@ -140,10 +140,12 @@ def raw(html: str) -> str:
     return f"`````{{raw}} html\n{html}\n`````\n"
 
 
-def markdown() -> str:
-    """Menus, a section for each concept, and every pair."""
+def markdown(part: str) -> str:
+    """Of "menus": them. Of "all": a section for each concept, and every pair."""
+    if part == "menus":
+        return raw(menus())
     releases = ", ".join(f"{name} {release}" for name, release in recorded()["releases"].items())
-    parts = [raw(menus())]
+    parts: list[str] = []
     for concept, heading in CONCEPTS.items():
         cells = "".join(cell(natives, concept) for natives in grouped(concept))
         parts += [f"## {heading}\n", raw(f'<div class="phrases">{cells}</div>')]

@@ -56,11 +56,13 @@ class KerasAttention(Native):
         "training",
         "use_causal_mask",
     )
-    positional = 3
+    made_by_place, positional = 7, 10
+    reshaping = ("value_dim", "output_shape", "use_gate")
 
     def call(self, making: Making, calling: Calling) -> list[str]:
         """With named arrays."""
-        masks = [with_axes(mask.where(attend=True), mask.axes, "bqk") for mask in calling.masks]
+        axes = "bhqk" if any("h" in mask.axes for mask in calling.masks) else "bqk"
+        masks = [with_axes(mask.where(attend=True), mask.axes, axes) for mask in calling.masks]
         given = {"attention_mask": both(masks), "use_causal_mask": "True" if calling.causal else ""}
         given["return_attention_scores"] = "True" if calling.weights else ""
         given["training"] = str(calling.training) if making.dropout else ""

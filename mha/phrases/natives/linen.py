@@ -56,7 +56,8 @@ class LinenMultiHeadDotProductAttention(Native):
         "mutable",
         "rngs",
     )
-    positional = 3
+    made_by_place, positional = 17, 3
+    reshaping = ("out_features", "normalize_qk")
     method = "apply"
 
     def make(self, making: Making) -> list[str]:
@@ -124,8 +125,8 @@ def one_mask(calling: Calling) -> tuple[list[str], str]:
     lines = []
     if calling.causal:
         queries, keys = atom(calling.queries), atom(calling.keys)
-        lines.append(f"past = jnp.tri({queries}.shape[1], {keys}.shape[1], dtype=bool)")
-        masks.append("past[None, None]")
+        lines.append(f"no_later_keys = jnp.tri({queries}.shape[1], {keys}.shape[1], dtype=bool)")
+        masks.append("no_later_keys[None, None]")
     return lines, both(masks)
 
 
@@ -136,8 +137,10 @@ def flax_making(given: Arguments, width: str) -> tuple[Making, list[str]]:
     if not inner:
         width = "E"
         notes.append("the width E is that of the queries: this layer takes it from the arrays")
-    elif outer and outer != inner:
-        notes.append(f"out_features={outer} is not carried over: the output is {inner} wide here")
+    elif not width:
+        notes.append(f"qkv_features={inner} is taken for the width of the arrays too")
+    if outer and outer != (width or inner):
+        given.taken.discard("out_features")
     width = inner or width
     bias, dropout = given.switch("use_bias", True), no_rate(given.take("dropout_rate"))
     return Making(width, heads, over(width, heads), bias=bias, dropout=dropout), notes

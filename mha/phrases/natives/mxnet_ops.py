@@ -19,6 +19,7 @@ class MxnetInterleaved(Native):
     dtypes = ("float32",)
     layers = ("backends.mxnet.native.subjects:Interleaved*",)
     is_function = True
+    called_with = ("queries", "keys_values", "heads")
     true_means = ""
     lacks = {
         "grouped": Lack(
@@ -79,8 +80,8 @@ class MxnetInterleaved(Native):
             added.append(_rows(atom(calling.added.text), calling.added.axes, heads))
         if calling.causal:
             queries, keys = calling.queries, calling.keys
-            lines.append(f"later = mx.nd.arange({queries}.shape[1]).expand_dims(1) < mx.nd.arange({keys}.shape[1])")
-            added.append("later.expand_dims(0) * -1e9")
+            lines.append(f"later_keys = mx.nd.arange({queries}.shape[1]).expand_dims(1) < mx.nd.arange({keys}.shape[1])")
+            added.append("later_keys.expand_dims(0) * -1e9")
         lines += [f"scores = mx.nd.broadcast_add(scores, {numbers})" for numbers in added]
         lines.append("weights = mx.nd.softmax(scores)")
         used = "weights"

@@ -55,6 +55,7 @@ class NnxMultiHeadAttention(Native):
         *("out_kernel_init", "bias_init", "out_bias_init", "use_bias", "attention_fn", "decode", "normalize_qk"),
         *("rngs", "keep_rngs"),
     )
+    reshaping = ("out_features", "in_kv_features", "normalize_qk")
     called_with = ("inputs_q", "inputs_k", "inputs_v", "mask", "deterministic", "rngs", "sow_weights", "decode") + (
         "is_causal",
     )

@@ -10,6 +10,10 @@ from mha.phrases.moving import CANONICAL, NAMES, names
 from mha.phrases.native import Arguments, Native
 from mha.phrases.natives.torch_mha import no_rate
 from mha.phrases.said import Calling, Held, Making, both, call_of, over, with_axes
+from mha_core import AttentionConfig
+
+OF_FRAMEWORKS = ("device", "dtype", "param_dtype", "precision", "name")
+"""Arguments that a layer of one framework or another has besides."""
 
 
 class Ours(Native):
@@ -32,13 +36,14 @@ class Ours(Native):
         "from_weights carry them, exact to the bit.",
     }
     mean: ClassVar[str] = ".mean(axis=1)"
-    made_with = ("embed_dim", "num_heads", "dropout", "bias", "num_kv_heads", "dtype", "head_dim")
+    sign: ClassVar[str] = " & "
+    made_with = ("embed_dim", "num_heads", "dropout", "bias", *AttentionConfig.__dataclass_fields__, *OF_FRAMEWORKS)
     called_with = ("queries", "keys", "values", "valid_lens", "allowed", "bias", "causal", "return_weights") + (
-        "deterministic",
-        "training",
-        "rngs",
+        *("query_offset", "window", "dropout_keep", "past_keys", "past_values", "return_present"),
+        *("deterministic", "training", "rngs"),
     )
     positional = 4
+    reshaping = ("head_dim", "value_head_dim", "query_dim", "key_dim", "value_dim", "output_dim", "score", "projections")
 
     def make(self, making: Making) -> list[str]:
         """With biases where they are asked for."""
@@ -56,7 +61,7 @@ class Ours(Native):
             masks[-1] = calling.allowed.where(attend=True)
         added = calling.added
         given = {
-            "allowed": both(masks),
+            "allowed": both(masks, self.sign),
             "bias": "" if not added else added.text if added.axes == "qk" else with_axes(added.text, added.axes, "bhqk"),
             "causal": "True" if calling.causal else "",
             "return_weights": "True" if calling.weights else "",
@@ -202,8 +207,10 @@ class OursMxnet(Ours):
     framework = "mxnet"
     imports = ("from backends.mxnet import MultiHeadAttention, from_weights, to_weights", "import mxnet as mx")
     imports += ("from mha_core import AttentionConfig",)
+    sign = " * "
     words: ClassVar[Mapping[str, str]] = {
         **Ours.words,
+        "allowed": "The same argument: True means may attend. MXNet has no & of bool arrays; * does it.",
         "dropout": "A rate of the block, which acts within autograd.record() and not outside.",
         "state": "A Gluon block: initialize makes the parameters, mx.random.seed seeds them and dropout.",
     }

@@ -52,7 +52,8 @@ class TorchMultiheadAttention(Native):
         "average_attn_weights",
         "is_causal",
     )
-    positional = 8
+    made_by_place, positional = 11, 8
+    reshaping = ("kdim", "vdim", "add_bias_kv")
     true_means = "ignore"
 
     def make(self, making: Making) -> list[str]:
@@ -67,8 +68,8 @@ class TorchMultiheadAttention(Native):
         given: dict[str, str] = {}
         ignored = [self._rows(calling.allowed, making, calling, attend=False)] if calling.allowed else []
         if calling.causal:
-            lines.append(f"later = {LATER.format(q=atom(calling.queries), k=atom(calling.keys))}")
-            ignored.append("later")
+            lines.append(f"later_keys = {LATER.format(q=atom(calling.queries), k=atom(calling.keys))}")
+            ignored.append("later_keys")
         mask = both(ignored, " | ")
         if calling.padding:
             given["key_padding_mask"] = calling.padding.where(attend=False)
@@ -77,8 +78,9 @@ class TorchMultiheadAttention(Native):
             mask = f"{atom(added)}.masked_fill({mask}, -torch.inf)" if mask else added
             if calling.padding:
                 closed = given["key_padding_mask"]
-                lines.append(f"closed = torch.zeros({atom(calling.padding.text)}.shape).masked_fill({closed}, -torch.inf)")
-                given["key_padding_mask"] = "closed"
+                zeros = f"torch.zeros({atom(calling.padding.text)}.shape)"
+                lines.append(f"padding_scores = {zeros}.masked_fill({closed}, -torch.inf)")
+                given["key_padding_mask"] = "padding_scores"
         given["attn_mask"] = mask
         if not calling.weights:
             given["need_weights"] = "False"

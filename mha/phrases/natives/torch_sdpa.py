@@ -75,8 +75,8 @@ class TorchScaledDotProductAttention(Native):
             masks[-1] = calling.allowed.where(attend=True)
         if calling.causal and (masks or calling.added):
             queries, keys = atom(calling.queries), atom(calling.keys)
-            lines.append(f"past = torch.ones({queries}.shape[1], {keys}.shape[1], dtype=torch.bool).tril()")
-            masks.append("past")
+            lines.append(f"no_later_keys = torch.ones({queries}.shape[1], {keys}.shape[1], dtype=torch.bool).tril()")
+            masks.append("no_later_keys")
         elif calling.causal:
             given["is_causal"] = "True"
         mask = both(masks)
