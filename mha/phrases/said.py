@@ -46,7 +46,8 @@ class Mask:
 
     Attributes:
         text: the array.
-        axes: which it has, of b (item), h (head), q (query) and k (key), in this order.
+        axes: which it has, of b (item), h (head), q (query) and k (key), in this order; "bhqk" also stands for whatever
+            broadcasts to these four.
         attend: what True means in it: True for "may attend", False for "ignore".
 
     >>> Mask("padded", "bk", attend=False).where(True), Mask("~valid", "bk").where(False), Mask("a | b", "qk").where(False)

@@ -14,7 +14,7 @@ class MxnetInterleaved(Native):
     id = "mxnet"
     path = "mxnet.nd.contrib.interleaved_matmul_encdec_qk"
     framework = "mxnet"
-    others = ("gluon", "mxnet.gluon", "mx.nd.contrib", "mx.gluon")
+    others = ("gluon", "mxnet.gluon", "mx.gluon", "mx.nd.contrib.interleaved_matmul_encdec_qk")
     imports = ("import mxnet as mx",)
     dtypes = ("float32",)
     layers = ("backends.mxnet.native.subjects:Interleaved*",)
