@@ -91,8 +91,8 @@ def masks_of(given: Arguments, text: str, *, axes: str, attend: bool) -> Found:
             rest.append(mask)
             if not BOOL.search(made) and mask.text == text:
                 notes.append(
-                    f"{mask.text} is taken for a mask of True and False, {''.join(mask.axes)}: one of numbers is another "
-                    "argument"
+                    f"{mask.text} is taken for a mask of True and False, {''.join(mask.axes)}: one of numbers is "
+                    "another argument"
                 )
     return Found(_one(padding, attend), _one(rest, attend), None, causal, tuple(notes))
 

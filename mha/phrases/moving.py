@@ -44,8 +44,10 @@ def names(making: Making) -> list[str]:
 def move(old: str, new: str, making: Making) -> str:
     """What turns an array with the old axes into one with the new, as methods of NumPy; "" if nothing does.
 
-    >>> move("(h d) i", "i h d", Making()), move("i h d", "(h d) i", Making()), move("(h d)", "h d", Making("64", "4", "16"))
-    ('.T.reshape(E, H, d)', '.reshape(E, E).T', '.reshape(4, 16)')
+    >>> move("(h d) i", "i h d", Making()), move("i h d", "(h d) i", Making())
+    ('.T.reshape(E, H, d)', '.reshape(E, E).T')
+    >>> move("(h d)", "h d", Making("64", "4", "16"))
+    '.reshape(4, 16)'
     >>> move("h d o", "h d o", Making()), move("(h d) i", "h i d", Making())
     ('', '.reshape(H, d, E).transpose(0, 2, 1)')
     """

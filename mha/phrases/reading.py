@@ -50,13 +50,13 @@ def read_file(path: Path) -> Source:
 
 
 def read(text: str, name: str = "the file") -> Source:
-    """The one layer that the code makes and calls; `name` is that of the file, for messages.
+    r"""The one layer that the code makes and calls; `name` is that of the file, for messages.
 
     Raises:
         SpecError: it is no Python; makes no layer that is known here, or several; or gives an argument that its layer
             has not, or that can't be read without running the code.
 
-    >>> source = read("attend = nn.MultiheadAttention(64, 4)\\ny, _ = attend(x, x, x, key_padding_mask=padded)")
+    >>> source = read("attend = nn.MultiheadAttention(64, 4)\ny, _ = attend(x, x, x, key_padding_mask=padded)")
     >>> source.native.path, source.making.head_width, source.calling.padding.text, source.calling.padding.attend
     ('torch.nn.MultiheadAttention', '16', 'padded', False)
     """
@@ -86,13 +86,17 @@ class _Reader:
         found = [(call, native) for call in self.calls if (native := self._native(call.func)) is not None]
         if not found:
             known = ", ".join(native.path for native in NATIVES.values())
-            raise SpecError(f"{self.name} makes or calls no attention that is known here (known: {known}){self._near()}")
+            raise SpecError(
+                f"{self.name} makes or calls no attention that is known here (known: {known}){self._near()}"
+            )
         if len(found) > 1:
             lines = ", ".join(f"{native.path} in line {call.lineno}" for call, native in found)
             raise SpecError(f"{self.name} must make or call one attention. It has several: {lines}.")
         [(call, native)] = found
+        notes: list[str] = []
+        left: list[str] = []
         if native.is_function:
-            making, made_in, notes, left = Making(), 0, [], []
+            making, made_in = Making(), 0
             called: ast.Call | None = call
         else:
             given = self._bind(call, native, native.made_with, native.made_by_place)
@@ -123,7 +127,8 @@ class _Reader:
         if len(known) > 1:
             choices = ", ".join(native.path for native in known)
             raise SpecError(
-                f"{path} in line {function.lineno} of {self.name} is the name of several: {choices}. Import it in the file."
+                f"{path} in line {function.lineno} of {self.name} is the name of several: {choices}. Import it in "
+                "the file."
             )
         return known[0] if known else None
 
@@ -185,7 +190,9 @@ class _Reader:
                 raise SpecError(f"{where} is given {ast.unparse(value)}, which can't be read without running it")
             values[name] = ast.unparse(value)
         if len(call.args) - skipped > positional:
-            raise SpecError(f"{where} takes at most {positional} arguments by position. Got {len(call.args) - skipped}.")
+            raise SpecError(
+                f"{where} takes at most {positional} arguments by position. Got {len(call.args) - skipped}."
+            )
         for keyword in call.keywords:
             if keyword.arg is None:
                 text = f"**{ast.unparse(keyword.value)}"

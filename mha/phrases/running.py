@@ -55,8 +55,8 @@ class Outcome:
 def arrays() -> dict[str, NDArray]:
     """The arrays of the call, in float64 and bool; every query may attend to something, whatever masks are combined.
 
-    valid, allowed and added are those of the page; by_item (B, Lq, Lk), by_head (B, H, Lq, Lk), and padded and closed, in
-    which True means the other thing, are what others call with.
+    valid, allowed and added are those of the page; by_item (B, Lq, Lk), by_head (B, H, Lq, Lk), and padded and closed,
+    in which True means the other thing, are what others call with.
     """
     rng = np.random.default_rng(0)
     batch, queries, keys, width, heads = (SIZES[name] for name in ("B", "Lq", "Lk", "E", "H"))
@@ -96,7 +96,8 @@ def judged(making: Making, calling: Calling, dtype: str, found: Mapping[str, Any
         bias=given["added"].astype(dtype) if calling.added else None,
         causal=calling.causal,
     )
-    inputs = AttentionInputs(*(given[name].astype(dtype) for name in ("queries", "keys", "values")), mask=mask)
+    queries, keys, values = (given[name].astype(dtype) for name in ("queries", "keys", "values"))
+    inputs = AttentionInputs(queries, keys, values, mask)
     bound = tolerance(config, {name: array.astype(dtype) for name, array in weights.items()}, inputs, dtype)
     outcomes = [_compared(dtype, found["output"], bound.expected, bound.allowed)]
     if calling.weights:

@@ -50,8 +50,10 @@ class Mask:
             broadcasts to these four.
         attend: what True means in it: True for "may attend", False for "ignore".
 
-    >>> Mask("padded", "bk", attend=False).where(True), Mask("~valid", "bk").where(False), Mask("a | b", "qk").where(False)
-    ('~padded', 'valid', '~(a | b)')
+    >>> Mask("padded", "bk", attend=False).where(True), Mask("~valid", "bk").where(False)
+    ('~padded', 'valid')
+    >>> Mask("a | b", "qk").where(False)
+    '~(a | b)'
     """
 
     text: str
@@ -78,7 +80,7 @@ class Calling:
         allowed: who may attend to whom.
         added: numbers that are added to the scores.
         causal: whether query i sees the keys up to i.
-        weights: "" for the output alone, "heads" for the weights of each head too, "mean" for their mean over the heads.
+        weights: "" for the output alone, "heads" for the weights of each head too, "mean" for their mean.
         training: whether dropout acts.
     """
 

@@ -53,9 +53,9 @@ def find(name: str) -> Native:
     >>> find("MultiHeadAttention")
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: 'MultiHeadAttention' is the name of several: keras-mha (keras.layers.MultiHeadAttention), \
-nnx (flax.nnx.MultiHeadAttention), ours-torch (backends.torch.MultiHeadAttention), ours-tf \
-(backends.tf.MultiHeadAttention), ours-jax (backends.jax.MultiHeadAttention), ours-mxnet \
+    mha_core.errors.SpecError: 'MultiHeadAttention' is the name of several: keras-mha \
+(keras.layers.MultiHeadAttention), nnx (flax.nnx.MultiHeadAttention), ours-torch \
+(backends.torch.MultiHeadAttention), ours-tf (backends.tf.MultiHeadAttention), ours-jax (backends.jax.MultiHeadAttention), ours-mxnet \
 (backends.mxnet.MultiHeadAttention)
     """
     exact = [native for native in NATIVES.values() if name in (native.id, native.path, *native.others)]
@@ -83,9 +83,9 @@ def _others() -> list[str]:
 
 
 def carried(old: Native, new: Native, making: Making, names: tuple[str, str] = ("old", "new")) -> list[str]:
-    """The lines that carry the parameters of the one to the other: out, in the new shapes, in.
+    r"""The lines that carry the parameters of the one to the other: out, in the new shapes, in.
 
-    >>> print("\\n".join(carried(find("linen"), find("nnx"), Making())[:2]))
+    >>> print("\n".join(carried(find("linen"), find("nnx"), Making())[:2]))
     params = old['params']
     q, k, v, o = (np.asarray(params[part]['kernel']) for part in ('query', 'key', 'value', 'out'))
     """
@@ -112,9 +112,7 @@ def warnings_of(native: Native, concept: str) -> list[Deviation]:
 
 def deviations_of(native: Native) -> Sequence[Deviation]:
     """All that the tables have of this layer, on every path."""
-    return [
-        entry for entry in load().entries if any(fnmatchcase(entry.subject, pattern) for pattern in native.layers)
-    ]
+    return [entry for entry in load().entries if any(fnmatchcase(entry.subject, pattern) for pattern in native.layers)]
 
 
 def rule_of(entry: Deviation) -> str:

@@ -107,7 +107,9 @@ def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
 
 def translated(source: Source, new: Native, found: Translation) -> Iterator[str]:
     """What to write in place of somebody's call."""
-    places = [f"{what} in line {line}" for what, line in (("made", source.made_in), ("called", source.called_in)) if line]
+    places = [
+        f"{what} in line {line}" for what, line in (("made", source.made_in), ("called", source.called_in)) if line
+    ]
     yield f"{source.native.path}, {', '.join(places)} -> {new.path}"
     yield ""
     yield from found.imports

@@ -35,13 +35,13 @@ class Translation:
 
 
 def translate(source: Source, new: Native) -> Translation:
-    """The construction and call in the words of `new`.
+    r"""The construction and call in the words of `new`.
 
     >>> from mha.phrases.reading import read
     >>> from mha.phrases.table import find
-    >>> code = "attend = nn.MultiheadAttention(64, 4)\\ny, _ = attend(x, x, x, key_padding_mask=padded)"
+    >>> code = "attend = nn.MultiheadAttention(64, 4)\ny, _ = attend(x, x, x, key_padding_mask=padded)"
     >>> found = translate(read(code), find("keras"))
-    >>> print(*found.made, *found.called, *found.turned, sep="\\n")
+    >>> print(*found.made, *found.called, *found.turned, sep="\n")
     layer = keras.layers.MultiHeadAttention(4, key_dim=16)
     output = layer(x, value=x, key=x, attention_mask=(~padded)[:, None, :])
     padded: True means ignore there and may attend here, so it is inverted.
@@ -50,7 +50,9 @@ def translate(source: Source, new: Native) -> Translation:
     making, calling = new.expressible(source.making, source.calling)
     made = _with_arrays(new.make(making), calling)
     missing = [
-        f"{_asked(concept, source)}: {new.title} {new.lacks[concept].words}" for concept in needed if concept in new.lacks
+        f"{_asked(concept, source)}: {new.title} {new.lacks[concept].words}"
+        for concept in needed
+        if concept in new.lacks
     ]
     missing += [f"{text} of {source.native.path} is not carried over" for text in source.left]
     out = () if source.native.is_function else tuple(carried(source.native, new, making, ("old", new.holder)))
@@ -112,5 +114,3 @@ def _asked(concept: str, source: Source) -> str:
         "dropout": f"dropout {making.dropout}",
         "grouped": f"{making.kv_heads} heads of keys",
     }[concept]
-
-

@@ -3,8 +3,9 @@
     ```{layer-phrases} menus
     ```
 
-`all` instead of `menus` puts what they choose from. Everything is on the page; where scripts run, two menus leave what stands between two layers. Code and words are those of
-`mha.phrases`, what came out when the code ran is in its measured.json.
+`all` instead of `menus` puts what they choose from. Everything is on the page; where scripts run, two menus leave what
+stands between two layers. Code and words are those of `mha.phrases`; its measured.json has what
+came out when the code ran.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def menus() -> str:
             for native in NATIVES.values()
         )
         parts.append(f"<label>{label} <select>{options}</select></label>")
-    return f'<form class="phrase-menus" hidden>{"".join(parts)}<button type="button">Exchange</button><code></code></form>'
+    return (
+        f'<form class="phrase-menus" hidden>{"".join(parts)}<button type="button">Exchange</button><code></code></form>'
+    )
 
 
 def cell(natives: list[Native], concept: str) -> str:
@@ -84,9 +87,7 @@ def cell(natives: list[Native], concept: str) -> str:
     parts.append(f'<p class="verdict">{verdict_of(first, judged_by(concept))}</p>')
     warned = warnings_of(first, concept)
     if warned:
-        links = "".join(
-            f'<li>{escape(entry.summary)} <a href="traps.html#{entry.id}">Why</a></li>' for entry in warned
-        )
+        links = "".join(f'<li>{escape(entry.summary)} <a href="traps.html#{entry.id}">Why</a></li>' for entry in warned)
         parts.append(f"<ul>{links}</ul>")
     return "".join(part for part in parts if part != '<p class="verdict"></p>') + "</article>"
 
@@ -151,9 +152,10 @@ def markdown(part: str) -> str:
         parts += [f"## {heading}\n", raw(f'<div class="phrases">{cells}</div>')]
         if concept == "parameters":
             parts += [
-                "From a layer `old` to a layer `new`, both as they are made above, with `import numpy as np`. Each was run: "
-                "every parameter arrives exact to the bit, and the new layer, called with padding and causal, is then held "
-                "against the definition in float32.\n",
+                "From a layer `old` to a layer `new`, both as they are made above, with `import numpy as np`. Each "
+                "was run: "
+                "every parameter arrives exact to the bit, and the new layer, called with padding and causal, is "
+                "then held against the definition in float32.\n",
                 raw("".join(carried_by())),
             ]
     return "\n".join([*parts, f"Run with {releases}.\n", raw(SCRIPT)])

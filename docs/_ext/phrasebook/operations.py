@@ -150,7 +150,11 @@ def sources(dialect: str) -> Iterator[tuple[str, str, dict[str, ast.stmt]]]:
         for name in ("heads", "attention"):
             path = f"backends/{dialect}/ops/{name}.py"
             text = (ROOT / path).read_text("utf-8")
-            yield path, text, {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}
+            yield (
+                path,
+                text,
+                {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)},
+            )
 
 
 def name_of(call: ast.AST, dialect: str) -> str:

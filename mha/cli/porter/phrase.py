@@ -21,11 +21,11 @@ class PhraseOptions(Options):
 
 @options.command(PhraseOptions)
 def phrase(asked: PhraseOptions) -> None:
-    """Say in the words of one framework's attention what another's says: construction, call, masks, weights.
+    r"""Say in the words of one framework's attention what another's says: construction, call, masks, weights.
 
-    FROM and TO are names such as torch.nn.MultiheadAttention, keras or jax.nn; without them all are listed. With --from,
-    the layer that CALL.py makes and calls is written down for TO, with masks turned where True means the other thing,
-    and what could not be translated. CALL.py is read, not run.
+    FROM and TO are names such as torch.nn.MultiheadAttention, keras or jax.nn; without them all are listed. With
+    --from, the layer that CALL.py makes and calls is written down for TO, with masks turned where True means the
+    other thing, and what could not be translated. CALL.py is read, not run.
 
     \b
       mha phrase torch.nn.MultiheadAttention keras --about padding

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from mha.phrases.masks import masks_of
 from mha.phrases.moving import names
 from mha.phrases.native import Arguments, Native
@@ -21,11 +24,12 @@ class JaxDotProductAttention(Native):
     holder = "params"
     layers = ("backends.jax.native.subjects:DotProductAttention*",)
     is_function = True
-    lacks = {
+    lacks: ClassVar[Mapping[str, Lack]] = {
         **{
             name: Lack(
                 "has none: it gives the output alone.",
-                "not {'return_weights', 'sow_weights', 'return_attention_scores'} & names(jax.nn.dot_product_attention)",
+                "not {'return_weights', 'sow_weights', 'return_attention_scores'} & "
+                "names(jax.nn.dot_product_attention)",
             )
             for name in ("weights", "mean")
         },
@@ -34,10 +38,10 @@ class JaxDotProductAttention(Native):
             "not {'dropout', 'dropout_rate', 'dropout_p', 'dropout_rng'} & names(jax.nn.dot_product_attention)",
         ),
     }
-    words = {
+    words: ClassVar[Mapping[str, str]] = {
         "made": "A function of heads: projections and their biases are yours.",
-        "called": "(B, Lq, H, d), (B, Lk, H, d) -> (B, Lq, H, d): the heads stand behind the length. Scaled by 1 / sqrt(d) "
-        "unless scale= says otherwise.",
+        "called": "(B, Lq, H, d), (B, Lk, H, d) -> (B, Lq, H, d): the heads stand behind the length. Scaled by 1 / "
+        "sqrt(d) unless scale= says otherwise.",
         "padding": "mask, bool, broadcast to (B, H, Lq, Lk): True means may attend. Or key_value_seq_lengths (B,).",
         "allowed": "The same argument: True means may attend. Numbers are refused.",
         "causal": "is_causal=True: query 0 sees key 0 alone, also where there are more keys than queries.",
@@ -56,7 +60,8 @@ class JaxDotProductAttention(Native):
         "    return jnp.einsum('blhd,hde->ble', heads, params['o']) + params['o_bias']",
         "output = attend(params, queries, keys, values)",
     )
-    called_with = ("query", "key", "value", "bias", "mask", "scale", "is_causal", "query_seq_lengths") + (
+    called_with = (
+        *("query", "key", "value", "bias", "mask", "scale", "is_causal", "query_seq_lengths"),
         "key_value_seq_lengths",
         "local_window_size",
         "implementation",

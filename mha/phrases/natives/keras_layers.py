@@ -12,12 +12,17 @@ from mha.phrases.native import Arguments, Native, width_of
 from mha.phrases.natives.torch_mha import no_rate
 from mha.phrases.said import Calling, Held, Lack, Making, both, call_of, with_axes
 
-AXES = {"q": "i h d", "k": "i g d", "v": "i g d", "o": "h d o"}
-AXES |= {"q_bias": "h d", "k_bias": "g d", "v_bias": "g d", "o_bias": "o"}
+AXES: Mapping[str, str] = {
+    **{"q": "i h d", "k": "i g d", "v": "i g d", "o": "h d o"},
+    **{"q_bias": "h d", "k_bias": "g d", "v_bias": "g d", "o_bias": "o"},
+}
 """Kernels with an axis for the heads, as Flax has them too."""
 
-OTHERS = ("kernel_initializer", "bias_initializer", "kernel_regularizer", "bias_regularizer", "activity_regularizer")
-OTHERS += ("kernel_constraint", "bias_constraint", "use_gate", "seed")
+OTHERS = (
+    *("kernel_initializer", "bias_initializer", "kernel_regularizer", "bias_regularizer", "activity_regularizer"),
+    *("kernel_constraint", "bias_constraint", "use_gate", "seed"),
+)
+"""Arguments that both have besides."""
 
 
 class KerasAttention(Native):
@@ -27,8 +32,8 @@ class KerasAttention(Native):
     imports = ("import keras",)
     lacks: ClassVar[Mapping[str, Lack]] = {
         "added": Lack(
-            "has none: attention_mask is cast to bool, so that 0 means ignore and -1e9 attend. The bias is an argument of "
-            "keras.ops.dot_product_attention.",
+            "has none: attention_mask is cast to bool, so that 0 means ignore and -1e9 attend. The bias is an "
+            "argument of keras.ops.dot_product_attention.",
             "not {'bias', 'attention_bias'} & names(keras.layers.MultiHeadAttention.call)",
         )
     }
@@ -41,8 +46,8 @@ class KerasAttention(Native):
         "weights": "(B, H, Lq, Lk), before dropout. Asking for them leaves the fused path.",
         "mean": "Not averaged: take the mean over axis 1.",
         "dropout": "A rate of the layer, which acts where the call says training=True, and in fit.",
-        "parameters": "Kernels (E, H, d) and biases (H, d); attention_output (H, d, E) and (E,). get_weights() has them in "
-        "the order query, key, value, attention_output, each kernel before its bias.",
+        "parameters": "Kernels (E, H, d) and biases (H, d); attention_output (H, d, E) and (E,). get_weights() has "
+        "them in the order query, key, value, attention_output, each kernel before its bias.",
         "state": "The layer holds its variables, made by build or the first call. seed= or keras.utils.set_random_seed "
         "seeds them and dropout.",
     }
@@ -51,7 +56,8 @@ class KerasAttention(Native):
         "compiled = tf.function(layer)",
         "output = compiled(queries, value=values, key=keys, training=False)",
     )
-    called_with = ("query", "value", "key", "query_mask", "value_mask", "key_mask", "attention_mask") + (
+    called_with = (
+        *("query", "value", "key", "query_mask", "value_mask", "key_mask", "attention_mask"),
         "return_attention_scores",
         "training",
         "use_causal_mask",
@@ -99,7 +105,9 @@ class KerasAttention(Native):
         weights = "heads" if given.switch("return_attention_scores", False) else ""
         notes = list(found.notes)
         if found.added:
-            notes.append(f"attention_mask={found.added.text} holds numbers, which this layer casts to bool: 0 means ignore")
+            notes.append(
+                f"attention_mask={found.added.text} holds numbers, which this layer casts to bool: 0 means ignore"
+            )
         training = given.switch("training", False)
         keys = given.take("key", values)
         calling = Calling(queries, keys, values, found.padding, found.allowed, None, causal, weights, training)
@@ -130,7 +138,8 @@ class KerasMultiHeadAttention(KerasAttention):
         **KerasAttention.words,
         "made": "key_dim is the width of ONE head, d = E // H, not E. Widths of input and output come from the arrays.",
     }
-    made_with = ("num_heads", "key_dim", "value_dim", "dropout", "use_bias", "output_shape", "attention_axes") + (
+    made_with = (
+        *("num_heads", "key_dim", "value_dim", "dropout", "use_bias", "output_shape", "attention_axes"),
         "sliding_window",
         "flash_attention",
         *OTHERS,
@@ -158,7 +167,8 @@ class KerasGroupQueryAttention(KerasAttention):
         "made": "head_dim first, then the heads of queries, then those of keys and values: a divisor of H.",
         "grouped": "The third argument. Query head h reads key head h // (H // G).",
     }
-    made_with = ("head_dim", "num_query_heads", "num_key_value_heads", "dropout", "use_bias", "sliding_window") + (
+    made_with = (
+        *("head_dim", "num_query_heads", "num_key_value_heads", "dropout", "use_bias", "sliding_window"),
         "flash_attention",
         *OTHERS,
     )

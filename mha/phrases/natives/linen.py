@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from mha.phrases.masks import masks_of
 from mha.phrases.moving import names
 from mha.phrases.native import Arguments, Native
@@ -20,9 +23,10 @@ class LinenMultiHeadDotProductAttention(Native):
     imports = ("import flax.linen as nn", "import jax", "import jax.numpy as jnp")
     holder = "variables"
     layers = ("backends.jax.native.subjects:LinenMultiHead*", "backends.jax.native.subjects:LinenDotProduct*")
-    lacks = {
+    lacks: ClassVar[Mapping[str, Lack]] = {
         "added": Lack(
-            "has none: mask is read by truth. An attention_fn of your own can add a bias, as nn.dot_product_attention does.",
+            "has none: mask is read by truth. An attention_fn of your own can add a bias, as "
+            "nn.dot_product_attention does.",
             "'bias' not in names(nn.MultiHeadDotProductAttention.__call__)",
         ),
         "grouped": Lack(
@@ -30,7 +34,7 @@ class LinenMultiHeadDotProductAttention(Native):
             "not {'num_kv_heads', 'num_key_value_heads'} & names(nn.MultiHeadDotProductAttention)",
         ),
     }
-    words = {
+    words: ClassVar[Mapping[str, str]] = {
         "made": "The widths come from the arrays that init is given; qkv_features is H * d where that is not E. "
         "MultiHeadAttention is a subclass of it with the same call.",
         "called": "(B, Lq, E), (B, Lk, E) -> (B, Lq, E).",
@@ -40,18 +44,20 @@ class LinenMultiHeadDotProductAttention(Native):
         "padding-causal": "One argument has both.",
         "weights": "(B, H, Lq, Lk), before dropout: sown among the intermediates, in a tuple.",
         "mean": "Not averaged: take the mean over axis 1.",
-        "dropout": "A rate of the module; the call says deterministic, and then brings a key. One draw for all items and "
-        "heads unless broadcast_dropout=False.",
+        "dropout": "A rate of the module; the call says deterministic, and then brings a key. One draw for all items "
+        "and heads unless broadcast_dropout=False.",
         "parameters": "params: query, key, value with kernel (E, H, d) and bias (H, d); out with (H, d, E) and (E,).",
-        "state": "The module holds nothing: init gives the variables, apply takes them, and nothing is changed in place. "
-        "Each draw has a key.",
+        "state": "The module holds nothing: init gives the variables, apply takes them, and nothing is changed in "
+        "place. Each draw has a key.",
     }
     state = ("output = jax.jit(layer.apply)(variables, queries, keys, values)",)
-    made_with = ("num_heads", "dtype", "param_dtype", "qkv_features", "out_features", "broadcast_dropout") + (
+    made_with = (
+        *("num_heads", "dtype", "param_dtype", "qkv_features", "out_features", "broadcast_dropout"),
         *("dropout_rate", "deterministic", "precision", "kernel_init", "out_kernel_init", "bias_init", "out_bias_init"),
         *("use_bias", "attention_fn", "decode", "normalize_qk", "force_fp32_for_softmax"),
     )
-    called_with = ("inputs_q", "inputs_k", "inputs_v", "inputs_kv", "mask", "deterministic", "dropout_rng") + (
+    called_with = (
+        *("inputs_q", "inputs_k", "inputs_v", "inputs_kv", "mask", "deterministic", "dropout_rng"),
         "sow_weights",
         "mutable",
         "rngs",
@@ -154,7 +160,9 @@ def flax_calling(given: Arguments, making: Making) -> tuple[Calling, list[str]]:
     found = masks_of(given, given.take("mask"), axes="bhqk", attend=True)
     notes = list(found.notes)
     if found.added:
-        notes.append(f"mask={found.added.text} holds numbers, which this layer takes for True and False: 0 means ignore")
+        notes.append(
+            f"mask={found.added.text} holds numbers, which this layer takes for True and False: 0 means ignore"
+        )
     weights = "heads" if given.switch("sow_weights", False) else ""
     training = bool(making.dropout) and not given.switch("deterministic", True)
     for handled in ("mutable", "rngs", "dropout_rng"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from mha.phrases.moving import CANONICAL
 from mha.phrases.native import Arguments, Native
 from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom
@@ -21,18 +24,18 @@ class MxnetInterleaved(Native):
     is_function = True
     called_with = ("queries", "keys_values", "heads")
     true_means = ""
-    lacks = {
+    lacks: ClassVar[Mapping[str, Lack]] = {
         "grouped": Lack(
             "has none: the operators know one number of heads. Repeat the keys and values of each group.",
             "not {'kv_heads', 'num_kv_heads'} & names(mx.nd.contrib.interleaved_matmul_encdec_qk)",
         )
     }
-    words = {
+    words: ClassVar[Mapping[str, str]] = {
         "made": "Gluon has no attention layer: four Dense, and two operators of mx.nd.contrib.",
-        "called": "The operators take (L, B, E), keys and values head by head in one array (Lk, B, H * 2 * d), and give "
-        "scores (B * H, Lq, Lk) that are scaled by 1 / sqrt(d).",
-        "padding": "No argument: a large negative number is added to the scores. Here valid is an array of ones and zeros "
-        "(B, Lk).",
+        "called": "The operators take (L, B, E), keys and values head by head in one array (Lk, B, H * 2 * d), and "
+        "give scores (B * H, Lq, Lk) that are scaled by 1 / sqrt(d).",
+        "padding": "No argument: a large negative number is added to the scores. Here valid is an array of ones and "
+        "zeros (B, Lk).",
         "allowed": "No argument either: the same, here for ones and zeros (Lq, Lk).",
         "causal": "No switch: the same again.",
         "padding-causal": "One number after the other.",
@@ -40,8 +43,8 @@ class MxnetInterleaved(Native):
         "weights": "(B * H, Lq, Lk), items outermost: they are your own array.",
         "mean": "They are your own array: take the mean over the heads.",
         "dropout": "mx.nd.Dropout on the weights: it acts within autograd.record() and not outside.",
-        "parameters": "Dense weights (out, in), rows head by head. Sockeye packs keys and values into one Dense, head by "
-        "head: rows (H, 2, d).",
+        "parameters": "Dense weights (out, in), rows head by head. Sockeye packs keys and values into one Dense, "
+        "head by head: rows (H, 2, d).",
         "state": "Blocks hold parameters, which initialize makes and set_data changes. mx.random.seed seeds them and "
         "dropout. float32 alone on a CPU.",
     }
@@ -80,7 +83,9 @@ class MxnetInterleaved(Native):
             added.append(_rows(atom(calling.added.text), calling.added.axes, heads))
         if calling.causal:
             queries, keys = calling.queries, calling.keys
-            lines.append(f"later_keys = mx.nd.arange({queries}.shape[1]).expand_dims(1) < mx.nd.arange({keys}.shape[1])")
+            lines.append(
+                f"later_keys = mx.nd.arange({queries}.shape[1]).expand_dims(1) < mx.nd.arange({keys}.shape[1])"
+            )
             added.append("later_keys.expand_dims(0) * -1e9")
         lines += [f"scores = mx.nd.broadcast_add(scores, {numbers})" for numbers in added]
         lines.append("weights = mx.nd.softmax(scores)")
@@ -120,7 +125,8 @@ class MxnetInterleaved(Native):
 
     def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
         raise SpecError(
-            "MXNet has no attention layer whose call could be read: its operators are between softmax and masks of yours"
+            "MXNet has no attention layer whose call could be read: its operators are between softmax and masks of "
+            "yours"
         )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from mha.phrases.moving import names
 from mha.phrases.native import Arguments, Native
 from mha.phrases.natives.keras_layers import AXES
@@ -18,17 +21,18 @@ class NnxMultiHeadAttention(Native):
     others = ("flax.nnx", "nnx.MultiHeadAttention")
     imports = ("import jax", "import jax.numpy as jnp", "from flax import nnx")
     layers = ("backends.jax.native.subjects:Nnx*",)
-    lacks = {
+    lacks: ClassVar[Mapping[str, Lack]] = {
         "added": Lack(
-            "has none: mask is cast to bool. An attention_fn of your own can add a bias, as nnx.dot_product_attention does.",
+            "has none: mask is cast to bool. An attention_fn of your own can add a bias, as "
+            "nnx.dot_product_attention does.",
             "'bias' not in names(nnx.MultiHeadAttention.__call__)",
         ),
         "grouped": Lack(
             "has none before flax 0.12.6, where num_kv_heads= came. Before it, repeat the keys' kernels of each group.",
-            "('num_kv_heads' in names(nnx.MultiHeadAttention)) is not before('flax', '0.12.6')",
+            "('num_kv_heads' in names(nnx.MultiHeadAttention.__init__)) is not before('flax', '0.12.6')",
         ),
     }
-    words = {
+    words: ClassVar[Mapping[str, str]] = {
         "made": "in_features is E; qkv_features is H * d where that is not E. decode=False, or the layer wants it in "
         "every call. rngs= draws the parameters there and then.",
         "called": "(B, Lq, E), (B, Lk, E) -> (B, Lq, E).",
@@ -39,24 +43,26 @@ class NnxMultiHeadAttention(Native):
         "weights": "(B, H, Lq, Lk), before dropout: sown, and taken out with nnx.pop; from flax 0.12.6 on nnx.capture "
         "does both.",
         "mean": "Not averaged: take the mean over axis 1.",
-        "dropout": "A rate of the layer, which acts unless deterministic=True, and draws from its rngs. One draw for all "
-        "items and heads unless broadcast_dropout=False.",
-        "parameters": "query, key, value with kernel (E, H, d) and bias (H, d); out with (H, d, E) and (E,): variables of "
-        "the module, which are set in place.",
-        "state": "The module holds its arrays and its random state, and changes in place; nnx.jit carries both. jax.jit "
-        "takes what nnx.split gives.",
+        "dropout": "A rate of the layer, which acts unless deterministic=True, and draws from its rngs. One draw for "
+        "all items and heads unless broadcast_dropout=False.",
+        "parameters": "query, key, value with kernel (E, H, d) and bias (H, d); out with (H, d, E) and (E,): "
+        "variables of the module, which are set in place.",
+        "state": "The module holds its arrays and its random state, and changes in place; nnx.jit carries both. "
+        "jax.jit takes what nnx.split gives.",
     }
     state = (
         "attend = nnx.jit(lambda layer, *arrays: layer(*arrays, deterministic=True))",
         "output = attend(layer, queries, keys, values)",
     )
-    made_with = ("num_heads", "in_features", "qkv_features", "out_features", "num_kv_heads", "in_kv_features") + (
+    made_with = (
+        *("num_heads", "in_features", "qkv_features", "out_features", "num_kv_heads", "in_kv_features"),
         *("dtype", "param_dtype", "broadcast_dropout", "dropout_rate", "deterministic", "precision", "kernel_init"),
         *("out_kernel_init", "bias_init", "out_bias_init", "use_bias", "attention_fn", "decode", "normalize_qk"),
         *("rngs", "keep_rngs"),
     )
     reshaping = ("out_features", "in_kv_features", "normalize_qk")
-    called_with = ("inputs_q", "inputs_k", "inputs_v", "mask", "deterministic", "rngs", "sow_weights", "decode") + (
+    called_with = (
+        *("inputs_q", "inputs_k", "inputs_v", "mask", "deterministic", "rngs", "sow_weights", "decode"),
         "is_causal",
     )
 

@@ -12,6 +12,9 @@ from mha.phrases.natives.torch_mha import no_rate
 from mha.phrases.said import Calling, Held, Making, both, call_of, over, with_axes
 from mha_core import AttentionConfig
 
+CONFIG = "from mha_core import AttentionConfig"
+"""What `from_weights` needs besides."""
+
 OF_FRAMEWORKS = ("device", "dtype", "param_dtype", "precision", "name")
 """Arguments that a layer of one framework or another has besides."""
 
@@ -38,12 +41,22 @@ class Ours(Native):
     mean: ClassVar[str] = ".mean(axis=1)"
     sign: ClassVar[str] = " & "
     made_with = ("embed_dim", "num_heads", "dropout", "bias", *AttentionConfig.__dataclass_fields__, *OF_FRAMEWORKS)
-    called_with = ("queries", "keys", "values", "valid_lens", "allowed", "bias", "causal", "return_weights") + (
+    called_with = (
+        *("queries", "keys", "values", "valid_lens", "allowed", "bias", "causal", "return_weights"),
         *("query_offset", "window", "dropout_keep", "past_keys", "past_values", "return_present"),
         *("deterministic", "training", "rngs"),
     )
     positional = 4
-    reshaping = ("head_dim", "value_head_dim", "query_dim", "key_dim", "value_dim", "output_dim", "score", "projections")
+    reshaping = (
+        "head_dim",
+        "value_head_dim",
+        "query_dim",
+        "key_dim",
+        "value_dim",
+        "output_dim",
+        "score",
+        "projections",
+    )
 
     def make(self, making: Making) -> list[str]:
         """With biases where they are asked for."""
@@ -62,7 +75,11 @@ class Ours(Native):
         added = calling.added
         given = {
             "allowed": both(masks, self.sign),
-            "bias": "" if not added else added.text if added.axes == "qk" else with_axes(added.text, added.axes, "bhqk"),
+            "bias": ""
+            if not added
+            else added.text
+            if added.axes == "qk"
+            else with_axes(added.text, added.axes, "bhqk"),
             "causal": "True" if calling.causal else "",
             "return_weights": "True" if calling.weights else "",
         }
@@ -78,7 +95,9 @@ class Ours(Native):
         """By their canonical names."""
         have = names(making)
         quoted = ", ".join(f"'{NAMES[name]}'" for name in have)
-        return Held((f"held = to_weights({old})", f"{', '.join(have)} = (held[name] for name in ({quoted}))"), CANONICAL)
+        return Held(
+            (f"held = to_weights({old})", f"{', '.join(have)} = (held[name] for name in ({quoted}))"), CANONICAL
+        )
 
     def write(self, making: Making, new: str) -> Held:
         """A new layer with them."""
@@ -105,7 +124,7 @@ class Ours(Native):
         return Making(width, heads, over(width, heads), "" if kv_heads == heads else kv_heads, bias, dropout), []
 
     def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
-        arrays = [given.need(name) for name in ("queries", "keys", "values")]
+        arrays = given.need("queries"), given.need("keys"), given.need("values")
         found = masks_of(given, given.take("allowed"), axes="bhqk", attend=True)
         numbers = masks_of(given, given.take("bias"), axes="bhqk", attend=True)
         causal = given.switch("causal", False) or found.causal
@@ -113,7 +132,8 @@ class Ours(Native):
         training = given.switch("training", False) or not given.switch("deterministic", True)
         given.take("rngs")
         added = numbers.added or numbers.allowed
-        calling = Calling(*arrays, found.padding, found.allowed, added, causal, weights, training and bool(making.dropout))
+        training = training and bool(making.dropout)
+        calling = Calling(*arrays, found.padding, found.allowed, added, causal, weights, training)
         return calling, list(found.notes)
 
 
@@ -127,8 +147,7 @@ class OursTorch(Ours):
     id = "ours-torch"
     path = "backends.torch.MultiHeadAttention"
     framework = "torch"
-    imports = ("import torch", "from backends.torch import MultiHeadAttention, from_weights, to_weights")
-    imports += ("from mha_core import AttentionConfig",)
+    imports = ("import torch", "from backends.torch import MultiHeadAttention, from_weights, to_weights", CONFIG)
     mean = ".mean(dim=1)"
     words: ClassVar[Mapping[str, str]] = {
         **Ours.words,
@@ -148,8 +167,11 @@ class OursKeras(Ours):
     id = "ours-tf"
     path = "backends.tf.MultiHeadAttention"
     framework = "tf"
-    imports = ("import tensorflow as tf", "from backends.tf import MultiHeadAttention, from_weights, to_weights")
-    imports += ("from mha_core import AttentionConfig",)
+    imports = (
+        "import tensorflow as tf",
+        "from backends.tf import MultiHeadAttention, from_weights, to_weights",
+        CONFIG,
+    )
     words: ClassVar[Mapping[str, str]] = {
         **Ours.words,
         "dropout": "A rate of the layer, which acts where the call says training=True, and in fit.",
@@ -173,8 +195,7 @@ class OursJax(Ours):
     id = "ours-jax"
     path = "backends.jax.MultiHeadAttention"
     framework = "jax"
-    imports = ("import jax", "from backends.jax import MultiHeadAttention, from_weights, to_weights")
-    imports += ("from mha_core import AttentionConfig",)
+    imports = ("import jax", "from backends.jax import MultiHeadAttention, from_weights, to_weights", CONFIG)
     holder = "variables"
     method = "apply"
     words: ClassVar[Mapping[str, str]] = {
@@ -205,8 +226,7 @@ class OursMxnet(Ours):
     id = "ours-mxnet"
     path = "backends.mxnet.MultiHeadAttention"
     framework = "mxnet"
-    imports = ("from backends.mxnet import MultiHeadAttention, from_weights, to_weights", "import mxnet as mx")
-    imports += ("from mha_core import AttentionConfig",)
+    imports = ("from backends.mxnet import MultiHeadAttention, from_weights, to_weights", "import mxnet as mx", CONFIG)
     sign = " * "
     words: ClassVar[Mapping[str, str]] = {
         **Ours.words,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from mha.phrases.moving import CANONICAL
+from collections.abc import Mapping
+from typing import ClassVar
+
 from mha.phrases.masks import Found, mask_of, masks_of
+from mha.phrases.moving import CANONICAL
 from mha.phrases.native import Arguments, Native
 from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom, both, call_of, over
 
@@ -17,14 +20,14 @@ class TorchMultiheadAttention(Native):
     others = ("torch", "torch.nn", "pytorch")
     imports = ("import torch",)
     layers = ("backends.torch.native.subjects:Multihead*",)
-    lacks = {
+    lacks: ClassVar[Mapping[str, Lack]] = {
         "grouped": Lack(
             "has none: every query head has keys and values of its own. Repeat those of each group in the weights, or "
             "use scaled_dot_product_attention(enable_gqa=True).",
             "not {'num_kv_heads', 'num_key_value_heads'} & names(torch.nn.MultiheadAttention)",
         )
     }
-    words = {
+    words: ClassVar[Mapping[str, str]] = {
         "made": "E is the width of everything, E = H * d; kdim and vdim let keys and values have another. Without "
         "batch_first=True arrays are (L, B, E).",
         "called": "(B, Lq, E), (B, Lk, E) -> a pair: output (B, Lq, E), weights or None.",
@@ -35,20 +38,23 @@ class TorchMultiheadAttention(Native):
         "weights": "(B, H, Lq, Lk), after dropout. need_weights=True, the default, leaves the fused kernel.",
         "mean": "(B, Lq, Lk): this is the default.",
         "dropout": "A rate of the layer, which acts in train() and not in eval(). A new layer is in train().",
-        "parameters": "in_proj_weight (3 E, E): queries, keys, values below each other, (out, in); in_proj_bias (3 E,); "
-        "out_proj.weight (E, E).",
-        "state": "The layer holds its parameters, which are changed in place. torch.manual_seed seeds them and dropout.",
+        "parameters": "in_proj_weight (3 E, E): queries, keys, values below each other, (out, in); in_proj_bias (3 "
+        "E,); out_proj.weight (E, E).",
+        "state": "The layer holds its parameters, which are changed in place. torch.manual_seed seeds them and "
+        "dropout.",
     }
     state = (
         "layer.eval().requires_grad_(False)",
         "output, _ = torch.compile(layer, backend='eager')(queries, keys, values)",
     )
-    made_with = ("embed_dim", "num_heads", "dropout", "bias", "add_bias_kv", "add_zero_attn", "kdim", "vdim") + (
+    made_with = (
+        *("embed_dim", "num_heads", "dropout", "bias", "add_bias_kv", "add_zero_attn", "kdim", "vdim"),
         "batch_first",
         "device",
         "dtype",
     )
-    called_with = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask") + (
+    called_with = (
+        *("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask"),
         "average_attn_weights",
         "is_causal",
     )
@@ -143,7 +149,7 @@ class TorchMultiheadAttention(Native):
         return making, notes
 
     def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
-        arrays = [given.need(name) for name in ("query", "key", "value")]
+        arrays = given.need("query"), given.need("key"), given.need("value")
         padding, mask = given.take("key_padding_mask"), given.take("attn_mask")
         shown = given.switch("need_weights", True)
         averaged = given.switch("average_attn_weights", True)
@@ -151,7 +157,9 @@ class TorchMultiheadAttention(Native):
         weights = "" if not shown else "mean" if averaged else "heads"
         found = masks_of(given, mask, axes="qk", attend=False)
         if causal and mask and not found.causal:
-            found = Found(causal=True, notes=(f"is_causal=True says that {mask} is the causal mask: taken at its word",))
+            found = Found(
+                causal=True, notes=(f"is_causal=True says that {mask} is the causal mask: taken at its word",)
+            )
         kept = mask_of(padding, attend=False, axes="bk") if padding else None
         calling = Calling(*arrays, kept, found.allowed, found.added, found.causal, weights)
         return calling, list(found.notes)
@@ -159,6 +167,7 @@ class TorchMultiheadAttention(Native):
 
 LATER = "torch.ones({q}.shape[1], {k}.shape[1], dtype=torch.bool).triu(1)"
 """The causal mask: True for every key that stands after the query."""
+
 
 def no_rate(text: str) -> str:
     """A dropout rate; "" for one that is 0.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from mha.phrases.masks import masks_of
 from mha.phrases.moving import CANONICAL
 from mha.phrases.native import Arguments, Native
@@ -19,14 +22,14 @@ class TorchScaledDotProductAttention(Native):
     imports = ("import torch", "import torch.nn.functional as F")
     layers = ("backends.torch.native.functional:ScaledDotProduct*",)
     is_function = True
-    lacks = {
+    lacks: ClassVar[Mapping[str, Lack]] = {
         name: Lack(
             "has none: it gives the output alone. torch.nn.MultiheadAttention gives them.",
             "not {'need_weights', 'return_weights', 'return_attn_weights'} & names(F.scaled_dot_product_attention)",
         )
         for name in ("weights", "mean")
     }
-    words = {
+    words: ClassVar[Mapping[str, str]] = {
         "made": "A function of heads: projections, their biases and the reshapes are yours.",
         "called": "(B, H, Lq, d), (B, H, Lk, d), (B, H, Lk, dv) -> (B, H, Lq, dv), scaled by 1 / sqrt(d) unless scale= "
         "says otherwise.",

@@ -1,4 +1,4 @@
-"""A call in somebody's file is read as it is meant, and written down for every other layer; what is not known is refused."""
+"""A call in somebody's file is read as it is meant, and written down for every other layer; the rest is refused."""
 
 from __future__ import annotations
 
@@ -82,9 +82,7 @@ class Block(layers.Module):
 def test_a_layer_of_a_module_is_found_with_its_names():
     found = translate(read(BLOCK), find("keras"))
     assert found.made == ("layer = keras.layers.MultiHeadAttention(heads, key_dim=width // heads, dropout=0.1)",)
-    assert found.called == (
-        "output = layer(x, value=x, key=x, attention_mask=(~padded)[:, None, :], training=False)",
-    )
+    assert found.called == ("output = layer(x, value=x, key=x, attention_mask=(~padded)[:, None, :], training=False)",)
     assert found.turned == ("padded: True means ignore there and may attend here, so it is inverted.",)
     assert any("training=True" in note for note in found.notes)
     assert "o = o.T.reshape(heads, width // heads, width)" in found.carried
@@ -95,12 +93,12 @@ def test_a_layer_of_a_module_is_found_with_its_names():
 @pytest.mark.parametrize(
     ("code", "new", "said"),
     [
-        ("a = nn.MultiheadAttention(8, 2, kdim=5)", "linen", "kdim=5 of torch.nn.MultiheadAttention is not carried over"),
+        ("a = nn.MultiheadAttention(8, 2, kdim=5)", "linen", "kdim=5 of .* is not carried over"),
         ("a = nn.MultiheadAttention(8, 2, kdim=5)", "linen", "its weights, which .* can't hold in these shapes"),
         ("a = keras.layers.GroupQueryAttention(4, 6, 2)", "torch", "2 heads of keys: .* has none"),
         ("a = keras.layers.MultiHeadAttention(2, 4, sliding_window=3)", "torch", "sliding_window=3 .* is not carried"),
-        ("a = nn.MultiheadAttention(8, 2)\na(x, x, x, average_attn_weights=False)", "sdpa", "weights of each head: .* none"),
-        ("b = torch.zeros(3, 3)\na = nn.MultiheadAttention(8, 2)\na(x, x, x, attn_mask=b)", "keras", "b, added .* none"),
+        ("a = nn.MultiheadAttention(8, 2)\na(x, x, x, average_attn_weights=False)", "sdpa", "of each head: .* none"),
+        ("b = torch.zeros(3, 3)\na = nn.MultiheadAttention(8, 2)\na(x, x, x, attn_mask=b)", "keras", "b, .* none"),
         ("a = nn.MultiheadAttention(8, 2, dropout=0.5)", "jax.nn", "dropout 0.5: .* none"),
     ],
 )  # fmt: skip
@@ -115,7 +113,7 @@ def test_what_can_not_be_said_is_named(code, new, said):
         ("a = nn.MultiheadAttention(8, 2)\na(x, x, x)", "batch_first=False"),
         ("a = nn.MultiheadAttention(8, 2)", "no call of the layer was found"),
         ("a = nn.MultiheadAttention(8, 2)\na(x, x, x, attn_mask=m)", "m is taken for a mask of True and False"),
-        ("m = torch.ones(3, 3).triu(1)\na = nn.MultiheadAttention(8, 2)\na(x, x, x, attn_mask=m)", "m is taken for the caus"),
+        ("m = torch.ones(3, 3).triu(1)\na = nn.MultiheadAttention(8, 2)\na(x, x, x, attn_mask=m)", "m is taken for"),
         ("a = keras.layers.MultiHeadAttention(2, 4)\na(x, x)", "heads \\* width of a head, 8"),
     ],
 )  # fmt: skip
@@ -128,11 +126,11 @@ def test_what_is_supposed_is_named(code, note):
     ("code", "message"),
     [
         ("x = 1", "makes or calls no attention that is known here (known: torch.nn.MultiheadAttention, "),
-        ("from mine import MultiHeadAttention\nMultiHeadAttention(3)", "mine.MultiHeadAttention in line 2 is none of them"),
-        ("class MultiHeadAttention: pass\nMultiHeadAttention(3)", "call.py.MultiHeadAttention in line 2 is none of them"),
+        ("from mine import MultiHeadAttention\nMultiHeadAttention(3)", "mine.MultiHeadAttention in line 2 is none of"),
+        ("class MultiHeadAttention: pass\nMultiHeadAttention(3)", "py.MultiHeadAttention in line 2 is none of"),
         ("MultiHeadAttention(8, 2)", "MultiHeadAttention in line 1 of call.py is the name of several: keras.layers."),
-        ("nn.MultiheadAttention(8, 2)\nnnx.MultiHeadAttention(8, 2)", "It has several: torch.nn.MultiheadAttention in line 1"),
-        ("nn.MultiheadAttention(8, 2, gate=True)", "is given 'gate', which is not known of it (known: embed_dim, num_heads"),
+        ("nn.MultiheadAttention(8, 2)\nnnx.MultiHeadAttention(8, 2)", "It has several: torch.nn.Multi"),
+        ("nn.MultiheadAttention(8, 2, gate=True)", "is given 'gate', which is not known of it (known: embed_dim,"),
         ("nn.MultiheadAttention(*sizes)", "is given *sizes, which can't be read without running it"),
         ("nn.MultiheadAttention(**sizes)", "is given **sizes, which can't be read without running it"),
         ("nn.MultiheadAttention(8)", "torch.nn.MultiheadAttention is given no num_heads, which it needs"),
@@ -140,7 +138,7 @@ def test_what_is_supposed_is_named(code, note):
         ("nn.MultiheadAttention(8, 2, embed_dim=8)", "is given 'embed_dim' twice"),
         ("a = nn.MultiheadAttention(8, 2)\na(x, x, x)\na(y, x, x)", "It has several calls of it, in lines 2, 3."),
         ("nnx.MultiHeadAttention(2, 8)(q, k, v, m)", "takes at most 3 arguments by position. Got 4."),
-        ("mx.nd.contrib.interleaved_matmul_encdec_qk(q, kv, heads=2)", "MXNet has no attention layer whose call could be"),
+        ("mx.nd.contrib.interleaved_matmul_encdec_qk(q, kv, heads=2)", "MXNet has no attention layer"),
         ("def f(:", "call.py, line 1 can't be read as Python: SyntaxError"),
         ("a\0b", "call.py can't be read as Python"),
         ("(" * 5000 + ")" * 5000, "can't be read as Python"),
