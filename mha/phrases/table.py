@@ -55,8 +55,8 @@ def find(name: str) -> Native:
     ...
     mha_core.errors.SpecError: 'MultiHeadAttention' is the name of several: keras-mha \
 (keras.layers.MultiHeadAttention), nnx (flax.nnx.MultiHeadAttention), ours-torch \
-(backends.torch.MultiHeadAttention), ours-tf (backends.tf.MultiHeadAttention), ours-jax (backends.jax.MultiHeadAttention), ours-mxnet \
-(backends.mxnet.MultiHeadAttention)
+(backends.torch.MultiHeadAttention), ours-tf (backends.tf.MultiHeadAttention), ours-jax \
+(backends.jax.MultiHeadAttention), ours-mxnet (backends.mxnet.MultiHeadAttention)
     """
     exact = [native for native in NATIVES.values() if name in (native.id, native.path, *native.others)]
     ends = [native for native in NATIVES.values() if native.path.endswith(f".{name}")]

@@ -43,7 +43,7 @@ class NnxMultiHeadAttention(Native):
         "weights": "(B, H, Lq, Lk), before dropout: sown, and taken out with nnx.pop; from flax 0.12.6 on nnx.capture "
         "does both.",
         "mean": "Not averaged: take the mean over axis 1.",
-        "dropout": "A rate of the layer, which acts unless deterministic=True, and draws from its rngs. One draw for "
+        "dropout": "A rate of the layer, which draws from its rngs; the layer or the call must say deterministic. One draw for "
         "all items and heads unless broadcast_dropout=False.",
         "parameters": "query, key, value with kernel (E, H, d) and bias (H, d); out with (H, d, E) and (E,): "
         "variables of the module, which are set in place.",

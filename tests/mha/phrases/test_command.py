@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
 from mha.cli.porter.phrase import phrase as command
 from mha.phrases.said import CONCEPTS
 from mha.phrases.table import NATIVES, find
+
+ROOT = Path(__file__).parents[3]
 
 CALL = """
 from torch import nn
@@ -39,6 +43,16 @@ def test_one_concept_is_said_alone():
     assert status == 0
     assert text.count("is_causal=True)") == 2
     assert "PADDING" not in text
+
+
+def test_the_page_shows_what_is_printed(tmp_path):
+    page = (ROOT / "docs" / "phrasebook-layers.md").read_text()
+    call = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "CALL.py").write_text(call)
+    status, text = run("--from", str(tmp_path / "CALL.py"), "--to", "keras")
+    shown = page.partition("--to keras\n...\n")[2].partition("...\n```")[0]
+    assert shown.count("\n") == 5
+    assert (status, shown in text) == (0, True)
 
 
 def test_a_call_is_written_down_for_another(tmp_path):
