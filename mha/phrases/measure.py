@@ -72,8 +72,9 @@ def verdict(found: Mapping[str, Numbers]) -> str:
 
 
 def verdict_of(native: Native, concept: str) -> str:
-    """What was measured of one statement; "" if nothing was."""
-    return verdict(recorded()["said"][native.id].get(concept, {}))
+    """What was measured of one statement; "" if nothing was. Precision is that of a plain call."""
+    found = verdict(recorded()["said"][native.id].get("called" if concept == "numbers" else concept, {}))
+    return f"where it is off: {found}" if concept == "dropout" and found else found
 
 
 def main() -> None:

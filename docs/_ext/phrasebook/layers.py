@@ -84,17 +84,12 @@ def cell(natives: list[Native], concept: str) -> str:
     lines = lines_of(first, concept)
     if lines:
         parts.append(block(lines))
-    parts.append(f'<p class="verdict">{verdict_of(first, judged_by(concept))}</p>')
+    parts.append(f'<p class="verdict">{verdict_of(first, concept)}</p>')
     warned = warnings_of(first, concept)
     if warned:
         links = "".join(f'<li>{escape(entry.summary)} <a href="traps.html#{entry.id}">Why</a></li>' for entry in warned)
         parts.append(f"<ul>{links}</ul>")
     return "".join(part for part in parts if part != '<p class="verdict"></p>') + "</article>"
-
-
-def judged_by(concept: str) -> str:
-    """Whose verdict stands with a concept: precision is that of a plain call."""
-    return "called" if concept == "numbers" else concept
 
 
 def grouped(concept: str) -> Iterator[list[Native]]:
@@ -103,7 +98,7 @@ def grouped(concept: str) -> Iterator[list[Native]]:
     for native in NATIVES.values():
         warned = tuple(entry.id for entry in warnings_of(native, concept))
         said = words_of(native, concept), tuple(lines_of(native, concept)), warned
-        found.setdefault((*said, verdict_of(native, judged_by(concept))), []).append(native)
+        found.setdefault((*said, verdict_of(native, concept)), []).append(native)
     yield from found.values()
 
 

@@ -43,8 +43,8 @@ class NnxMultiHeadAttention(Native):
         "weights": "(B, H, Lq, Lk), before dropout: sown, and taken out with nnx.pop; from flax 0.12.6 on nnx.capture "
         "does both.",
         "mean": "Not averaged: take the mean over axis 1.",
-        "dropout": "A rate of the layer, which draws from its rngs; the layer or the call must say deterministic. One draw for "
-        "all items and heads unless broadcast_dropout=False.",
+        "dropout": "A rate of the layer, which draws from its rngs; the layer or the call must say deterministic. One "
+        "draw for all items and heads unless broadcast_dropout=False.",
         "parameters": "query, key, value with kernel (E, H, d) and bias (H, d); out with (H, d, E) and (E,): "
         "variables of the module, which are set in place.",
         "state": "The module holds its arrays and its random state, and changes in place; nnx.jit carries both. "
@@ -100,12 +100,12 @@ class NnxMultiHeadAttention(Native):
     def write(self, making: Making, new: str) -> Held:
         """In place."""
         parts = dict(zip("qkvo", ("query", "key", "value", "out"), strict=True))
-        lines = [f"nnx.update({new}, nnx.state({new}, nnx.Param).__class__({{"]
+        lines = [f"nnx.update({new}, {{"]
         have = names(making)
         for name, part in parts.items():
             bias = f", 'bias': jnp.asarray({name}_bias)" if f"{name}_bias" in have else ""
             lines.append(f"    '{part}': {{'kernel': jnp.asarray({name}){bias}}},")
-        return Held((*lines, "}))"), AXES)
+        return Held((*lines, "})"), AXES)
 
     def read_making(self, given: Arguments) -> tuple[Making, list[str]]:
         width = given.need("in_features")

@@ -34,8 +34,8 @@ class TorchMultiheadAttention(Native):
         "padding": "key_padding_mask (B, Lk): True means ignore.",
         "allowed": "attn_mask (Lq, Lk), or (B * H, Lq, Lk), items outermost: True means ignore.",
         "causal": "There is no switch: is_causal=True is a hint about the attn_mask that must be given with it.",
-        "added": "The same argument: an attn_mask of numbers is added. key_padding_mask is then to hold numbers too: both "
-        "kinds beside each other are deprecated.",
+        "added": "The same argument: an attn_mask of numbers is added. key_padding_mask is then to hold numbers too: "
+        "both kinds beside each other are deprecated.",
         "weights": "(B, H, Lq, Lk), after dropout. need_weights=True, the default, leaves the fused kernel.",
         "mean": "(B, Lq, Lk): this is the default.",
         "dropout": "A rate of the layer, which acts in train() and not in eval(). A new layer is in train().",
