@@ -19,6 +19,9 @@ MEASURED = Path(__file__).with_name("measured.json")
 
 PACKAGES = ("torch", "keras", "tensorflow", "jax", "flax", "mxnet")
 
+AS_CALLED = ("made", "numbers")
+"""Concepts of which a plain call says what there is to say."""
+
 PAIR = Making(kv_heads="G"), STATEMENTS["padding-causal"][1]
 """What a pair is judged on; fewer heads of keys where both have them."""
 
@@ -30,7 +33,7 @@ def of_native(native: Native) -> dict[str, dict[str, Numbers]]:
     """Concept -> dtype -> what came out, of all that the framework has; for dropout, of a call in which it is off."""
     found: dict[str, dict[str, Numbers]] = {}
     for concept in CONCEPTS:
-        if concept in native.lacks or (concept not in STATEMENTS and concept != "state"):
+        if concept in native.lacks or (concept not in STATEMENTS and concept != "state") or concept in AS_CALLED:
             continue
         for dtype in native.dtypes:
             if concept == "state":
@@ -72,8 +75,8 @@ def verdict(found: Mapping[str, Numbers]) -> str:
 
 
 def verdict_of(native: Native, concept: str) -> str:
-    """What was measured of one statement; "" if nothing was. Precision is that of a plain call."""
-    found = verdict(recorded()["said"][native.id].get("called" if concept == "numbers" else concept, {}))
+    """What was measured of one statement; "" if nothing was."""
+    found = verdict(recorded()["said"][native.id].get("called" if concept in AS_CALLED else concept, {}))
     return f"where it is off: {found}" if concept == "dropout" and found else found
 
 
