@@ -163,15 +163,19 @@ class _Reader:
         Raises:
             SpecError: there are several that differ.
         """
-        parent = self.parents[made]
-        if isinstance(parent, ast.Call) and parent.func is made:
+        inner: ast.expr = made
+        parent = self.parents[inner]
+        while isinstance(parent, ast.Attribute) and isinstance(outer := self.parents[parent], ast.Call):
+            inner = outer  # layer = nn.MultiheadAttention(64, 4).eval()
+            parent = self.parents[inner]
+        if isinstance(parent, ast.Call) and parent.func is inner:
             return parent
-        if isinstance(parent, ast.Attribute) and isinstance(self.parents[parent], ast.Attribute | ast.Call):
-            parent = self.parents[parent]  # layer = nn.MultiheadAttention(64, 4).eval()
-            parent = self.parents[parent] if isinstance(parent, ast.Call) else parent
-        if not (isinstance(parent, ast.Assign) and len(parent.targets) == 1):
+        if isinstance(parent, ast.AnnAssign):
+            name = ast.unparse(parent.target)
+        elif isinstance(parent, ast.Assign) and len(parent.targets) == 1:
+            name = ast.unparse(parent.targets[0])
+        else:
             return None
-        name = ast.unparse(parent.targets[0])
         ways = {name, f"{name}.{native.method}"} if native.method else {name}
         calls = [call for call in self.calls if ast.unparse(call.func) in ways]
         if len({ast.unparse(call) for call in calls}) > 1:

@@ -13,13 +13,17 @@ from mha.phrases.natives.torch_mha import no_rate
 from mha.phrases.said import Calling, Held, Lack, Making, atom, both, call_of, over, with_axes
 
 
+AS_NN = ("nn.MultiHeadDotProductAttention", "nn.MultiHeadAttention")
+"""Its names where `nn` is flax.linen, as everybody imports it."""
+
+
 class LinenMultiHeadDotProductAttention(Native):
     """A module without arrays: they come and go as `variables`."""
 
     id = "linen"
     path = "flax.linen.MultiHeadDotProductAttention"
     framework = "jax"
-    others = ("flax", "flax.linen", "jax", "flax.linen.MultiHeadAttention")
+    others = ("flax", "flax.linen", "jax", "flax.linen.MultiHeadAttention", *AS_NN)
     imports = ("import flax.linen as nn", "import jax", "import jax.numpy as jnp")
     holder = "variables"
     layers = ("backends.jax.native.subjects:LinenMultiHead*", "backends.jax.native.subjects:LinenDotProduct*")

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from mha.phrases.reading import LARGEST, read, read_file
-from mha.phrases.said import STATEMENTS, Making
+from mha.phrases.said import STATEMENTS, Calling, Making
 from mha.phrases.table import NATIVES, find
 from mha.phrases.translate import translate
 from mha_core import SpecError
+
+pytestmark = pytest.mark.same_on_newest  # text, which no framework reads
 
 NUMBERS = "added = torch.zeros(5, 6)"
 """What says that this mask is one of numbers."""
@@ -148,6 +150,25 @@ def test_what_is_not_known_is_refused_by_its_name(code, message):
     with pytest.raises(SpecError) as error:
         read(code, "call.py")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "a = nn.MultiheadAttention(8, 2).eval()\ny = a(x, z, z)[0]",
+        "a = nn.MultiheadAttention(8, 2).to(d).eval()\ny = a(x, z, z)[0]",
+        "a: nn.Module = nn.MultiheadAttention(8, 2)\ny = a(x, z, z)[0]",
+        "y = nn.MultiheadAttention(8, 2)(x, z, z)[0]",
+        "y = nn.MultiheadAttention(8, 2).train()(x, z, z)[0]",
+        "self.a = nn.MultiheadAttention(num_heads=2, embed_dim=8)\ny, _ = self.a(value=z, key=z, query=x)",
+        "y = nn.MultiHeadDotProductAttention(num_heads=2, qkv_features=8)(x, z)",
+        "a = flax.linen.MultiHeadDotProductAttention(2, qkv_features=8)\ny = a.apply(variables, x, z)",
+    ],
+)
+def test_a_call_is_found_however_the_layer_is_held(code):
+    source = read(code)
+    assert source.calling == Calling("x", "z", "z")
+    assert (source.making.heads, source.making.width) == ("2", "8")
 
 
 def test_a_file_that_can_not_be_read(tmp_path):
