@@ -12,7 +12,6 @@ from mha.phrases.natives.keras_layers import AXES
 from mha.phrases.natives.torch_mha import no_rate
 from mha.phrases.said import Calling, Held, Lack, Making, atom, both, call_of, over, with_axes
 
-
 AS_NN = ("nn.MultiHeadDotProductAttention", "nn.MultiHeadAttention")
 """Its names where `nn` is flax.linen, as everybody imports it."""
 
