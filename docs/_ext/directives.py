@@ -15,7 +15,6 @@ from _ext.pages import (
     heads,
     masks,
     parallel,
-    phrases,
     probes,
     promise,
     proof,
@@ -23,6 +22,7 @@ from _ext.pages import (
     traps,
     trials,
 )
+from _ext.phrasebook import layers, operations
 
 if TYPE_CHECKING:
     from docutils import nodes
@@ -33,10 +33,11 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "bugs": bugs.markdown,
     "commands": commands.markdown,
     "heads": heads.markdown,
+    "layer-phrases": layers.markdown,
     "layers": public.layers,
     "masks": masks.markdown,
     "parallel": parallel.markdown,
-    "phrases": phrases.markdown,
+    "phrases": operations.markdown,
     "probes": probes.markdown,
     "promise": promise.markdown,
     "proof": proof.markdown,

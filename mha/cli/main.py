@@ -16,6 +16,7 @@ from mha.cli.porter.audit import audit
 from mha.cli.porter.compare import compare
 from mha.cli.porter.convert import convert
 from mha.cli.porter.infer import infer
+from mha.cli.porter.phrase import phrase
 from mha.cli.porter.port import port
 from mha.cli.porter.replay import replay
 from mha.cli.porter.where import where
@@ -43,7 +44,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-for command in (check, diagnose, compare, deviations, convert, infer, port, replay, where, audit, bench):
+for command in (check, diagnose, compare, deviations, convert, infer, port, replay, where, audit, phrase, bench):
     main.add_command(command)
 for command in (heads, learn, view):
     main.add_command(command)

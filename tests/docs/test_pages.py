@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from importlib import import_module
+from itertools import permutations
 
 import pytest
 
 from _ext import common
-from _ext.pages import phrases, proof, traps
+from _ext.pages import proof, traps
+from _ext.phrasebook import operations as phrases
 from conformance.deviations.known import load
 from conformance.zoo.registry import all_bugs
 from mha.cli.main import main
+from mha.phrases.said import CONCEPTS
+from mha.phrases.table import NATIVES, warnings_of
+from mha.phrases.text import lines_of, words_of
 from tests.docs.conftest import ROOT
 
 pytestmark = pytest.mark.same_on_newest  # tables and pages; no framework takes part
@@ -70,5 +76,42 @@ def test_every_call_of_the_steps_is_in_the_phrase_book(site, monkeypatch):
     page = (site / "phrasebook.html").read_text()
     for phrase in phrases.PHRASES:
         assert f"<h2>{phrase.title}<" in page
+        shown = {(place, step) for place, step in phrases.chosen(phrase)}
+        for dialect in common.DIALECTS:
+            said = {use.name for use in phrases.uses(dialect) if (phrases.short(use.place), use.step) in shown}
+            assert {use.name for use in phrases.uses(dialect)} & set(phrase.calls) <= said, (phrase.title, dialect)
     monkeypatch.setattr(phrases, "PHRASES", phrases.PHRASES[1:])
     assert "tf.matmul of" in "; ".join(phrases.unexplained())
+
+
+def test_a_statement_stands_beside_its_own_translation():
+    """Not a call of one dialect beside whatever the next has of the same name."""
+    for phrase in phrases.PHRASES:
+        for table in "\n".join(phrases.section(phrase)).split("\n\n")[2:]:
+            if "plain edition" in table:
+                step = table.split("`")[1]
+                rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", table, re.MULTILINE))
+                assert list(rows) == list(common.DIALECTS.values()), (phrase.title, step)
+                assigned = [row for row in rows.values() if row.startswith((f"`{step} = ", "`return ", "`powers = "))]
+                assert len(assigned) == len(rows), (phrase.title, step)
+
+
+def test_the_phrase_book_of_layers_has_every_statement_and_every_pair(site):
+    page = (site / "phrasebook-layers.html").read_text()
+    assert len(page.encode()) < 300_000
+    text = html.unescape(re.sub(r"<wbr>|</?span[^>]*>", "", page))
+    for native in NATIVES.values():
+        for concept, heading in CONCEPTS.items():
+            part = text.partition(f"<h2>{html.unescape(heading)}<")[2].partition("<h2>")[0]
+            mine = [cell for cell in re.findall(r"<article.*?</article>", part, re.DOTALL) if native.id in _ids(cell)]
+            assert len(mine) == 1, (native.id, concept)
+            for line in [*lines_of(native, concept), words_of(native, concept)]:
+                assert line in mine[0], (native.id, concept, line)
+            for entry in warnings_of(native, concept):
+                assert f'"traps.html#{entry.id}"' in mine[0], (native.id, concept)
+    pairs = [pair for found in re.findall(r'data-pairs="([^"]*)"', page) for pair in found.split()]
+    assert sorted(pairs) == sorted(f"{old}/{new}" for old, new in permutations(NATIVES, 2))
+
+
+def _ids(cell: str) -> list[str]:
+    return re.findall(r'data-of="([^"]*)"', cell)[0].split()

@@ -1,7 +1,8 @@
 """`phrases`: the calls that the steps are made of, in five dialects, as the plain edition and the backends write them.
 
-The directive takes no arguments. Every call of the sources belongs to one row of PHRASES: a test finds the
-ones that do not, and rows that nothing uses any more.
+The directive takes no arguments. Every call of the sources belongs to one phrase of PHRASES: a test finds the
+ones that do not, and phrases that nothing uses any more. A phrase is shown by whole statements, each beside the same
+one in the other dialects.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from _ext.common import DIALECTS, FRAMEWORKS, table
+from _ext.plain.rows import statements
 
 ROOT = Path(__file__).parents[3]
 
@@ -122,24 +124,37 @@ PHRASES = (
 
 @dataclass(frozen=True)
 class Use:
-    """A call in a source: its name, as it is written, and where."""
+    """A call in a source.
+
+    Attributes:
+        name: of the call.
+        text: the statement that it stands in; of a backend, the call alone.
+        place: the file.
+        step: what the statement assigns in the plain edition, or the function of a backend: dialects have the same.
+    """
 
     name: str
     text: str
     place: str
+    step: str
 
 
-def sources(dialect: str) -> Iterator[tuple[str, str, ast.AST]]:
-    """Place, text and tree of what is read: the layer of the plain edition, then the operations of the backend."""
+def sources(dialect: str) -> Iterator[tuple[str, str, dict[str, ast.stmt]]]:
+    """Place, text and steps of what is read: the layer of the plain edition, then the operations of the backend."""
     plain = f"lessons/plain/in_{dialect}.py"
     text = (ROOT / plain).read_text("utf-8")
     layer = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
-    yield plain, text, layer
+    names = [one.name for one in statements(ROOT / plain)][1:]
+    yield plain, text, dict(zip(names, layer.body[1:], strict=True))
     if dialect in FRAMEWORKS:
         for name in ("heads", "attention"):
             path = f"backends/{dialect}/ops/{name}.py"
             text = (ROOT / path).read_text("utf-8")
-            yield path, text, ast.parse(text)
+            yield (
+                path,
+                text,
+                {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)},
+            )
 
 
 def name_of(call: ast.AST, dialect: str) -> str:
@@ -164,33 +179,60 @@ def name_of(call: ast.AST, dialect: str) -> str:
 
 @cache
 def uses(dialect: str) -> tuple[Use, ...]:
-    """Every call of a framework in the sources, each name once in each."""
-    found: dict[tuple[str, str], Use] = {}
-    for place, text, tree in sources(dialect):
-        for node in ast.walk(tree):
-            name = name_of(node, dialect)
-            if name and (place, name) not in found:
-                segment = " ".join(str(ast.get_source_segment(text, node)).split())
-                found[place, name] = Use(name, segment, place)
+    """Every call of a framework in the sources, each name once in each step."""
+    found: dict[tuple[str, str, str], Use] = {}
+    for place, text, steps in sources(dialect):
+        for step, tree in steps.items():
+            for node in sorted(ast.walk(tree), key=lambda node: (getattr(node, "lineno", 0), -_end(node))):
+                name = name_of(node, dialect)
+                if name and (place, step, name) not in found:
+                    shown: ast.AST = node if place.startswith("backends/") else _statement(tree, node)
+                    segment = " ".join(str(ast.get_source_segment(text, shown)).split())
+                    found[place, step, name] = Use(name, segment, place, step)
     return tuple(found.values())
 
 
-def unexplained() -> list[str]:
-    """Calls that no phrase has, and calls of phrases that nothing uses."""
-    phrases = {name for phrase in PHRASES for name in phrase.calls}
-    used = {use.name: use.place for dialect in DIALECTS for use in uses(dialect)}
-    new = [f"{name} of {place} is in no phrase" for name, place in used.items() if name not in phrases]
-    return new + [f"{name} is in a phrase, and nothing uses it" for name in sorted(phrases - set(used))]
+def _end(node: ast.AST) -> int:
+    """Where it ends; what holds another thing that begins in the same line ends later."""
+    return getattr(node, "end_lineno", 0) * 1000 + getattr(node, "end_col_offset", 0)
+
+
+def _statement(step: ast.stmt, call: ast.AST) -> ast.stmt:
+    """The statement inside the step in which the call stands."""
+    inner = [node for node in ast.walk(step) if isinstance(node, ast.Return | ast.Assign) and call in ast.walk(node)]
+    return inner[-1] if inner else step
+
+
+def chosen(phrase: Phrase) -> list[tuple[str, str]]:
+    """The steps that show the phrase, as (kind of place, step): few that hold every call in every dialect."""
+    left = {(dialect, use.name) for dialect in DIALECTS for use in uses(dialect) if use.name in phrase.calls}
+    held: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for dialect in DIALECTS:
+        for use in uses(dialect):
+            if use.name in phrase.calls:
+                held.setdefault((short(use.place), use.step), set()).add((dialect, use.name))
+    steps = []
+    while left:
+        best = max(held, key=lambda step: (step[0] == "plain" and bool(held[step] & left), len(held[step] & left)))
+        steps.append(best)
+        left -= held[best]
+    return steps
 
 
 def section(phrase: Phrase) -> list[str]:
-    """Heading, note, and one line for each dialect: how the plain edition says it, else the backend."""
-    rows = []
-    for dialect, label in DIALECTS.items():
-        mine = [use for use in uses(dialect) if use.name in phrase.calls]
-        shown = {use.name: use for use in reversed(mine)}  # the plain edition comes first, and wins
-        rows += [[label, code(use.text), short(use.place)] for use in reversed(shown.values())]
-    return [f"## {phrase.title}", "", phrase.note, "", table(["", "as it is written", "where"], rows), ""]
+    """Heading and note; then a table for each step: the same statement in every dialect."""
+    lines = [f"## {phrase.title}", "", phrase.note, ""]
+    for place, step in chosen(phrase):
+        rows = []
+        for dialect, label in DIALECTS.items():
+            here = [use for use in uses(dialect) if (short(use.place), use.step) == (place, step)]
+            said = dict.fromkeys(use.text for use in here if use.name in phrase.calls)
+            if not said and place == "plain":  # another way of saying it, which belongs to other phrases
+                said = dict.fromkeys(use.text for use in here)
+            if said:
+                rows.append([label, "<br>".join(map(code, said))])
+        lines += [table([f"`{step}`", f"as {'the plain edition' if place == 'plain' else place} has it"], rows), ""]
+    return lines
 
 
 def short(place: str) -> str:
@@ -205,6 +247,14 @@ def short(place: str) -> str:
 def code(text: str) -> str:
     """A call as code in a table."""
     return f"`{text.replace('|', chr(92) + '|')}`"
+
+
+def unexplained() -> list[str]:
+    """Calls that no phrase has, and calls of phrases that nothing uses."""
+    phrases = {name for phrase in PHRASES for name in phrase.calls}
+    used = {use.name: use.place for dialect in DIALECTS for use in uses(dialect)}
+    new = [f"{name} of {place} is in no phrase" for name, place in used.items() if name not in phrases]
+    return new + [f"{name} is in a phrase, and nothing uses it" for name in sorted(phrases - set(used))]
 
 
 def markdown() -> str:

@@ -1,0 +1,1 @@
+"""The phrase books: of the operations that the steps are made of, and of the frameworks' own layers."""

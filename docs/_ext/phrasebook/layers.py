@@ -1,0 +1,156 @@
+"""`layer-phrases`: what each framework's own attention says, side by side, and how parameters move between any two.
+
+    ```{layer-phrases} menus
+    ```
+
+`all` instead of `menus` puts what they choose from. Everything is on the page; where scripts run, two menus leave what
+stands between two layers. Code and words are those of `mha.phrases`; its measured.json has what
+came out when the code ran.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import escape
+
+from mha.phrases.measure import recorded, verdict, verdict_of
+from mha.phrases.native import Native
+from mha.phrases.said import CONCEPTS, Making
+from mha.phrases.table import NATIVES, carried, common, warnings_of
+from mha.phrases.text import lines_of, words_of
+
+FIRST = ("torch-mha", "keras-mha")
+"""The pair that the menus show at first."""
+
+SCRIPT = """
+<script>
+(() => {
+  const form = document.querySelector(".phrase-menus"), [from, to] = form.querySelectorAll("select");
+  const cells = [...document.querySelectorAll(".phrase")], moves = [...document.querySelectorAll(".carry")];
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const known = name => [...from.options].some(option => option.value === name);
+  if (known(asked.get("from"))) from.value = asked.get("from");
+  if (known(asked.get("to"))) to.value = asked.get("to");
+  const show = () => {
+    for (const cell of cells) {
+      const who = cell.dataset.of.split(" ");
+      cell.hidden = !who.includes(from.value) && !who.includes(to.value);
+      cell.style.order = who.includes(from.value) ? 0 : 1;
+    }
+    for (const move of moves) {
+      move.open = move.dataset.pairs.split(" ").includes(`${from.value}/${to.value}`);
+      move.hidden = !move.open;
+    }
+    form.querySelector("code").textContent = `mha phrase ${from.value} ${to.value}`;
+  };
+  form.addEventListener("change", () => {
+    history.replaceState(null, "", `#from=${from.value}&to=${to.value}`);
+    show();
+  });
+  form.querySelector("button").addEventListener("click", () => {
+    [from.value, to.value] = [to.value, from.value];
+    form.dispatchEvent(new Event("change"));
+  });
+  form.hidden = false;
+  show();
+})();
+</script>
+"""
+
+
+def menus() -> str:
+    """Two menus, which are hidden until the script runs."""
+    parts = []
+    for label, chosen in zip(("From", "To"), FIRST, strict=True):
+        options = "".join(
+            f'<option value="{native.id}"{" selected" if native.id == chosen else ""}>{escape(native.title)}</option>'
+            for native in NATIVES.values()
+        )
+        parts.append(f"<label>{label} <select>{options}</select></label>")
+    return (
+        f'<form class="phrase-menus" hidden>{"".join(parts)}<button type="button">Exchange</button><code></code></form>'
+    )
+
+
+def cell(natives: list[Native], concept: str) -> str:
+    """What one layer says of a concept, or several that say the same."""
+    first = natives[0]
+    names = ", ".join(broken(native.title) for native in natives)
+    parts = [f'<article class="phrase" data-of="{" ".join(native.id for native in natives)}"><h3>{names}</h3>']
+    words = words_of(first, concept)
+    if words:
+        parts.append(f"<p>{escape(words)}</p>")
+    lines = lines_of(first, concept)
+    if lines:
+        parts.append(block(lines))
+    parts.append(f'<p class="verdict">{verdict_of(first, concept)}</p>')
+    warned = warnings_of(first, concept)
+    if warned:
+        links = "".join(f'<li>{escape(entry.summary)} <a href="traps.html#{entry.id}">Why</a></li>' for entry in warned)
+        parts.append(f"<ul>{links}</ul>")
+    return "".join(part for part in parts if part != '<p class="verdict"></p>') + "</article>"
+
+
+def grouped(concept: str) -> Iterator[list[Native]]:
+    """The layers, those together that say the same of a concept."""
+    found: dict[tuple[object, ...], list[Native]] = {}
+    for native in NATIVES.values():
+        warned = tuple(entry.id for entry in warnings_of(native, concept))
+        said = words_of(native, concept), tuple(lines_of(native, concept)), warned
+        found.setdefault((*said, verdict_of(native, concept)), []).append(native)
+    yield from found.values()
+
+
+def block(lines: list[str]) -> str:
+    """Code whose long lines break where no name is cut."""
+    text = "".join(f'<span class="line">{broken(line)}\n</span>' for line in lines)
+    return f'<div class="highlight"><pre>{text}</pre></div>'
+
+
+def broken(text: str) -> str:
+    """HTML of a text that may break behind a dot or a bracket.
+
+    >>> broken("mx.nd(a)")
+    'mx.<wbr>nd(<wbr>a)'
+    """
+    return re.sub(r"([.(\[])(?=[A-Za-z_'])", r"\1<wbr>", escape(text, quote=False))
+
+
+def carried_by() -> Iterator[str]:
+    """How parameters move from one layer to another, folded; pairs whose code is the same stand together."""
+    found: dict[tuple[str, ...], list[tuple[Native, Native]]] = {}
+    for old in NATIVES.values():
+        for new in NATIVES.values():
+            if new is not old:
+                judged = verdict({"float32": recorded()["pairs"][old.id][new.id]})
+                found.setdefault((judged, *carried(old, new, common(old, new, Making()))), []).append((old, new))
+    for (judged, *lines), pairs in found.items():
+        names = "; ".join(f"{broken(old.title)} → {broken(new.title)}" for old, new in pairs)
+        ids = " ".join(f"{old.id}/{new.id}" for old, new in pairs)
+        yield f'<details class="carry" data-pairs="{ids}"><summary>{names}: {judged}</summary>{block(lines)}</details>'
+
+
+def raw(html: str) -> str:
+    """HTML as a part of a page in Markdown."""
+    return f"`````{{raw}} html\n{html}\n`````\n"
+
+
+def markdown(part: str) -> str:
+    """Of "menus": them. Of "all": a section for each concept, and every pair."""
+    if part == "menus":
+        return raw(menus())
+    releases = ", ".join(f"{name} {release}" for name, release in recorded()["releases"].items())
+    parts: list[str] = []
+    for concept, heading in CONCEPTS.items():
+        cells = "".join(cell(natives, concept) for natives in grouped(concept))
+        parts += [f"## {heading}\n", raw(f'<div class="phrases">{cells}</div>')]
+        if concept == "parameters":
+            parts += [
+                "From a layer `old` to a layer `new`, both as they are made above, with `import numpy as np`. Each "
+                "was run: "
+                "every parameter arrives exact to the bit, and the new layer, called with padding and causal, is "
+                "then held against the definition in float32.\n",
+                raw("".join(carried_by())),
+            ]
+    return "\n".join([*parts, f"Run with {releases}.\n", raw(SCRIPT)])

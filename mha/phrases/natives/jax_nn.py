@@ -1,0 +1,133 @@
+"""jax.nn.dot_product_attention, between four projections by einsum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from mha.phrases.masks import masks_of
+from mha.phrases.moving import names
+from mha.phrases.native import Arguments, Native
+from mha.phrases.natives.keras_layers import AXES
+from mha.phrases.natives.torch_sdpa import HEADS
+from mha.phrases.said import Calling, Held, Lack, Making, both, call_of, with_axes
+
+
+class JaxDotProductAttention(Native):
+    """A function of heads, which stand behind the length."""
+
+    id = "jax-nn"
+    path = "jax.nn.dot_product_attention"
+    framework = "jax"
+    others = ("jax.nn", "dot_product_attention")
+    imports = ("import jax", "import jax.numpy as jnp")
+    holder = "params"
+    layers = ("backends.jax.native.subjects:DotProductAttention*",)
+    is_function = True
+    lacks: ClassVar[Mapping[str, Lack]] = {
+        **{
+            name: Lack(
+                "has none: it gives the output alone.",
+                "not {'return_weights', 'sow_weights', 'return_attention_scores'} & "
+                "names(jax.nn.dot_product_attention)",
+            )
+            for name in ("weights", "mean")
+        },
+        "dropout": Lack(
+            "has none: nn.dot_product_attention of Flax has.",
+            "not {'dropout', 'dropout_rate', 'dropout_p', 'dropout_rng'} & names(jax.nn.dot_product_attention)",
+        ),
+    }
+    words: ClassVar[Mapping[str, str]] = {
+        "made": "A function of heads: projections and their biases are yours.",
+        "called": "(B, Lq, H, d), (B, Lk, H, d) -> (B, Lq, H, d): the heads stand behind the length. Scaled by 1 / "
+        "sqrt(d) unless scale= says otherwise.",
+        "padding": "mask, bool, broadcast to (B, H, Lq, Lk): True means may attend. Or key_value_seq_lengths (B,).",
+        "allowed": "The same argument: True means may attend. Numbers are refused.",
+        "causal": "is_causal=True: query 0 sees key 0 alone, also where there are more keys than queries.",
+        "padding-causal": "Both arguments: they are combined by AND.",
+        "added": "bias, broadcast to (B, H, Lq, Lk). Exclude by mask, not by -inf.",
+        "grouped": "Keys and values with fewer heads, a divisor of H.",
+        "parameters": "None: here a dict of kernels (E, H, d) and (H, d, E), and biases (H, d) and (E,).",
+        "state": "None: a pure function, for jax.jit as it is.",
+    }
+    state = (
+        "@jax.jit",
+        "def attend(params, queries, keys, values):",
+        "    arrays = zip('qkv', (queries, keys, values))",
+        "    split = (jnp.einsum('ble,ehd->blhd', x, params[n]) + params[f'{n}_bias'] for n, x in arrays)",
+        "    heads = jax.nn.dot_product_attention(*split)",
+        "    return jnp.einsum('blhd,hde->ble', heads, params['o']) + params['o_bias']",
+        "output = attend(params, queries, keys, values)",
+    )
+    called_with = (
+        *("query", "key", "value", "bias", "mask", "scale", "is_causal", "query_seq_lengths"),
+        "key_value_seq_lengths",
+        "local_window_size",
+        "implementation",
+    )
+    positional = 5
+
+    def make(self, making: Making) -> list[str]:
+        """A dict of arrays."""
+        sizes = {"q": making.heads, "k": making.groups, "v": making.groups}
+        width, head = making.width, making.head_width
+        draw = "draw(key, ({}))"
+        kernels = {name: draw.format(f"{width}, {heads}, {head}") for name, heads in sizes.items()}
+        kernels["o"] = draw.format(f"{making.heads}, {head}, {width}")
+        biases = {f"{name}_bias": f"jnp.zeros(({heads}, {head}))" for name, heads in sizes.items()}
+        biases["o_bias"] = f"jnp.zeros({width})"
+        return [
+            "draw, keys_of = jax.nn.initializers.glorot_uniform(), jax.random.split(jax.random.key(0), 4)",
+            "params = {",
+            *(
+                f"    '{name}': {made.replace('key', f'keys_of[{index}]')},"
+                for index, (name, made) in enumerate(kernels.items())
+            ),
+            *(f"    '{name}': {made}," for name, made in biases.items() if making.bias),
+            "}",
+        ]
+
+    def call(self, making: Making, calling: Calling) -> list[str]:
+        """Project, attend, project."""
+        arrays = {"q": calling.queries, "k": calling.keys, "v": calling.values}
+        lines = [
+            f"{name}h = jnp.einsum('ble,ehd->blhd', {x}, params['{name}'])"
+            + (f" + params['{name}_bias']" if making.bias else "")
+            for name, x in arrays.items()
+        ]
+        masks = [with_axes(mask.where(attend=True), mask.axes, "bhqk") for mask in calling.masks]
+        added = calling.added
+        given = {
+            "bias": with_axes(added.text, added.axes, "bhqk") if added else "",
+            "mask": both(masks),
+            "is_causal": "True" if calling.causal else "",
+        }
+        return [
+            *lines,
+            f"heads = {call_of('jax.nn.dot_product_attention', 'qh', 'kh', 'vh', **given)}",
+            "output = jnp.einsum('blhd,hde->ble', heads, params['o'])" + (" + params['o_bias']" if making.bias else ""),
+        ]
+
+    def read(self, making: Making, old: str) -> Held:
+        """Out of the dict."""
+        have = names(making)
+        return Held((f"{', '.join(have)} = (np.asarray({old}[name]) for name in ({_quoted(have)}))",), AXES)
+
+    def write(self, making: Making, new: str) -> Held:
+        """A new dict."""
+        rows = [f"    '{name}': jnp.asarray({name})," for name in names(making)]
+        return Held((f"{new} = {{", *rows, "}"), AXES)
+
+    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
+        arrays = [given.need(name) for name in ("query", "key", "value")]
+        found = masks_of(given, given.take("mask"), axes="bhqk", attend=True)
+        added = masks_of(given, given.take("bias"), axes="bhqk", attend=True)
+        numbers = added.added or added.allowed
+        notes = [*found.notes, HEADS.format(shape="(B, L, H, d)", arrays=", ".join(arrays))]
+        causal = given.switch("is_causal", False) or found.causal
+        return Calling(padding=found.padding, allowed=found.allowed, added=numbers, causal=causal), notes
+
+
+def _quoted(have: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in have)

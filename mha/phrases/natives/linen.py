@@ -1,0 +1,174 @@
+"""flax.linen.MultiHeadDotProductAttention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from mha.phrases.masks import masks_of
+from mha.phrases.moving import names
+from mha.phrases.native import Arguments, Native
+from mha.phrases.natives.keras_layers import AXES
+from mha.phrases.natives.torch_mha import no_rate
+from mha.phrases.said import Calling, Held, Lack, Making, atom, both, call_of, over, with_axes
+
+AS_NN = ("nn.MultiHeadDotProductAttention", "nn.MultiHeadAttention")
+"""Its names where `nn` is flax.linen, as everybody imports it."""
+
+
+class LinenMultiHeadDotProductAttention(Native):
+    """A module without arrays: they come and go as `variables`."""
+
+    id = "linen"
+    path = "flax.linen.MultiHeadDotProductAttention"
+    framework = "jax"
+    others = ("flax", "flax.linen", "jax", "flax.linen.MultiHeadAttention", *AS_NN)
+    imports = ("import flax.linen as nn", "import jax", "import jax.numpy as jnp")
+    holder = "variables"
+    layers = ("backends.jax.native.subjects:LinenMultiHead*", "backends.jax.native.subjects:LinenDotProduct*")
+    lacks: ClassVar[Mapping[str, Lack]] = {
+        "added": Lack(
+            "has none: mask is read by truth. An attention_fn of your own can add a bias, as "
+            "nn.dot_product_attention does.",
+            "'bias' not in names(nn.MultiHeadDotProductAttention.__call__)",
+        ),
+        "grouped": Lack(
+            "has none: repeat the keys' kernels of each group, or call jax.nn.dot_product_attention.",
+            "not {'num_kv_heads', 'num_key_value_heads'} & names(nn.MultiHeadDotProductAttention)",
+        ),
+    }
+    words: ClassVar[Mapping[str, str]] = {
+        "made": "The widths come from the arrays that init is given; qkv_features is H * d where that is not E. "
+        "MultiHeadAttention is a subclass of it with the same call.",
+        "called": "(B, Lq, E), (B, Lk, E) -> (B, Lq, E).",
+        "padding": "mask, anything that broadcasts to (B, H, Lq, Lk): True means may attend.",
+        "allowed": "The same argument: True means may attend.",
+        "causal": "There is no switch: nn.make_causal_mask makes a square one.",
+        "padding-causal": "One argument has both.",
+        "weights": "(B, H, Lq, Lk), before dropout: sown among the intermediates, in a tuple.",
+        "mean": "Not averaged: take the mean over axis 1.",
+        "dropout": "A rate of the module; the call says deterministic, and then brings a key. One draw for all items "
+        "and heads unless broadcast_dropout=False.",
+        "parameters": "params: query, key, value with kernel (E, H, d) and bias (H, d); out with (H, d, E) and (E,).",
+        "state": "The module holds nothing: init gives the variables, apply takes them, and nothing is changed in "
+        "place. Each draw has a key.",
+    }
+    state = ("output = jax.jit(layer.apply)(variables, queries, keys, values)",)
+    made_with = (
+        *("num_heads", "dtype", "param_dtype", "qkv_features", "out_features", "broadcast_dropout"),
+        *("dropout_rate", "deterministic", "precision", "kernel_init", "out_kernel_init", "bias_init", "out_bias_init"),
+        *("use_bias", "attention_fn", "decode", "normalize_qk", "force_fp32_for_softmax"),
+    )
+    called_with = (
+        *("inputs_q", "inputs_k", "inputs_v", "inputs_kv", "mask", "deterministic", "dropout_rng"),
+        "sow_weights",
+        "mutable",
+        "rngs",
+    )
+    made_by_place, positional = 17, 3
+    reshaping = ("out_features", "normalize_qk")
+    method = "apply"
+
+    def make(self, making: Making) -> list[str]:
+        """The module, and its variables."""
+        bias = "" if making.bias else "False"
+        inner = call_of(
+            "nn.MultiHeadDotProductAttention", num_heads=making.heads, dropout_rate=making.dropout, use_bias=bias
+        )
+        given = ", deterministic=True" if making.dropout else ""
+        return [
+            f"layer = {inner}",
+            f"variables = layer.init(jax.random.key(0), queries, keys, values{given})",
+        ]
+
+    def call(self, making: Making, calling: Calling) -> list[str]:
+        """By apply."""
+        lines, mask = one_mask(calling)
+        given = {"mask": mask}
+        if making.dropout:
+            given["deterministic"] = str(not calling.training)
+            given["rngs"] = "{'dropout': jax.random.key(1)}" if calling.training else ""
+        if calling.weights:
+            given |= {"sow_weights": "True", "mutable": "['intermediates']"}
+        called = call_of("layer.apply", "variables", calling.queries, calling.keys, calling.values, **given)
+        if not calling.weights:
+            return [*lines, f"output = {called}"]
+        sown = "sown['intermediates']['attention_weights'][0]"
+        mean = ".mean(axis=1)" if calling.weights == "mean" else ""
+        return [*lines, f"output, sown = {called}", f"weights = {sown}{mean}"]
+
+    def read(self, making: Making, old: str) -> Held:
+        """Out of the variables."""
+        parts = "params[part]"
+        lines = [
+            f"params = {old}['params']",
+            f"q, k, v, o = (np.asarray({parts}['kernel']) for part in ('query', 'key', 'value', 'out'))",
+        ]
+        if making.bias:
+            lines.append(
+                f"q_bias, k_bias, v_bias, o_bias = (np.asarray({parts}['bias']) for part in "
+                "('query', 'key', 'value', 'out'))"
+            )
+        return Held(tuple(lines), AXES)
+
+    def write(self, making: Making, new: str) -> Held:
+        """New variables."""
+        parts = dict(zip("qkvo", ("query", "key", "value", "out"), strict=True))
+        have = names(making)
+        lines = [f"{new} = {{'params': {{"]
+        for name, part in parts.items():
+            bias = f", 'bias': jnp.asarray({name}_bias)" if f"{name}_bias" in have else ""
+            lines.append(f"    '{part}': {{'kernel': jnp.asarray({name}){bias}}},")
+        return Held((*lines, "}}"), AXES)
+
+    def read_making(self, given: Arguments) -> tuple[Making, list[str]]:
+        return flax_making(given, "")
+
+    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
+        return flax_calling(given, making)
+
+
+def one_mask(calling: Calling) -> tuple[list[str], str]:
+    """The lines that make a causal mask, if there is one, and the whole mask with four axes."""
+    masks = [with_axes(mask.where(attend=True), mask.axes, "bhqk") for mask in calling.masks]
+    lines = []
+    if calling.causal:
+        queries, keys = atom(calling.queries), atom(calling.keys)
+        lines.append(f"no_later_keys = jnp.tri({queries}.shape[1], {keys}.shape[1], dtype=bool)")
+        masks.append("no_later_keys[None, None]")
+    return lines, both(masks)
+
+
+def flax_making(given: Arguments, width: str) -> tuple[Making, list[str]]:
+    """A construction of either Flax layer; `width` is what it says of the input."""
+    heads, notes = given.need("num_heads"), []
+    inner, outer = given.take("qkv_features", width), given.take("out_features", width)
+    if not inner:
+        width = "E"
+        notes.append("the width E is that of the queries: this layer takes it from the arrays")
+    elif not width:
+        notes.append(f"qkv_features={inner} is taken for the width of the arrays too")
+    if outer and outer != (width or inner):
+        given.taken.discard("out_features")
+    width = inner or width
+    bias, dropout = given.switch("use_bias", True), no_rate(given.take("dropout_rate"))
+    return Making(width, heads, over(width, heads), bias=bias, dropout=dropout), notes
+
+
+def flax_calling(given: Arguments, making: Making) -> tuple[Calling, list[str]]:
+    """A call of either Flax layer."""
+    queries = given.need("inputs_q")
+    keys = given.take("inputs_k", given.take("inputs_kv", queries))
+    values = given.take("inputs_v", keys)
+    found = masks_of(given, given.take("mask"), axes="bhqk", attend=True)
+    notes = list(found.notes)
+    if found.added:
+        notes.append(
+            f"mask={found.added.text} holds numbers, which this layer takes for True and False: 0 means ignore"
+        )
+    weights = "heads" if given.switch("sow_weights", False) else ""
+    training = bool(making.dropout) and not given.switch("deterministic", True)
+    for handled in ("mutable", "rngs", "dropout_rng"):
+        given.take(handled)
+    causal = found.causal
+    return Calling(queries, keys, values, found.padding, found.allowed, None, causal, weights, training), notes

@@ -1,0 +1,128 @@
+"""flax.nnx.MultiHeadAttention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from mha.phrases.moving import names
+from mha.phrases.native import Arguments, Native
+from mha.phrases.natives.keras_layers import AXES
+from mha.phrases.natives.linen import flax_calling, flax_making, one_mask
+from mha.phrases.said import Calling, Held, Lack, Making, call_of
+
+
+class NnxMultiHeadAttention(Native):
+    """A module that holds its arrays."""
+
+    id = "nnx"
+    path = "flax.nnx.MultiHeadAttention"
+    framework = "jax"
+    others = ("flax.nnx", "nnx.MultiHeadAttention")
+    imports = ("import jax", "import jax.numpy as jnp", "from flax import nnx")
+    layers = ("backends.jax.native.subjects:Nnx*",)
+    lacks: ClassVar[Mapping[str, Lack]] = {
+        "added": Lack(
+            "has none: mask is cast to bool. An attention_fn of your own can add a bias, as "
+            "nnx.dot_product_attention does.",
+            "'bias' not in names(nnx.MultiHeadAttention.__call__)",
+        ),
+        "grouped": Lack(
+            "has none before flax 0.12.6, where num_kv_heads= came. Before it, repeat the keys' kernels of each group.",
+            "('num_kv_heads' in names(nnx.MultiHeadAttention.__init__)) is not before('flax', '0.12.6')",
+        ),
+    }
+    words: ClassVar[Mapping[str, str]] = {
+        "made": "in_features is E; qkv_features is H * d where that is not E. decode=False, or the layer wants it in "
+        "every call. rngs= draws the parameters there and then.",
+        "called": "(B, Lq, E), (B, Lk, E) -> (B, Lq, E).",
+        "padding": "mask, anything that broadcasts to (B, H, Lq, Lk): True means may attend.",
+        "allowed": "The same argument: True means may attend.",
+        "causal": "No switch in flax 0.12.0; 0.12.8 has is_causal=True. A mask works in both.",
+        "padding-causal": "One argument has both.",
+        "weights": "(B, H, Lq, Lk), before dropout: sown, and taken out with nnx.pop; from flax 0.12.6 on nnx.capture "
+        "does both.",
+        "mean": "Not averaged: take the mean over axis 1.",
+        "dropout": "A rate of the layer, which draws from its rngs; the layer or the call must say deterministic. One "
+        "draw for all items and heads unless broadcast_dropout=False.",
+        "parameters": "query, key, value with kernel (E, H, d) and bias (H, d); out with (H, d, E) and (E,): "
+        "variables of the module, which are set in place.",
+        "state": "The module holds its arrays and its random state, and changes in place; nnx.jit carries both. "
+        "jax.jit takes what nnx.split gives.",
+    }
+    state = (
+        "attend = nnx.jit(lambda layer, *arrays: layer(*arrays, deterministic=True))",
+        "output = attend(layer, queries, keys, values)",
+    )
+    made_with = (
+        *("num_heads", "in_features", "qkv_features", "out_features", "num_kv_heads", "in_kv_features"),
+        *("dtype", "param_dtype", "broadcast_dropout", "dropout_rate", "deterministic", "precision", "kernel_init"),
+        *("out_kernel_init", "bias_init", "out_bias_init", "use_bias", "attention_fn", "decode", "normalize_qk"),
+        *("rngs", "keep_rngs"),
+    )
+    reshaping = ("out_features", "in_kv_features", "normalize_qk")
+    called_with = (
+        *("inputs_q", "inputs_k", "inputs_v", "mask", "deterministic", "rngs", "sow_weights", "decode"),
+        "is_causal",
+    )
+
+    def make(self, making: Making) -> list[str]:
+        """With parameters, drawn by rngs."""
+        bias = "" if making.bias else "False"
+        given = {"dropout_rate": making.dropout, "use_bias": bias, "decode": "False", "rngs": "nnx.Rngs(0)"}
+        return [f"layer = {call_of('nnx.MultiHeadAttention', making.heads, making.width, **given)}"]
+
+    def call(self, making: Making, calling: Calling) -> list[str]:
+        """The sown weights are taken out of the layer again."""
+        lines, mask = one_mask(calling)
+        given = {"mask": mask, "deterministic": str(not calling.training) if making.dropout else ""}
+        given["sow_weights"] = "True" if calling.weights else ""
+        lines.append(f"output = {call_of('layer', calling.queries, calling.keys, calling.values, **given)}")
+        if calling.weights:
+            mean = ".mean(axis=1)" if calling.weights == "mean" else ""
+            lines.append("sown = nnx.to_pure_dict(nnx.pop(layer, nnx.Intermediate))")
+            lines.append(f"weights = sown['attention_weights'][0]{mean}")
+        return lines
+
+    def read(self, making: Making, old: str) -> Held:
+        """Out of the module's state."""
+        lines = [
+            f"params = nnx.to_pure_dict(nnx.state({old}, nnx.Param))",
+            "q, k, v, o = (np.asarray(params[part]['kernel']) for part in ('query', 'key', 'value', 'out'))",
+        ]
+        if making.bias:
+            lines.append(
+                "q_bias, k_bias, v_bias, o_bias = (np.asarray(params[part]['bias']) for part in "
+                "('query', 'key', 'value', 'out'))"
+            )
+        return Held(tuple(lines), AXES)
+
+    def write(self, making: Making, new: str) -> Held:
+        """In place."""
+        parts = dict(zip("qkvo", ("query", "key", "value", "out"), strict=True))
+        lines = [f"nnx.update({new}, {{"]
+        have = names(making)
+        for name, part in parts.items():
+            bias = f", 'bias': jnp.asarray({name}_bias)" if f"{name}_bias" in have else ""
+            lines.append(f"    '{part}': {{'kernel': jnp.asarray({name}){bias}}},")
+        return Held((*lines, "})"), AXES)
+
+    def read_making(self, given: Arguments) -> tuple[Making, list[str]]:
+        width = given.need("in_features")
+        given.take("rngs")
+        making, notes = flax_making(given, width)
+        if given.take("num_kv_heads"):
+            making = Making(
+                making.width, making.heads, making.head_width, given.take("num_kv_heads"), making.bias, making.dropout
+            )
+        return making, notes
+
+    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
+        calling, notes = flax_calling(given, making)
+        if given.switch("is_causal", False):
+            calling = Calling(
+                *(calling.queries, calling.keys, calling.values, calling.padding, calling.allowed, None, True),
+                calling.weights,
+                calling.training,
+            )
+        return calling, notes

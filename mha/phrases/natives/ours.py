@@ -1,0 +1,246 @@
+"""This project's own layer, in each framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from mha.phrases.masks import masks_of
+from mha.phrases.moving import CANONICAL, NAMES, names
+from mha.phrases.native import Arguments, Native
+from mha.phrases.natives.torch_mha import no_rate
+from mha.phrases.said import Calling, Held, Making, both, call_of, over, with_axes
+from mha_core import AttentionConfig
+
+CONFIG = "from mha_core import AttentionConfig"
+"""What `from_weights` needs besides."""
+
+OF_FRAMEWORKS = ("device", "dtype", "param_dtype", "precision", "name")
+"""Arguments that a layer of one framework or another has besides."""
+
+
+class Ours(Native):
+    """Base of the four: they differ in how a layer of their framework is called."""
+
+    words: ClassVar[Mapping[str, str]] = {
+        "made": "embed_dim, num_heads; biases only where asked for. Widths of inputs come from the first call, or from "
+        "query_dim, key_dim, value_dim.",
+        "called": "(B, Lq, E), (B, Lk, E) -> (B, Lq, E).",
+        "padding": "allowed, bool, broadcast to (B, H, Lq, Lk): True means may attend. Or valid_lens (B,), after which "
+        "padding may hold anything, NaN too.",
+        "allowed": "The same argument: True means may attend.",
+        "causal": "A switch of the call: query 0 sees key 0 alone, unless query_offset says where the queries stand.",
+        "padding-causal": "Both arguments: they are combined by AND.",
+        "added": "bias, broadcast to (B, H, Lq, Lk). -inf excludes.",
+        "weights": "(B, H, Lq, Lk), before dropout.",
+        "mean": "Not averaged: take the mean over axis 1.",
+        "grouped": "num_kv_heads, a divisor of H. Query head h reads key head h // (H // G).",
+        "parameters": "q_proj, k_proj, v_proj, out_proj: weight (out, in), rows head by head, and bias. to_weights and "
+        "from_weights carry them, exact to the bit.",
+    }
+    mean: ClassVar[str] = ".mean(axis=1)"
+    sign: ClassVar[str] = " & "
+    made_with = ("embed_dim", "num_heads", "dropout", "bias", *AttentionConfig.__dataclass_fields__, *OF_FRAMEWORKS)
+    called_with = (
+        *("queries", "keys", "values", "valid_lens", "allowed", "bias", "causal", "return_weights"),
+        *("query_offset", "window", "dropout_keep", "past_keys", "past_values", "return_present"),
+        *("deterministic", "training", "rngs"),
+    )
+    positional = 4
+    reshaping = (
+        "head_dim",
+        "value_head_dim",
+        "query_dim",
+        "key_dim",
+        "value_dim",
+        "output_dim",
+        "score",
+        "projections",
+    )
+
+    def make(self, making: Making) -> list[str]:
+        """With biases where they are asked for."""
+        given = {
+            "dropout": making.dropout,
+            "bias": "True" if making.bias else "",
+            "num_kv_heads": making.kv_heads,
+        }
+        return [f"layer = {call_of('MultiHeadAttention', making.width, making.heads, **given)}"]
+
+    def call(self, making: Making, calling: Calling) -> list[str]:
+        """With each source of a mask by its name."""
+        masks = [with_axes(mask.where(attend=True), mask.axes, "bhqk") for mask in calling.masks]
+        if calling.allowed and calling.allowed.axes == "qk":
+            masks[-1] = calling.allowed.where(attend=True)
+        added = calling.added
+        given = {
+            "allowed": both(masks, self.sign),
+            "bias": ""
+            if not added
+            else added.text
+            if added.axes == "qk"
+            else with_axes(added.text, added.axes, "bhqk"),
+            "causal": "True" if calling.causal else "",
+            "return_weights": "True" if calling.weights else "",
+        }
+        lines = self.called(making, calling, given)
+        return [*lines, f"weights = weights{self.mean}"] if calling.weights == "mean" else lines
+
+    def called(self, making: Making, calling: Calling, given: dict[str, str]) -> list[str]:
+        """The call in this framework's way."""
+        called = call_of("layer", calling.queries, calling.keys, calling.values, **given)
+        return [f"{_outcome(calling)} = {called}"]
+
+    def read(self, making: Making, old: str) -> Held:
+        """By their canonical names."""
+        have = names(making)
+        quoted = ", ".join(f"'{NAMES[name]}'" for name in have)
+        return Held(
+            (f"held = to_weights({old})", f"{', '.join(have)} = (held[name] for name in ({quoted}))"), CANONICAL
+        )
+
+    def write(self, making: Making, new: str) -> Held:
+        """A new layer with them."""
+        given = {"num_kv_heads": making.kv_heads, "bias": "True" if making.bias else "", "dropout": making.dropout}
+        config = call_of("AttentionConfig", making.width, making.heads, **given)
+        pairs = [f"'{NAMES[name]}': {name}" for name in names(making)]
+        half = (len(pairs) + 1) // 2
+        lines = [
+            f"{self.takes(new)} = from_weights({config}, {{",
+            f"    {', '.join(pairs[:half])},",
+            f"    {', '.join(pairs[half:])},",
+            "})",
+        ]
+        return Held(tuple(lines), CANONICAL)
+
+    def takes(self, new: str) -> str:
+        """The variables that `from_weights` gives."""
+        return new
+
+    def read_making(self, given: Arguments) -> tuple[Making, list[str]]:
+        width, heads = given.need("embed_dim"), given.need("num_heads")
+        kv_heads, dropout = given.take("num_kv_heads"), no_rate(given.take("dropout"))
+        bias = given.switch("bias", False)
+        return Making(width, heads, over(width, heads), "" if kv_heads == heads else kv_heads, bias, dropout), []
+
+    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
+        arrays = given.need("queries"), given.need("keys"), given.need("values")
+        found = masks_of(given, given.take("allowed"), axes="bhqk", attend=True)
+        numbers = masks_of(given, given.take("bias"), axes="bhqk", attend=True)
+        causal = given.switch("causal", False) or found.causal
+        weights = "heads" if given.switch("return_weights", False) else ""
+        training = given.switch("training", False) or not given.switch("deterministic", True)
+        given.take("rngs")
+        added = numbers.added or numbers.allowed
+        training = training and bool(making.dropout)
+        calling = Calling(*arrays, found.padding, found.allowed, added, causal, weights, training)
+        return calling, list(found.notes)
+
+
+def _outcome(calling: Calling) -> str:
+    return "output, weights" if calling.weights else "output"
+
+
+class OursTorch(Ours):
+    """In PyTorch."""
+
+    id = "ours-torch"
+    path = "backends.torch.MultiHeadAttention"
+    framework = "torch"
+    imports = ("import torch", "from backends.torch import MultiHeadAttention, from_weights, to_weights", CONFIG)
+    mean = ".mean(dim=1)"
+    words: ClassVar[Mapping[str, str]] = {
+        **Ours.words,
+        "dropout": "A rate of the layer, which acts in train() and not in eval().",
+        "state": "A torch.nn.Module: torch.manual_seed seeds parameters and dropout; torch.compile takes it.",
+    }
+    state = ("output = torch.compile(layer.eval(), backend='eager')(queries, keys, values)",)
+
+    def called(self, making: Making, calling: Calling, given: dict[str, str]) -> list[str]:
+        mode = ["layer.train()" if calling.training else "layer.eval()"] if making.dropout else []
+        return [*mode, *super().called(making, calling, given)]
+
+
+class OursKeras(Ours):
+    """In TensorFlow."""
+
+    id = "ours-tf"
+    path = "backends.tf.MultiHeadAttention"
+    framework = "tf"
+    imports = (
+        "import tensorflow as tf",
+        "from backends.tf import MultiHeadAttention, from_weights, to_weights",
+        CONFIG,
+    )
+    words: ClassVar[Mapping[str, str]] = {
+        **Ours.words,
+        "dropout": "A rate of the layer, which acts where the call says training=True, and in fit.",
+        "state": "A keras.Layer: keras.utils.set_random_seed seeds parameters and dropout; tf.function compiles it.",
+    }
+    state = ("output = tf.function(layer)(queries, keys, values)",)
+
+    def called(self, making: Making, calling: Calling, given: dict[str, str]) -> list[str]:
+        return super().called(making, calling, {**given, "training": str(calling.training) if making.dropout else ""})
+
+    def call(self, making: Making, calling: Calling) -> list[str]:
+        lines = super().call(making, calling)
+        if calling.weights == "mean":
+            lines[-1] = "weights = tf.reduce_mean(weights, axis=1)"
+        return lines
+
+
+class OursJax(Ours):
+    """In JAX."""
+
+    id = "ours-jax"
+    path = "backends.jax.MultiHeadAttention"
+    framework = "jax"
+    imports = ("import jax", "from backends.jax import MultiHeadAttention, from_weights, to_weights", CONFIG)
+    holder = "variables"
+    method = "apply"
+    words: ClassVar[Mapping[str, str]] = {
+        **Ours.words,
+        "dropout": "A rate of the module; it acts where the call says deterministic=False and brings a key.",
+        "state": "A linen module: init gives the variables, apply takes them, nothing is changed in place; jax.jit "
+        "compiles apply.",
+    }
+    state = ("output = jax.jit(layer.apply)(variables, queries, keys, values)",)
+
+    def make(self, making: Making) -> list[str]:
+        return [*super().make(making), "variables = layer.init(jax.random.key(0), queries, keys, values)"]
+
+    def called(self, making: Making, calling: Calling, given: dict[str, str]) -> list[str]:
+        if making.dropout:
+            given["deterministic"] = str(not calling.training)
+            given["rngs"] = "{'dropout': jax.random.key(1)}" if calling.training else ""
+        called = call_of("layer.apply", "variables", calling.queries, calling.keys, calling.values, **given)
+        return [f"{_outcome(calling)} = {called}"]
+
+    def takes(self, new: str) -> str:
+        return f"layer, {new}"
+
+
+class OursMxnet(Ours):
+    """In MXNet."""
+
+    id = "ours-mxnet"
+    path = "backends.mxnet.MultiHeadAttention"
+    framework = "mxnet"
+    imports = ("from backends.mxnet import MultiHeadAttention, from_weights, to_weights", "import mxnet as mx", CONFIG)
+    sign = " * "
+    words: ClassVar[Mapping[str, str]] = {
+        **Ours.words,
+        "allowed": "The same argument: True means may attend. MXNet has no & of bool arrays; * does it.",
+        "dropout": "A rate of the block, which acts within autograd.record() and not outside.",
+        "state": "A Gluon block: initialize makes the parameters, mx.random.seed seeds them and dropout.",
+    }
+    state = ("output = layer(queries, keys, values)",)
+
+    def make(self, making: Making) -> list[str]:
+        return [*super().make(making), "layer.initialize()"]
+
+    def called(self, making: Making, calling: Calling, given: dict[str, str]) -> list[str]:
+        lines = super().called(making, calling, given)
+        if making.dropout and calling.training:
+            return ["with mx.autograd.record():", *(f"    {line}" for line in lines)]
+        return lines

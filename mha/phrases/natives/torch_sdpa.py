@@ -1,0 +1,142 @@
+"""torch.nn.functional.scaled_dot_product_attention, between four nn.Linear."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from mha.phrases.masks import masks_of
+from mha.phrases.moving import CANONICAL
+from mha.phrases.native import Arguments, Native
+from mha.phrases.natives.torch_mha import no_rate
+from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom, both, call_of, with_axes
+
+
+class TorchScaledDotProductAttention(Native):
+    """The operator that takes True for "attend"."""
+
+    id = "torch-sdpa"
+    path = "torch.nn.functional.scaled_dot_product_attention"
+    framework = "torch"
+    others = ("sdpa", "F.scaled_dot_product_attention", "scaled_dot_product_attention")
+    imports = ("import torch", "import torch.nn.functional as F")
+    layers = ("backends.torch.native.functional:ScaledDotProduct*",)
+    is_function = True
+    lacks: ClassVar[Mapping[str, Lack]] = {
+        name: Lack(
+            "has none: it gives the output alone. torch.nn.MultiheadAttention gives them.",
+            "not {'need_weights', 'return_weights', 'return_attn_weights'} & names(F.scaled_dot_product_attention)",
+        )
+        for name in ("weights", "mean")
+    }
+    words: ClassVar[Mapping[str, str]] = {
+        "made": "A function of heads: projections, their biases and the reshapes are yours.",
+        "called": "(B, H, Lq, d), (B, H, Lk, d), (B, H, Lk, dv) -> (B, H, Lq, dv), scaled by 1 / sqrt(d) unless scale= "
+        "says otherwise.",
+        "padding": "attn_mask, anything that broadcasts to (B, H, Lq, Lk): True means may attend.",
+        "allowed": "The same argument: True means may attend, which torch.nn.MultiheadAttention calls False.",
+        "causal": "is_causal=True: query 0 sees key 0 alone, also where there are more keys than queries.",
+        "padding-causal": "attn_mask beside is_causal=True is an error by its documentation: one mask has both.",
+        "added": "The same argument: numbers are added.",
+        "dropout": "dropout_p acts whenever it is given: the function knows nothing of train() and eval().",
+        "grouped": "enable_gqa=True, with fewer heads in keys and values.",
+        "parameters": "None: here those of four nn.Linear, weight (out, in), rows head by head.",
+        "state": "None. torch.manual_seed seeds dropout_p.",
+    }
+    state = (
+        "attend = torch.compile(F.scaled_dot_product_attention, backend='eager')",
+        "arrays = zip('qkv', (queries, keys, values))",
+        "heads = (layer[n](x).unflatten(2, (H, d)).transpose(1, 2) for n, x in arrays)",
+        "output = layer['o'](attend(*heads).transpose(1, 2).flatten(2))",
+    )
+    called_with = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    positional = 6
+
+    def make(self, making: Making) -> list[str]:
+        """Four projections in a dict of modules."""
+        bias = "" if making.bias else ", bias=False"
+        inner = f"torch.nn.Linear({making.width}, {making.kv_width}{bias})"
+        outer = f"torch.nn.Linear({making.width}, {making.width}{bias})"
+        parts = {"q": outer, "k": inner, "v": inner, "o": outer}
+        return [
+            "layer = torch.nn.ModuleDict({",
+            *(f"    '{name}': {made}," for name, made in parts.items()),
+            "})",
+        ]
+
+    def call(self, making: Making, calling: Calling) -> list[str]:
+        """Split, attend, join."""
+        names = {"q": calling.queries, "k": calling.keys, "v": calling.values}
+        heads = {"q": making.heads, "k": making.groups, "v": making.groups}
+        lines = [
+            f"{name}h = layer['{name}']({given}).unflatten(2, ({heads[name]}, {making.head_width})).transpose(1, 2)"
+            for name, given in names.items()
+        ]
+        given: dict[str, str] = {}
+        masks = [with_axes(mask.where(attend=True), mask.axes, "bhqk") for mask in calling.masks]
+        if calling.allowed and calling.allowed.axes == "qk":
+            masks[-1] = calling.allowed.where(attend=True)
+        if calling.causal and (masks or calling.added):
+            queries, keys = atom(calling.queries), atom(calling.keys)
+            lines.append(f"no_later_keys = torch.ones({queries}.shape[1], {keys}.shape[1], dtype=torch.bool).tril()")
+            masks.append("no_later_keys")
+        elif calling.causal:
+            given["is_causal"] = "True"
+        mask = both(masks)
+        if calling.added:
+            added = self._added(calling.added)
+            closed = both([f"~{atom(mask)}"]) if masks else ""
+            mask = f"{atom(added)}.masked_fill({closed}, -torch.inf)" if masks else added
+        given["attn_mask"] = mask
+        if making.dropout and calling.training:
+            given["dropout_p"] = making.dropout
+        given["enable_gqa"] = "True" if making.kv_heads else ""
+        return [
+            *lines,
+            f"heads = {call_of('F.scaled_dot_product_attention', 'qh', 'kh', 'vh', **given)}",
+            "output = layer['o'](heads.transpose(1, 2).flatten(2))",
+        ]
+
+    def _added(self, mask: Mask) -> str:
+        return mask.text if mask.axes in ("qk", "bhqk") else with_axes(mask.text, mask.axes, "bhqk")
+
+    def read(self, making: Making, old: str) -> Held:
+        """As nn.Linear has them."""
+        lines = [f"q, k, v, o = ({old}[name].weight.detach().numpy() for name in 'qkvo')"]
+        if making.bias:
+            lines.append(f"q_bias, k_bias, v_bias, o_bias = ({old}[name].bias.detach().numpy() for name in 'qkvo')")
+        return Held(tuple(lines), CANONICAL)
+
+    def write(self, making: Making, new: str) -> Held:
+        """In place, out of sight of autograd."""
+        lines = [
+            "with torch.no_grad():",
+            "    for name, array in zip('qkvo', (q, k, v, o)):",
+            f"        {new}[name].weight.copy_(torch.tensor(array))",
+        ]
+        if making.bias:
+            lines += [
+                "    for name, array in zip('qkvo', (q_bias, k_bias, v_bias, o_bias)):",
+                f"        {new}[name].bias.copy_(torch.tensor(array))",
+            ]
+        return Held(tuple(lines), CANONICAL)
+
+    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
+        arrays = [given.need(name) for name in ("query", "key", "value")]
+        found = masks_of(given, given.take("attn_mask"), axes="bhqk", attend=True)
+        causal = given.switch("is_causal", False) or found.causal
+        training = bool(no_rate(given.take("dropout_p")))
+        notes = [*found.notes, HEADS.format(shape="(B, H, L, d)", arrays=", ".join(arrays))]
+        if given.switch("enable_gqa", False):
+            notes.append("enable_gqa=True: the heads of keys and values are fewer, which the layer is to be told")
+        calling = Calling(
+            padding=found.padding, allowed=found.allowed, added=found.added, causal=causal, training=training
+        )
+        return calling, notes
+
+
+HEADS = (
+    "{arrays} are heads there, {shape}, and were projected before: queries, keys and values stand here for what was "
+    "projected, (B, L, E)"
+)
+"""The note on a call of a function."""

@@ -1,0 +1,262 @@
+"""What an attention layer is made and called with, as text: sizes, arrays and masks, before any framework words them.
+
+Every field holds an expression of Python, such as "64" or "embed_dim": code is carried over, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a layer is made.
+
+    Attributes:
+        width: of queries, keys, values and output.
+        heads, head_width: H, and the width of one head.
+        kv_heads: G, where there are fewer heads of keys and values.
+        bias: whether the projections have biases.
+        dropout: the rate; "" for none.
+    """
+
+    width: str = "E"
+    heads: str = "H"
+    head_width: str = "d"
+    kv_heads: str = ""
+    bias: bool = True
+    dropout: str = ""
+
+    @property
+    def groups(self) -> str:
+        """The number of heads that keys and values have."""
+        return self.kv_heads or self.heads
+
+    @property
+    def kv_width(self) -> str:
+        """The width of projected keys and values."""
+        return times(self.kv_heads, self.head_width) if self.kv_heads else self.width
+
+
+@dataclass(frozen=True)
+class Mask:
+    """An array of the call that says who may attend, or is added to the scores.
+
+    Attributes:
+        text: the array.
+        axes: which it has, of b (item), h (head), q (query) and k (key), in this order; "bhqk" also stands for whatever
+            broadcasts to these four.
+        attend: what True means in it: True for "may attend", False for "ignore".
+
+    >>> Mask("padded", "bk", attend=False).where(True), Mask("~valid", "bk").where(False)
+    ('~padded', 'valid')
+    >>> Mask("a | b", "qk").where(False)
+    '~(a | b)'
+    """
+
+    text: str
+    axes: str
+    attend: bool = True
+
+    def where(self, attend: bool) -> str:
+        """The array in which True means that: itself, or with `~`."""
+        if attend is self.attend:
+            return self.text
+        tree = _tree(self.text)
+        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Invert):
+            return ast.unparse(tree.operand)
+        return f"~{atom(self.text)}"
+
+
+@dataclass(frozen=True)
+class Calling:
+    """How a layer is called.
+
+    Attributes:
+        queries, keys, values: the three arrays, items first.
+        padding: which keys count, by item: axes "bk".
+        allowed: who may attend to whom.
+        added: numbers that are added to the scores.
+        causal: whether query i sees the keys up to i.
+        weights: "" for the output alone, "heads" for the weights of each head too, "mean" for their mean.
+        training: whether dropout acts.
+    """
+
+    queries: str = "queries"
+    keys: str = "keys"
+    values: str = "values"
+    padding: Mask | None = None
+    allowed: Mask | None = None
+    added: Mask | None = None
+    causal: bool = False
+    weights: str = ""
+    training: bool = False
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """Those of True and False."""
+        return tuple(mask for mask in (self.padding, self.allowed) if mask is not None)
+
+
+@dataclass(frozen=True)
+class Lack:
+    """What a framework has not.
+
+    Attributes:
+        words: what is missing, and what there is in its place.
+        shown_by: an expression that is True with the installed release if that is so; it may use `names`, from a
+            callable of the framework to the names of its arguments, and `before`, from a package and a release to
+            whether an older one is installed.
+    """
+
+    words: str
+    shown_by: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """The parameters of a layer as NumPy arrays, on the way out or in.
+
+    Attributes:
+        lines: code before (on the way out) or after (in) the arrays q, k, v, o and q_bias, ... have their names.
+        axes: name -> its axes in this framework, such as "(h d) i": see `moving`.
+    """
+
+    lines: tuple[str, ...]
+    axes: Mapping[str, str]
+
+
+CONCEPTS: Mapping[str, str] = {
+    "made": "Make it",
+    "called": "Call it",
+    "padding": "Padding: keys that do not count",
+    "allowed": "A mask of True and False",
+    "causal": "Causal",
+    "padding-causal": "Padding and causal",
+    "added": "A mask of numbers, added to the scores",
+    "weights": "The weights, head by head",
+    "mean": "The weights, averaged over the heads",
+    "dropout": "Dropout",
+    "grouped": "Fewer heads of keys than of queries",
+    "parameters": "Parameters",
+    "state": "State and randomness",
+    "numbers": "Precision",
+}
+"""What there is to say -> its heading."""
+
+STATEMENTS: Mapping[str, tuple[Making, Calling]] = {
+    "made": (Making(), Calling()),
+    "called": (Making(), Calling()),
+    "padding": (Making(), Calling(padding=Mask("valid", "bk"))),
+    "allowed": (Making(), Calling(allowed=Mask("allowed", "qk"))),
+    "causal": (Making(), Calling(causal=True)),
+    "padding-causal": (Making(), Calling(padding=Mask("valid", "bk"), causal=True)),
+    "added": (Making(), Calling(added=Mask("added", "qk"))),
+    "weights": (Making(), Calling(weights="heads")),
+    "mean": (Making(), Calling(weights="mean")),
+    "dropout": (Making(dropout="0.1"), Calling(training=True)),
+    "grouped": (Making(kv_heads="G"), Calling()),
+}
+"""The concepts that are a way of making or calling: what every framework is asked to say, and is run with."""
+
+RULES: Mapping[str, tuple[str, ...]] = {
+    "made": ("initialisation", "head-order", "scores", "softcap"),
+    "called": ("inputs", "compiled", "past", "bare", "callers-arrays"),
+    "padding": ("padding", "valid-lens", "empty-row"),
+    "allowed": ("allowed", "excluded-keys", "non-finite", "sources"),
+    "causal": ("causal", "positions", "window"),
+    "added": ("bias",),
+    "weights": ("returned-weights", "lone-key"),
+    "dropout": ("dropout",),
+    "grouped": ("grouped-heads",),
+    "numbers": ("dtypes", "softmax-precision", "matmul-precision"),
+}
+"""Concept -> the rules of the definition that it is about: a deviation from one of them is a warning there."""
+
+
+def lacking(making: Making, calling: Calling) -> list[str]:
+    """The concepts that this layer and call need, and a framework may not have.
+
+    >>> lacking(Making(kv_heads="G"), Calling(weights="mean", causal=True))
+    ['causal', 'mean', 'grouped']
+    """
+    needed = {
+        "padding": calling.padding,
+        "allowed": calling.allowed,
+        "causal": calling.causal,
+        "added": calling.added,
+        "weights": calling.weights == "heads",
+        "mean": calling.weights == "mean",
+        "dropout": making.dropout,
+        "grouped": making.kv_heads,
+    }
+    return [name for name, there in needed.items() if there]
+
+
+def atom(text: str) -> str:
+    """The expression, in brackets unless it stands together by itself.
+
+    >>> atom("x[0]"), atom("a | b"), atom("~a")
+    ('x[0]', '(a | b)', '(~a)')
+    """
+    together = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant)
+    return text if isinstance(_tree(text), together) else f"({text})"
+
+
+def with_axes(mask: str, axes: str, wanted: str) -> str:
+    """The array with axes of length 1 where it lacks one.
+
+    >>> with_axes("valid", "bk", "bhqk"), with_axes("~a", "qk", "bhqk"), with_axes("m", "bqk", "bhqk")
+    ('valid[:, None, None, :]', '(~a)[None, None]', 'm[:, None]')
+    """
+    places = [":" if axis in axes else "None" for axis in wanted]
+    if "None" not in places:
+        return mask
+    if places[-2:] == [":", ":"]:
+        places = places[: -places[::-1].index("None")]
+    return f"{atom(mask)}[{', '.join(places)}]"
+
+
+def times(a: str, b: str) -> str:
+    """The product: a number where both are.
+
+    >>> times("4", "16"), times("G", "d"), times("heads + 1", "d")
+    ('64', 'G * d', '(heads + 1) * d')
+    """
+    return str(int(a) * int(b)) if a.isdigit() and b.isdigit() else f"{atom(a)} * {atom(b)}"
+
+
+def over(a: str, b: str) -> str:
+    """The quotient of whole numbers.
+
+    >>> over("64", "4"), over("E", "H")
+    ('16', 'E // H')
+    """
+    whole = a.isdigit() and b.isdigit() and int(b) and not int(a) % int(b)
+    return str(int(a) // int(b)) if whole else f"{atom(a)} // {atom(b)}"
+
+
+def call_of(function: str, *given: str, **named: str) -> str:
+    """The call, without arguments that are "".
+
+    >>> call_of("layer", "x", mask="", causal="True")
+    'layer(x, causal=True)'
+    """
+    return f"{function}({', '.join([*given, *(f'{name}={text}' for name, text in named.items() if text)])})"
+
+
+def both(texts: Sequence[str], sign: str = " & ") -> str:
+    """The expressions joined, each in brackets where it needs them; "" of none.
+
+    >>> both(["a"]), both(["a", "~b", "c | d"]), both([])
+    ('a', 'a & ~b & (c | d)', '')
+    """
+    if len(texts) < 2:
+        return "".join(texts)
+    return sign.join(text if isinstance(_tree(text), ast.UnaryOp) else atom(text) for text in texts)
+
+
+def _tree(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body

@@ -1,0 +1,137 @@
+"""The phrase book in a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from conformance.deviations.entry import Deviation
+from mha.phrases.measure import recorded, verdict, verdict_of
+from mha.phrases.native import Native
+from mha.phrases.reading import Source
+from mha.phrases.said import CONCEPTS, STATEMENTS, Making
+from mha.phrases.table import NATIVES, carried, common, warnings_of
+from mha.phrases.translate import Translation
+from mha_core.errors import SpecError
+
+ARRAYS = (
+    "queries (B, Lq, E), keys and values (B, Lk, E); valid (B, Lk) and allowed (Lq, Lk) are True where a query may "
+    "attend; added (Lq, Lk) are numbers; E = H * d."
+)
+"""What the variables of all code are."""
+
+
+def concepts_of(asked: Sequence[str]) -> list[str]:
+    """The concepts that were asked for; all if none was.
+
+    Raises:
+        SpecError: there is no such concept.
+    """
+    for name in asked:
+        if name not in CONCEPTS:
+            raise SpecError(f"--about {name!r} is no concept (there are: {', '.join(CONCEPTS)})")
+    return [name for name in CONCEPTS if name in asked or not asked]
+
+
+def lines_of(native: Native, concept: str) -> list[str]:
+    """The code of one statement; none where it has none."""
+    if concept in native.lacks or concept in ("parameters", "numbers"):
+        return []
+    if concept == "state":
+        return list(native.state)
+    making, calling = STATEMENTS[concept]
+    if concept == "made":
+        return [*native.imports, *native.make(making)]
+    lines = native.call(making, calling)
+    return [*native.make(making), *lines] if making != Making() else lines
+
+
+def words_of(native: Native, concept: str) -> str:
+    """What to know besides the code; that it has none, where it has none."""
+    lack = native.lacks.get(concept)
+    return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
+
+
+def listing() -> Iterator[str]:
+    """Every native, and its short names."""
+    width = max(map(len, NATIVES))
+    for native in NATIVES.values():
+        names = ", ".join(name for name in native.others if name.islower() and "." not in name)
+        yield f"{native.id:<{width}}  {native.path}{f' ({names})' if names else ''}"
+
+
+def pair(old: Native, new: Native, asked: Sequence[str]) -> Iterator[str]:
+    """Two natives, concept by concept, and how parameters move."""
+    concepts = concepts_of(asked)
+    yield f"{old.path} -> {new.path}"
+    yield f"Arrays: {ARRAYS}"
+    for concept in concepts:
+        yield ""
+        yield CONCEPTS[concept].upper()
+        for native in (old, new):
+            yield from statement(native, concept)
+        if concept == "parameters":
+            yield from parameters(old, new)
+
+
+def statement(native: Native, concept: str) -> Iterator[str]:
+    """What one native says of a concept."""
+    yield f"  {native.title}"
+    words = words_of(native, concept)
+    if words:
+        yield f"    {words}"
+    for line in lines_of(native, concept):
+        yield f"        {line}"
+    found = verdict_of(native, concept)
+    if found:
+        yield f"    Run on shared weights: {found}."
+    yield from traps(warnings_of(native, concept), "    ")
+
+
+def parameters(old: Native, new: Native) -> Iterator[str]:
+    """The lines that carry the weights over, and how they were judged."""
+    yield f"  From {old.title} (old) to {new.title} (new):"
+    for line in carried(old, new, common(old, new, Making())):
+        yield f"        {line}"
+    if old is not new:
+        found = verdict({"float32": recorded()["pairs"][old.id][new.id]})
+        yield f"    Every parameter the same to the bit; then called with padding, causal: {found}."
+
+
+def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
+    """One line each; `mha deviations ID` has the rest."""
+    for entry in entries:
+        if not entry.why_not_here().startswith("other version"):
+            yield f"{margin}! {entry.summary} ({entry.id})"
+
+
+def translated(source: Source, new: Native, found: Translation) -> Iterator[str]:
+    """What to write in place of somebody's call."""
+    places = [
+        f"{what} in line {line}" for what, line in (("made", source.made_in), ("called", source.called_in)) if line
+    ]
+    yield f"{source.native.path}, {', '.join(places)} -> {new.path}"
+    yield ""
+    yield from found.imports
+    yield ""
+    if source.made_in or new.is_function:
+        yield from found.made
+    yield from found.called
+    for heading, sentences in (
+        ("Masks", found.turned),
+        ("Could not be translated", found.missing),
+        ("Supposed", found.notes),
+    ):
+        if sentences:
+            yield ""
+            yield f"{heading}:"
+            yield from (f"  - {sentence}" for sentence in sentences)
+    if found.carried:
+        yield ""
+        with_numpy = ", with `import numpy as np`" if any(re.search(r"\bnp\.", line) for line in found.carried) else ""
+        yield f"Its weights, from your layer (old){with_numpy}:"
+        yield from (f"  {line}" for line in found.carried)
+    if found.warnings:
+        yield ""
+        yield f"Where {new.title} does not follow the definition, in what this call uses (`mha deviations ID`):"
+        yield from traps(found.warnings, "  ")

@@ -1,0 +1,118 @@
+"""`mha phrase`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mha.cli.porter.phrase import phrase as command
+from mha.phrases.said import CONCEPTS
+from mha.phrases.table import NATIVES, find
+
+pytestmark = pytest.mark.same_on_newest  # text, which no framework reads
+
+ROOT = Path(__file__).parents[3]
+
+CALL = """
+from torch import nn
+attend = nn.MultiheadAttention(64, 4, batch_first=True)
+output, _ = attend(x, memory, memory, key_padding_mask=padded)
+"""
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    found = CliRunner().invoke(command, list(arguments))
+    return found.exit_code, found.output
+
+
+def test_a_pair_is_said_concept_by_concept():
+    status, text = run("torch.nn.MultiheadAttention", "keras")
+    assert status == 0
+    for heading in CONCEPTS.values():
+        assert f"\n{heading.upper()}\n" in text
+    assert "key_padding_mask=~valid" in text
+    assert "attention_mask=valid[:, None, :]" in text
+    assert "new.set_weights([q, q_bias, k, k_bias, v, v_bias, o, o_bias])" in text
+    assert "Has none: attention_mask is cast to bool" in text
+    assert "off by 2e-08 in float64" in text
+    assert "(keras-mha-additive-mask-inverts)" in text
+
+
+def test_one_concept_is_said_alone():
+    status, text = run("sdpa", "jax.nn", "--about", "causal")
+    assert status == 0
+    assert text.count("is_causal=True)") == 2
+    assert "PADDING" not in text
+
+
+def test_the_page_shows_what_is_printed(tmp_path):
+    page = (ROOT / "docs" / "phrasebook-layers.md").read_text()
+    call = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "CALL.py").write_text(call)
+    status, text = run("--from", str(tmp_path / "CALL.py"), "--to", "keras")
+    shown = page.partition("--to keras\n...\n")[2].partition("...\n```")[0]
+    assert shown.count("\n") == 5
+    assert (status, shown in text) == (0, True)
+
+
+def test_a_call_is_written_down_for_another(tmp_path):
+    (tmp_path / "CALL.py").write_text(CALL)
+    status, text = run("--from", str(tmp_path / "CALL.py"), "--to", "keras")
+    assert status == 0
+    for line in (
+        "torch.nn.MultiheadAttention, made in line 3, called in line 4 -> keras.layers.MultiHeadAttention",
+        "layer = keras.layers.MultiHeadAttention(4, key_dim=16)",
+        "output = layer(x, value=memory, key=memory, attention_mask=(~padded)[:, None, :])",
+        "  - padded: True means ignore there and may attend here, so it is inverted.",
+        "  q, k, v = (x.T.reshape(64, 4, 16) for x in (q, k, v))",
+        "  ! layer(q, k, v) is taken as query, value, key. (keras-mha-positional-order)",
+    ):
+        assert f"{line}\n" in text
+
+
+def test_all_are_listed():
+    status, text = run()
+    assert status == 0
+    assert [line.split()[0] for line in text.splitlines()[: len(NATIVES)]] == list(NATIVES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("torhc", "keras"), "no attention is called 'torhc' (there are: torch-mha, "),
+        (("torhc", "keras"), "did you mean torch?"),
+        (("torch", "MultiHeadAttention"), "is the name of several: keras-mha (keras.layers.MultiHeadAttention), nnx"),
+        (("torch",), "needs the layer to go to as well"),
+        (("torch", "keras", "--about", "masks"), "--about 'masks' is no concept (there are: made, called, padding"),
+        (("--to", "keras"), "--to needs --from CALL.py"),
+        (("--from", "nothing.py"), "--from CALL.py needs --to TO"),
+        (("--from", "nothing.py", "--to", "keras"), "nothing.py can't be read"),
+    ],
+)
+def test_what_is_refused(arguments, message):
+    found = CliRunner().invoke(command, list(arguments))
+    assert found.exit_code == 2
+    assert message in found.output + str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "native"),
+    [
+        ("torch.nn.MultiheadAttention", "torch-mha"),
+        ("MultiheadAttention", "torch-mha"),
+        ("PyTorch", "torch-mha"),
+        ("F.scaled_dot_product_attention", "torch-sdpa"),
+        ("keras", "keras-mha"),
+        ("tensorflow", "keras-mha"),
+        ("groupqueryattention", "keras-gqa"),
+        ("flax", "linen"),
+        ("nnx.MultiHeadAttention", "nnx"),
+        ("jax.nn", "jax-nn"),
+        ("gluon", "mxnet"),
+        ("backends.jax.MultiHeadAttention", "ours-jax"),
+    ],
+)
+def test_names_are_found(name, native):
+    assert find(name).id == native
