@@ -9,6 +9,19 @@ tokens = np.array([vocabulary[word] for word in sentence])
 vectors = embedding[tokens]
 print(tokens, vectors.shape)
 
+
+# %% order
+def attend(x, y):  # queries from x, keys and values from y
+    scores = x @ y.T / 512**0.5
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = powers / powers.sum(axis=-1, keepdims=True)
+    return weights, weights @ y
+
+
+shuffled = np.array([4, 2, 0, 3, 1])  # arrow like time an flies
+weights, output = attend(vectors, vectors)
+print("without positions:", np.allclose(attend(vectors, vectors[shuffled])[1], output, atol=1e-5))
+
 # %% positions
 steps = np.arange(5)[:, None] / 10000 ** (np.arange(0, 512, 2) / 512)  # (5, 256)
 positions = np.zeros((5, 512), "float32")
@@ -23,21 +36,8 @@ print(wrong.shape, "->", wrong.reshape(1, -1, 512).shape)
 x = vectors + positions
 print(x.shape)
 
-# %% projections
-w_q, w_k, w_v, w_o = rng.normal(size=(4, 512, 512)).astype("float32") / np.float32(512) ** 0.5
-
-
-def split(x):  # (L, 512) -> (8, L, 64)
-    return x.reshape(len(x), 8, 64).swapaxes(0, 1)
-
-
-q, k, v = split(x @ w_q.T), split(x @ w_k.T), split(x @ w_v.T)
-print(q.shape, k.shape, v.shape)
-
-# %% attend
-scores = q @ k.swapaxes(1, 2) / np.float32(8)  # the root of 64
-powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-weights = powers / powers.sum(axis=-1, keepdims=True)
-heads = weights @ v  # (8, 5, 64)
-output = heads.swapaxes(0, 1).reshape(5, 512) @ w_o.T
-print(weights.shape, heads.shape, output.shape)
+# %% seen
+seen_weights, seen = attend(x, x)
+again = vectors[shuffled] + positions  # the same words in another order
+print("with positions:", np.allclose(attend(x, again)[1], seen, atol=1e-5))
+print("the first position with itself and the next four:", (positions @ positions[0]).round(1))

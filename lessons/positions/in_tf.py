@@ -10,6 +10,17 @@ tokens = tf.constant([vocabulary[word] for word in sentence])
 vectors = tf.gather(embedding, tokens)
 print(tokens.numpy(), vectors.shape)
 
+
+# %% order
+def attend(x, y):  # queries from x, keys and values from y
+    weights = tf.nn.softmax(tf.matmul(x, y, transpose_b=True) / 512**0.5)
+    return weights, weights @ y
+
+
+shuffled = tf.constant([4, 2, 0, 3, 1])  # arrow like time an flies
+weights, output = attend(vectors, vectors)
+print("without positions:", np.allclose(attend(vectors, tf.gather(vectors, shuffled))[1], output, atol=1e-5))
+
 # %% positions
 steps = tf.range(5.0)[:, None] / 10000 ** (tf.range(0.0, 512, 2) / 512)  # (5, 256)
 positions = tf.reshape(tf.stack([tf.sin(steps), tf.cos(steps)], axis=-1), (5, 512))  # sine and cosine in turn
@@ -22,20 +33,8 @@ print(wrong.shape, "->", tf.reshape(wrong, (1, -1, 512)).shape)
 x = vectors + positions
 print(x.shape)
 
-# %% projections
-w_q, w_k, w_v, w_o = tf.unstack(tf.constant(rng.normal(size=(4, 512, 512)), tf.float32) / 512**0.5)
-
-
-def split(x):  # (L, 512) -> (8, L, 64)
-    return tf.transpose(tf.reshape(x, (x.shape[0], 8, 64)), (1, 0, 2))
-
-
-q, k, v = (split(tf.matmul(x, w, transpose_b=True)) for w in (w_q, w_k, w_v))
-print(q.shape, k.shape, v.shape)
-
-# %% attend
-scores = tf.matmul(q, k, transpose_b=True) / 8  # the root of 64
-weights = tf.nn.softmax(scores)
-heads = weights @ v  # (8, 5, 64)
-output = tf.matmul(tf.reshape(tf.transpose(heads, (1, 0, 2)), (5, 512)), w_o, transpose_b=True)
-print(weights.shape, heads.shape, output.shape)
+# %% seen
+seen_weights, seen = attend(x, x)
+again = tf.gather(vectors, shuffled) + positions  # the same words in another order
+print("with positions:", np.allclose(attend(x, again)[1], seen, atol=1e-5))
+print("the first position with itself and the next four:", tf.linalg.matvec(positions, positions[0]).numpy().round(1))

@@ -10,6 +10,17 @@ tokens = torch.tensor([vocabulary[word] for word in sentence])
 vectors = embedding[tokens]
 print(tokens, vectors.shape)
 
+
+# %% order
+def attend(x, y):  # queries from x, keys and values from y
+    weights = torch.softmax(x @ y.T / 512**0.5, dim=-1)
+    return weights, weights @ y
+
+
+shuffled = torch.tensor([4, 2, 0, 3, 1])  # arrow like time an flies
+weights, output = attend(vectors, vectors)
+print("without positions:", torch.allclose(attend(vectors, vectors[shuffled])[1], output, atol=1e-5))
+
 # %% positions
 steps = torch.arange(5)[:, None] / 10000 ** (torch.arange(0, 512, 2) / 512)  # (5, 256)
 positions = torch.zeros(5, 512)
@@ -24,20 +35,8 @@ print(wrong.shape, "->", wrong.reshape(1, -1, 512).shape)
 x = vectors + positions
 print(x.shape)
 
-# %% projections
-w_q, w_k, w_v, w_o = torch.tensor(rng.normal(size=(4, 512, 512)), dtype=torch.float32) / 512**0.5
-
-
-def split(x):  # (L, 512) -> (8, L, 64)
-    return x.unflatten(1, (8, 64)).transpose(0, 1)
-
-
-q, k, v = split(x @ w_q.T), split(x @ w_k.T), split(x @ w_v.T)
-print(q.shape, k.shape, v.shape)
-
-# %% attend
-scores = q @ k.transpose(1, 2) / 8  # the root of 64
-weights = torch.softmax(scores, dim=-1)
-heads = weights @ v  # (8, 5, 64)
-output = heads.transpose(0, 1).flatten(1) @ w_o.T
-print(weights.shape, heads.shape, output.shape)
+# %% seen
+seen_weights, seen = attend(x, x)
+again = vectors[shuffled] + positions  # the same words in another order
+print("with positions:", torch.allclose(attend(x, again)[1], seen, atol=1e-5))
+print("the first position with itself and the next four:", positions @ positions[0])

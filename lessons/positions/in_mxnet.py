@@ -8,10 +8,21 @@ npx.set_np()
 rng = numpy.random.default_rng(0)
 sentence = ["time", "flies", "like", "an", "arrow"]
 vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
-embedding = np.array(rng.normal(size=(len(vocabulary), 512)))
+embedding = np.array(rng.normal(size=(len(vocabulary), 512)), dtype="float32")
 tokens = np.array([vocabulary[word] for word in sentence], dtype=int)
 vectors = embedding[tokens]
 print(tokens, vectors.shape)
+
+
+# %% order
+def attend(x, y):  # queries from x, keys and values from y
+    weights = npx.softmax(np.dot(x, y.T) / 512**0.5, axis=-1)
+    return weights, np.dot(weights, y)
+
+
+shuffled = np.array([4, 2, 0, 3, 1], dtype=int)  # arrow like time an flies
+weights, output = attend(vectors, vectors)
+print("without positions:", np.abs(attend(vectors, vectors[shuffled])[1] - output).max().item() < 1e-5)
 
 # %% positions
 steps = np.arange(5)[:, None] / 10000 ** (np.arange(0, 512, 2) / 512)  # (5, 256)
@@ -27,20 +38,8 @@ print(wrong.shape, "->", wrong.reshape(1, -1, 512).shape)
 x = vectors + positions
 print(x.shape)
 
-# %% projections
-w_q, w_k, w_v, w_o = np.array(rng.normal(size=(4, 512, 512))) / 512**0.5
-
-
-def split(x):  # (L, 512) -> (8, L, 64)
-    return x.reshape(len(x), 8, 64).swapaxes(0, 1)
-
-
-q, k, v = (split(np.dot(x, w.T)) for w in (w_q, w_k, w_v))
-print(q.shape, k.shape, v.shape)
-
-# %% attend
-scores = np.matmul(q, k.swapaxes(1, 2)) / 8  # the root of 64
-weights = npx.softmax(scores, axis=-1)
-heads = np.matmul(weights, v)  # (8, 5, 64)
-output = np.dot(heads.swapaxes(0, 1).reshape(5, 512), w_o.T)
-print(weights.shape, heads.shape, output.shape)
+# %% seen
+seen_weights, seen = attend(x, x)
+again = vectors[shuffled] + positions  # the same words in another order
+print("with positions:", np.abs(attend(x, again)[1] - seen).max().item() < 1e-5)
+print("the first position with itself and the next four:", np.dot(positions, positions[0]).asnumpy().round(1))
