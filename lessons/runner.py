@@ -72,7 +72,7 @@ RESULTS = {
     },
     "positions": {
         "without": "queries=vectors keys=vectors values=vectors weights output",
-        "with": "queries=x keys=x values=x weights=seen_weights output=seen positions",
+        "with": "queries=x keys=x values=x weights=seen_weights output=seen table",
     },
     "block": {
         "words": "queries=x keys=x values=x num_heads=8 scores weights heads output "

@@ -23,9 +23,10 @@ weights, output = attend(vectors, vectors)
 print("without positions:", jnp.allclose(attend(vectors, vectors[shuffled])[1], output, atol=1e-5))
 
 # %% positions
-steps = jnp.arange(5)[:, None] / 10000 ** (jnp.arange(0, 512, 2) / 512)  # (5, 256)
-positions = jnp.zeros((5, 512))
-positions = positions.at[:, 0::2].set(jnp.sin(steps)).at[:, 1::2].set(jnp.cos(steps))
+steps = jnp.arange(50)[:, None] / 10000 ** (jnp.arange(0, 512, 2) / 512)  # (50, 256)
+table = jnp.zeros((50, 512))
+table = table.at[:, 0::2].set(jnp.sin(steps)).at[:, 1::2].set(jnp.cos(steps))
+positions = table[:5]  # of our five words
 
 # %% broadcast
 wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script

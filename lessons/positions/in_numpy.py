@@ -23,10 +23,11 @@ weights, output = attend(vectors, vectors)
 print("without positions:", np.allclose(attend(vectors, vectors[shuffled])[1], output, atol=1e-5))
 
 # %% positions
-steps = np.arange(5)[:, None] / 10000 ** (np.arange(0, 512, 2) / 512)  # (5, 256)
-positions = np.zeros((5, 512), "float32")
-positions[:, 0::2] = np.sin(steps)
-positions[:, 1::2] = np.cos(steps)
+steps = np.arange(50)[:, None] / 10000 ** (np.arange(0, 512, 2) / 512)  # (50, 256)
+table = np.zeros((50, 512), "float32")
+table[:, 0::2] = np.sin(steps)
+table[:, 1::2] = np.cos(steps)
+positions = table[:5]  # of our five words
 
 # %% broadcast
 wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script

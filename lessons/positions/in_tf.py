@@ -22,8 +22,9 @@ weights, output = attend(vectors, vectors)
 print("without positions:", np.allclose(attend(vectors, tf.gather(vectors, shuffled))[1], output, atol=1e-5))
 
 # %% positions
-steps = tf.range(5.0)[:, None] / 10000 ** (tf.range(0.0, 512, 2) / 512)  # (5, 256)
-positions = tf.reshape(tf.stack([tf.sin(steps), tf.cos(steps)], axis=-1), (5, 512))  # sine and cosine in turn
+steps = tf.range(50.0)[:, None] / 10000 ** (tf.range(0.0, 512, 2) / 512)  # (50, 256)
+table = tf.reshape(tf.stack([tf.sin(steps), tf.cos(steps)], axis=-1), (50, 512))  # sine and cosine in turn
+positions = table[:5]  # of our five words
 
 # %% broadcast
 wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script

@@ -22,10 +22,11 @@ weights, output = attend(vectors, vectors)
 print("without positions:", torch.allclose(attend(vectors, vectors[shuffled])[1], output, atol=1e-5))
 
 # %% positions
-steps = torch.arange(5)[:, None] / 10000 ** (torch.arange(0, 512, 2) / 512)  # (5, 256)
-positions = torch.zeros(5, 512)
-positions[:, 0::2] = torch.sin(steps)
-positions[:, 1::2] = torch.cos(steps)
+steps = torch.arange(50)[:, None] / 10000 ** (torch.arange(0, 512, 2) / 512)  # (50, 256)
+table = torch.zeros(50, 512)
+table[:, 0::2] = torch.sin(steps)
+table[:, 1::2] = torch.cos(steps)
+positions = table[:5]  # of our five words
 
 # %% broadcast
 wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
