@@ -72,8 +72,8 @@ def judged(call: Mapping[str, NDArray]) -> dict[str, float]:
 
     Args:
         call: `queries` (Lq, Dq), `keys` (Lk, Dk), `values` (Lk, Dv); of the stages after these, whatever it has,
-            `output` at least; and, if there are any, the parameters by name, `allowed` and `bias` (Lq, Lk), `num_heads`,
-            `num_kv_heads` and `scale`.
+            `output` at least; and, if there are any, the parameters by name, `allowed` and `bias` (Lq, Lk),
+            `num_heads`, `num_kv_heads` and `scale`.
 
     Raises:
         ParityError: a stage differs from the reference by more than its bound.

@@ -1,7 +1,7 @@
 """The search: lessons first, and each result with the words around what was found.
 
-A page that was opened from disk can't fetch others, so the texts of all pages stand in one script, which the search page
-alone loads: `_static/search-texts.js`, beside `_static/search-lessons.js`, which uses it.
+A page that was opened from disk can't fetch others, so the texts of all pages stand in one script, which the search
+page alone loads: `_static/search-texts.js`, beside `_static/search-lessons.js`, which uses it.
 """
 
 from __future__ import annotations
@@ -20,48 +20,57 @@ if TYPE_CHECKING:
 FIRST = ("start", *(lesson.page for lesson in COURSE))
 """Pages that stand before all others."""
 
-LONGEST = 1_500
-"""Characters kept of one section."""
+LONGEST = 3_000
+"""Characters kept of one section, prose before code."""
 
 SILENT = {"script", "style", "svg", "math", "button"}
 
+INLINE = {"a", "b", "code", "em", "i", "span", "strong", "wbr", "mark"}
+
 
 class Sections(HTMLParser):
-    """The text of a page by section: id of the section -> its own text, without that of sections in it."""
+    """The text of a page by section: id -> its prose and its code, without those of sections in it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, list[str]] = {}
+        self.found: dict[str, tuple[list[str], list[str]]] = {}
         self._open: list[str] = []
-        self._silent = 0
+        self._silent = self._code = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Enter a section, or something that is no text."""
+        """Enter a section, code, or something that is no text."""
         if tag == "section":
             self._open.append(dict(attrs).get("id") or "")
         self._silent += tag in SILENT
+        self._code += tag == "pre"
+        if tag not in INLINE:
+            self.handle_data(" ")
 
     def handle_endtag(self, tag: str) -> None:
         """Leave it."""
         if tag == "section" and self._open:
             self._open.pop()
         self._silent -= tag in SILENT
+        self._code -= tag == "pre"
 
     def handle_data(self, data: str) -> None:
         """Text of the innermost section."""
         if self._open and not self._silent:
-            self.found.setdefault(self._open[-1], []).append(data)
+            self.found.setdefault(self._open[-1], ([], []))[self._code > 0].append(data)
 
 
 def texts(page: str) -> dict[str, str]:
     """Section -> text of a page's HTML.
 
-    >>> texts('<section id="a"><h1>A</h1><p>one  two</p><section id="b">three</section></section>')
-    {'a': 'A one two', 'b': 'three'}
+    >>> texts('<section id="a"><pre>x = 1</pre><p>one  <b>t</b>wo</p><section id="b">three</section></section>')
+    {'a': 'one two x = 1', 'b': 'three'}
     """
     parser = Sections()
     parser.feed(page)
-    return {name: " ".join(" ".join(parts).split())[:LONGEST] for name, parts in parser.found.items()}
+    return {
+        name: " ".join(f"{''.join(prose)} {''.join(code)}".replace("\N{PILCROW SIGN}", "").split())[:LONGEST]
+        for name, (prose, code) in parser.found.items()
+    }
 
 
 def load_on_the_search_page(app: Sphinx, page: str, *_: Any) -> None:

@@ -39,6 +39,10 @@ allowed = (jnp.arange(6) < lengths[:, None])[:, None]  # (10, 1, 6)
 weights, heads = attend(q, k, v, allowed)
 print("lengths", lengths, "weights", weights.shape, "heads", heads.shape)
 
+# %% repeat
+print("repeat:", jnp.repeat(valid_lens, 5))
+print("tile:  ", jnp.tile(valid_lens, 5))
+
 
 # %% merge
 def transpose_output(x, num_heads):
@@ -50,10 +54,6 @@ def transpose_output(x, num_heads):
 merged = transpose_output(heads, 5)
 output = merged @ w_o.T
 print(heads.shape, "->", merged.shape, "->", output.shape)
-
-# %% repeat
-print("repeat:", jnp.repeat(valid_lens, 5))
-print("tile:  ", jnp.tile(valid_lens, 5))
 
 # %% grouped
 two_k, two_v = jnp.repeat(k[:2], 2, axis=0), jnp.repeat(v[:2], 2, axis=0)

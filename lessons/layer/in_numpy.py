@@ -36,6 +36,10 @@ allowed = (np.arange(6) < lengths[:, None])[:, None]  # (10, 1, 6)
 weights, heads = attend(q, k, v, allowed)
 print("lengths", lengths, "weights", weights.shape, "heads", heads.shape)
 
+# %% repeat
+print("repeat:", np.repeat(valid_lens, 5))
+print("tile:  ", np.tile(valid_lens, 5))
+
 
 # %% merge
 def transpose_output(x, num_heads):
@@ -47,10 +51,6 @@ def transpose_output(x, num_heads):
 merged = transpose_output(heads, 5)
 output = merged @ w_o.T
 print(heads.shape, "->", merged.shape, "->", output.shape)
-
-# %% repeat
-print("repeat:", np.repeat(valid_lens, 5))
-print("tile:  ", np.tile(valid_lens, 5))
 
 # %% grouped
 grouped_heads = attend(q[:4], np.repeat(k[:2], 2, axis=0), np.repeat(v[:2], 2, axis=0), np.ones((1, 1, 6), bool))[1]

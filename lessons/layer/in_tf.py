@@ -43,6 +43,10 @@ allowed = (tf.range(6) < lengths[:, None])[:, None]  # (10, 1, 6)
 weights, heads = attend(q, k, v, allowed)
 print("lengths", lengths.numpy(), "weights", weights.shape, "heads", heads.shape)
 
+# %% repeat
+print("repeat:", tf.repeat(valid_lens, 5).numpy())
+print("tile:  ", tf.tile(valid_lens, [5]).numpy())
+
 
 # %% merge
 def transpose_output(x, num_heads):
@@ -54,10 +58,6 @@ def transpose_output(x, num_heads):
 merged = transpose_output(heads, 5)
 output = project(merged, w_o)
 print(heads.shape, "->", merged.shape, "->", output.shape)
-
-# %% repeat
-print("repeat:", tf.repeat(valid_lens, 5).numpy())
-print("tile:  ", tf.tile(valid_lens, [5]).numpy())
 
 # %% grouped
 two_k, two_v = tf.repeat(k[:2], 2, axis=0), tf.repeat(v[:2], 2, axis=0)

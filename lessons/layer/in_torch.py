@@ -38,6 +38,10 @@ allowed = (torch.arange(6) < lengths[:, None])[:, None]  # (10, 1, 6)
 weights, heads = attend(q, k, v, allowed)
 print("lengths", lengths.numpy(), "weights", tuple(weights.shape), "heads", tuple(heads.shape))
 
+# %% repeat
+print("repeat_interleave:", valid_lens.repeat_interleave(5).numpy())
+print("repeat:           ", valid_lens.repeat(5).numpy())
+
 
 # %% merge
 def transpose_output(x, num_heads):
@@ -49,10 +53,6 @@ def transpose_output(x, num_heads):
 merged = transpose_output(heads, 5)
 output = merged @ w_o.T
 print(tuple(heads.shape), "->", tuple(merged.shape), "->", tuple(output.shape))
-
-# %% repeat
-print("repeat_interleave:", valid_lens.repeat_interleave(5).numpy())
-print("repeat:           ", valid_lens.repeat(5).numpy())
 
 # %% grouped
 two_k, two_v = k[:2].repeat_interleave(2, dim=0), v[:2].repeat_interleave(2, dim=0)

@@ -54,8 +54,9 @@ def shaded(axes: Axes, weights: NDArray, rows: Sequence[str] = (), columns: Sequ
     image[..., :3], image[..., 3] = color, np.sqrt(np.clip(np.nan_to_num(weights), 0, 1))
     axes.imshow(image, interpolation="none", aspect="equal")
     axes.spines[["top", "right"]].set_visible(True)
-    axes.set_xticks(range(weights.shape[1]), columns or range(weights.shape[1]), rotation=90 if columns else 0)
-    axes.set_yticks(range(weights.shape[0]), rows or range(weights.shape[0]))
+    high, wide = weights.shape
+    axes.set_xticks(range(wide), columns or [*map(str, range(wide))], rotation=90 if columns else 0)
+    axes.set_yticks(range(high), rows or [*map(str, range(high))])
     axes.tick_params(length=0, labelsize=8)
 
 

@@ -34,7 +34,7 @@ def kernel(arrays: Arrays) -> str:
 
 
 def angle(arrays: Arrays) -> str:
-    """Ten vectors on the circle, the query, and their weights, of equal length and with one of them five times as long."""
+    """Ten vectors on the circle, the query, and their weights; then with one of them five times as long."""
     degrees = 36 * np.arange(10)
     equal, longer = arrays["circle/weights"][0], arrays["long/weights"][0]
     vectors, query = arrays["circle/keys"], arrays["circle/queries"][0]
@@ -59,8 +59,8 @@ def angle(arrays: Arrays) -> str:
     rows = [[f"{d}", f"{a:.3f}", f"{b:.3f}"] for d, a, b in zip(degrees, equal, longer, strict=True)]
     return to_html(
         made,
-        "Ten keys on a circle, as thick as their weights: the closer a key's direction is to the query's 45 degrees, the "
-        "larger its weight. Below, by direction; a key five times as long takes nearly half.",
+        "Ten keys on a circle, as thick as their weights: the closer a key's direction is to the query's 45 degrees, "
+        "the larger its weight. Below, by direction; a key five times as long takes nearly half.",
         ("direction", "weight", "one five times as long"),
         rows,
     )
@@ -125,8 +125,8 @@ def positions(arrays: Arrays) -> str:
     rows = [[f"{i}", f"{near[i]:.1f}"] for i in range(0, len(near), 5)]
     return to_html(
         made,
-        f"Above: fast and slow channels of the first {len(table)} positions. Below: the dot product of position {middle} "
-        "with each, which falls with the distance, alike on both sides.",
+        f"Above: fast and slow channels of the first {len(table)} positions. Below: the dot product of position "
+        f"{middle} with each, which falls with the distance, alike on both sides.",
         ("position", f"product with position {middle}"),
         rows,
     )

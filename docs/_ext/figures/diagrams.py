@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+from numpy.typing import NDArray
 
 from _ext.figures.base import FIRST, INK, SECOND, THIRD, Arrays, arrow, box, diagram, to_html
 
@@ -36,8 +39,8 @@ def heads(arrays: Arrays) -> str:
     box(axes, (width / 2, 9.5), (3, 1), f"output {output.shape}")
     return to_html(
         made,
-        f"{count} heads, from below: each has three matrices {own} of its own; what they give stands side by side and goes "
-        "through one more matrix.",
+        f"{count} heads, from below: each has three matrices {own} of its own; what they give stands side by side and "
+        "goes through one more matrix.",
         ("part", "shape"),
         [
             ["queries, keys, values", str(queries.shape)],
@@ -98,7 +101,7 @@ def block(arrays: Arrays) -> str:
         arrays[f"words/{n}"] for n in ("queries", "output", "first", "hidden", "result")
     )
     made, axes = diagram(10, 13.4, 5)
-    parts = [
+    parts: list[tuple[float, str, str, NDArray | None]] = [
         (0.6, f"words + positions {x.shape}", INK, x),
         (3, f"attention, {int(arrays['words/num_heads'])} heads {output.shape}", FIRST, output),
         (5.1, "add and norm", SECOND, first),
@@ -106,10 +109,11 @@ def block(arrays: Arrays) -> str:
         (9.6, "add and norm", SECOND, result),
         (12, f"to the next block {result.shape}", INK, None),
     ]
-    for (y, text, color, flows), (above, *_) in zip(parts, [*parts[1:], (13.4,)], strict=True):
+    heights = [y for y, *_ in parts]
+    for low, high in pairwise(heights):
+        arrow(axes, (5, low + 0.55), (5, high - 0.55))
+    for y, text, color, flows in parts:
         box(axes, (5, y), (5.4, 1.1), text, color)
-        if y != parts[-1][0]:
-            arrow(axes, (5, y + 0.55), (5, above - 0.55))
         if flows is not None:
             axes.text(5.2, y + 0.75, f"deviation {flows.std():.2f}", fontsize=8, va="center")
     for low, high in ((1.6, 5.1), (6.1, 9.6)):

@@ -45,8 +45,8 @@ def every_head() -> str:
     made = figure(3)
     axes = made.add_subplot()
     shaded(axes, sheet)
-    axes.set_xticks(np.arange(heads) * step + length / 2, range(heads))
-    axes.set_yticks(np.arange(layers) * step + length / 2, range(layers))
+    axes.set_xticks(np.arange(heads) * step + length / 2, [*map(str, range(heads))])
+    axes.set_yticks(np.arange(layers) * step + length / 2, [*map(str, range(layers))])
     axes.set(xlabel="head", ylabel="layer")
     axes.spines[:].set_visible(False)
     return f'<figure class="plot">{to_svg(made, f"The weights of {layers} layers of {heads} heads")}</figure>'

@@ -26,8 +26,8 @@ def masks(arrays: Arrays) -> str:
     made.axes[0].set_ylabel("query", fontsize=8)
     return to_html(
         made,
-        "Weights of five words, rows are queries. The last word is long, and takes nearly everything where it may. A cross: "
-        "masked, weight 0.",
+        "Weights of five words, rows are queries. The last word is long and takes most of three rows, where it may. "
+        "A cross: masked, weight 0.",
         ("mask", "query", "weights"),
         rows,
     )
@@ -45,8 +45,8 @@ def projections(arrays: Arrays) -> str:
         rows += [[title, word, " ".join(f"{w:.2f}" for w in row)] for word, row in zip(WORDS, weights, strict=True)]
     return to_html(
         made,
-        "Who looks at whom, rows are queries: without projections mostly at itself, with them verbs and pronouns look at the "
-        "noun, and other words, which ask for nothing, at all alike.",
+        "Who looks at whom, rows are queries: without projections mostly at itself, with them verbs and pronouns look "
+        "at the noun, and other words, which ask for nothing, at all alike.",
         ("", "query", "weights, in the order of the words"),
         rows,
     )
@@ -57,15 +57,16 @@ def own(arrays: Arrays) -> str:
     weights, importance = arrays["whole/weights"], arrays["whole/importance"]
     sharp = weights.max(axis=-1).mean(axis=-1)
     made = figure(3.6)
-    above, below = made.subfigures(2, 1)
-    for head, axes in enumerate(above.subplots(1, len(weights))):
+    grid = made.add_gridspec(2, len(weights))
+    for head in range(len(weights)):
+        axes = made.add_subplot(grid[0, head])
         shaded(axes, weights[head])
         axes.set_title(f"head {head}", fontsize=9)
         axes.set(xticks=(), yticks=())
     places = np.arange(len(weights))
-    axes = below.add_subplot()
+    axes = made.add_subplot(grid[1, :])
     axes.bar(places - 0.2, sharp, 0.38, color=FIRST, label="largest weight of a query, on average")
-    axes.bar(places + 0.2, importance, 0.38, color=SECOND, hatch="//", label="change of the output without it")
+    axes.bar(places + 0.2, importance, 0.38, color=SECOND, label="change of the output without it")
     axes.set_xticks(places, [f"head {head}" for head in places])
     axes.set_ylim(0, 1.25)
     axes.legend(fontsize=8, ncols=2)

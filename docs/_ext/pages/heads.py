@@ -72,9 +72,9 @@ def answer(report: dict[str, Any]) -> str:
     ]
     low, high = (f"\N{MULTIPLICATION SIGN}{ratio:.2f}" for ratio in (min(times), max(times)))
     return (
-        f"**Without the {gone} least important of {total} heads** MiniLM's embeddings keep {point['fidelity']:.2f} of their "
-        f"direction (mean cosine), {point['neighbours']:.0%} of the nearest texts stay the nearest, and the model is {low} to "
-        f"{high} as fast."
+        f"**Without the {gone} least important of {total} heads** MiniLM's embeddings keep {point['fidelity']:.2f} "
+        f"of their direction (mean cosine), {point['neighbours']:.0%} of the nearest texts stay the nearest, and the "
+        f"model is {low} to {high} as fast."
     )
 
 

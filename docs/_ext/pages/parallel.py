@@ -76,7 +76,8 @@ def _chosen() -> str:
     choices = []
     for word, first in (("from", "numpy"), ("to", "torch")):
         buttons = "".join(
-            f'<label><input type="radio" name="{word}" id="{word}-{name}"{" checked" * (name == first)}> {label}</label>'
+            f'<label><input type="radio" name="{word}" id="{word}-{name}"{" checked" if name == first else ""}>'
+            f" {label}</label>"
             for name, label in DIALECTS.items()
         )
         choices.append(f"<fieldset><legend>{word.capitalize()}</legend>{buttons}</fieldset>")

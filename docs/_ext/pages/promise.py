@@ -26,13 +26,14 @@ def drawn(found: dict[str, Any]) -> str:
     numbers.margins(0.15, 0.25)
     places = range(len(MARKS))
     colors = [color for *_, color in MARKS.values()]
-    distances.barh(places, [found[name]["distance"] for name in MARKS], color=colors)
+    distances.barh(places, [found[name]["distance"] / 1e-7 for name in MARKS], color=colors)
     distances.set_yticks(places, [FRAMEWORKS[name] for name in MARKS])
-    distances.set(xlabel="largest difference of 800", xlim=(0, None))
+    distances.set(xlabel="largest difference, $10^{-7}$", xlim=(0, None))
     distances.invert_yaxis()
-    distances.locator_params(axis="x", nbins=2)
     made.legend(*numbers.get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8, markerscale=0.6)
-    caption = "The first numbers of one output in four frameworks, drawn into each other, and how far each is from the reference"
+    caption = (
+        "The first numbers of one output in four frameworks, drawn into each other; how far each is from the reference"
+    )
     return f'<figure class="plot">{to_svg(made, caption)}</figure>'
 
 
