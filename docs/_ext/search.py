@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FIRST = ("start", *(lesson.page for lesson in COURSE))
 """Pages that stand before all others."""
 
-LONGEST = 3_000
+LONGEST = 8_000
 """Characters kept of one section, prose before code."""
 
 SILENT = {"script", "style", "svg", "math", "button"}

@@ -13,7 +13,7 @@ document.addEventListener("DOMContentLoaded", () => {
   function excerpt(address) {
     const page = SEARCH_TEXTS[address.pathname.split("/").pop().replace(/\.html$/, "")] ?? {};
     const own = page[address.hash.slice(1)];
-    const text = [own, ...Object.values(page)].find(one => one && Number.isFinite(place(one))) ?? own;
+    const text = [own, ...Object.values(page)].find(one => one && Number.isFinite(place(one))) ?? own ?? Object.values(page)[0];
     if (!text) return null;
     const at = Number.isFinite(place(text)) ? place(text) : 0, start = Math.max(0, at - AROUND), line = document.createElement("p");
     line.className = "context";
