@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 
 import nbformat
+import numpy as np
 import pytest
 from sphinx.errors import ExtensionError
 
@@ -13,6 +15,8 @@ from _ext.figures.plots import PLOTS, plot
 from _ext.lessons.course import COURSE, above, below, named
 from _ext.lessons.notebooks import notebook
 from lessons import runner
+from mha.learn import check_here
+from mha_core.errors import SpecError
 
 pytestmark = pytest.mark.same_on_newest  # it puts text together
 
@@ -82,7 +86,8 @@ def test_a_notebook_is_valid_and_the_same_each_time(framework):
         made = notebook(*given)
         assert made == notebook(*given)
         book = nbformat.reads(made, as_version=4)
-        install, *cells = [cell for cell in book.cells if cell.cell_type == "code"]
+        code_cells = [cell for cell in book.cells if cell.cell_type == "code" and not cell.id.startswith("task-")]
+        install, *cells = code_cells
         assert install.source.startswith("%pip install ")
         assert [cell.source for cell in cells] == list(code.values())
         shown = ["".join(output.text for output in cell.outputs) for cell in cells]
@@ -94,5 +99,58 @@ def test_a_notebook_is_valid_and_the_same_each_time(framework):
 
 def test_a_formula_and_a_prediction_are_those_of_notebooks():
     text = "```{math}\nx^2\n```\n\n:::{dropdown} Predict: x?\nIt is [1](masks.md).\n:::\n\n```{gallery} all\n```\n"
-    [cell] = nbformat.reads(notebook(named("angle"), text, {}, {}, "", "numpy"), as_version=4).cells[2:]
+    [cell] = nbformat.reads(notebook(named("angle"), text, {}, {}, "", "numpy"), as_version=4).cells[2:3]
     assert cell.source == "$$x^2$$\n\n<details><summary>Predict: x?</summary>\n\nIt is 1.\n\n</details>"
+
+
+def code_of(lesson):
+    """Cell -> code of a notebook in NumPy, without the cell that installs."""
+    made = notebook(lesson, run.text(lesson.name), run.cells(lesson.name, "numpy"), {}, "<svg/>", "numpy")
+    cells = nbformat.reads(made, as_version=4).cells
+    return {cell.id: cell.source for cell in cells if cell.cell_type == "code" and cell.id != "install"}
+
+
+def run_cell(name, source, space):
+    """As a notebook runs it: its source can be looked up."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), space)
+
+
+@pytest.mark.parametrize("lesson", COURSE, ids=[lesson.name for lesson in COURSE])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the textbook's 0 / 0, which is a lesson
+def test_a_notebook_runs_from_its_first_cell_to_its_exercises(lesson, capsys):
+    space = {"__name__": "__main__"}
+    for name, source in code_of(lesson).items():
+        capsys.readouterr()
+        run_cell(f"<{lesson.name} {name}>", source, space)
+        if name.startswith("task-"):
+            assert capsys.readouterr().out.startswith(f"{name.removeprefix('task-')}: to do")
+
+
+def test_an_exercise_is_judged_in_the_notebook(capsys):
+    source = code_of(named("softmax"))["task-softmax"]
+    head, _, check = source.partition("from mha.learn import check_here")
+    right = (
+        "def mine(scores, allowed):\n"
+        "    scores = np.where(allowed, scores, -np.inf)\n"
+        "    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))\n"
+        "    return powers / powers.sum(axis=-1, keepdims=True)\n"
+    )
+    wrong = right.replace("scores.max(axis=-1, keepdims=True)", "scores.max()")
+    for answer, said in ((right, "softmax: right, "), (wrong, "softmax: wrong, ")):
+        judged = f"{head}\n{answer}\nfrom mha.learn import check_here{check.replace(', softmax)', ', mine)')}"
+        run_cell(f"<{said}>", judged, {})
+        assert capsys.readouterr().out.startswith(said)
+    assert "mask-after-softmax: The mask is applied after" in check_here("softmax", _masks_too_late)
+
+
+def _masks_too_late(scores, allowed):
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.where(allowed, powers / powers.sum(axis=-1, keepdims=True), 0.0)
+
+
+def test_what_has_no_source_is_refused():
+    with pytest.raises(SpecError, match="must be written in a cell or a file. Its source is not there."):
+        check_here("softmax", np.exp)
+    with pytest.raises(SpecError, match="did you mean 'softmax'"):
+        check_here("sofmax", _masks_too_late)

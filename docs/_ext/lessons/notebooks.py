@@ -9,7 +9,11 @@ from collections.abc import Mapping
 import nbformat
 from nbformat import v4
 
+from _ext.common import escaped
 from _ext.lessons.course import Lesson
+from mha.learn.exercise import LayerExercise
+from mha.learn.exercises import exercise
+from mha.learn.folder import text_of
 
 BLOCK = re.compile(r"^```\{(cell|plot|judged)\} (\w+)\n```\n?", re.MULTILINE)
 
@@ -62,7 +66,21 @@ def notebook(
             cell = v4.new_markdown_cell("![](attachment:figure.svg)", id="figure")
             cell["attachments"] = {"figure.svg": {"image/svg+xml": image}}
             found.append(cell)
+    found += exercises(lesson)
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     made = v4.new_notebook(cells=found, metadata={**kernel, "language_info": {"name": "python"}})
     nbformat.validate(made)
     return f"{nbformat.writes(made)}\n"
+
+
+def exercises(lesson: Lesson) -> list[nbformat.NotebookNode]:
+    """Cells to be filled in, which judge themselves. A whole layer is judged as a file alone."""
+    found = [v4.new_markdown_cell("## Exercises\n\nFill in, and run: what is wrong is said by name.", id="exercises")]
+    for asked in map(exercise, lesson.exercises):
+        if isinstance(asked, LayerExercise):
+            text = f"{escaped(asked.task)} Judged as a file: `mha learn check {asked.name}`."
+            found.append(v4.new_markdown_cell(text, id=f"task-{asked.name}"))
+            continue
+        check = f'from mha.learn import check_here\n\nprint(check_here("{asked.name}", {asked.function}))'
+        found.append(v4.new_code_cell(f"{text_of(asked).strip()}\n\n\n{check}", id=f"task-{asked.name}"))
+    return found
