@@ -147,7 +147,7 @@ def write_notebooks(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         folder = Path(app.outdir, "_downloads")
         folder.mkdir(exist_ok=True)
-        for lesson in COURSE:
+        for lesson in (one for one in COURSE if one.page in app.env.found_docs):
             figure = svg_in(figure_of(lesson.name))
             for framework in DIALECTS:
                 printed = recorded()["printed"].get(framework, {}).get(lesson.name, {})
