@@ -100,8 +100,8 @@ RULES: dict[str, Rule] = {
         Rule(
             "padding",
             "What may padding do?",
-            "Nothing. A key that `valid_lens` alone, or `allowed` alone, excludes for a whole batch item is replaced by "
-            "0 before the projection. It influences no output and no gradient but its own, which is 0: not even if "
+            "Nothing. A key that `valid_lens` alone, or `allowed` alone, excludes for a whole batch item is "
+            "replaced by 0 before the projection. It influences no output and no gradient but its own, which is 0: not even if "
             "it is NaN or infinite.",
         ),
         Rule(
@@ -137,8 +137,8 @@ RULES: dict[str, Rule] = {
         Rule(
             "dropout",
             "What does dropout act on?",
-            "Dropout acts on the weights, in training alone; it draws for each of (B, H, Lq, Lk), and scales kept ones by "
-            "1 / (1 - p). `dropout_keep`, a bool mask, makes a step the same in all frameworks.",
+            "Dropout acts on the weights, in training alone; it draws for each of (B, H, Lq, Lk), and scales kept "
+            "ones by 1 / (1 - p). `dropout_keep`, a bool mask, makes a step the same in all frameworks.",
         ),
         Rule(
             "returned-weights",
