@@ -101,8 +101,8 @@ RULES: dict[str, Rule] = {
             "padding",
             "What may padding do?",
             "Nothing. A key that `valid_lens` alone, or `allowed` alone, excludes for a whole batch item is "
-            "replaced by 0 before the projection. It influences no output and no gradient but its own, which is 0: not even if "
-            "it is NaN or infinite.",
+            "replaced by 0 before the projection. It influences no output and no gradient but its own, which is 0: "
+            "not even if it is NaN or infinite.",
         ),
         Rule(
             "non-finite",

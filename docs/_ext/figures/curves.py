@@ -117,7 +117,7 @@ def positions(arrays: Arrays) -> str:
     for channel, color in ((0, FIRST), (40, SECOND), (100, THIRD), (300, INK)):
         waves.plot(table[:, channel], color=color, label=f"channel {channel}")
     waves.set(xlabel="position", ylabel="number")
-    waves.legend(fontsize=8, ncols=2, loc="upper right")
+    made.legend(*waves.get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
     middle = len(table) // 2
     near = table @ table[middle]
     products.plot(near, "o-", markersize=3, color=FIRST)

@@ -48,4 +48,4 @@ def markdown() -> str:
     head = ["", f"the first {measuring.NUMBERS} numbers of its output", "largest difference of all 800"]
     with mpl.rc_context(STYLE):
         shown = drawn(found)
-    return f"`````{{raw}} html\n{shown}\n`````\n\n{table(head, rows)}"
+    return f"`````{{raw}} html\n{shown}\n`````\n\n:::{{dropdown}} The same in numbers\n{table(head, rows)}\n:::"
