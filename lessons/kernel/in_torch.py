@@ -16,9 +16,8 @@ kernel = torch.exp(-(distances**2) / (2 * 0.5**2))  # 1 where a key is the query
 weights = kernel / kernel.sum(dim=-1, keepdim=True)
 estimate = weights @ values
 print(f"Nadaraya-Watson is off by {(estimate - truth).abs().mean():.2f}")
-print(
-    f"weights of the query at 2.5: from {weights[25].min():.4f} to {weights[25].max():.4f}, sum {weights[25].sum():.4f}"
-)
+row = weights[25]
+print(f"weights of the query at 2.5: from {row.min():.4f} to {row.max():.4f}, sum {row.sum():.4f}")
 
 # %% attention
 products = queries @ keys.T / 0.5**2
