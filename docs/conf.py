@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
 EXTENSIONS = HERE / "_ext"
@@ -53,3 +57,13 @@ html_show_search_summary = False  # excerpts are fetched, and a page that was op
 pygments_style = "default"
 pygments_dark_style = "github-dark"
 html_theme_options = {"navigation_with_keys": False, "top_of_page_buttons": []}
+
+
+def setup(app: Sphinx) -> None:
+    """Say where the site is, also where a build is told to be quiet."""
+    app.connect("build-finished", _say_where)
+
+
+def _say_where(app: Sphinx, error: Exception | None) -> None:
+    if error is None and app.builder.name == "html":
+        print(f"The site is there: open {Path(app.outdir) / 'index.html'}")

@@ -21,10 +21,16 @@ from numpy.typing import NDArray
 HERE = Path(__file__).parent
 
 RESULTS = {
+    "kernel": {
+        "kernel": "queries keys values scale=1/0.5**2 bias weights output=estimate",
+        "attention": "queries keys values scale=1/0.5**2 bias weights=attention output",
+    },
     "angle": {
         "circle": "queries=query keys=vectors values=vectors scale=1 weights output",
         "long": "queries=query keys=longer values=longer scale=1 weights=long_weights output=long_output",
         "several": "queries keys=vectors values=vectors scale=1 weights=all_weights output=outputs",
+        "additive": "queries=query keys=longer values=longer score.query.weight=w_q score.key.weight=w_k "
+        "score.vector=vector scores=additive_scores weights=additive_weights output=additive_weights@longer",
     },
     "scaling": {
         "one": "queries keys values=keys scale=1 scores weights output=weights@keys",
@@ -34,21 +40,53 @@ RESULTS = {
         "output=scaled_weights@long_keys",
     },
     "softmax": {
+        "factors": "queries=factors keys=offered values=offered scale=1 weights=shares output=mean",
         "rows": "queries keys values=keys scale=1 scores weights output=weights@keys",
+    },
+    "masks": {
+        "open": "queries=x keys=x values=x weights=everything output=everything@x",
+        "causal": "queries=x keys=x values=x allowed=causal weights=causal_weights output=causal_output",
+        "lengths": "queries=x keys=x values=x allowed=lengths weights=length_weights output=length_output",
         "empty": "queries keys values scale=1 allowed weights=guarded output",
     },
-    "heads": {
-        "loop": "queries keys values num_heads=3 output=looped",
-        "fused": "queries keys values num_heads=3 output=fused",
-        "grouped": "queries=many_queries keys=few_keys values=few_values num_heads=4 num_kv_heads=2 output=grouped",
-    },
-    "words": {
-        "words": "queries=x keys=x values=x num_heads=8 scores weights heads output "
+    "projections": {
+        "alone": "queries=x keys=x values=x weights=alone output=alone_output",
+        "projected": "queries=x keys=x values=x weights output "
         "q_proj.weight=w_q k_proj.weight=w_k v_proj.weight=w_v out_proj.weight=w_o",
+    },
+    "heads": {
+        "loop": "queries=x keys=x values=x num_heads=3 output=summed "
+        "q_proj.weight=fused_q k_proj.weight=fused_k v_proj.weight=fused_v out_proj.weight=w_o",
+        "fused": "queries=x keys=x values=x num_heads=3 weights heads output "
+        "q_proj.weight=fused_q k_proj.weight=fused_k v_proj.weight=fused_v out_proj.weight=w_o",
+    },
+    "layer": {
+        "first": "queries=queries[0] keys=keys[0] values=keys[0] num_heads=5 allowed=allowed[0] weights=weights[:5] "
+        "heads=heads[:5] output=output[0] "
+        "q_proj.weight=w_q k_proj.weight=w_k v_proj.weight=w_v out_proj.weight=w_o",
+        "second": "queries=queries[1] keys=keys[1] values=keys[1] num_heads=5 allowed=allowed[5] weights=weights[5:] "
+        "heads=heads[5:] output=output[1] "
+        "q_proj.weight=w_q k_proj.weight=w_k v_proj.weight=w_v out_proj.weight=w_o",
+        "grouped": "queries=projected_q[0][:,:80] keys=projected_k[0][:,:40] values=projected_v[0][:,:40] "
+        "num_heads=4 num_kv_heads=2 output=grouped",
+    },
+    "positions": {
+        "without": "queries=vectors keys=vectors values=vectors weights output",
+        "with": "queries=x keys=x values=x weights=seen_weights output=seen table",
+    },
+    "block": {
+        "words": "queries=x keys=x values=x num_heads=8 scores weights heads output "
+        "q_proj.weight=w_q k_proj.weight=w_k v_proj.weight=w_v out_proj.weight=w_o first hidden result",
+    },
+    "own": {
+        "whole": "queries=x keys=x values=x num_heads=4 weights output importance "
+        "q_proj.weight=w_q k_proj.weight=w_k v_proj.weight=w_v out_proj.weight=w_o",
+        "cut": "queries=x keys=x values=x num_heads=2 weights=cut_weights output=cut "
+        "q_proj.weight=cut_q k_proj.weight=cut_k v_proj.weight=cut_v out_proj.weight=cut_o",
     },
 }
 """Lesson -> call of attention in it -> what it hands out, in every framework: NAME=EXPRESSION, of the variables that
-stand after the last cell. NAME alone stands for NAME=NAME.
+stand after the last cell. NAME alone stands for NAME=NAME. Names that are no part of a call are for plots.
 """
 
 

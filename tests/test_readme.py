@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,40 @@ def test_ci_finds_the_readme_commands(name, last):
     ).stdout.strip()
     assert command.endswith(last)
     assert "\n" not in command
+
+
+NEEDS = {"sphinx-build": "site", "minilm": "hf", "mha heads": "heads", ".h5": "convert", "pytest -q": "test"}
+"""What stands in a command of README -> the extra without which it does not run."""
+
+
+def extras_of(names: str) -> set[str]:
+    """These extras, and those that they bring: "heads" brings "hf"."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = set(names.split(","))
+    for name in names.split(","):
+        for requirement in known[name]:
+            if requirement.startswith("mha-parity["):
+                found |= extras_of(requirement.removeprefix("mha-parity[").removesuffix("]"))
+    return found
+
+
+def lacking(readme: str) -> list[tuple[str, str]]:
+    """Section and extra of each command whose extra was installed neither in its section nor before."""
+    there: set[str] = set()
+    missing = []
+    for section in readme.split("\n## "):
+        for names in re.findall(r"'\.\[([\w,]+)\]'", section):
+            there |= extras_of(names)
+        commands = " ".join(re.findall(r"`[^`]+`|^```(?:sh)?\n.*?^```", section, re.MULTILINE | re.DOTALL))
+        missing += [(section[:20], extra) for words, extra in NEEDS.items() if words in commands and extra not in there]
+    return missing
+
+
+def test_install_lines_have_the_extras_that_commands_need():
+    assert lacking(README) == []
+    assert ("Learn it", "site") in [
+        (name.split("\n")[0], extra) for name, extra in lacking(README.replace(",site]", "]"))
+    ]
 
 
 def test_the_tables_name_every_stage_and_weight():

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from sphinx.util.docutils import SphinxDirective
 
 from _ext import symbols
+from _ext.figures import gallery
+from _ext.lessons import course
 from _ext.pages import (
     bugs,
     commands,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 DIRECTIVES: dict[str, Callable[..., str]] = {
     "bugs": bugs.markdown,
     "commands": commands.markdown,
+    "course": course.markdown,
+    "gallery": gallery.markdown,
     "heads": heads.markdown,
     "layer-phrases": layers.markdown,
     "layers": public.layers,

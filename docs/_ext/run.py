@@ -4,8 +4,9 @@
     ```
 
 Its text is `lessons/angle/lesson.md`, where `cell`, `plot` and `judged` blocks stand for code, a plot and what
-the judge says. What cells print is what `docs/_data/lessons.py` recorded; a test runs them again. Plots and verdicts
-are made in this build. All lessons can be had as one notebook per framework, which is made in this build too.
+the judge says; what stands above and below it is the course's (`_ext.lessons.course`). What cells print is what
+`docs/_data/lessons.py` recorded; a test runs them again. Plots and verdicts are made in this build, and a notebook of
+each lesson in each framework.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from sphinx.errors import ExtensionError
 
 from _ext.common import DIALECTS, table
 from _ext.common import tabs as tab_set
+from _ext.figures.base import svg_in
+from _ext.figures.plots import plot
+from _ext.lessons.course import COURSE, above, below, named
 from _ext.lessons.found import FOUND
-from _ext.lessons.notebooks import BLOCK, TITLES, notebook
-from _ext.lessons.plots import plot
+from _ext.lessons.notebooks import BLOCK, notebook
 from lessons import runner
 
 if TYPE_CHECKING:
@@ -51,6 +55,13 @@ def cells(lesson: str, framework: str) -> dict[str, str]:
 def text(lesson: str) -> str:
     """The Markdown of a lesson."""
     return (runner.HERE / lesson / "lesson.md").read_text("utf-8")
+
+
+@cache
+def figure_of(lesson: str) -> str:
+    """HTML of its figure, from its arrays in NumPy."""
+    with np.errstate(invalid="ignore"):  # of the textbook's 0 / 0, which is a lesson
+        return plot(lesson, runner.run(lesson, "numpy")[1])
 
 
 def tabs(lesson: str, cell: str) -> str:
@@ -90,9 +101,9 @@ def compared(lesson: str) -> str:
             "",
             table(["", "worst error / allowed error", "largest difference from NumPy's output"], rows),
             "",
-            "All lessons as a notebook: "
+            "This lesson as a notebook: "
             + ", ".join(
-                f'<a href="_downloads/lessons-{name}.ipynb" download>{label}</a>' for name, label in DIALECTS.items()
+                f'<a href="_downloads/{lesson}-{name}.ipynb" download>{label}</a>' for name, label in DIALECTS.items()
             )
             + ".",
         ]
@@ -100,7 +111,11 @@ def compared(lesson: str) -> str:
 
 
 def markdown(lesson: str) -> str:
-    """The text of a lesson, its blocks replaced, and the comparison. Raises ExtensionError where there is none."""
+    """The text of a lesson, its blocks replaced, its exercises, and the comparison.
+
+    Raises:
+        ExtensionError: there is no such lesson.
+    """
     if lesson not in runner.lessons():
         raise ExtensionError(f"there is no lesson {lesson!r} (there are: {', '.join(runner.lessons())})")
 
@@ -110,9 +125,11 @@ def markdown(lesson: str) -> str:
             return tabs(lesson, name) + "\n"
         if kind == "judged":
             return f"```none\n{FOUND[name]()}\n```\n"
-        return f"```{{raw}} html\n{plot(name, runner.run(name, 'numpy')[1])}```\n"
+        return f"```{{raw}} html\n{figure_of(name)}```\n"
 
-    return f"{BLOCK.sub(made, text(lesson))}\n{compared(lesson)}\n"
+    own = named(lesson)
+    parts = [above(own), BLOCK.sub(made, text(lesson)), below(own), compared(lesson)]
+    return "\n".join(parts) + "\n"
 
 
 def put_lessons(app: Sphinx, page: str, source: list[str]) -> None:
@@ -130,10 +147,12 @@ def write_notebooks(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         folder = Path(app.outdir, "_downloads")
         folder.mkdir(exist_ok=True)
-        texts = {lesson: text(lesson) for lesson in TITLES}
-        for framework, label in DIALECTS.items():
-            code = {lesson: cells(lesson, framework) for lesson in TITLES}
-            folder.joinpath(f"lessons-{framework}.ipynb").write_text(notebook(texts, code, label), "utf-8")
+        for lesson in (one for one in COURSE if one.page in app.env.found_docs):
+            figure = svg_in(figure_of(lesson.name))
+            for framework in DIALECTS:
+                printed = recorded()["printed"].get(framework, {}).get(lesson.name, {})
+                made = notebook(lesson, text(lesson.name), cells(lesson.name, framework), printed, figure, framework)
+                folder.joinpath(f"{lesson.name}-{framework}.ipynb").write_text(made, "utf-8")
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:

@@ -33,3 +33,12 @@ directions = np.radians(np.array([45, 150, 270]))
 queries = np.stack([np.cos(directions), np.sin(directions)], axis=1)  # (3, 2)
 all_weights, outputs = attend(queries, vectors, vectors)
 print(outputs.shape, all_weights.shape, all_weights.sum(axis=-1).asnumpy().round(5))
+
+# %% additive
+rng = numpy.random.default_rng(0)
+w_q, w_k, vector = (np.array(rng.normal(size=size), dtype="float32") for size in ((8, 2), (8, 2), 8))
+asked, offered = np.dot(query, w_q.T), np.dot(longer, w_k.T)
+hidden = np.tanh(asked[:, None] + offered[None])  # (1, 10, 8), a small network for each pair
+additive_scores = np.dot(hidden, vector)  # (1, 10)
+additive_weights = npx.softmax(additive_scores, axis=-1)
+print(additive_weights[0].asnumpy().round(3))

@@ -30,3 +30,12 @@ directions = np.radians(np.array([45, 150, 270]))
 queries = np.stack([np.cos(directions), np.sin(directions)], axis=1)  # (3, 2)
 all_weights, outputs = attend(queries, vectors, vectors)
 print(outputs.shape, all_weights.shape, all_weights.sum(axis=-1).round(5))
+
+# %% additive
+rng = np.random.default_rng(0)
+w_q, w_k, vector = rng.normal(size=(8, 2)), rng.normal(size=(8, 2)), rng.normal(size=8)
+hidden = np.tanh((query @ w_q.T)[:, None] + (longer @ w_k.T)[None])  # (1, 10, 8), a small network for each pair
+additive_scores = hidden @ vector  # (1, 10)
+additive_powers = np.exp(additive_scores - additive_scores.max(axis=-1, keepdims=True))
+additive_weights = additive_powers / additive_powers.sum(axis=-1, keepdims=True)
+print(additive_weights[0].round(3))

@@ -29,3 +29,12 @@ directions = tf.constant([45.0, 150.0, 270.0]) * np.pi / 180
 queries = tf.stack([tf.cos(directions), tf.sin(directions)], axis=1)  # (3, 2)
 all_weights, outputs = attend(queries, vectors, vectors)
 print(outputs.shape, all_weights.shape, tf.reduce_sum(all_weights, axis=-1).numpy().round(5))
+
+# %% additive
+rng = np.random.default_rng(0)
+w_q, w_k, vector = (tf.constant(rng.normal(size=size), tf.float32) for size in ((8, 2), (8, 2), 8))
+asked, offered = tf.matmul(query, w_q, transpose_b=True), tf.matmul(longer, w_k, transpose_b=True)
+hidden = tf.tanh(asked[:, None] + offered[None])  # (1, 10, 8), a small network for each pair
+additive_scores = tf.reduce_sum(hidden * vector, axis=-1)  # (1, 10)
+additive_weights = tf.nn.softmax(additive_scores)
+print(additive_weights[0].numpy().round(3))

@@ -30,3 +30,13 @@ directions = torch.deg2rad(torch.tensor([45.0, 150.0, 270.0]))
 queries = torch.stack([torch.cos(directions), torch.sin(directions)], dim=1)  # (3, 2)
 all_weights, outputs = attend(queries, vectors, vectors)
 print(outputs.shape, all_weights.shape, all_weights.sum(dim=-1))
+
+# %% additive
+import numpy as np
+
+rng = np.random.default_rng(0)
+w_q, w_k, vector = (torch.tensor(rng.normal(size=size), dtype=torch.float32) for size in ((8, 2), (8, 2), 8))
+hidden = torch.tanh((query @ w_q.T)[:, None] + (longer @ w_k.T)[None])  # (1, 10, 8), a small network for each pair
+additive_scores = hidden @ vector  # (1, 10)
+additive_weights = torch.softmax(additive_scores, dim=-1)
+print(additive_weights[0])

@@ -1,58 +1,47 @@
-# %% split
+# %% one
 import numpy
 
 numpy.bool = numpy.bool_  # type: ignore[attr-defined] # MXNet 1.9.1 reads a name that NumPy 1.24 took out
 from mxnet import np, npx
 
 npx.set_np()
-rng = numpy.random.default_rng(0)
-queries = np.array(rng.normal(size=(4, 12)))  # 4 queries, 3 heads of width 4
-keys, values = np.array(rng.normal(size=(2, 6, 12)))  # 6 keys and values
-
-
-def split(x, num_heads):  # (L, H * d) -> (H, L, d)
-    return x.reshape(len(x), num_heads, -1).swapaxes(0, 1)
-
-
-def merge(x):  # (H, L, d) -> (L, H * d)
-    return x.swapaxes(0, 1).reshape(x.shape[1], -1)
-
-
-print(queries.shape, "->", split(queries, 3).shape, "->", merge(split(queries, 3)).shape)
-print("the same again:", (merge(split(queries, 3)) == queries).all().item())
-print("without the exchange of axes:", (queries.reshape(3, 4, 4) == split(queries, 3)).all().item())
-
+pairs = np.array([[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])  # three sentences: what stands at the two places that matter
+print("one head, half and half:", np.dot(pairs, np.array([0.5, 0.5])))
+two = np.stack([np.dot(pairs, np.array([1.0, 0.0])), np.dot(pairs, np.array([0.0, 1.0]))], axis=1)  # a head for each
+print("two heads, then W_o:    ", np.dot(two, np.array([1.0, -1.0])))
 
 # %% loop
-def attend(queries, keys, values):  # (..., Lq, d), (..., Lk, d), (..., Lk, d) -> (..., Lq, d)
-    scores = np.matmul(queries, keys.swapaxes(-1, -2)) / queries.shape[-1] ** 0.5
-    return np.matmul(npx.softmax(scores, axis=-1), values)
+rng = numpy.random.default_rng(0)
+x = np.array(rng.normal(size=(5, 12)), dtype="float32")
+w_q, w_k, w_v = np.array(rng.normal(size=(3, 3, 4, 12)) / 12**0.5, dtype="float32")  # of 3 heads a (4, 12) each
+w_o = np.array(rng.normal(size=(12, 12)) / 12**0.5, dtype="float32")
 
 
-parts = []
-for head in range(3):
-    mine = slice(4 * head, 4 * head + 4)  # the columns of this head
-    parts.append(attend(queries[:, mine], keys[:, mine], values[:, mine]))
-looped = np.concatenate(parts, axis=1)
+def attend(q, k, v):  # (..., L, d) each
+    weights = npx.softmax(np.matmul(q, k.swapaxes(-1, -2)) / q.shape[-1] ** 0.5, axis=-1)
+    return weights, np.matmul(weights, v)
+
+
+parts = [attend(np.dot(x, w_q[h].T), np.dot(x, w_k[h].T), np.dot(x, w_v[h].T))[1] for h in range(3)]
+merged = np.concatenate(parts, axis=1)
+print([part.shape for part in parts], "->", merged.shape)
 
 # %% fused
-fused = merge(attend(split(queries, 3), split(keys, 3), split(values, 3)))
-print(fused.shape)
-print("as the loop:", np.abs(fused - looped).max().item() < 1e-6)
+fused_q, fused_k, fused_v = w_q.reshape(12, 12), w_k.reshape(12, 12), w_v.reshape(12, 12)  # one below the other
 
-# %% repeat
-groups = np.array([0, 1])  # 2 heads of keys for 4 heads of queries
-print("repeat:", np.repeat(groups, 2))
-print("tile:  ", np.tile(groups, 2))
 
-# %% grouped
-few_keys, few_values = keys[:, :8], values[:, :8]  # 2 heads of width 4
-many_queries = np.array(rng.normal(size=(4, 16)))  # 4 heads of width 4
-grouped = merge(
-    attend(
-        split(many_queries, 4),
-        np.repeat(split(few_keys, 2), 2, axis=0),
-        np.repeat(split(few_values, 2), 2, axis=0),
-    )
-)
-print(grouped.shape)
+def split(y):  # (L, H * d) -> (H, L, d)
+    return y.reshape(len(y), 3, 4).swapaxes(0, 1)
+
+
+weights, heads = attend(split(np.dot(x, fused_q.T)), split(np.dot(x, fused_k.T)), split(np.dot(x, fused_v.T)))
+print("as the loop:", np.abs(heads.swapaxes(0, 1).reshape(5, 12) - merged).max().item() < 1e-6)
+
+# %% output
+output = np.dot(merged, w_o.T)
+summed = sum(np.dot(parts[h], w_o[:, 4 * h : 4 * h + 4].T) for h in range(3))  # a block of W_o for each head
+print(output.shape, "as the sum over heads:", np.abs(summed - output).max().item() < 1e-6)
+
+# %% cost
+for count in (1, 3, 6, 12):
+    print(f"{count:2} heads of width {12 // count:2}: {4 * 12 * (count * (12 // count))} weights")

@@ -1,55 +1,45 @@
-# %% split
+# %% one
 import numpy as np
 
-rng = np.random.default_rng(0)
-queries = rng.normal(size=(4, 12))  # 4 queries, 3 heads of width 4
-keys, values = rng.normal(size=(2, 6, 12))  # 6 keys and values
-
-
-def split(x, num_heads):  # (L, H * d) -> (H, L, d)
-    return x.reshape(len(x), num_heads, -1).swapaxes(0, 1)
-
-
-def merge(x):  # (H, L, d) -> (L, H * d)
-    return x.swapaxes(0, 1).reshape(x.shape[1], -1)
-
-
-print(queries.shape, "->", split(queries, 3).shape, "->", merge(split(queries, 3)).shape)
-print("the same again:", (merge(split(queries, 3)) == queries).all())
-print("without the exchange of axes:", (queries.reshape(3, 4, 4) == split(queries, 3)).all())
-
+pairs = np.array([[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])  # three sentences: what stands at the two places that matter
+print("one head, half and half:", pairs @ np.array([0.5, 0.5]))
+two = np.stack([pairs @ np.array([1.0, 0.0]), pairs @ np.array([0.0, 1.0])], axis=1)  # a head for each place
+print("two heads, then W_o:    ", two @ np.array([1.0, -1.0]))
 
 # %% loop
-def attend(queries, keys, values):  # (..., Lq, d), (..., Lk, d), (..., Lk, d) -> (..., Lq, d)
-    scores = queries @ keys.swapaxes(-1, -2) / np.sqrt(queries.shape[-1])
+rng = np.random.default_rng(0)
+x = rng.normal(size=(5, 12))
+w_q, w_k, w_v = rng.normal(size=(3, 3, 4, 12)) / 12**0.5  # of each of 3 heads its own (4, 12)
+w_o = rng.normal(size=(12, 12)) / 12**0.5
+
+
+def attend(q, k, v):  # (..., L, d) each
+    scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True) @ values
+    weights = powers / powers.sum(axis=-1, keepdims=True)
+    return weights, weights @ v
 
 
-parts = []
-for head in range(3):
-    mine = slice(4 * head, 4 * head + 4)  # the columns of this head
-    parts.append(attend(queries[:, mine], keys[:, mine], values[:, mine]))
-looped = np.concatenate(parts, axis=1)
+parts = [attend(x @ w_q[h].T, x @ w_k[h].T, x @ w_v[h].T)[1] for h in range(3)]
+merged = np.concatenate(parts, axis=1)
+print([part.shape for part in parts], "->", merged.shape)
 
 # %% fused
-fused = merge(attend(split(queries, 3), split(keys, 3), split(values, 3)))
-print(fused.shape)
-print("as the loop:", np.allclose(fused, looped, atol=1e-6))
+fused_q, fused_k, fused_v = w_q.reshape(12, 12), w_k.reshape(12, 12), w_v.reshape(12, 12)  # one below the other
 
-# %% repeat
-groups = np.array([0, 1])  # 2 heads of keys for 4 heads of queries
-print("repeat:", np.repeat(groups, 2))
-print("tile:  ", np.tile(groups, 2))
 
-# %% grouped
-few_keys, few_values = keys[:, :8], values[:, :8]  # 2 heads of width 4
-many_queries = rng.normal(size=(4, 16))  # 4 heads of width 4
-grouped = merge(
-    attend(
-        split(many_queries, 4),
-        np.repeat(split(few_keys, 2), 2, axis=0),
-        np.repeat(split(few_values, 2), 2, axis=0),
-    )
-)
-print(grouped.shape)
+def split(y):  # (L, H * d) -> (H, L, d)
+    return y.reshape(len(y), 3, 4).swapaxes(0, 1)
+
+
+weights, heads = attend(split(x @ fused_q.T), split(x @ fused_k.T), split(x @ fused_v.T))
+print("as the loop:", np.allclose(heads.swapaxes(0, 1).reshape(5, 12), merged, atol=1e-6))
+
+# %% output
+output = merged @ w_o.T
+summed = sum(parts[h] @ w_o[:, 4 * h : 4 * h + 4].T for h in range(3))  # a block of W_o for each head
+print(output.shape, "as the sum over heads:", np.allclose(summed, output, atol=1e-6))
+
+# %% cost
+for count in (1, 3, 6, 12):
+    print(f"{count:2} heads of width {12 // count:2}: {4 * 12 * (count * (12 // count))} weights")

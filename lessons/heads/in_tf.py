@@ -1,55 +1,48 @@
-# %% split
+# %% one
 import numpy as np
 import tensorflow as tf
 
-rng = np.random.default_rng(0)
-queries = tf.constant(rng.normal(size=(4, 12)), tf.float32)  # 4 queries, 3 heads of width 4
-keys, values = tf.constant(rng.normal(size=(2, 6, 12)), tf.float32)  # 6 keys and values
-
-
-def split(x, num_heads):  # (L, H * d) -> (H, L, d)
-    return tf.transpose(tf.reshape(x, (x.shape[0], num_heads, -1)), (1, 0, 2))
-
-
-def merge(x):  # (H, L, d) -> (L, H * d)
-    return tf.reshape(tf.transpose(x, (1, 0, 2)), (x.shape[1], -1))
-
-
-print(queries.shape, "->", split(queries, 3).shape, "->", merge(split(queries, 3)).shape)
-print("the same again:", tf.reduce_all(merge(split(queries, 3)) == queries).numpy())
-print("without the exchange of axes:", tf.reduce_all(tf.reshape(queries, (3, 4, 4)) == split(queries, 3)).numpy())
-
+pairs = tf.constant([[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])  # three sentences: what stands at the two places that matter
+print("one head, half and half:", tf.linalg.matvec(pairs, [0.5, 0.5]).numpy())
+two = tf.stack([tf.linalg.matvec(pairs, [1.0, 0.0]), tf.linalg.matvec(pairs, [0.0, 1.0])], axis=1)  # a head for each
+print("two heads, then W_o:    ", tf.linalg.matvec(two, [1.0, -1.0]).numpy())
 
 # %% loop
-def attend(queries, keys, values):  # (..., Lq, d), (..., Lk, d), (..., Lk, d) -> (..., Lq, d)
-    scores = tf.matmul(queries, keys, transpose_b=True) / queries.shape[-1] ** 0.5
-    return tf.nn.softmax(scores) @ values
+rng = np.random.default_rng(0)
+x = tf.constant(rng.normal(size=(5, 12)), tf.float32)
+w_q, w_k, w_v = tf.unstack(tf.constant(rng.normal(size=(3, 3, 4, 12)) / 12**0.5, tf.float32))  # of 3 heads (4, 12) each
+w_o = tf.constant(rng.normal(size=(12, 12)) / 12**0.5, tf.float32)
 
 
-parts = []
-for head in range(3):
-    mine = slice(4 * head, 4 * head + 4)  # the columns of this head
-    parts.append(attend(queries[:, mine], keys[:, mine], values[:, mine]))
-looped = tf.concat(parts, axis=1)
+def project(x, w):
+    return tf.matmul(x, w, transpose_b=True)
+
+
+def attend(q, k, v):  # (..., L, d) each
+    weights = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) / q.shape[-1] ** 0.5)
+    return weights, weights @ v
+
+
+parts = [attend(project(x, w_q[h]), project(x, w_k[h]), project(x, w_v[h]))[1] for h in range(3)]
+merged = tf.concat(parts, axis=1)
+print([tuple(part.shape) for part in parts], "->", tuple(merged.shape))
 
 # %% fused
-fused = merge(attend(split(queries, 3), split(keys, 3), split(values, 3)))
-print(fused.shape)
-print("as the loop:", np.allclose(fused, looped, atol=1e-6))
+fused_q, fused_k, fused_v = (tf.reshape(w, (12, 12)) for w in (w_q, w_k, w_v))  # one below the other
 
-# %% repeat
-groups = tf.constant([0, 1])  # 2 heads of keys for 4 heads of queries
-print("repeat:", tf.repeat(groups, 2).numpy())
-print("tile:  ", tf.tile(groups, [2]).numpy())
 
-# %% grouped
-few_keys, few_values = keys[:, :8], values[:, :8]  # 2 heads of width 4
-many_queries = tf.constant(rng.normal(size=(4, 16)), tf.float32)  # 4 heads of width 4
-grouped = merge(
-    attend(
-        split(many_queries, 4),
-        tf.repeat(split(few_keys, 2), 2, axis=0),
-        tf.repeat(split(few_values, 2), 2, axis=0),
-    )
-)
-print(grouped.shape)
+def split(y):  # (L, H * d) -> (H, L, d)
+    return tf.transpose(tf.reshape(y, (y.shape[0], 3, 4)), (1, 0, 2))
+
+
+weights, heads = attend(split(project(x, fused_q)), split(project(x, fused_k)), split(project(x, fused_v)))
+print("as the loop:", np.allclose(tf.reshape(tf.transpose(heads, (1, 0, 2)), (5, 12)), merged, atol=1e-6))
+
+# %% output
+output = project(merged, w_o)
+summed = sum(project(parts[h], w_o[:, 4 * h : 4 * h + 4]) for h in range(3))  # a block of W_o for each head
+print(tuple(output.shape), "as the sum over heads:", np.allclose(summed, output, atol=1e-6))
+
+# %% cost
+for count in (1, 3, 6, 12):
+    print(f"{count:2} heads of width {12 // count:2}: {4 * 12 * (count * (12 // count))} weights")

@@ -1,55 +1,44 @@
-# %% split
+# %% one
 import numpy as np
 import torch
 
-rng = np.random.default_rng(0)
-queries = torch.tensor(rng.normal(size=(4, 12)), dtype=torch.float32)  # 4 queries, 3 heads of width 4
-keys, values = torch.tensor(rng.normal(size=(2, 6, 12)), dtype=torch.float32)  # 6 keys and values
-
-
-def split(x, num_heads):  # (L, H * d) -> (H, L, d)
-    return x.unflatten(1, (num_heads, -1)).transpose(0, 1)
-
-
-def merge(x):  # (H, L, d) -> (L, H * d)
-    return x.transpose(0, 1).flatten(1)
-
-
-print(queries.shape, "->", split(queries, 3).shape, "->", merge(split(queries, 3)).shape)
-print("the same again:", (merge(split(queries, 3)) == queries).all().item())
-print("without the exchange of axes:", (queries.reshape(3, 4, 4) == split(queries, 3)).all().item())
-
+pairs = torch.tensor([[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])  # three sentences: what stands at the two places that matter
+print("one head, half and half:", pairs @ torch.tensor([0.5, 0.5]))
+two = torch.stack([pairs @ torch.tensor([1.0, 0.0]), pairs @ torch.tensor([0.0, 1.0])], dim=1)  # a head for each
+print("two heads, then W_o:    ", two @ torch.tensor([1.0, -1.0]))
 
 # %% loop
-def attend(queries, keys, values):  # (..., Lq, d), (..., Lk, d), (..., Lk, d) -> (..., Lq, d)
-    scores = queries @ keys.transpose(-1, -2) / queries.shape[-1] ** 0.5
-    return torch.softmax(scores, dim=-1) @ values
+rng = np.random.default_rng(0)
+x = torch.tensor(rng.normal(size=(5, 12)), dtype=torch.float32)
+w_q, w_k, w_v = torch.tensor(rng.normal(size=(3, 3, 4, 12)) / 12**0.5, dtype=torch.float32)  # of 3 heads a (4, 12) each
+w_o = torch.tensor(rng.normal(size=(12, 12)) / 12**0.5, dtype=torch.float32)
 
 
-parts = []
-for head in range(3):
-    mine = slice(4 * head, 4 * head + 4)  # the columns of this head
-    parts.append(attend(queries[:, mine], keys[:, mine], values[:, mine]))
-looped = torch.cat(parts, dim=1)
+def attend(q, k, v):  # (..., L, d) each
+    weights = torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, dim=-1)
+    return weights, weights @ v
+
+
+parts = [attend(x @ w_q[h].T, x @ w_k[h].T, x @ w_v[h].T)[1] for h in range(3)]
+merged = torch.cat(parts, dim=1)
+print([tuple(part.shape) for part in parts], "->", tuple(merged.shape))
 
 # %% fused
-fused = merge(attend(split(queries, 3), split(keys, 3), split(values, 3)))
-print(fused.shape)
-print("as the loop:", torch.allclose(fused, looped, atol=1e-6))
+fused_q, fused_k, fused_v = w_q.flatten(0, 1), w_k.flatten(0, 1), w_v.flatten(0, 1)  # one below the other
 
-# %% repeat
-groups = torch.tensor([0, 1])  # 2 heads of keys for 4 heads of queries
-print("repeat_interleave:", groups.repeat_interleave(2))
-print("repeat:           ", groups.repeat(2))
 
-# %% grouped
-few_keys, few_values = keys[:, :8], values[:, :8]  # 2 heads of width 4
-many_queries = torch.tensor(rng.normal(size=(4, 16)), dtype=torch.float32)  # 4 heads of width 4
-grouped = merge(
-    attend(
-        split(many_queries, 4),
-        split(few_keys, 2).repeat_interleave(2, dim=0),
-        split(few_values, 2).repeat_interleave(2, dim=0),
-    )
-)
-print(grouped.shape)
+def split(y):  # (L, H * d) -> (H, L, d)
+    return y.unflatten(1, (3, 4)).transpose(0, 1)
+
+
+weights, heads = attend(split(x @ fused_q.T), split(x @ fused_k.T), split(x @ fused_v.T))
+print("as the loop:", torch.allclose(heads.transpose(0, 1).flatten(1), merged, atol=1e-6))
+
+# %% output
+output = merged @ w_o.T
+summed = sum(parts[h] @ w_o[:, 4 * h : 4 * h + 4].T for h in range(3))  # a block of W_o for each head
+print(tuple(output.shape), "as the sum over heads:", torch.allclose(summed, output, atol=1e-6))
+
+# %% cost
+for count in (1, 3, 6, 12):
+    print(f"{count:2} heads of width {12 // count:2}: {4 * 12 * (count * (12 // count))} weights")

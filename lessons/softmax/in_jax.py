@@ -1,8 +1,28 @@
-# %% textbook
+# %% shares
 import jax
 import jax.numpy as jnp
 
 
+def unsafe_softmax(scores):
+    powers = jnp.exp(scores)
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+row = jnp.array([[2.0, 1.0, -1.0]])
+print("divided by their sum:", row / row.sum())
+print("softmax:             ", unsafe_softmax(row).round(3))
+print("all scores + 10:     ", unsafe_softmax(row + 10).round(3))
+
+# %% factors
+factors = jnp.linspace(0, 4, 9)[:, None]
+offered = jnp.array([[0.0], [1.0], [2.0], [2.5]])  # four scores
+shares = unsafe_softmax(factors @ offered.T)  # (9, 4)
+mean = shares @ offered
+for at in (0, 2, 8):
+    print(f"scores times {factors[at, 0]:.0f}:", shares[at].round(3))
+
+
+# %% textbook
 def textbook_softmax(scores):
     powers = jnp.exp(scores - scores.max())  # the maximum of the whole matrix
     return powers / powers.sum(axis=-1, keepdims=True)
@@ -22,19 +42,3 @@ def softmax(scores):
 
 weights = softmax(scores)
 print(weights.round(4))
-
-# %% empty
-allowed = jnp.array([[True, True, False], [False, False, False]])  # the second query may look at nothing
-masked = jnp.where(allowed, scores, -jnp.inf)
-print(softmax(masked).round(4))
-
-# %% guarded
-has_key = allowed.any(axis=-1, keepdims=True)
-guarded = jnp.where(allowed, softmax(jnp.where(has_key, masked, 0)), 0)
-print(guarded.round(4))
-
-# %% padding
-values = jnp.array([[10.0], [20.0], [jnp.nan]])  # nobody may look at the third, which is padding
-print(guarded @ values)
-output = guarded @ jnp.where(allowed.any(axis=0)[:, None], values, 0)
-print(output.round(4))

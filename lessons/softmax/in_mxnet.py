@@ -1,4 +1,4 @@
-# %% textbook
+# %% shares
 import numpy
 
 numpy.bool = numpy.bool_  # type: ignore[attr-defined] # MXNet 1.9.1 reads a name that NumPy 1.24 took out
@@ -7,6 +7,26 @@ from mxnet import np, npx
 npx.set_np()
 
 
+def unsafe_softmax(scores):
+    powers = np.exp(scores)
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+row = np.array([[2.0, 1.0, -1.0]])
+print("divided by their sum:", row / row.sum())
+print("softmax:             ", unsafe_softmax(row).asnumpy().round(3))
+print("all scores + 10:     ", unsafe_softmax(row + 10).asnumpy().round(3))
+
+# %% factors
+factors = np.linspace(0, 4, 9)[:, None]
+offered = np.array([[0.0], [1.0], [2.0], [2.5]])  # four scores
+shares = unsafe_softmax(np.dot(factors, offered.T))  # (9, 4)
+mean = np.dot(shares, offered)
+for at in (0, 2, 8):
+    print(f"scores times {factors[at, 0].item():.0f}:", shares[at].asnumpy().round(3))
+
+
+# %% textbook
 def textbook_softmax(scores):
     powers = np.exp(scores - scores.max())  # the maximum of the whole matrix
     return powers / powers.sum(axis=-1, keepdims=True)
@@ -26,19 +46,3 @@ def softmax(scores):
 
 weights = softmax(scores)
 print(weights.asnumpy().round(4))
-
-# %% empty
-allowed = np.array([[True, True, False], [False, False, False]], dtype=bool)  # the second query may look at nothing
-masked = np.where(allowed, scores, -np.inf)
-print(softmax(masked).asnumpy().round(4))
-
-# %% guarded
-has_key = np.any(allowed, axis=-1, keepdims=True)
-guarded = np.where(allowed, softmax(np.where(has_key, masked, 0)), 0)
-print(guarded.asnumpy().round(4))
-
-# %% padding
-values = np.array([[10.0], [20.0], [np.nan]])  # nobody may look at the third, which is padding
-print(np.matmul(guarded, values))
-output = np.matmul(guarded, np.where(np.any(allowed, axis=0)[:, None], values, 0))
-print(output.asnumpy().round(4))

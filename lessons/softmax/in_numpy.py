@@ -1,7 +1,27 @@
-# %% textbook
+# %% shares
 import numpy as np
 
 
+def unsafe_softmax(scores):
+    powers = np.exp(scores)
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+row = np.array([[2.0, 1.0, -1.0]])
+print("divided by their sum:", row / row.sum())
+print("softmax:             ", unsafe_softmax(row).round(3))
+print("all scores + 10:     ", unsafe_softmax(row + 10).round(3))
+
+# %% factors
+factors = np.linspace(0, 4, 9)[:, None]
+offered = np.array([[0.0], [1.0], [2.0], [2.5]])  # four scores
+shares = unsafe_softmax(factors @ offered.T)  # (9, 4)
+mean = shares @ offered
+for at in (0, 2, 8):
+    print(f"scores times {factors[at, 0]:.0f}:", shares[at].round(3))
+
+
+# %% textbook
 def textbook_softmax(scores):
     powers = np.exp(scores - scores.max())  # the maximum of the whole matrix
     return powers / powers.sum(axis=-1, keepdims=True)
@@ -22,19 +42,3 @@ def softmax(scores):
 
 weights = softmax(scores)
 print(weights.round(4))
-
-# %% empty
-allowed = np.array([[True, True, False], [False, False, False]])  # the second query may look at nothing
-masked = np.where(allowed, scores, -np.inf)
-print(softmax(masked).round(4))
-
-# %% guarded
-has_key = allowed.any(axis=-1, keepdims=True)
-guarded = np.where(allowed, softmax(np.where(has_key, masked, 0)), 0)
-print(guarded.round(4))
-
-# %% padding
-values = np.array([[10.0], [20.0], [np.nan]])  # nobody may look at the third, which is padding
-print(guarded @ values)
-output = guarded @ np.where(allowed.any(axis=0)[:, None], values, 0)
-print(output.round(4))

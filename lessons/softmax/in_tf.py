@@ -1,7 +1,27 @@
-# %% textbook
+# %% shares
 import tensorflow as tf
 
 
+def unsafe_softmax(scores):
+    powers = tf.exp(scores)
+    return powers / tf.reduce_sum(powers, axis=-1, keepdims=True)
+
+
+row = tf.constant([[2.0, 1.0, -1.0]])
+print("divided by their sum:", (row / tf.reduce_sum(row)).numpy())
+print("softmax:             ", unsafe_softmax(row).numpy().round(3))
+print("all scores + 10:     ", unsafe_softmax(row + 10).numpy().round(3))
+
+# %% factors
+factors = tf.linspace(0.0, 4.0, 9)[:, None]
+offered = tf.constant([[0.0], [1.0], [2.0], [2.5]])  # four scores
+shares = unsafe_softmax(tf.matmul(factors, offered, transpose_b=True))  # (9, 4)
+mean = shares @ offered
+for at in (0, 2, 8):
+    print(f"scores times {factors[at, 0]:.0f}:", shares[at].numpy().round(3))
+
+
+# %% textbook
 def textbook_softmax(scores):
     powers = tf.exp(scores - tf.reduce_max(scores))  # the maximum of the whole matrix
     return powers / tf.reduce_sum(powers, axis=-1, keepdims=True)
@@ -21,19 +41,3 @@ def softmax(scores):
 
 weights = softmax(scores)
 print(weights.numpy().round(4))
-
-# %% empty
-allowed = tf.constant([[True, True, False], [False, False, False]])  # the second query may look at nothing
-masked = tf.where(allowed, scores, -float("inf"))
-print(softmax(masked).numpy().round(4))
-
-# %% guarded
-has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
-guarded = tf.where(allowed, softmax(tf.where(has_key, masked, 0.0)), 0.0)
-print(guarded.numpy().round(4))
-
-# %% padding
-values = tf.constant([[10.0], [20.0], [float("nan")]])  # nobody may look at the third, which is padding
-print((guarded @ values).numpy())
-output = guarded @ tf.where(tf.reduce_any(allowed, axis=0)[:, None], values, 0.0)
-print(output.numpy().round(4))

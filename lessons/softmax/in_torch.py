@@ -1,7 +1,27 @@
-# %% textbook
+# %% shares
 import torch
 
 
+def unsafe_softmax(scores):
+    powers = torch.exp(scores)
+    return powers / powers.sum(dim=-1, keepdim=True)
+
+
+row = torch.tensor([[2.0, 1.0, -1.0]])
+print("divided by their sum:", row / row.sum())
+print("softmax:             ", unsafe_softmax(row))
+print("all scores + 10:     ", unsafe_softmax(row + 10))
+
+# %% factors
+factors = torch.linspace(0, 4, 9)[:, None]
+offered = torch.tensor([[0.0], [1.0], [2.0], [2.5]])  # four scores
+shares = unsafe_softmax(factors @ offered.T)  # (9, 4)
+mean = shares @ offered
+for at in (0, 2, 8):
+    print(f"scores times {factors[at, 0]:.0f}:", shares[at])
+
+
+# %% textbook
 def textbook_softmax(scores):
     powers = torch.exp(scores - scores.max())  # the maximum of the whole matrix
     return powers / powers.sum(dim=-1, keepdim=True)
@@ -21,19 +41,3 @@ def softmax(scores):
 
 weights = softmax(scores)
 print(weights)
-
-# %% empty
-allowed = torch.tensor([[True, True, False], [False, False, False]])  # the second query may look at nothing
-masked = scores.masked_fill(~allowed, -torch.inf)
-print(softmax(masked))
-
-# %% guarded
-has_key = allowed.any(dim=-1, keepdim=True)
-guarded = softmax(masked.masked_fill(~has_key, 0)).masked_fill(~allowed, 0)
-print(guarded)
-
-# %% padding
-values = torch.tensor([[10.0], [20.0], [torch.nan]])  # nobody may look at the third, which is padding
-print(guarded @ values)
-output = guarded @ values.masked_fill(~allowed.any(dim=0)[:, None], 0)
-print(output)

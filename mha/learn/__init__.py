@@ -3,4 +3,22 @@
 `exercise` says what one is, `exercises` has the table of all (`tracks/`, a file each), `folder` the files that somebody
 starts from. `running/` runs them, `bench` works their cases out, `judge` says whether they are right, `names` which of
 the zoo's bugs explain what is wrong, and `hints` what is said of it, level by level.
+`check_here` judges a function in a notebook.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mha.learn.running.here import check_here
+
+__all__ = ["check_here"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "check_here":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mha.learn.running.here import check_here
+
+    return check_here

@@ -32,14 +32,14 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "grouped-heads",
-            "Grouped heads?",
+            "Which key head does a query head read?",
             "Query head `h` reads key/value head `h // (H // G)`: repeated, never tiled. G is any divisor of H, 1 too.",
         ),
         Rule(
             "inputs",
-            "Inputs?",
-            "(B, L, width), called with queries, keys, values in this order; their widths and the output's are "
-            "independent.",
+            "What are the inputs?",
+            "They are (B, L, width), called with queries, keys, values in this order; their widths and the output's "
+            "are independent.",
         ),
         Rule(
             "valid-lens",
@@ -77,36 +77,36 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "sources",
-            "Several of them?",
-            "AND: each source that is given counts, and broadcasts.",
+            "What if several of them are given?",
+            "Each source that is given counts: a key is allowed where all of them allow it. Each broadcasts.",
         ),
         Rule(
             "excluded-keys",
-            "An excluded key?",
-            "Its weight is exactly 0 whatever it or the others score, and nothing flows through it, forward or "
-            "backward: no fill constant is visible in any result, in any dtype.",
+            "What weight does a masked key have?",
+            "A masked key has weight 0, however large its score, and nothing flows through it, forward or backward: no "
+            "fill constant is visible in any result, in any dtype.",
         ),
         Rule(
             "lone-key",
-            "A single allowed key?",
-            "Its weight is exactly 1.",
+            "What weight does a single allowed key have?",
+            "A single allowed key has weight 1, exactly.",
         ),
         Rule(
             "empty-row",
-            "A row with no allowed key?",
-            "Whichever source excludes its keys: its weights are 0, its output is exactly the output bias, and it"
-            " sends no gradient.",
+            "What does a query with no allowed key get?",
+            "Its weights are 0, whichever source excludes its keys; its output is exactly the output bias, and it "
+            "sends no gradient.",
         ),
         Rule(
             "padding",
-            "Padding?",
-            "A key that `valid_lens` alone, or `allowed` alone, excludes for a whole batch item is replaced by 0 "
-            "before the projection. It influences no output and no gradient but its own, which is 0: not even if "
-            "it is NaN or infinite.",
+            "What may padding do?",
+            "Nothing. A key that `valid_lens` alone, or `allowed` alone, excludes for a whole batch item is "
+            "replaced by 0 before the projection. It influences no output and no gradient but its own, which is 0: "
+            "not even if it is NaN or infinite.",
         ),
         Rule(
             "non-finite",
-            "NaN and infinity elsewhere?",
+            "Where do other NaN and infinities go?",
             "They propagate as in the equation. One in a query or a key makes the scores that it enters NaN: a row "
             "that may attend to it is NaN in all its allowed keys, and excluded keys keep the weight 0. One in the "
             "values of a key reaches every query of its item, even one that may not attend to that key, since 0 times "
@@ -114,7 +114,7 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "scores",
-            "Scores?",
+            "What is a score?",
             "`scaled_dot` (q.k / sqrt(d), or times `scale`), `dot` (q.k), `additive` (w . tanh(A q + C k)).",
         ),
         Rule(
@@ -136,47 +136,47 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "dropout",
-            "Dropout?",
-            "Acts on the weights, in training alone; draws for each of (B, H, Lq, Lk), and scales kept ones by 1 "
-            "/ (1 - p). `dropout_keep`, a bool mask, makes a step the same in all frameworks.",
+            "What does dropout act on?",
+            "Dropout acts on the weights, in training alone; it draws for each of (B, H, Lq, Lk), and scales kept "
+            "ones by 1 / (1 - p). `dropout_keep`, a bool mask, makes a step the same in all frameworks.",
         ),
         Rule(
             "returned-weights",
-            "Returned weights?",
-            "Per head, (B, H, Lq, Lk), and before dropout.",
+            "Which weights are returned?",
+            "Those of each head, (B, H, Lq, Lk), before dropout.",
         ),
         Rule(
             "dtypes",
-            "dtypes?",
+            "Which dtypes are there?",
             "float64, float32, float16, bfloat16 (MXNet on a CPU: the first two). Nothing is cast in silence: a "
             "float64 layer computes in float64, and what is not supported is refused with a message, before any "
             "work is done.",
         ),
         Rule(
             "softmax-precision",
-            "Precision of the softmax?",
+            "In which precision is the softmax?",
             "At least float32, and never less than the input's; scores stay within the dtype's range before they "
             "are scaled.",
         ),
         Rule(
             "matmul-precision",
-            "Precision of a matrix product?",
+            "In which precision are products?",
             "That of the dtype; one that is asked for holds for every product of the layer.",
         ),
         Rule(
             "initialisation",
-            "New parameters?",
+            "How do new parameters begin?",
             "Glorot uniform, each projection by its own widths: +-sqrt(6 / (in + out)) (Glorot and Bengio 2010, "
             "equation 16). For parity they are given, not drawn.",
         ),
         Rule(
             "callers-arrays",
-            "A caller's arrays?",
-            "Nothing writes into them.",
+            "What happens to a caller's arrays?",
+            "Nothing writes into a caller's arrays.",
         ),
         Rule(
             "compiled",
-            "Compiled layers?",
+            "What does compiling change?",
             "Compiling a layer changes none of its results.",
         ),
     )

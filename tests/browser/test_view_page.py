@@ -117,6 +117,17 @@ def test_fifty_cells_say_what_numpy_says(shown, frameworks):
     assert checked >= 30
 
 
+def test_it_opens_with_its_first_head_and_its_text(shown):
+    """Nothing has been clicked: the head has its name, its words stand there, and the page is at its top."""
+    browser = shown()
+    assert browser.run("return document.getElementById('head-title').textContent").startswith("Layer 0 head 0")
+    assert browser.run("return document.getElementById('cells').checkVisibility() && scrollY === 0")
+    assert browser.run("return document.getElementById('text').innerText") == f"Text: {' '.join(TOKENS.keys[0])}"
+    assert browser.run("return document.activeElement === document.body")
+    browser.run(CHOOSE, "sheet", "1")
+    assert browser.run("return document.getElementById('text').innerText") == f"Text: {' '.join(TOKENS.keys[1])}"
+
+
 def test_the_measures_of_every_head_are_in_its_name(shown):
     browser, recording = shown(), two_layers()
     names = browser.run("return [...document.querySelectorAll('#grid button')].map(b => b.getAttribute('aria-label'))")

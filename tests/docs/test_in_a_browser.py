@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from _ext.figures import gallery
+from _ext.lessons.course import COURSE
+from _ext.pages import traps
 from tests.docs.conftest import ROOT
 
 pytestmark = pytest.mark.same_on_newest  # pages in a browser
@@ -43,12 +48,113 @@ def test_tabs_are_chosen_by_keys(browser, site):
     browser.run("localStorage.clear(); sessionStorage.clear()")
 
 
-def test_the_search_finds_from_disk(browser, site):
+def test_the_search_finds_lessons_first_with_excerpts_from_disk(browser, site):
     browser.open(site / "search.html", 1440)
     browser.driver.get(f"{(site / 'search.html').as_uri()}?q=softmax")
-    links = "[...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'))"
-    browser.wait(f"return {links}.some(address => address.startsWith('stages.html'))")
+    results = "[...document.querySelectorAll('#search-results li')]"
+    browser.wait(f"return {results}.length > 20 && document.querySelector('#search-results .context')")
+    found = browser.run(f"return {results}.map(e => [e.querySelector('a').getAttribute('href'), e.innerText])")
+    pages = [address.partition(".html")[0] for address, _ in found]
+    assert pages[0] == "softmax"
+    lessons = {lesson.page for lesson in COURSE}
+    last = max(i for i, page in enumerate(pages) if page in lessons)
+    assert set(pages[: last + 1]) <= {*lessons, "start"}
+    assert "stages" in pages
+    assert all("softmax" in text.lower() for _, text in found[:5])
+    assert browser.run("return document.querySelector('#search-results .context b').textContent").lower() == "softmax"
     assert browser.console() == []
+
+
+def test_traps_are_filtered_by_framework_and_argument_without_a_script(browser, site):
+    def shown(browser):
+        expression = "[...document.querySelectorAll('.trap')].filter(e => e.checkVisibility()).map(e => e.className)"
+        asked = {"expression": expression, "returnByValue": True}
+        classes = browser.driver.execute_cdp_cmd("Runtime.evaluate", asked)["result"]["value"]
+        return {re.search(r"trap of-(\S+) on-(\S+)", one).groups() for one in classes}
+
+    browser.open(site / "traps.html", 1440, scripts=False)
+    run = "document.getElementById('{}').click()"
+    everything = shown(browser)
+    assert {framework for framework, _ in everything} == {"torch", "tf", "jax", "mxnet", "recipes"}
+    browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": run.format("only-of-jax")})
+    assert shown(browser) == {one for one in everything if one[0] == "jax"}
+    browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": run.format("only-on-dropout")})
+    assert shown(browser) == {("jax", "dropout")}
+    expression = "[...document.querySelectorAll('section h2, section h3')].filter(e => e.checkVisibility()).length"
+    asked = browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": expression})
+    assert asked["result"]["value"] == 3  # the ten worst, the framework, the rule
+
+
+def test_ten_worst_traps_lead_to_their_cards(browser, site):
+    browser.open(site / "traps.html", 1440)
+    links = browser.run(
+        "return [...document.querySelectorAll('#ten-worst-first ol a')].map(a => a.getAttribute('href'))"
+    )
+    assert links == [f"#{one}" for one in traps.WORST]
+    assert len(links) == 10
+    assert browser.run("return arguments[0].every(link => document.querySelector(link))", links)
+
+
+def test_print_shows_all_tabs_and_predictions(browser, site):
+    browser.open(site / "softmax.html", 1440)
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        hidden = "return [...document.querySelectorAll(arguments[0])].filter(e => !e.checkVisibility()).length"
+        for part in (".sd-tab-content", ".sd-tab-set > label", "details .sd-card-text, details p"):
+            assert browser.run("return document.querySelectorAll(arguments[0]).length", part) > 0, part
+            assert browser.run(hidden, part) == 0, part
+        assert not browser.run("return document.querySelector('.skip-to-content').checkVisibility()")
+        order = browser.run(
+            "return [...document.querySelector('.sd-tab-set').querySelectorAll('label, .sd-tab-content')]"
+            ".map(e => e.getBoundingClientRect().top)"
+        )
+        assert order == sorted(order), "each label stands over its own tab"
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def figures(browser, site, page):
+    """The figures of a page that are drawn, with their sizes."""
+    browser.open(site / f"{page}.html", 390)
+    return browser.run(
+        "return [...document.querySelectorAll('figure svg')]"
+        ".map(e => [e.getAttribute('aria-label'), e.getBoundingClientRect().height])"
+    )
+
+
+@pytest.mark.parametrize("page", [lesson.page for lesson in COURSE])
+def test_a_lesson_has_its_figure_and_leads_on(browser, site, page):
+    found = figures(browser, site, page)
+    assert len(found) == (1 if page != "own-heads" else 5)  # and those of the trained model
+    assert all(label and height > 100 for label, height in found)
+    following = [*(lesson.page for lesson in COURSE), "importance"]
+    if page != "own-heads":
+        onward = f"#exercise a[href='{following[following.index(page) + 1]}.html']"
+        assert browser.run("return document.querySelector(arguments[0])", onward)
+
+
+def test_the_gallery_has_pictures(browser, site):
+    labels = [label for label, _ in figures(browser, site, "gallery")]
+    assert labels[0] == "The weights of 6 layers of 12 heads"
+    assert [label.partition(":")[0] for label in labels[1:]] == [
+        f"Layer {layer} head {head}" for layer, head in gallery.NAMED
+    ]
+
+
+def test_the_first_page_has_one_figure_and_says_where_to_start(browser, site):
+    assert len(figures(browser, site, "index")) == 1
+    link = "return document.querySelector('.sd-card').innerText + document.querySelector('.sd-card a').href"
+    assert re.fullmatch(r"Start here\s.*start\.html", browser.run(link), re.DOTALL)
+    first = "return document.querySelector('.sidebar-tree a').getAttribute('href')"
+    assert browser.run(first) == "start.html"
+
+
+def test_heads_says_its_answer_first(browser, site):
+    browser.open(site / "heads.html", 1440)
+    first = browser.run("return document.querySelector('#which-heads-matter > p').innerText")
+    assert re.match(
+        r"Without the 24 least important of 72 heads MiniLM.s embeddings keep 0\.90 of their direction", first
+    )
 
 
 @pytest.mark.parametrize("width", [390, 1440])

@@ -103,11 +103,13 @@ def test_a_difference_is_the_largest_of_any_two(plain, ran):
 
 
 def test_marks_are_what_another_dialect_writes_otherwise(plain):
-    marked = re.findall(
-        r"<mark>(.*?)</mark>", plain.plain.marks.to_html("x = tf.where(a, 0, b)  # no", "x = np.where(a, 0, b)")
-    )
-    assert [re.sub("<[^>]+>", "", part) for part in marked] == ["tf"]
-    assert "<mark>" not in plain.plain.marks.to_html("x = 1  # one", "x = 1  # two")
+    others = {"numpy": "x = np.where(a, 0, b)", "jax": "x = tf.where(a, 1, b)"}
+    html = plain.plain.marks.to_html("x = tf.where(a, 0, b)  # no", others)
+    marked = re.findall(r'<mark class="(.*?)">(.*?)</mark>', html)
+    assert [(name, re.sub("<[^>]+>", "", part)) for name, part in marked] == [("from-numpy", "tf"), ("from-jax", "0")]
+    assert "<mark" not in plain.plain.marks.to_html("x = 1  # one", {"numpy": "x = 1  # two"})
+    both = plain.plain.marks.to_html("x = a.b", {"numpy": "x = c.b", "jax": "x = d.b"})
+    assert re.findall(r"<mark .*?>", both) == ['<mark class="from-numpy from-jax">']
 
 
 @pytest.fixture
@@ -167,8 +169,39 @@ def test_a_renamed_variable_stops_the_build(folder, tmp_path):
 SHOWN = "[...document.querySelectorAll('.parallel tr.code:nth-child(2) td')].filter(e => e.checkVisibility())"
 
 
+CUT = """
+const cut = [];
+for (const pre of document.querySelectorAll(".parallel pre")) {
+  if (!pre.checkVisibility()) continue;
+  const inside = pre.getBoundingClientRect();
+  for (const name of pre.querySelectorAll("span[class^=n], span[class^=k]")) {
+    const boxes = name.getClientRects();
+    if (boxes.length !== 1 || boxes[0].right > inside.right || boxes[0].left < inside.left) cut.push(name.textContent);
+  }
+}
+return cut;
+"""
+"""Names and keywords of the code that is shown which are broken over two lines, or stick out of their box."""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_it_begins_with_two_columns_and_no_name_is_cut(browser, site, width):
+    browser.open(site / "layer.html", width)
+    shown = browser.run(f"return [...new Set({SHOWN}.map(e => e.className))]")
+    assert shown == ["in-numpy", "in-torch"]
+    first = browser.run("return document.querySelector('.parallel tr.code').getBoundingClientRect().top")
+    assert first < 900, "the first step stands on the first screen"
+    assert browser.run(CUT) == []
+    for name in ("tf", "jax", "mxnet"):
+        browser.run(f"document.getElementById('to-{name}').click()")
+        assert browser.run(CUT) == [], name
+    browser.run("document.getElementById('all-five').click()")
+    assert browser.run(CUT) == []
+
+
 def test_five_columns_are_read_side_by_side(browser, site):
     browser.open(site / "layer.html", 1920)
+    browser.run("document.getElementById('all-five').click()")
     columns = browser.run(f"return {SHOWN}.slice(0, 5).map(e => [e.className, e.getBoundingClientRect().width])")
     assert [name for name, _ in columns] == [f"in-{name}" for name in ("numpy", "torch", "tf", "jax", "mxnet")]
     assert min(width for _, width in columns) > 290
@@ -182,12 +215,17 @@ def test_columns_are_chosen_by_key_without_a_script(browser, site, width):
         return browser.driver.execute_cdp_cmd("Runtime.evaluate", asked)["result"].get("value")
 
     browser.open(site / "layer.html", width, scripts=False)
-    names = f"[...new Set({SHOWN}.map(e => e.className))].join(' ')"
-    assert evaluate(names) == "in-numpy in-torch in-tf in-jax in-mxnet"
-    for name in ("torch", "jax", "mxnet"):
-        evaluate(f"document.getElementById('show-{name}').focus()")
-        browser.press("SPACE")
-    assert evaluate(names) == "in-numpy in-tf"
+    boxes = f"{SHOWN}.slice(0, 2).map(e => [e.className, e.getBoundingClientRect()])"
+    across = f"{boxes}.sort((a, b) => a[1].left - b[1].left || a[1].top - b[1].top).map(e => e[0]).join(' ')"
+    marks = "[...document.querySelectorAll('.parallel mark')].filter(e => e.checkVisibility() "
+    marks += "&& getComputedStyle(e).textDecorationLine === 'underline').map(e => e.closest('td').className)"
+    assert evaluate(across) == "in-numpy in-torch"
+    assert evaluate(f"[...new Set({marks})].join(' ')") == "in-torch"
+    evaluate("document.getElementById('from-numpy').focus()")
+    for _ in range(3):
+        browser.press("ARROW_RIGHT")  # JAX
+    assert evaluate(across) == "in-jax in-torch"
+    assert evaluate(f"[...new Set({marks})].join(' ')") == "in-torch"
     assert evaluate("document.documentElement.scrollWidth <= innerWidth")
     tops = evaluate(f"{SHOWN}.slice(0, 2).map(e => Math.round(e.getBoundingClientRect().top))")
     assert (tops[0] == tops[1]) is (width == 1920)
@@ -195,6 +233,7 @@ def test_columns_are_chosen_by_key_without_a_script(browser, site, width):
 
 def test_rows_and_columns_have_names_for_screen_readers(browser, site):
     browser.open(site / "layer.html", 1920)
+    browser.run("document.getElementById('to-tf').click()")
     tree = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
     said = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node["ignored"]}
     assert ("columnheader", "TensorFlow") in said
@@ -202,4 +241,4 @@ def test_rows_and_columns_have_names_for_screen_readers(browser, site):
     assert any(
         role == "image" and name.startswith("weights of the first item: 3 heads of 4 x 6") for role, name in said
     )
-    assert ("checkbox", "JAX") in said
+    assert ("radio", "JAX") in said

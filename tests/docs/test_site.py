@@ -41,6 +41,7 @@ def test_pages_are_small_and_ask_no_other_host(site):
 def test_the_second_build_gives_the_same_bytes(site, tmp_path):
     done = build(ROOT / "docs", tmp_path / "again")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"The site is there: open {tmp_path / 'again' / 'index.html'}"]
     first, again = files(site), files(tmp_path / "again")
     assert sorted(first) == sorted(again)
     assert [name for name in first if first[name] != again[name]] == []

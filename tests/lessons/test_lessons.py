@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 
 from _data import lessons as record
-from _ext.lessons.notebooks import BLOCK, TITLES
+from _ext.lessons.course import COURSE
+from _ext.lessons.notebooks import BLOCK
 from conformance.judging.compare import ParityError
 from lessons import runner
+from mha.learn.exercises import exercise
+from mha_core.errors import SpecError
 
 pytestmark = pytest.mark.same_on_newest  # the frameworks' functions that lessons use are old, and print differently
+
+NAMES = [lesson.name for lesson in COURSE]
 
 COMMITTED = json.loads((record.HERE / "lessons.json").read_text())
 
@@ -48,7 +53,7 @@ def numbers(text):
 @pytest.mark.parametrize("framework", record.FRAMEWORKS)
 def test_what_is_printed_is_what_the_pages_show(framework):
     printed, _, _ = ran(framework)
-    assert printed.keys() == COMMITTED["printed"][framework].keys() == set(TITLES)
+    assert printed.keys() == COMMITTED["printed"][framework].keys() == set(NAMES)
     for lesson, cells in COMMITTED["printed"][framework].items():
         assert printed[lesson].keys() == cells.keys()
         for cell, text in cells.items():
@@ -87,10 +92,11 @@ def test_the_textbooks_digits_are_there():
 def test_the_seeds_mistakes_are_shown():
     printed = ran("numpy")[0]
     assert "nan nan nan" in printed["softmax"]["textbook"]
-    assert "(1, 25, 512)" in printed["words"]["broadcast"]
+    assert "(1, 25, 512)" in printed["positions"]["broadcast"]
+    assert "does not fit: (6, 16) and (64, 16)" in printed["layer"]["linear_o"]
 
 
-@pytest.mark.parametrize("lesson", TITLES)
+@pytest.mark.parametrize("lesson", NAMES)
 def test_the_five_files_have_the_same_cells_and_the_text_shows_them(lesson):
     cells = [list(runner.cells_of((runner.HERE / lesson / f"in_{name}.py").read_text())) for name in record.FRAMEWORKS]
     assert all(one == cells[0] for one in cells)
@@ -99,10 +105,29 @@ def test_the_five_files_have_the_same_cells_and_the_text_shows_them(lesson):
     assert shown == cells[0]
 
 
-def test_every_lesson_has_a_title_and_a_page():
-    assert sorted(TITLES) == list(runner.lessons())
-    pages = "".join(page.read_text() for page in record.HERE.parent.glob("*.md"))
-    assert all(f"```{{lesson}} {name}\n```" in pages for name in TITLES)
+def test_every_lesson_has_its_page_in_the_order_of_the_course():
+    """The list of pages is the way through: other pages may stand between lessons, none of them elsewhere."""
+    assert sorted(NAMES) == list(runner.lessons())
+    docs = record.HERE.parent
+    for lesson in COURSE:
+        assert f"```{{lesson}} {lesson.name}\n```" in (docs / f"{lesson.page}.md").read_text()
+    listed = re.search(r"^:caption: Course\n:hidden:\n\n(.*?)^```", (docs / "index.md").read_text(), re.M | re.S)
+    pages = [lesson.page for lesson in COURSE]
+    assert [page for page in listed[1].split() if page in pages] == pages
+    assert listed[1].split()[0] == "start"
+
+
+@pytest.mark.parametrize("lesson", COURSE, ids=NAMES)
+def test_a_lesson_has_all_its_parts(lesson):
+    """A question, a formula, a figure, code, a prediction, a summary, minutes and exercises."""
+    text = (runner.HERE / lesson.name / "lesson.md").read_text()
+    assert lesson.title.endswith("?")
+    assert "```{math}" in text
+    assert text.count(f"```{{plot}} {lesson.name}\n") == 1
+    assert text.count(":::{dropdown} Predict before you look: ") == 1
+    assert "\n## In short\n\n- " in text
+    assert 5 <= lesson.minutes <= 15
+    assert [exercise(name).name for name in lesson.exercises] == list(lesson.exercises) != []
 
 
 def test_files_import_nothing_of_this_project():
@@ -141,7 +166,43 @@ def test_a_wrong_number_fails():
     _, arrays, _ = ran("numpy")
     call = record.calls(arrays)["heads/fused"]
     record.judged(call)
-    with pytest.raises(ParityError, match="output differs in 1 of 48 elements"):
-        record.judged({**call, "output": call["output"] + 1e-9 * (np.arange(48).reshape(4, 12) == 7)})
+    with pytest.raises(ParityError, match="output differs in 1 of 60 elements"):
+        record.judged({**call, "output": call["output"] + 1e-9 * (np.arange(60).reshape(5, 12) == 7)})
     with pytest.raises(ParityError, match="output has shape"):
         record.judged({**call, "output": call["output"][:, :6]})
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "wrong"),
+    [
+        ("kernel/attention", "bias", lambda bias: bias[:, ::-1]),
+        ("angle/additive", "score.vector", lambda vector: vector[::-1]),
+        ("masks/causal", "allowed", lambda allowed: allowed.T),
+        ("own/cut", "k_proj.weight", lambda weight: weight[::-1]),
+        ("layer/grouped", "num_kv_heads", lambda count: count * 2),
+    ],
+)
+def test_what_belongs_to_a_call_is_judged_with_it(call, name, wrong):
+    """A bias, additive scores, a mask, cut heads and grouped ones: with another, the output is another."""
+    given = record.calls(ran("numpy")[1])[call]
+    record.judged(given)
+    with pytest.raises((ParityError, SpecError)):
+        record.judged({**given, name: wrong(given[name])})
+
+
+def test_what_the_texts_say_is_what_the_code_gives():
+    """Numbers that stand in sentences."""
+    printed, arrays, _ = ran("numpy")
+    assert arrays["scaling/hundred/weights"].max(axis=-1).mean() == pytest.approx(0.83, abs=0.005)
+    assert arrays["scaling/scaled/weights"].max(axis=-1).mean() == pytest.approx(0.29, abs=0.005)
+    assert arrays["scaling/one/weights"].max(axis=-1).mean() == pytest.approx(0.26, abs=0.005)
+    assert arrays["angle/long/weights"][0].argmax() == 3
+    assert 0.45 < arrays["angle/long/weights"][0, 3] < 0.5
+    np.testing.assert_allclose(arrays["projections/projected/weights"][1], 1 / 7)
+    assert arrays["projections/projected/weights"][4].argmax() == 1
+    assert arrays["projections/alone/weights"][4].argmax() == 4
+    assert (arrays["masks/lengths/weights"][:, 3:] == 0).all()
+    importance, weights = arrays["own/whole/importance"], arrays["own/whole/weights"]
+    assert importance.argmin() == weights.max(axis=-1).mean(axis=-1).argmax() == 1
+    assert "with positions: False" in printed["positions"]["seen"]
+    assert "without positions: True" in printed["positions"]["order"]

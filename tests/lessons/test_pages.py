@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 
 import nbformat
+import numpy as np
 import pytest
 from sphinx.errors import ExtensionError
 
 from _ext import run
-from _ext.lessons.notebooks import TITLES, notebook
-from _ext.lessons.plots import PLOTS, plot
+from _ext.figures.plots import PLOTS, plot
+from _ext.lessons.course import COURSE, above, below, named
+from _ext.lessons.notebooks import notebook
 from lessons import runner
+from mha.learn import check_here
+from mha_core.errors import SpecError
 
 pytestmark = pytest.mark.same_on_newest  # it puts text together
 
 
 def test_a_lesson_or_a_cell_that_is_not_there_stops_the_build():
-    with pytest.raises(ExtensionError, match="there is no lesson 'angel' \\(there are: angle, heads"):
+    with pytest.raises(ExtensionError, match="there is no lesson 'angel' \\(there are: angle, block"):
         run.markdown("angel")
     with pytest.raises(ExtensionError, match="lesson 'angle' has no cell 'nowhere' in NumPy"):
         run.tabs("angle", "nowhere")
@@ -39,26 +44,113 @@ def test_every_cell_stands_in_five_tabs_with_numpy_first():
     assert next(iter(run.DIALECTS)) == "numpy"
 
 
+def test_every_lesson_has_a_figure():
+    assert list(PLOTS) == [lesson.name for lesson in COURSE]
+
+
 @pytest.mark.parametrize("lesson", PLOTS)
-def test_a_plot_has_text_and_the_same_bytes_each_time(lesson):
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the textbook's 0 / 0, which is a lesson
+def test_a_figure_has_text_and_the_same_bytes_each_time(lesson):
     arrays = runner.run(lesson, "numpy")[1]
     drawn = plot(lesson, arrays)
     assert drawn == plot(lesson, arrays)
-    assert ">weight</text>" in drawn
+    assert drawn.count("</text>") > 3
     assert drawn.count("currentColor") > 10
     assert "#000000" not in drawn
     assert "<td>" in drawn  # the table beside it
 
 
+def test_a_figure_shows_the_arrays():
+    """Other arrays, another figure: here the order of two heads."""
+    arrays = runner.run("own", "numpy")[1]
+    turned = {**arrays, "whole/importance": arrays["whole/importance"][::-1]}
+    assert plot("own", arrays) != plot("own", turned)
+
+
+def test_a_lesson_begins_with_its_place_and_ends_with_its_exercises_and_the_next():
+    first, last = COURSE[0], COURSE[-1]
+    assert (
+        above(first) == f"*Lesson 1 of {len(COURSE)}, {first.minutes} minutes;* [exercise](#exercise) `weighted-sum`\n"
+    )
+    assert "`mha learn check weighted-sum` | Sum the values of all keys" in below(first)
+    assert f"Next: [{COURSE[1].title}]({COURSE[1].page}.md)" in below(first)
+    assert "Next:" not in below(last)
+
+
 @pytest.mark.parametrize("framework", run.DIALECTS)
 def test_a_notebook_is_valid_and_the_same_each_time(framework):
-    texts = {lesson: run.text(lesson) for lesson in TITLES}
-    code = {lesson: run.cells(lesson, framework) for lesson in TITLES}
-    made = notebook(texts, code, "It")
-    assert made == notebook(texts, code, "It")
-    book = nbformat.reads(made, as_version=4)
-    assert [cell.source for cell in book.cells if cell.cell_type == "code"] == [
-        source for cells in code.values() for source in cells.values()
-    ]
-    assert "```{" not in made
-    assert ".md)" not in made
+    for lesson in COURSE:
+        code = run.cells(lesson.name, framework)
+        printed = run.recorded()["printed"][framework][lesson.name]
+        given = (lesson, run.text(lesson.name), code, printed, "<svg/>", framework)
+        made = notebook(*given)
+        assert made == notebook(*given)
+        book = nbformat.reads(made, as_version=4)
+        code_cells = [cell for cell in book.cells if cell.cell_type == "code" and not cell.id.startswith("task-")]
+        install, *cells = code_cells
+        assert install.source.startswith("%pip install ")
+        assert [cell.source for cell in cells] == list(code.values())
+        shown = ["".join(output.text for output in cell.outputs) for cell in cells]
+        assert shown == [printed[name] for name in code]
+        assert "figure.svg" in next(cell for cell in book.cells if cell.id == "figure").attachments
+        for rest in ("```{", ":::", ".md)"):
+            assert rest not in made
+
+
+def test_a_formula_and_a_prediction_are_those_of_notebooks():
+    text = "```{math}\nx^2\n```\n\n:::{dropdown} Predict: x?\nIt is [1](masks.md).\n:::\n\n```{gallery} all\n```\n"
+    [cell] = nbformat.reads(notebook(named("angle"), text, {}, {}, "", "numpy"), as_version=4).cells[2:3]
+    assert cell.source == "$$x^2$$\n\n<details><summary>Predict: x?</summary>\n\nIt is 1.\n\n</details>"
+
+
+def code_of(lesson):
+    """Cell -> code of a notebook in NumPy, without the cell that installs."""
+    made = notebook(lesson, run.text(lesson.name), run.cells(lesson.name, "numpy"), {}, "<svg/>", "numpy")
+    cells = nbformat.reads(made, as_version=4).cells
+    return {cell.id: cell.source for cell in cells if cell.cell_type == "code" and cell.id != "install"}
+
+
+def run_cell(name, source, space):
+    """As a notebook runs it: its source can be looked up."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), space)
+
+
+@pytest.mark.parametrize("lesson", COURSE, ids=[lesson.name for lesson in COURSE])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the textbook's 0 / 0, which is a lesson
+def test_a_notebook_runs_from_its_first_cell_to_its_exercises(lesson, capsys):
+    space = {"__name__": "__main__"}
+    for name, source in code_of(lesson).items():
+        capsys.readouterr()
+        run_cell(f"<{lesson.name} {name}>", source, space)
+        if name.startswith("task-"):
+            assert capsys.readouterr().out.startswith(f"{name.removeprefix('task-')}: to do")
+
+
+def test_an_exercise_is_judged_in_the_notebook(capsys):
+    source = code_of(named("softmax"))["task-softmax"]
+    head, _, check = source.partition("from mha.learn import check_here")
+    right = (
+        "def mine(scores, allowed):\n"
+        "    scores = np.where(allowed, scores, -np.inf)\n"
+        "    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))\n"
+        "    return powers / powers.sum(axis=-1, keepdims=True)\n"
+    )
+    wrong = right.replace("scores.max(axis=-1, keepdims=True)", "scores.max()")
+    for answer, said in ((right, "softmax: right, "), (wrong, "softmax: wrong, ")):
+        judged = f"{head}\n{answer}\nfrom mha.learn import check_here{check.replace(', softmax)', ', mine)')}"
+        run_cell(f"<{said}>", judged, {})
+        assert capsys.readouterr().out.startswith(said)
+    assert "mask-after-softmax: The mask is applied after" in check_here("softmax", _masks_too_late)
+
+
+def _masks_too_late(scores, allowed):
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.where(allowed, powers / powers.sum(axis=-1, keepdims=True), 0.0)
+
+
+def test_what_has_no_source_is_refused():
+    with pytest.raises(SpecError, match="must be written in a cell or a file. Its source is not there."):
+        check_here("softmax", np.exp)
+    with pytest.raises(SpecError, match="did you mean 'softmax'"):
+        check_here("sofmax", _masks_too_late)

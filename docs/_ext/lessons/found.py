@@ -67,11 +67,11 @@ def softmax() -> str:
     return describe(diagnose(TextbookSoftmax(), [cases[id] for id in SOFTMAX_CASES]))
 
 
-def words() -> str:
+def positions() -> str:
     """What is said of the script's output."""
     case = next(case for case in all_cases() if case.id == "square-self-attention")
     result = run_case(case, Broadcast())
     return f"{case.id}: {result.status}\n" + "\n".join(mismatch.message for mismatch in result.mismatches)
 
 
-FOUND = {"softmax": softmax, "words": words}
+FOUND = {"softmax": softmax, "positions": positions}

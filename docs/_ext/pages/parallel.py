@@ -1,9 +1,10 @@
-"""`parallel`: the plain edition in five columns, a row for what each statement assigns, with numbers of this build.
+"""`parallel`: the plain edition in columns, a row for what each statement assigns, with numbers of this build.
 
     ```{parallel}
     ```
 
-Which columns are shown is chosen by checkboxes and a style sheet; nothing here needs a script.
+Two columns are shown, "from" and "to", or all five; what differs from "from" is marked. Which ones is chosen by radio
+buttons and a style sheet; nothing here needs a script.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ WORDS: dict[str, tuple[str, str]] = {
 
 
 def page(rows: tuple[Step, ...], runs: Mapping[str, Ran]) -> str:
-    """The whole table as HTML, with what was run above it.
+    """The whole table as HTML, with what was run below it.
 
     Args:
         rows: of all dialects.
@@ -62,19 +63,26 @@ def page(rows: tuple[Step, ...], runs: Mapping[str, Ran]) -> str:
     )
     return (
         '<div class="parallel">'
-        f"{_chosen()}{_judged(runs)}"
+        f"{_chosen()}"
         '<table role="table" aria-label="The layer in five dialects, step by step">'
         f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>'
         + "".join(_step(row, runs) for row in rows)
-        + "</table></div>"
+        + f"</table>{_judged(runs)}</div>"
     )
 
 
 def _chosen() -> str:
-    boxes = "".join(
-        f'<label><input type="checkbox" id="show-{name}" checked> {label}</label>' for name, label in DIALECTS.items()
-    )
-    return f"<fieldset><legend>Columns</legend>{boxes}</fieldset>"
+    """Two choices of one file each, and one of all: what is shown at first is how NumPy becomes PyTorch."""
+    choices = []
+    for word, first in (("from", "numpy"), ("to", "torch")):
+        buttons = "".join(
+            f'<label><input type="radio" name="{word}" id="{word}-{name}"{" checked" if name == first else ""}>'
+            f" {label}</label>"
+            for name, label in DIALECTS.items()
+        )
+        choices.append(f"<fieldset><legend>{word.capitalize()}</legend>{buttons}</fieldset>")
+    every = '<fieldset><legend>Columns</legend><label><input type="checkbox" id="all-five"> all five</label></fieldset>'
+    return f'<div class="choices">{"".join(choices)}{every}</div>'
 
 
 def _judged(runs: Mapping[str, Ran]) -> str:
@@ -92,10 +100,9 @@ def _judged(runs: Mapping[str, Ran]) -> str:
 def _step(row: Step, runs: Mapping[str, Ran]) -> str:
     words, formula = WORDS[row.name]
     head = f"step-{row.name}"
-    base = row.cells["numpy"].source
     cells = "".join(
         f'<td role="cell" headers="{head} col-{name}" class="in-{name}"><span class="dialect">{label}</span>'
-        f'<pre class="highlight"><code>{_code(row, name, base)}</code></pre></td>'
+        f'<pre class="highlight"><code>{_code(row, name)}</code></pre></td>'
         for name, label in DIALECTS.items()
     )
     math = f'<span class="math">{to_mathml(formula, block=False)}</span>' if formula else ""
@@ -107,8 +114,8 @@ def _step(row: Step, runs: Mapping[str, Ran]) -> str:
     )
 
 
-def _code(row: Step, name: str, base: str) -> str:
-    return to_html(row.cells[name].source, None if name == "numpy" else base)
+def _code(row: Step, name: str) -> str:
+    return to_html(row.cells[name].source, {key: cell.source for key, cell in row.cells.items() if key != name})
 
 
 def _numbers(row: Step, runs: Mapping[str, Ran]) -> str:

@@ -1,7 +1,8 @@
-"""Python as HTML, with marks where it differs from another dialect's."""
+"""Python as HTML, with marks where it differs from other dialects."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import SequenceMatcher
 from html import escape
 
@@ -9,6 +10,9 @@ from pygments.lexers.python import PythonLexer
 from pygments.token import STANDARD_TYPES, Comment, _TokenType
 
 Token = tuple[_TokenType, str]
+
+BREAKS = ("(", "[", ".", ",", "=")
+"""Behind these a long line may be broken."""
 
 
 def tokens(source: str) -> list[Token]:
@@ -28,20 +32,31 @@ def differing(source: str, base: str) -> set[int]:
     return {places[i] for kind, _, _, start, end in matcher.get_opcodes() if kind != "equal" for i in range(start, end)}
 
 
-def to_html(source: str, base: str | None = None) -> str:
-    """The source in Pygments' classes, each line an element; what differs from `base` stands in `<mark>`."""
-    found, marked = tokens(source), set() if base is None else differing(source, base)
-    parts, inside = [], False
+def to_html(source: str, others: Mapping[str, str] | None = None) -> str:
+    """The source in Pygments' classes, each line an element, which may be broken between names, never inside one.
+
+    Args:
+        source: Python.
+        others: name -> the same in another dialect. What differs from some of them stands in `<mark>`, whose classes
+            are `from-NAME` of those.
+    """
+    found = tokens(source)
+    marked = {name: differing(source, other) for name, other in (others or {}).items()}
+    parts: list[str] = []
+    before: tuple[str, ...] = ()
     for index, (kind, text) in enumerate(found):
         # A blank between two marked tokens is marked with them.
-        blank = not text.strip() and "\n" not in text
-        mark = index in marked or (blank and inside and index + 1 in marked)
-        if mark is not inside:
-            parts.append("<mark>" if mark else "</mark>")
-            inside = mark
-        name = STANDARD_TYPES.get(kind, "")
-        parts.append(f'<span class="{name}">{escape(text)}</span>' if name and text.strip() else escape(text))
-    lines = ("".join(parts) + ("</mark>" if inside else "")).split("\n")
+        at = index if text.strip() or "\n" in text else index + 1
+        names = tuple(name for name, places in marked.items() if at in places and (at == index or name in before))
+        if names != before:
+            parts.append("</mark>" if before else "")
+            parts.append(f'<mark class="{" ".join(f"from-{name}" for name in names)}">' if names else "")
+            before = names
+        css = STANDARD_TYPES.get(kind, "")
+        parts.append(f'<span class="{css}">{escape(text)}</span>' if css and text.strip() else escape(text))
+        if text.endswith(BREAKS):
+            parts.append("<wbr>")
+    lines = ("".join(parts) + ("</mark>" if before else "")).split("\n")
     return "".join(f'<span class="line">{line}\n</span>' for line in lines)
 
 

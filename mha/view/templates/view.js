@@ -5,7 +5,7 @@
   const raw = Uint8Array.from(atob($("data").textContent), c => c.charCodeAt(0));
   const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("deflate"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  const state = { sheet: 0, layer: 0, slot: 0, q: 0, k: 0, mode: "weights", measure: Object.keys(about.measures)[0], open: false, pair: false };
+  const state = { sheet: 0, layer: 0, slot: 0, q: 0, k: 0, mode: "weights", measure: Object.keys(about.measures)[0], open: true, pair: false };
 
   // Numbers -----------------------------------------------------------------------------------------
 
@@ -106,6 +106,12 @@
 
   // The grid ----------------------------------------------------------------------------------------
 
+  function drawText() {
+    const picture = about.layers.map((_, layer) => pictureOf(layer)).find(Boolean), row = picture ? about.tokens[picture.queries] : [];
+    const words = row.some((word, i) => word !== String(i));
+    $("text").hidden = !words;
+    $("text").textContent = words ? `Text: ${row.join(" ")}` : "";
+  }
   const buttons = [...document.querySelectorAll("#grid button")];
   const buttonAt = (layer, slot) => buttons.find(b => +b.dataset.layer === layer && +b.dataset.slot === slot);
   function drawGrid() {
@@ -337,11 +343,11 @@
 
   // Choices -----------------------------------------------------------------------------------------
 
-  function redraw() { drawGrid(); drawHead(); }
+  function redraw() { drawText(); drawGrid(); drawHead(); }
   for (const name of ["sheet", "measure", "mode"]) $(name)?.addEventListener("change", event => { state[name] = name === "sheet" ? +event.target.value : event.target.value; redraw(); });
   $("controls").addEventListener("submit", event => event.preventDefault());
   $("controls").hidden = false;
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  drawGrid();
+  redraw();
   document.documentElement.dataset.ready = "true";
 })();

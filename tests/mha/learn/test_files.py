@@ -153,4 +153,4 @@ def test_a_tiny_difference_is_shown_in_digits(write):
 
 def test_before_it_is_written_a_hint_is_the_rule(write):
     one, folder = write("empty-row", "def empty_row(scores, allowed): raise NotImplementedError\n")
-    assert "The rule 'empty-row'. A row with no allowed key?" in hint(one, folder, 2, "numpy")
+    assert "The rule 'empty-row'. What does a query with no allowed key get?" in hint(one, folder, 2, "numpy")

@@ -9,18 +9,9 @@ vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
 embedding = jnp.asarray(rng.normal(size=(len(vocabulary), 512)), jnp.float32)
 tokens = jnp.array([vocabulary[word] for word in sentence])
 vectors = embedding[tokens]
-print(tokens, vectors.shape)
-
-# %% positions
 steps = jnp.arange(5)[:, None] / 10000 ** (jnp.arange(0, 512, 2) / 512)  # (5, 256)
 positions = jnp.zeros((5, 512))
 positions = positions.at[:, 0::2].set(jnp.sin(steps)).at[:, 1::2].set(jnp.cos(steps))
-
-# %% broadcast
-wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
-print(wrong.shape, "->", wrong.reshape(1, -1, 512).shape)
-
-# %% added
 x = vectors + positions
 print(x.shape)
 
@@ -41,3 +32,26 @@ weights = jax.nn.softmax(scores, axis=-1)
 heads = weights @ v  # (8, 5, 64)
 output = heads.swapaxes(0, 1).reshape(5, 512) @ w_o.T
 print(weights.shape, heads.shape, output.shape)
+
+
+# %% around
+
+
+def normed(y):  # each vector to mean 0 and deviation 1
+    return jax.nn.standardize(y, axis=-1, epsilon=1e-5)
+
+
+first = normed(x + output)  # the words themselves go on beside what attention found
+print(f"deviation of x {x.std():.2f}, of x + attention {(x + output).std():.2f}, normed {first.std():.2f}")
+
+# %% feed_forward
+w_1 = jnp.asarray(rng.normal(size=(2048, 512)), jnp.float32) / 512**0.5
+w_2 = jnp.asarray(rng.normal(size=(512, 2048)), jnp.float32) / 2048**0.5
+hidden = jax.nn.relu(first @ w_1.T)  # (5, 2048), each position by itself
+result = normed(first + hidden @ w_2.T)
+print(hidden.shape, "->", result.shape)
+
+# %% alone
+order = jnp.array([4, 2, 0, 3, 1])
+again = normed(first[order] + jax.nn.relu(first[order] @ w_1.T) @ w_2.T)  # the same vectors in another order
+print("the network sees one position at a time:", jnp.allclose(again, result[order], atol=1e-4))

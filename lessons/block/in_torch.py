@@ -8,19 +8,10 @@ vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
 embedding = torch.tensor(rng.normal(size=(len(vocabulary), 512)), dtype=torch.float32)
 tokens = torch.tensor([vocabulary[word] for word in sentence])
 vectors = embedding[tokens]
-print(tokens, vectors.shape)
-
-# %% positions
 steps = torch.arange(5)[:, None] / 10000 ** (torch.arange(0, 512, 2) / 512)  # (5, 256)
 positions = torch.zeros(5, 512)
 positions[:, 0::2] = torch.sin(steps)
 positions[:, 1::2] = torch.cos(steps)
-
-# %% broadcast
-wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
-print(wrong.shape, "->", wrong.reshape(1, -1, 512).shape)
-
-# %% added
 x = vectors + positions
 print(x.shape)
 
@@ -41,3 +32,27 @@ weights = torch.softmax(scores, dim=-1)
 heads = weights @ v  # (8, 5, 64)
 output = heads.transpose(0, 1).flatten(1) @ w_o.T
 print(weights.shape, heads.shape, output.shape)
+
+
+# %% around
+
+
+def normed(y):  # each vector to mean 0 and deviation 1
+    return torch.nn.functional.layer_norm(y, (512,))
+
+
+first = normed(x + output)  # the words themselves go on beside what attention found
+deviations = [part.std(correction=0) for part in (x, x + output, first)]
+print("deviation of x {:.2f}, of x + attention {:.2f}, normed {:.2f}".format(*deviations))
+
+# %% feed_forward
+w_1 = torch.tensor(rng.normal(size=(2048, 512)), dtype=torch.float32) / 512**0.5
+w_2 = torch.tensor(rng.normal(size=(512, 2048)), dtype=torch.float32) / 2048**0.5
+hidden = torch.relu(first @ w_1.T)  # (5, 2048), each position by itself
+result = normed(first + hidden @ w_2.T)
+print(tuple(hidden.shape), "->", tuple(result.shape))
+
+# %% alone
+moved = first[[4, 2, 0, 3, 1]]  # the same vectors in another order
+again = normed(moved + torch.relu(moved @ w_1.T) @ w_2.T)
+print("the network sees one position at a time:", torch.allclose(again, result[[4, 2, 0, 3, 1]], atol=1e-4))

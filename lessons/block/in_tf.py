@@ -8,17 +8,8 @@ vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
 embedding = tf.constant(rng.normal(size=(len(vocabulary), 512)), tf.float32)
 tokens = tf.constant([vocabulary[word] for word in sentence])
 vectors = tf.gather(embedding, tokens)
-print(tokens.numpy(), vectors.shape)
-
-# %% positions
 steps = tf.range(5.0)[:, None] / 10000 ** (tf.range(0.0, 512, 2) / 512)  # (5, 256)
 positions = tf.reshape(tf.stack([tf.sin(steps), tf.cos(steps)], axis=-1), (5, 512))  # sine and cosine in turn
-
-# %% broadcast
-wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
-print(wrong.shape, "->", tf.reshape(wrong, (1, -1, 512)).shape)
-
-# %% added
 x = vectors + positions
 print(x.shape)
 
@@ -39,3 +30,29 @@ weights = tf.nn.softmax(scores)
 heads = weights @ v  # (8, 5, 64)
 output = tf.matmul(tf.reshape(tf.transpose(heads, (1, 0, 2)), (5, 512)), w_o, transpose_b=True)
 print(weights.shape, heads.shape, output.shape)
+
+
+# %% around
+
+
+def normed(y):  # each vector to mean 0 and deviation 1
+    mean, variance = tf.nn.moments(y, axes=[-1], keepdims=True)
+    return (y - mean) / tf.sqrt(variance + 1e-5)
+
+
+first = normed(x + output)  # the words themselves go on beside what attention found
+deviations = [tf.math.reduce_std(part) for part in (x, x + output, first)]
+print("deviation of x {:.2f}, of x + attention {:.2f}, normed {:.2f}".format(*deviations))
+
+# %% feed_forward
+w_1 = tf.constant(rng.normal(size=(2048, 512)), tf.float32) / 512**0.5
+w_2 = tf.constant(rng.normal(size=(512, 2048)), tf.float32) / 2048**0.5
+hidden = tf.nn.relu(tf.matmul(first, w_1, transpose_b=True))  # (5, 2048), each position by itself
+result = normed(first + tf.matmul(hidden, w_2, transpose_b=True))
+print(hidden.shape, "->", result.shape)
+
+# %% alone
+moved = tf.gather(first, [4, 2, 0, 3, 1])  # the same vectors in another order
+again = normed(moved + tf.matmul(tf.nn.relu(tf.matmul(moved, w_1, transpose_b=True)), w_2, transpose_b=True))
+same = np.allclose(again, tf.gather(result, [4, 2, 0, 3, 1]), atol=1e-4)
+print("the network sees one position at a time:", same)

@@ -1,0 +1,1 @@
+"""The figures of the lessons and the gallery, each drawn from arrays in this build."""

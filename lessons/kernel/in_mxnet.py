@@ -1,0 +1,29 @@
+# %% data
+import numpy
+
+numpy.bool = numpy.bool_  # type: ignore[attr-defined] # MXNet 1.9.1 reads a name that NumPy 1.24 took out
+from mxnet import np, npx
+
+npx.set_np()
+rng = numpy.random.default_rng(0)
+keys = np.array(numpy.sort(rng.uniform(0, 5, size=(40, 1)), axis=0))  # where something was measured
+values = 2 * np.sin(keys) + keys**0.8 + 0.5 * np.array(rng.normal(size=(40, 1)))  # and what was found there
+queries = np.array(numpy.linspace(0, 5, 51))[:, None]  # where we want to know it
+truth = 2 * np.sin(queries) + queries**0.8
+print(f"the mean of all values is off by {np.abs(values.mean() - truth).mean().item():.2f} on average")
+
+# %% kernel
+distances = queries - keys.T  # (51, 40)
+kernel = np.exp(-(distances**2) / (2 * 0.5**2))  # 1 where a key is the query, near 0 where it is far
+weights = kernel / kernel.sum(axis=-1, keepdims=True)
+estimate = np.dot(weights, values)
+print(f"Nadaraya-Watson is off by {np.abs(estimate - truth).mean().item():.2f}")
+row = weights[25].asnumpy()
+print(f"weights of the query at 2.5: from {row.min():.4f} to {row.max():.4f}, sum {row.sum():.4f}")
+
+# %% attention
+products = np.dot(queries, keys.T) / 0.5**2
+bias = np.broadcast_to(-(keys.T**2) / (2 * 0.5**2), products.shape)  # a longer key gets less
+attention = npx.softmax(products + bias, axis=-1)
+output = np.dot(attention, values)
+print("the same weights:", np.abs(attention - weights).max().item() < 1e-5)

@@ -1,0 +1,45 @@
+# %% masks
+import numpy
+
+numpy.bool = numpy.bool_  # type: ignore[attr-defined] # MXNet 1.9.1 reads a name that NumPy 1.24 took out
+from mxnet import np, npx
+
+npx.set_np()
+x = numpy.random.default_rng(0).normal(size=(5, 4))  # five words, each a query, a key and a value
+x[4] *= 10  # the last of them is long: everybody's score with it is large
+x = np.array(x)
+causal = np.array(numpy.tri(5, dtype=bool))  # query i may attend to keys 0 to i
+lengths = np.broadcast_to(np.arange(5) < 3, (5, 5))  # only the first three keys are words, the others padding
+print(lengths.asnumpy().astype(int))
+
+
+# %% attend
+def masked_softmax(scores, allowed):
+    return npx.softmax(np.where(allowed, scores, -np.inf), axis=-1)
+
+
+scores = np.dot(x, x.T) / 4**0.5
+everything = masked_softmax(scores, np.ones((5, 5), dtype=bool))
+causal_weights = masked_softmax(scores, causal)
+length_weights = masked_softmax(scores, lengths)
+causal_output, length_output = np.dot(causal_weights, x), np.dot(length_weights, x)
+most = length_weights[:, 4].max().item()
+print(f"largest score: {scores.max().item():.1f} its weight behind the mask: {most}")
+
+# %% empty
+queries = np.array([[1.0], [1000.0]])
+keys = np.array([[1.0], [2.0], [3.0]])
+allowed = np.array([[True, True, False], [False, False, False]], dtype=bool)  # the second query may look at nothing
+few_scores = np.dot(queries, keys.T)
+print(masked_softmax(few_scores, allowed).asnumpy().round(4))
+
+# %% guarded
+has_key = np.any(allowed, axis=-1, keepdims=True)
+guarded = np.where(allowed, masked_softmax(few_scores, np.where(has_key, allowed, ~allowed)), 0)
+print(guarded.asnumpy().round(4))
+
+# %% padding
+values = np.array([[10.0], [20.0], [np.nan]])  # nobody may look at the third, which is padding
+print(np.matmul(guarded, values))
+output = np.matmul(guarded, np.where(np.any(allowed, axis=0)[:, None], values, 0))
+print(output.asnumpy().round(4))

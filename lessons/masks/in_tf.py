@@ -1,0 +1,42 @@
+# %% masks
+import numpy as np
+import tensorflow as tf
+
+x = np.random.default_rng(0).normal(size=(5, 4))  # five words, each a query, a key and a value
+x[4] *= 10  # the last of them is long: everybody's score with it is large
+x = tf.constant(x, tf.float32)
+causal = tf.range(5)[:, None] >= tf.range(5)  # query i may attend to keys 0 to i
+lengths = tf.broadcast_to(tf.range(5) < 3, (5, 5))  # only the first three keys are words, the others padding
+print(tf.cast(lengths, tf.int32).numpy())
+
+
+# %% attend
+def masked_softmax(scores, allowed):
+    return tf.nn.softmax(tf.where(allowed, scores, -float("inf")))
+
+
+scores = tf.matmul(x, x, transpose_b=True) / 4**0.5
+everything = masked_softmax(scores, tf.ones((5, 5), tf.bool))
+causal_weights = masked_softmax(scores, causal)
+length_weights = masked_softmax(scores, lengths)
+causal_output, length_output = causal_weights @ x, length_weights @ x
+most = tf.reduce_max(length_weights[:, 4])
+print(f"largest score: {tf.reduce_max(scores):.1f} its weight behind the mask: {most}")
+
+# %% empty
+queries = tf.constant([[1.0], [1000.0]])
+keys = tf.constant([[1.0], [2.0], [3.0]])
+allowed = tf.constant([[True, True, False], [False, False, False]])  # the second query may look at nothing
+few_scores = tf.matmul(queries, keys, transpose_b=True)
+print(masked_softmax(few_scores, allowed).numpy().round(4))
+
+# %% guarded
+has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
+guarded = tf.where(allowed, masked_softmax(few_scores, allowed | ~has_key), 0.0)
+print(guarded.numpy().round(4))
+
+# %% padding
+values = tf.constant([[10.0], [20.0], [float("nan")]])  # nobody may look at the third, which is padding
+print((guarded @ values).numpy())
+output = guarded @ tf.where(tf.reduce_any(allowed, axis=0)[:, None], values, 0.0)
+print(output.numpy().round(4))

@@ -1,0 +1,43 @@
+# %% words
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+rng = np.random.default_rng(0)
+sentence = ["time", "flies", "like", "an", "arrow"]
+vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
+embedding = jnp.asarray(rng.normal(size=(len(vocabulary), 512)), jnp.float32)
+tokens = jnp.array([vocabulary[word] for word in sentence])
+vectors = embedding[tokens]
+print(tokens, vectors.shape)
+
+
+# %% order
+def attend(x, y):  # queries from x, keys and values from y
+    weights = jax.nn.softmax(x @ y.T / 512**0.5, axis=-1)
+    return weights, weights @ y
+
+
+shuffled = jnp.array([4, 2, 0, 3, 1])  # arrow like time an flies
+weights, output = attend(vectors, vectors)
+print("without positions:", jnp.allclose(attend(vectors, vectors[shuffled])[1], output, atol=1e-5))
+
+# %% positions
+steps = jnp.arange(50)[:, None] / 10000 ** (jnp.arange(0, 512, 2) / 512)  # (50, 256)
+table = jnp.zeros((50, 512))
+table = table.at[:, 0::2].set(jnp.sin(steps)).at[:, 1::2].set(jnp.cos(steps))
+positions = table[:5]  # of our five words
+
+# %% broadcast
+wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
+print(wrong.shape, "->", wrong.reshape(1, -1, 512).shape)
+
+# %% added
+x = vectors + positions
+print(x.shape)
+
+# %% seen
+seen_weights, seen = attend(x, x)
+again = vectors[shuffled] + positions  # the same words in another order
+print("with positions:", jnp.allclose(attend(x, again)[1], seen, atol=1e-5))
+print("the first position with itself and the next four:", (positions @ positions[0]).round(1))

@@ -1,0 +1,44 @@
+# %% words
+import numpy as np
+
+rng = np.random.default_rng(0)
+sentence = ["time", "flies", "like", "an", "arrow"]
+vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
+embedding = rng.normal(size=(len(vocabulary), 512)).astype("float32")
+tokens = np.array([vocabulary[word] for word in sentence])
+vectors = embedding[tokens]
+print(tokens, vectors.shape)
+
+
+# %% order
+def attend(x, y):  # queries from x, keys and values from y
+    scores = x @ y.T / 512**0.5
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = powers / powers.sum(axis=-1, keepdims=True)
+    return weights, weights @ y
+
+
+shuffled = np.array([4, 2, 0, 3, 1])  # arrow like time an flies
+weights, output = attend(vectors, vectors)
+print("without positions:", np.allclose(attend(vectors, vectors[shuffled])[1], output, atol=1e-5))
+
+# %% positions
+steps = np.arange(50)[:, None] / 10000 ** (np.arange(0, 512, 2) / 512)  # (50, 256)
+table = np.zeros((50, 512), "float32")
+table[:, 0::2] = np.sin(steps)
+table[:, 1::2] = np.cos(steps)
+positions = table[:5]  # of our five words
+
+# %% broadcast
+wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
+print(wrong.shape, "->", wrong.reshape(1, -1, 512).shape)
+
+# %% added
+x = vectors + positions
+print(x.shape)
+
+# %% seen
+seen_weights, seen = attend(x, x)
+again = vectors[shuffled] + positions  # the same words in another order
+print("with positions:", np.allclose(attend(x, again)[1], seen, atol=1e-5))
+print("the first position with itself and the next four:", (positions @ positions[0]).round(1))
