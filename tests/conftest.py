@@ -14,8 +14,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cost",
         type=Path,
         metavar="FILE",
-        help="append a line for each test: the processor seconds that it and its fixtures took in this process, those of"
-        " the processes that ended meanwhile, and its name. They depend on what else runs far less than times do",
+        help="append a line for each test: the processor seconds that it and its fixtures took in this process, those"
+        " of processes that ended meanwhile, and its name. What else the machine does changes them less than times",
     )
 
 
