@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 
 import mha.schemas
+from conformance.workers.answering import own_subject
 from mha.cli.main import main
 from tests.docs.conftest import ROOT
 from tests.mha.cli.test_where import shape_of
@@ -49,17 +53,39 @@ def folder(tmp_path_factory):
     return place
 
 
-def check(folder: Path, command: str, output: str) -> None:
-    """Run a command: it must end as the page says, and print what it shows but for numbers; "..." are any lines."""
+def in_a_shell(folder: Path, command: str) -> tuple[int, str, str]:
+    """Exit status, what is printed, and what is said on stderr."""
     path = f"{folder / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "MHA_WORKERS": "0"}
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
-    output, _, status = output.partition("(exit status ")
-    assert done.returncode == int(status[:1] or 0), done.stdout + done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def in_this_process(folder: Path, command: str) -> tuple[int, str, str]:
+    """The same of one `mha`: PyTorch is here already. The folder's modules are read anew, as by a new process."""
+    with pytest.MonkeyPatch.context() as patch, chdir(folder):
+        patch.setattr(sys, "path", [path for path in sys.path if path])
+        patch.setenv("MHA_WORKERS", "0")
+        own_subject.cache_clear()
+        for path in folder.glob("*.py"):
+            sys.modules.pop(path.stem, None)
+        done = CliRunner().invoke(main, shlex.split(command)[1:])
+        for path in folder.glob("*.py"):
+            sys.modules.pop(path.stem, None)
+        own_subject.cache_clear()
+    return done.exit_code, done.stdout, done.stderr
+
+
+def check(folder: Path, command: str, output: str) -> None:
+    """Run a command: it must end as the page says, and print what it shows but for numbers; "..." are any lines."""
+    alone = command.startswith("mha ") and not re.search(r"[|&;<>]", command)
+    status, printed, said = (in_this_process if alone else in_a_shell)(folder, command)
+    output, _, shown_status = output.partition("(exit status ")
+    assert status == int(shown_status[:1] or 0), printed + said
     parts = [re.escape(shape_of(part).strip()) for part in re.split(r"^\.\.\.$", output, flags=re.MULTILINE)]
-    assert re.fullmatch(r".*?".join(parts), shape_of(done.stdout).strip(), re.DOTALL), done.stdout
+    assert re.fullmatch(r".*?".join(parts), shape_of(printed).strip(), re.DOTALL), printed
 
 
 def test_the_skill_leads_from_a_recording_to_a_right_port(folder):

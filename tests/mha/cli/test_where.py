@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import mha
+from mha.cli.main import main
 from mha.cli.porter.where import where
 from mha.substitution.reports.page import render
 from mha.substitution.reports.report import ModuleResult, WhereReport
@@ -119,11 +120,18 @@ def test_inputs_of_its_own(recorded):
         ("{}:original", "absent.safetensors", "no such file"),
     ],
 )
-def test_what_is_refused_is_refused_in_one_line(recorded, original, recording, message):
-    command = [*MHA, "where", original.format(recorded), recording]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+def test_what_is_refused_is_refused_in_one_line(recorded, original, recording, message, capfd):
+    done = CliRunner().invoke(main, ["where", original.format(recorded), recording])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr
     assert message in done.stderr
+    assert capfd.readouterr() == ("", "")  # nor does anything else that writes past Python
+
+
+def test_a_program_refuses_it_in_the_same_words(recorded):
+    arguments = ["where", f"{recorded}:broken", "right.safetensors"]
+    done = subprocess.run([*MHA, *arguments], capture_output=True, text=True, check=False)
+    here = CliRunner().invoke(main, arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", here.stderr)
 
 
 def test_the_page_has_what_the_terminal_says_and_names_are_escaped(recorded):

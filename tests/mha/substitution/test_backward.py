@@ -12,21 +12,15 @@ from mha.substitution.reports.text import findings, last_line, tree
 from mha_core import SpecError
 from tests.mha.substitution.backward_ports import FAULTS, IDS, PORTS, WEIGHTS, original, state_of
 from tests.mha.substitution.encoder import models, ports
+from tests.mha.substitution.encoder.apis import each, skip_unless_asked
 from tests.mha.substitution.encoder.training import train
-
-API_OF = {"tf": ("keras",), "jax": ("linen", "nnx"), "mxnet": ("gluon",), "torch": ("torch",)}
 
 WRONG = {"residual": "block", "gelu": "block", "variance": "block.norm", "embedding": "words", "bias": "block.dense"}
 
 ENCODER = {"torch": lambda state: models.original(), **ports.PORTS}
 
 
-def skip_unless_asked(api, request):
-    if not any(api in API_OF[name] for name in request.config.getoption("--backends").split(",")):
-        pytest.skip(f"the framework of {api} is not asked for")
-
-
-@pytest.mark.parametrize("api", PORTS)
+@pytest.mark.parametrize("api", each(PORTS))
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_the_module_that_is_wrong_backward_is_named_and_no_other(tmp_path, api, fault, request):
     skip_unless_asked(api, request)
@@ -45,7 +39,7 @@ def test_the_module_that_is_wrong_backward_is_named_and_no_other(tmp_path, api, 
         assert all(one.backward.status == "equal" and one.backward.compared for one in report.results)
 
 
-@pytest.mark.parametrize("api", ENCODER)
+@pytest.mark.parametrize("api", each(ENCODER))
 def test_a_right_encoder_is_equal_and_what_it_computes_is_the_same_to_the_bit(tmp_path, api, request):
     skip_unless_asked(api, request)
     model, path = models.original(), tmp_path / "port.safetensors"

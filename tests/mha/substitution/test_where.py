@@ -10,10 +10,9 @@ from torch import nn
 import mha
 from mha.substitution.reports.text import findings, last_line, tree, unseen
 from mha_core import SpecError
+from tests.mha.substitution.encoder.apis import each, skip_unless_asked
 from tests.mha.substitution.encoder.models import FAULTS, batch, original, state_of
 from tests.mha.substitution.encoder.ports import PORTS, call
-
-API_OF = {"tf": ("keras",), "jax": ("linen", "nnx"), "mxnet": ("gluon",), "torch": ()}
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +26,10 @@ def report_of(model, port, path, api):
     return mha.where(model, path, inputs=batch())
 
 
-@pytest.mark.parametrize("api", PORTS)
+@pytest.mark.parametrize("api", each(PORTS))
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_the_wrong_module_is_named_and_no_other(model, tmp_path, api, fault, request):
-    if not any(api in API_OF[name] for name in request.config.getoption("--backends").split(",")):
-        pytest.skip(f"the framework of {api} is not asked for")
+    skip_unless_asked(api, request)
     report = report_of(model, PORTS[api](state_of(model), fault), tmp_path / "port.safetensors", api)
     assert report.wrong == ((FAULTS[fault][api],) if fault else ())
     assert report.equal is not bool(fault)
