@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +16,20 @@ from numpy.typing import NDArray
 from mha_core.call.arguments import settled
 from mha_core.call.sizes import ArraySpec, CallSizes
 from mha_core.errors import SpecError
+from mha_core.parts.frequencies import rule_of
 from mha_core.parts.rotary import Rotary, Table, tables
 
 
 class Tables(NamedTuple):
-    """The tables of one call: of its queries, and of its new keys."""
+    """The tables of one call: of its queries, and of its new keys. None in a layer without rotary positions."""
 
-    queries: Table
-    keys: Table
+    queries: Any = None
+    keys: Any = None
+
+    def map(self, convert: Callable[[Any], Any]) -> Tables:
+        """These tables with `convert(array)` in place of each array, which is called once where both are one table."""
+        queries = Table(*map(convert, self.queries))
+        return Tables(queries, queries if self.keys is self.queries else Table(*map(convert, self.keys)))
 
 
 ARRAYS = ("positions", "key_positions", "cos", "sin", "key_cos", "key_sin")
@@ -86,6 +93,14 @@ class RotaryInputs:
         given = {name: getattr(self, name) for name in ARRAYS}
         return RotaryInputs(**{name: x if x is None else convert(name, x) for name, x in given.items()})
 
+    def tables(self) -> Tables:
+        """The tables that are given, each of rank 3."""
+        queries, keys = (
+            Table(*(x if x is None or len(x.shape) == 3 else x[None] for x in table))
+            for table in ((self.cos, self.sin), (self.key_cos, self.key_sin))
+        )
+        return Tables(queries, queries if keys.cos is None else keys)
+
     @property
     def has_tables(self) -> bool:
         """Whether tables are given, in place of positions."""
@@ -107,9 +122,7 @@ def positions_of(
 def tables_of_call(settings: Rotary, given: RotaryInputs | None, query_offset: Any, sizes: CallSizes) -> Tables:
     """The tables of a call whose numbers are known, in NumPy: those that are given, else in float64."""
     if given is not None and given.has_tables:
-        queries = Table(*(as_rank_3(array) for array in (given.cos, given.sin)))
-        keys = Table(*(as_rank_3(array) for array in (given.key_cos, given.key_sin)))
-        return Tables(queries, queries if given.key_cos is None else keys)
+        return given.tables()
     of_queries, of_keys = positions_of(given, query_offset, sizes)
     if settings.axes > 1:
         of_queries, of_keys = (
@@ -185,9 +198,35 @@ def _may_be(size: Any, wanted: Any) -> bool:
     return size is None or wanted is None or bool(size == wanted)
 
 
-def as_rank_3(array: Any) -> Any:
-    """A table (L, r / 2) as (1, L, r / 2); one of rank 3, or None, as it is."""
-    return array if array is None or len(array.shape) == 3 else array[None]
+@lru_cache(maxsize=16)
+def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tables:
+    """`tables_of_call` where positions are counted from a number; kept, since most calls are like the one before."""
+    made = tables_of_call(settings, None, query_offset, sizes)
+    for table in made:
+        for array in table:
+            array.flags.writeable = False
+    return made
+
+
+@lru_cache(maxsize=4)
+def table_to_look_up(settings: Rotary) -> Table:
+    """Cosine and sine (max_positions, r / 2) of all positions, for a compiler that traces them.
+
+    Raises:
+        SpecError: there is no `max_positions`, or the angles depend on more than one position.
+    """
+    words = "or give the tables themselves: rotary=(cos, sin)"
+    if settings.max_positions is None:
+        raise SpecError(
+            "positions that a compiler traces are looked up in a table: rotary.max_positions must say how many there "
+            f"are, {words}. Got max_positions=None."
+        )
+    rule = rule_of(settings.rule)
+    if settings.axes > 1 or (rule is not None and rule.NEEDS_LENGTH):
+        what = "several axes" if rule is None or settings.axes > 1 else f"rule {rule.rope_type!r}"
+        raise SpecError(f"positions must be known while rotary has {what}, {words}. A compiler traces these.")
+    table = tables(settings, np.arange(settings.max_positions), settings.max_positions)
+    return Table(table.cos[0], table.sin[0])
 
 
 def check_positions(settings: Rotary, *positions: NDArray[np.integer]) -> None:

@@ -155,9 +155,12 @@ def mean_axes(settings: QueryKeyNorm) -> tuple[int, ...]:
     return (1, 3) if settings.scope == "all" else (3,)
 
 
-def by_head(parameter: NDArray, shape: tuple[int, ...]) -> NDArray:
-    """A weight or bias (d,) as (d,), or (heads * d,) as (heads, 1, d): it then broadcasts with (B, heads, L, d)."""
-    return parameter if parameter.shape == shape[-1:] else parameter.reshape(shape[1], 1, shape[3])
+def by_head(parameter: Any, shape: tuple[Any, ...]) -> Any:
+    """A weight or bias (d,) as (d,), or (heads * d,) as (heads, 1, d): it then broadcasts with (B, heads, L, d).
+
+    Of any framework. One head's is (d,) in either shape.
+    """
+    return parameter if parameter.shape[0] == shape[3] else parameter.reshape((shape[1], 1, shape[3]))
 
 
 class NormGradients(NamedTuple):
