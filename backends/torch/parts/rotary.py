@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.torch.ops.framework import as_tensor, numbers, transforms_are_active
+from backends.torch.ops.framework import numbers, transforms_are_active
 from mha_core.call.call import Call
 from mha_core.call.rotary import RotaryInputs, Tables, counted_tables, table_to_look_up, tables_of_call
 from mha_core.call.sizes import CallSizes
@@ -39,8 +39,8 @@ def rotary_tables(call: Call[Tensor], settings: Rotary | None) -> Tables:
         read = _read(given, offset, wait=settings.max_positions is None)
         if read is None:
             return _looked_up(given, offset, sizes, settings, x)
-        made = tables_of_call(settings, *read, sizes)
-    return made.map(lambda table: as_tensor(table, x.device).to(x.dtype))
+        made = tables_of_call(settings, *read, sizes).map(torch.tensor)
+    return made.map(lambda table: table.to(device=x.device, dtype=x.dtype))
 
 
 def rotate(x: Tensor, table: Table | None, settings: Rotary | None) -> Tensor:
@@ -63,7 +63,7 @@ def rotate(x: Tensor, table: Table | None, settings: Rotary | None) -> Tensor:
 
 @torch.compiler.assume_constant_result
 def _counted(settings: Rotary, query_offset: int, batch: int, query_len: int, key_len: int, past_len: int) -> Tables:
-    return counted_tables(settings, query_offset, CallSizes(batch, query_len, key_len, past_len))
+    return counted_tables(settings, query_offset, CallSizes(batch, query_len, key_len, past_len)).map(torch.tensor)
 
 
 def _read(given: RotaryInputs | None, offset: Any, *, wait: bool) -> tuple[RotaryInputs | None, Any] | None:
@@ -81,7 +81,7 @@ def _read(given: RotaryInputs | None, offset: Any, *, wait: bool) -> tuple[Rotar
 
 def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, x: Tensor) -> Tables:
     """The tables of positions whose numbers are not known: rows of a table of all of them."""
-    rows = Table(*(as_tensor(table, x.device).to(x.dtype) for table in _all(settings)))
+    rows = Table(*(table.to(device=x.device, dtype=x.dtype) for table in _all(settings)))
 
     def of(positions: Tensor) -> Table:
         index = (positions if positions.ndim == 2 else positions[None]).to(torch.int64).clamp(0, len(rows.cos) - 1)
@@ -97,4 +97,4 @@ def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settin
 
 @torch.compiler.assume_constant_result
 def _all(settings: Rotary) -> Table:
-    return table_to_look_up(settings)
+    return Table(*map(torch.tensor, table_to_look_up(settings)))
