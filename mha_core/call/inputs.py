@@ -86,16 +86,24 @@ class AttentionInputs:
         given = {name: self.mask.bias if name == "bias" else getattr(self, name) for name in LEAVES}
         return {name: array for name, array in given.items() if array is not None}
 
+    def tables(self) -> dict[str, NDArray]:
+        """The floating-point arrays of the call that have no gradient, tables of rotary positions, by their names."""
+        given = {} if self.rotary is None else {name: getattr(self.rotary, name) for name in TABLES}
+        return {name: array for name, array in given.items() if array is not None}
+
     def call_with(self, leaves: Mapping[str, Any], convert: Callable[[str, NDArray], Any]) -> Call[Any]:
         """This call in a framework's arrays.
 
         Args:
-            leaves: the framework's arrays in place of `leaves()`, by the names of these.
+            leaves: the framework's arrays in place of `leaves()` and `tables()`, by the names of these.
             convert: converts every other array (lengths, offsets, masks) by its name.
         """
-        mask = self.mask.map_arrays(lambda name, array: leaves[name] if name in leaves else convert(name, array))
+
+        def of(name: str, array: NDArray) -> Any:
+            return leaves[name] if name in leaves else convert(name, array)
+
+        mask, rotary = self.mask.map_arrays(of), None if self.rotary is None else self.rotary.map_arrays(of)
         keep = None if self.dropout_keep is None else convert("dropout_keep", self.dropout_keep)
-        rotary = None if self.rotary is None else self.rotary.map_arrays(convert)
         return Call(mask=mask, dropout_keep=keep, rotary=rotary, **{name: leaves.get(name) for name in FLOATS})
 
     @property
