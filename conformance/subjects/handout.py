@@ -83,12 +83,17 @@ OWN_ARRAYS = tuple(field.name for field in fields(AttentionInputs) if field.name
 
 
 def input_arrays(inputs: AttentionInputs) -> dict[str, NDArray]:
-    """Every array of a call by name: its own, those of its mask, and those of its rotary positions."""
+    """Every array of a call in NumPy, by name: its own, those of its mask, and those of its rotary positions."""
+    return {name: np.asarray(array) for name, array in given_arrays(inputs).items()}
+
+
+def given_arrays(inputs: AttentionInputs) -> dict[str, Any]:
+    """The arrays of `input_arrays` as they were given."""
     found = {name: getattr(inputs, name) for name in OWN_ARRAYS}
     for nested in (inputs.mask, inputs.rotary):
         if nested is not None:
             nested.map_arrays(lambda name, array: found.setdefault(name, array))
-    return {name: np.asarray(array) for name, array in found.items() if array is not None}
+    return {name: array for name, array in found.items() if array is not None}
 
 
 def with_arrays(inputs: AttentionInputs, arrays: Mapping[str, NDArray]) -> AttentionInputs:
