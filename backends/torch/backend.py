@@ -109,7 +109,7 @@ def _compiled(layer: MultiHeadAttention, compute: Compute) -> Compute:
 
 
 def _form(given: Call[torch.Tensor] | AttentionMask | RotaryInputs) -> list[Any]:
-    """The part of a call that a program depends on: shape and dtype of each tensor, and other fields but nested ones."""
+    """The part of a call that a program depends on: shape and dtype of each tensor, other fields but nested ones."""
     values = ((name, value) for name, value in vars(given).items() if name not in ("mask", "rotary"))
     return [
         (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name, value) for name, value in values

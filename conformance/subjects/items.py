@@ -14,7 +14,6 @@ from mha_core import AttentionInputs
 from mha_core.call.rotary import TABLES, RotaryInputs, positions_of
 from mha_core.stages import GRADIENT
 
-
 POSITIONS = ("positions", "key_positions")
 
 AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(POSITIONS, 2), **dict.fromkeys(TABLES, 3)}

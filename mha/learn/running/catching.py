@@ -74,7 +74,9 @@ def _checked(made: Any) -> Problem:
 def d2l() -> Problem:
     """The call of d2l.ai's chapter: 100 wide, 5 heads, all ones, lengths 3 and 2. The learner's files begin with it."""
     config = AttentionConfig(embed_dim=100, num_heads=5)
-    ones = {name: np.ones((2, length, 100)) for name, length in (("queries", 4), ("keys", 6), ("values", 6))}
+    ones: dict[str, Any] = {
+        name: np.ones((2, length, 100)) for name, length in (("queries", 4), ("keys", 6), ("values", 6))
+    }
     inputs = AttentionInputs(**ones, mask=AttentionMask(valid_lens=np.array([3, 2])))
     return Problem(config, init_weights(config, seed=0, bias_scale=1.0), inputs)
 
