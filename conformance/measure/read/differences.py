@@ -104,6 +104,6 @@ def _moved(problem: Problem, v: Arrays, step: float) -> Problem:
 
     inputs: AttentionInputs = problem.inputs
     mask = inputs.mask.map_arrays(lambda name, array: moved(name, array) if name == "bias" else array)
-    leaves = {name: moved(name, array) for name, array in inputs.leaves().items() if name != "bias"}
+    leaves: dict[str, Any] = {name: moved(name, array) for name, array in inputs.leaves().items() if name != "bias"}
     weights = {name: moved(name, array) for name, array in problem.weights.items()}
     return replace(problem, weights=weights, inputs=replace(inputs, mask=mask, **leaves))
