@@ -50,7 +50,7 @@ class RecipeAdapter:
         if site.out_is_separate:
             inputs, outputs = _seen_inside(site, given)
         else:
-            inputs = site.inputs((), given)
+            inputs = site.inputs((), given, ran=True)
             result, weights = output[:2]
             outputs = {"output": to_array(result)}
             if weights is not None:

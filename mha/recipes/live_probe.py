@@ -40,6 +40,12 @@ def check_site(site: Site) -> None:
         # A layer that attends to others' states is told them also where they are its own.
         if cross:
             given[recipe.other_states] = keys
+        if site.turns:
+            given["position_embeddings"] = tuple(tensors(module, *site.doubled(inputs)))
+        elif "position_embeddings" in parameters:
+            given["position_embeddings"] = None
+        if mask_name in parameters:
+            given[mask_name] = None
         if inputs.mask.has_sources:
             given[mask_name] = tensors(module, _as_float(inputs, config.num_heads, site))[0]
         return given

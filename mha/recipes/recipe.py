@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mha_core import AttentionConfig, layouts
+from mha_core import AttentionConfig, QueryKeyNorm, layouts
 from mha_core.config import check_size
 from mha_core.layouts import Layout
 
@@ -14,6 +14,39 @@ from mha_core.layouts import Layout
 def usual_scale(model_config: Mapping[str, Any], prefix: str, head_dim: int) -> float:
     """1 / sqrt(head_dim), whatever the config says."""
     return head_dim**-0.5
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How the modules of a family turn queries and keys, by the tables that the model hands to each call.
+
+    Attributes:
+        interleaved: whether channels (2 k, 2 k + 1) are a pair, else (k, k + r / 2).
+        doubled: how the tables (B, L, r) have each number twice: as "halves" (all, then all again) or as "pairs".
+        acts: whether a module turns at all; some layers of a model may not.
+    """
+
+    interleaved: bool = False
+    doubled: str = "halves"
+    acts: Callable[[Any], bool] = lambda module: True
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The query-key norm of a family.
+
+    Attributes:
+        settings: all but eps, which a module has.
+        queries, keys: the names of the modules that norm them.
+        eps: the attribute of such a module.
+        on: the attribute of an attention module, or of its config, that says whether it has them; "" if all have.
+    """
+
+    settings: QueryKeyNorm
+    queries: str = "q_norm"
+    keys: str = "k_norm"
+    eps: str = "variance_epsilon"
+    on: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,6 +68,10 @@ class Recipe:
         other_states: the argument that holds the inputs of keys and values of a cross-attention.
         other_mask: the argument that holds the mask of a cross-attention.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
+        turn: how it turns queries and keys; None if it has no rotary positions.
+        norms: its query-key norm; None without one.
+        softcap: the attribute of `core` with the softcap of the scores; "" if it has none, or does not use it.
+        refused: settings of the model's config that ask for something else -> the value that does not.
         scale_in: the factor of the scores, from a model's config, the layer's prefix and the width of a head.
     """
 
@@ -52,6 +89,10 @@ class Recipe:
     other_states: str = "encoder_hidden_states"
     other_mask: str = "attention_mask"
     softmax_in_float32: bool = False
+    turn: Turn | None = None
+    norms: Norms | None = None
+    softcap: str = ""
+    refused: Mapping[str, Any] = field(default_factory=dict)
     scale_in: Callable[[Mapping[str, Any], str, int], float] = usual_scale
 
     def matches(self, module: Any) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mha.recipes.recipe import Recipe
-from mha_core import SpecError
+from mha.recipes.recipe import Norms, Recipe, Turn
+from mha_core import QueryKeyNorm, SpecError
 from mha_core.errors import shown
 
 
@@ -120,5 +120,109 @@ WHISPER = replace(  # it scales the queries before they are split: its stage "qu
     model_types=("whisper",),
 )
 
-RECIPES: Mapping[str, Recipe] = {recipe.family: recipe for recipe in (BERT, GPT2, VIT, BART, WHISPER)}
+LLAMA = Recipe(
+    family="llama",
+    summary="pairs (k, k + r / 2) turn by the tables that the model makes; grouped heads",
+    classes=(
+        *_attentions("Arcee", "Gemma", "Granite", "GraniteMoe", "Llama", "Ministral", "Mistral", "Mixtral"),
+        *_attentions("Nemotron", "Qwen2", "Qwen2Moe", "SeedOss", "Starcoder2"),
+    ),
+    model_types=(
+        *("arcee", "gemma", "granite", "granitemoe", "llama", "ministral", "mistral", "mixtral"),
+        *("nemotron", "qwen2", "qwen2_moe", "seed_oss", "starcoder2"),
+    ),
+    layouts=("llama",),
+    checkpoint_layouts=("llama",),
+    heads="config.num_attention_heads",
+    heads_key="num_attention_heads",
+    dropout_key="attention_dropout",
+    out="o_proj",
+    softmax_in_float32=True,
+    turn=Turn(),
+)
+
+
+def _like_llama(family: str, classes: tuple[str, ...], summary: str, **changes: Any) -> Recipe:
+    changes = {"model_types": (family,), **changes}
+    return replace(LLAMA, family=family, classes=tuple(_attentions(*classes)), summary=summary, **changes)
+
+
+_RMS = Norms(QueryKeyNorm("rms", product="dtype"))
+_ALL = Norms(QueryKeyNorm("rms", scope="all", weight="per_head"))
+
+DECODERS = (
+    LLAMA,
+    _like_llama("gemma2", ("Gemma2",), "a softcap of the scores; a scale of its own", softcap="attn_logit_softcapping"),
+    _like_llama(
+        "smollm3", ("SmolLM3",), "every fourth layer does not turn", turn=Turn(acts=lambda core: bool(core.use_rope))
+    ),
+    _like_llama(
+        "qwen3",
+        ("Dots1", "Qwen3", "Qwen3Moe"),
+        "RMS norm of each head before the rotation",
+        norms=_RMS,
+        model_types=("dots1", "qwen3", "qwen3_moe"),
+    ),
+    _like_llama(
+        "exaone4",
+        ("Exaone4",),
+        "RMS norm of each head; layers without a window do not turn",
+        norms=_RMS,
+        turn=Turn(acts=lambda core: core.sliding_window is None or bool(core.is_sliding)),
+    ),
+    _like_llama(
+        "gemma3",
+        ("Gemma3",),
+        "RMS norm of each head, whose weights are kept less 1; a scale of its own",
+        norms=Norms(QueryKeyNorm("rms", offset=1), eps="eps"),
+        model_types=("gemma3_text",),
+    ),
+    _like_llama(
+        "hunyuan",
+        ("HunYuanDenseV1",),
+        "RMS norm of each head after the rotation",
+        norms=Norms(QueryKeyNorm("rms", order="after", product="dtype"), "query_layernorm", "key_layernorm"),
+        model_types=("hunyuan_v1_dense",),
+    ),
+    _like_llama(
+        "olmo", ("Olmo",), "projections are clipped if clip_qkv is set, which is refused", refused={"clip_qkv": None}
+    ),
+    _like_llama(
+        "olmo2",
+        ("MiniMaxM2", "Olmo2", "Olmo3", "Olmoe"),
+        "RMS norm of the whole projection, before it is split into heads",
+        norms=_ALL,
+        refused={"clip_qkv": None},
+        model_types=("minimax_m2", "olmo2", "olmo3", "olmoe"),
+    ),
+    _like_llama(
+        "stablelm",
+        ("StableLm",),
+        "a share of each head turns; LayerNorm of each head by weights of its own, if qk_layernorm",
+        norms=Norms(QueryKeyNorm("layer", weight="per_head"), "q_layernorm", "k_layernorm", "eps", "qk_layernorm"),
+    ),
+    _like_llama(
+        "cohere",
+        ("Cohere",),
+        "pairs (2 k, 2 k + 1); LayerNorm of each head by weights of its own, if use_qk_norm",
+        turn=Turn(interleaved=True, doubled="pairs"),
+        norms=Norms(QueryKeyNorm("layer", weight="per_head"), on="use_qk_norm"),
+    ),
+    _like_llama(
+        "cohere2",
+        ("Cohere2",),
+        "pairs (2 k, 2 k + 1); layers without a window do not turn",
+        turn=Turn(True, "pairs", lambda core: core.sliding_window is not None),
+    ),
+    _like_llama(
+        "glm",
+        ("Ernie4_5", "Glm", "Glm4", "Helium"),
+        "pairs (2 k, 2 k + 1), of a share of each head",
+        turn=Turn(interleaved=True),
+        model_types=("ernie4_5", "glm", "glm4", "helium"),
+    ),
+)
+"""The recipes of decoders whose projections are apart, as Llama's."""
+
+RECIPES: Mapping[str, Recipe] = {recipe.family: recipe for recipe in (BERT, GPT2, VIT, BART, WHISPER, *DECODERS)}
 """Every recipe by family."""

@@ -198,6 +198,15 @@ def _may_be(size: Any, wanted: Any) -> bool:
     return size is None or wanted is None or bool(size == wanted)
 
 
+def tables_of_rows(
+    settings: Rotary, given: RotaryInputs | None, query_offset: Any, sizes: CallSizes, rows: tuple[int, ...]
+) -> RotaryInputs:
+    """The tables of some queries of a call, and of all its new keys."""
+    made = tables_of_call(settings, given, query_offset, sizes)
+    cos, sin = (table[:, rows] for table in made.queries)
+    return RotaryInputs(None, None, cos, sin, *made.keys)
+
+
 @lru_cache(maxsize=16)
 def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tables:
     """`tables_of_call` where positions are counted from a number; kept, since most calls are like the one before."""

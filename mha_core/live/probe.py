@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask, allowed_keys
+from mha_core.call.rotary import tables_of_rows
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import SpecError, one_line
@@ -268,7 +269,11 @@ def _of_rows(inputs: AttentionInputs, config: AttentionConfig, rows: tuple[int, 
     allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
     bias = inputs.mask.bias
     bias = None if bias is None else np.broadcast_to(bias, allowed.shape)[:, :, rows]
-    return replace(inputs, queries=inputs.queries[:, rows], mask=AttentionMask(allowed=allowed[:, :, rows], bias=bias))
+    mask = AttentionMask(allowed=allowed[:, :, rows], bias=bias)
+    rotary = None
+    if config.rotary is not None:
+        rotary = tables_of_rows(config.rotary, inputs.rotary, inputs.mask.query_offset, inputs.check(config), rows)
+    return replace(inputs, queries=inputs.queries[:, rows], mask=mask, rotary=rotary)
 
 
 def _computed(config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
@@ -281,7 +286,9 @@ def _computed(config: AttentionConfig, weights: Weights, inputs: AttentionInputs
 
 
 def _factor(config: AttentionConfig, weights: Weights, dtype: str, rng: np.random.Generator) -> float:
-    """The power of two that gives the scores a deviation of about SPREAD along the keys."""
+    """The power of two that gives the scores a deviation of about SPREAD along the keys; 1 where a norm decides it."""
+    if config.query_key_norm is not None:
+        return 1.0
     drawn = [rng.normal(size=(1, 6, width)) for width in (config.query_dim, config.key_dim, config.value_dim)]
     queries, keys, values = drawn
     at_one = _computed(config, weights, AttentionInputs(queries, keys, values))
