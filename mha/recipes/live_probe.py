@@ -40,10 +40,8 @@ def check_site(site: Site) -> None:
         # A layer that attends to others' states is told them also where they are its own.
         if cross:
             given[recipe.other_states] = keys
-        if site.turns:
+        if recipe.turn is not None:
             given["position_embeddings"] = tuple(tensors(module, *site.doubled(inputs)))
-        elif "position_embeddings" in parameters:
-            given["position_embeddings"] = None
         if mask_name in parameters:
             given[mask_name] = None
         if inputs.mask.has_sources:

@@ -20,8 +20,8 @@ from mha_core.parts.query_key_norm import NORMS
 from mha_core.weights import Weights, check_weights
 
 HARMLESS = (
-    *("cache_position", "num_items_in_batch", "output_attentions", "output_hidden_states", "position_ids"),
-    *("return_dict", "use_cache"),
+    *("cache_position", "num_items_in_batch", "output_attentions", "output_hidden_states", "output_router_logits"),
+    *("position_ids", "return_dict", "use_cache"),
 )
 """Arguments that models hand down to their attention modules, which make no use of them."""
 
@@ -145,8 +145,8 @@ class Site:
         """The tables of a call's queries as a model hands them to its modules: each number twice."""
         config, turn = self.config, self.recipe.turn
         assert turn is not None
-        assert config.rotary is not None
-        made = tables_of_call(config.rotary, inputs.rotary, inputs.mask.query_offset, inputs.check(config)).queries
+        settings = Rotary(rotary_width(self.core, config.head_dim))
+        made = tables_of_call(settings, None, inputs.mask.query_offset, inputs.check(config)).queries
         if turn.doubled == "halves":
             return np.concatenate([made.cos] * 2, axis=-1), np.concatenate([made.sin] * 2, axis=-1)
         return np.repeat(made.cos, 2, axis=-1), np.repeat(made.sin, 2, axis=-1)
