@@ -136,7 +136,7 @@ class PortReport:
     @property
     def equal(self) -> bool:
         """Whether all layers and embeddings are equal within their bounds, and all continued texts are the same."""
-        within = all(result.equal for result in (*self.layers, *self.embeddings))
+        within = all(one.equal for one in self.layers) and all(one.equal for one in self.embeddings)
         return within and len(set(self.continued.values())) <= 1
 
     def to_dict(self) -> dict[str, Any]:

@@ -72,7 +72,8 @@ class Site:
     @property
     def dropout(self) -> float:
         """The probability that a weight is dropped in training."""
-        return float(getattr(self.core.config, self.recipe.dropout_key))
+        key = self.recipe.dropout_key
+        return float(getattr(self.core.config, key, None) or getattr(self.core, key, 0.0))
 
     @property
     def turns(self) -> bool:
