@@ -112,8 +112,8 @@ class MultiHeadAttention(nn.Module):
             unchanged: Any = _unchanged
             self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
         norm_sizes = config.norm_sizes
-        self.q_norm = HeadNorm(config.query_key_norm, norm_sizes[0], self.param_dtype)
-        self.k_norm = HeadNorm(config.query_key_norm, norm_sizes[1], self.param_dtype)
+        self.q_norm = HeadNorm(config.query_key_norm, norm_sizes[0], param_dtype=self.param_dtype)
+        self.k_norm = HeadNorm(config.query_key_norm, norm_sizes[1], param_dtype=self.param_dtype)
         # `score` and `dropout` are fields. A name decides where parameters stand, and what a seed draws.
         if config.score_dim is None:
             self.score_layer: DotScore | AdditiveScore = DotScore(config.softmax_scale, precision=self.precision)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
+
 import flax.linen as nn
 import jax.numpy as jnp
 from flax.typing import Dtype
@@ -21,6 +23,7 @@ class HeadNorm(nn.Module):
 
     settings: QueryKeyNorm | None
     size: int | None
+    _: KW_ONLY
     param_dtype: Dtype = jnp.float32
 
     def setup(self) -> None:
