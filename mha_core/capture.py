@@ -80,8 +80,8 @@ def own_call(
     mask = AttentionMask(**{name: given[name] for name in MASK_FIELDS})
     own = {name: given[name] for name in ("dropout_keep", "past_keys", "past_values") if name in given}
     rotary = RotaryInputs.of(arguments.get("positions"), arguments.get("rotary"))
-    own["rotary"] = rotary and rotary.map_arrays(lambda _, array: to_array(array))
-    inputs = AttentionInputs(given["queries"], given["keys"], given["values"], mask, **own)
+    rotary = rotary and rotary.map_arrays(lambda _, array: to_array(array))
+    inputs = AttentionInputs(given["queries"], given["keys"], given["values"], mask, **own, rotary=rotary)
     results = output if isinstance(output, tuple) else (output,)
     outputs = {"output": to_array(results[0])}
     if arguments["return_weights"]:

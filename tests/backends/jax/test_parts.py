@@ -1,4 +1,4 @@
-"""Rotary positions and query-key norm as a JAX user meets them: traced positions, dtypes, parameters, transformations."""
+"""Rotary positions and query-key norm as a JAX user meets them: traced positions, dtypes, parameters."""
 
 from __future__ import annotations
 
