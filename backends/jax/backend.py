@@ -11,7 +11,6 @@ from typing import Any
 import flax
 import jax
 from jax import Array
-from numpy.typing import NDArray
 
 from backends.jax.layers import MultiHeadAttention
 from backends.jax.ops import framework
@@ -23,7 +22,7 @@ from mha_core.call.call import FLOATS, Call
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import exposed
-from mha_core.call.rotary import ARRAYS, TABLES, RotaryInputs
+from mha_core.call.rotary import ARRAYS, RotaryInputs
 from mha_core.config import AttentionConfig
 from mha_core.files.kept import Kept
 from mha_core.stages import Trace
@@ -78,13 +77,11 @@ class JaxBackend(Backend):
 
         compute = _program(layer, path, jax_device, self._kept)
 
-        def placed(name: str, array: NDArray) -> Array:
-            return to_array(name, array.astype(jax_dtype) if name in TABLES else array)
-
         def run(inputs: AttentionInputs) -> Trace:
             with framework.scope(dtype, jax_device):
                 leaves = {name: to_array(name, array.astype(jax_dtype)) for name, array in inputs.leaves().items()}
-                others, rules = _taken_apart(inputs.call_with(leaves, placed), leaves)
+                tables = {name: to_array(name, array.astype(jax_dtype)) for name, array in inputs.tables().items()}
+                others, rules = _taken_apart(inputs.call_with(leaves | tables, to_array), leaves)
                 cotangent = None
                 if inputs.cotangent is not None:
                     cotangent = to_array("cotangent", inputs.cotangent.astype(jax_dtype))
