@@ -14,6 +14,7 @@ from backends.tf.layers import MultiHeadAttention
 from backends.tf.ops.framework import random_state_kept, to_numpy
 from backends.tf.ops.scores import AdditiveScore
 from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.parts.query_key_norm import NORMS
 from mha_core.weights import Weights, check_weights, common_dtype
 
 
@@ -66,11 +67,14 @@ def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
     score = layer.score
     if isinstance(score, AdditiveScore):
         projections |= {"score.query": score.query, "score.key": score.key}
-    found = {}
+    found: dict[str, keras.Variable] = {}
     for name, dense in projections.items():
         found[f"{name}.weight"] = dense.kernel
         if dense.use_bias:
             found[f"{name}.bias"] = dense.bias
+    for name in NORMS:
+        norm = getattr(layer, name)
+        found |= {f"{name}.{kind}": own for kind in ("weight", "bias") if (own := getattr(norm, kind)) is not None}
     if isinstance(score, AdditiveScore):
         found["score.vector"] = score.vector
     return found
