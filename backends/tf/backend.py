@@ -99,4 +99,5 @@ def _call_of(
     """The Call with these leaves and other sources of its mask; made while tracing, since it can't be an argument."""
     mask = AttentionMask(**{**sources, "bias": leaves.get("bias")})
     floats = {name: leaves.get(name) for name in FLOATS}
-    return Call(mask=mask, dropout_keep=dropout_keep, rotary=rotary and RotaryInputs(**rotary), **floats)
+    stands = None if rotary is None else RotaryInputs(**rotary)
+    return Call(mask=mask, dropout_keep=dropout_keep, rotary=stands, **floats)

@@ -67,17 +67,17 @@ def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
     score = layer.score
     if isinstance(score, AdditiveScore):
         projections |= {"score.query": score.query, "score.key": score.key}
-    found: dict[str, keras.Variable] = {}
+    found = {}
     for name, dense in projections.items():
         found[f"{name}.weight"] = dense.kernel
         if dense.use_bias:
             found[f"{name}.bias"] = dense.bias
     for name in NORMS:
         norm = getattr(layer, name)
-        found |= {f"{name}.{kind}": own for kind in ("weight", "bias") if (own := getattr(norm, kind)) is not None}
+        found |= {f"{name}.weight": norm.weight, f"{name}.bias": norm.bias}
     if isinstance(score, AdditiveScore):
         found["score.vector"] = score.vector
-    return found
+    return {name: variable for name, variable in found.items() if variable is not None}
 
 
 def canonical(arrays: Mapping[str, Any]) -> dict[str, NDArray]:

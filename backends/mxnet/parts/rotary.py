@@ -52,4 +52,6 @@ def rotate(x: mx.np.ndarray, table: Table | None, settings: Rotary | None) -> mx
         turned = mx.np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
     if turning.shape == x.shape:
         return turned
-    return mx.np.concatenate((x[..., : part.start], turned, x[..., part.stop :]), axis=-1)
+    # Not with an empty third part, through which MXNet has no gradient.
+    parts = (turned, x[..., part.stop :]) if settings.start == "first" else (x[..., : part.start], turned)
+    return mx.np.concatenate(parts, axis=-1)

@@ -8,7 +8,6 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from backends.tf.ops.cuts import Span, cut, cut_source

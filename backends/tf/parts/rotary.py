@@ -71,9 +71,7 @@ def _read(given: RotaryInputs | None, offset: Any, sizes: CallSizes) -> tuple[Ro
     return (read, 0) if is_known and isinstance(sizes.past_len, int) else None
 
 
-def _looked_up(
-    given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, dtype: tf.DType
-) -> Tables:
+def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, dtype: tf.DType) -> Tables:
     """The tables of positions that tracing does not know: rows of a table of all of them."""
     rows = Table(*(tf.constant(table, dtype) for table in table_to_look_up(settings)))
 
