@@ -20,7 +20,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "truncate": False}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0, 3.0],
+    "long_factor": [1.2, 4.0, 8.0, 16.0],
+    "original_max_position_embeddings": 7,
+    "factor": 4.0,
+}
 
 
 def growing(rng: Rng, shape: tuple[int, ...], first: int = 0) -> NDArray[np.int64]:
@@ -127,6 +134,11 @@ def cases() -> list[Case]:
             positions=placed,
             causal=True,
             query_offset=6,
+        ),
+        case(
+            "rotary-longrope",
+            "the long factors of the longrope rule at exactly the length that the model was trained for",
+            rotary={"width": 8, "base": 20.0, "rule": LONGROPE},
         ),
         case(
             "rotary-axes",
