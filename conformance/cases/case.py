@@ -36,7 +36,7 @@ class Case:
         past_len: Lp, how many of the Lk keys a decoding cache holds already.
         split: whether queries, keys and values are given split into heads (a config without projections).
         mask: makes the mask from a random generator and the case.
-        positions: makes positions, or tables of their angles, in a layer with rotary positions. Default: they are counted.
+        positions: makes positions, or tables of angles, in a layer with rotary positions. Default: they are counted.
         training: whether it is a training step, for which a keep-mask of dropout is drawn.
         weight_scale, input_scale: factors on standard weights and on standard normal inputs.
         change: a function that makes the final Problem, where the fields above do not suffice.
