@@ -73,7 +73,8 @@ class Site:
     def dropout(self) -> float:
         """The probability that a weight is dropped in training."""
         key = self.recipe.dropout_key
-        return float(getattr(self.core.config, key, None) or getattr(self.core, key, 0.0))
+        rate = getattr(self.core.config, key, None)
+        return float(getattr(self.core, key, 0.0) if rate is None else rate)
 
     @property
     def turns(self) -> bool:
