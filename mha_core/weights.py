@@ -99,9 +99,9 @@ def check_weights(config: AttentionConfig, weights: Mapping[str, NDArray]) -> We
     """Check weights, and return them in canonical order as read-only views; SpecError if they are wrong.
 
     Every array of `weight_shapes(config)` must be there, and no other; floating-point (float64,
-    float32 or float16), of the right shape, and finite. Those of `rounded_weights` have been checked already.
+    float32 or float16), of the right shape, and finite. CheckedWeights are taken at their word.
     """
-    if isinstance(weights, CheckedWeights) and weights.config == config:
+    if isinstance(weights, CheckedWeights) and weights.fit(config):
         return dict(weights)
     checked = {}
     for name, shape in _shapes_of(config, weights).items():
@@ -148,6 +148,10 @@ class CheckedWeights(Mapping[str, NDArray]):
     def __init__(self, config: AttentionConfig, arrays: Mapping[str, NDArray]) -> None:
         self.config = config
         self._arrays = dict(arrays)
+
+    def fit(self, config: AttentionConfig) -> bool:
+        """Whether this config has weights of the same names and shapes."""
+        return self.config == config or weight_shapes(self.config) == weight_shapes(config)
 
     def __getitem__(self, name: str) -> NDArray:
         return self._arrays[name]

@@ -109,6 +109,8 @@ def of_modules(found: WhereReport) -> list[Outcome]:
 
 
 def _of_module(found: WhereReport, number: int) -> Outcome:
+    from mha.substitution.allowance import times_rounding
+
     one = found.results[number]
     status: Status = "skipped"
     if one.status == "wrong":
@@ -123,9 +125,9 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
         rule = "not-judged" if one.status == "not judged" else "through-its-parts"
         status = "error" if number == 0 and rule == "not-judged" else "skipped"
     seen = one.backward if one.wrong_backward and one.backward is not None else one
-    worst = f"{seen.ratio:.2g} times what rounding does" if seen.ratio is not None else ""
+    worst = times_rounding(seen.ratio) if seen.ratio is not None else ""
     place = f"worst at {seen.place} {list(seen.index)}: got {seen.got}, expected {seen.expected}" if seen.place else ""
-    original = f"Its original is {one.original}." if one.original is not None else ""
+    original = f"Its original is {one.original or 'the model'}." if one.original is not None else ""
     said = filter(None, [RULES[rule], original, worst, place, one.reason, *one.notes])
     return Outcome("port", one.name or "the model", status, rule, "\n".join(said))
 

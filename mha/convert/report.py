@@ -12,6 +12,8 @@ from rich.table import Table
 from mha.convert.convert import Conversion
 from mha.models.standing import MEANING
 
+SCHEMA_VERSION = 1
+
 COLUMNS = ("layer", "now at", "heads", "dtype", "original", "source", "target")
 
 
@@ -78,6 +80,7 @@ def to_dict(done: Conversion) -> dict[str, Any]:
     """
     words = {layer.standing.word for layer in done.layers}
     return {
+        "schema": SCHEMA_VERSION,
         "source": str(done.source),
         "out": str(done.out),
         "to_layout": done.to_layout,

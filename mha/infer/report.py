@@ -15,6 +15,8 @@ from mha_core.config import PROJECTIONS
 
 ROLES = dict(zip(("q", "k", "v", "o"), PROJECTIONS, strict=True))
 
+SCHEMA_VERSION = 1
+
 SHOWN = 8
 """How many hypotheses are written out."""
 
@@ -27,6 +29,7 @@ def describe(found: Inference) -> str:
 def to_dict(found: Inference) -> dict[str, Any]:
     """The result as a dict of JSON values, with the notes of `describe`."""
     return {
+        "schema": SCHEMA_VERSION,
         "verdict": found.verdict,
         "searched": found.searched,
         "exhausted": found.exhausted,

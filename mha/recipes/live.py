@@ -39,44 +39,68 @@ def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, d
     with ExitStack() as hooks:
         for site in sites:
             problems[site.name] = []
-            _watch(site, problems[site.name], hooks)
+            hooks.enter_context(watched(site.still(), problems[site.name].append))
         return call(), problems
 
 
-def _watch(site: Site, found: list[Problem], hooks: ExitStack) -> None:
-    """Set hooks that append one Problem to `found` for each call of the layer."""
-    config, weights = site.config, site.weights
+@contextmanager
+def watched(
+    site: Site, found: Callable[[Problem], None], refused: Callable[[SpecError], None] | None = None
+) -> Iterator[None]:
+    """A context in which `found` is told of each call of the layer, and `refused` why one can't be read.
+
+    Without `refused`, the call itself raises that SpecError.
+    """
     calls: list[dict[str, Any]] = []
 
+    @contextmanager
+    def reading() -> Iterator[None]:
+        try:
+            with spec_errors(site):
+                yield
+        except SpecError as error:
+            calls.clear()
+            if refused is None:
+                raise
+            refused(error)
+
     def called(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with spec_errors(site):
-            calls.append({"inputs": site.inputs(args, kwargs)})
+        with reading():
+            now = site.still()
+            calls.append({"inputs": now.inputs(args, kwargs), "site": now})
 
     def attended(_module: Any, _args: Any, answer: tuple[Any, ...]) -> None:
-        if answer[1] is not None:
-            calls[-1]["weights"] = to_array(answer[1])
-        if "output" in calls[-1]:
-            finish()
+        with reading():
+            if calls and answer[1] is not None:
+                calls[-1]["weights"] = to_array(answer[1])
+            if calls and "output" in calls[-1]:
+                finish()
 
     def projected(_module: Any, args: tuple[Any, ...], output: Any) -> None:
-        with spec_errors(site):
+        if not calls:
+            return  # the call can't be read
+        with reading():
             dtype_of(site, args[0], output)
-        calls[-1]["heads"] = split_heads(to_array(args[0]), config.num_heads)
-        calls[-1]["output"] = to_array(output)
-        if site.out_is_separate:  # otherwise the weights are still to come
-            finish()
+            calls[-1]["heads"] = split_heads(to_array(args[0]), calls[-1]["site"].config.num_heads)
+            calls[-1]["output"] = to_array(output)
+            if site.out_is_separate:  # otherwise the weights are still to come
+                finish()
 
     def finish() -> None:
         seen = calls.pop()
-        found.append(Problem(config, weights, seen.pop("inputs"), seen))
+        now = seen.pop("site")
+        found(Problem(now.config, now.weights, seen.pop("inputs"), seen))
 
     handles = (
         site.core.register_forward_pre_hook(called, with_kwargs=True),
         site.core.register_forward_hook(attended),
         site.out.register_forward_hook(projected),
     )
-    for handle in handles:
-        hooks.callback(handle.remove)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def dtype_of(site: Site, *tensors: Any) -> str:

@@ -259,6 +259,9 @@ def _past_of(core: Any, cache: Any, *, new_len: int) -> dict[str, NDArray]:
 class _StillSite(Site):
     """A Site whose weights stay as they are while it lasts."""
 
+    def still(self) -> Site:
+        return self
+
     def _read(self) -> tuple[AttentionConfig, Weights]:
         return self._once
 

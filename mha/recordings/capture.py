@@ -89,7 +89,9 @@ class Capture:
             call = ReadCall(*adapter.read(layer, arguments, output))  # an adapter may give a plain tuple
             inputs = call.inputs
             inputs.check(call.config)
-            check_weights(call.config, {key: round_to(array, call.dtype) for key, array in call.weights.items()})
+            own = {str(array.dtype) for array in call.weights.values()}
+            rounded = {key: round_to(array, call.dtype) for key, array in call.weights.items() if own != {call.dtype}}
+            check_weights(call.config, rounded or call.weights)
         except Exception as error:  # of a layer that is not what its class promises, an adapter may raise anything
             reason = error if isinstance(error, SpecError) else one_line(error)
             if isinstance(error, KeyError):  # an argument, by name
@@ -210,7 +212,7 @@ def capture(
                 return None
             # A layer that is not what its weights say is what `mha where` looks for, and diagnoses by its calls.
             unreadable.append(f"{adapter.kind}{where} is recorded, but: {str(error).removesuffix(f'. {SWITCH}')}")
-        return adapter
+        return stack.enter_context(adapter.watching(module)) if hasattr(adapter, "watching") else adapter
 
     def see(name: str, adapter: Any, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
         with nullcontext() if whole is None else whole.paused():  # an adapter may run the layer again

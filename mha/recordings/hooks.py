@@ -20,7 +20,8 @@ class Adapter(Protocol):
     """Translates the calls of one kind of layer into the terms of the definition.
 
     It may have `probe(layer)` too: run it on small inputs, and raise SpecError if it does not compute what its
-    weights say (see `mha_core.live.probe`). `capture(..., probe=False)` does without.
+    weights say (see `mha_core.live.probe`). `capture(..., probe=False)` does without. And `watching(layer)`: a context
+    that gives the adapter of this one layer, which may see inside it meanwhile.
     """
 
     @property

@@ -52,9 +52,28 @@ class Judged:
         """Whether it is within its allowance."""
         return self.ratio <= FACTOR
 
+    @property
+    def moved(self) -> str:
+        """By how much rounding alone moves it, in words."""
+        return "more than its size" if self.rounding >= 1.0 else f"{100 * self.rounding:.2g} % of its size"
+
     def blurred(self, dtype: str) -> bool:
         """Whether rounding moves so much that no error of interest could be seen."""
         return self.rounding > min(BLURRED * UNIT[dtype], 0.25)
+
+
+def number(ratio: float) -> str:
+    """A ratio in a few digits."""
+    return f"{ratio:.2g}" if ratio < 1e4 else f"{ratio:.1e}"
+
+
+def times_rounding(ratio: float) -> str:
+    """How far off something is, in words.
+
+    >>> times_rounding(30.0), times_rounding(np.inf)
+    ('30 times what rounding does', 'more than any rounding does')
+    """
+    return "more than any rounding does" if np.isinf(ratio) else f"{number(ratio)} times what rounding does"
 
 
 def judge(

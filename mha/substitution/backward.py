@@ -149,7 +149,7 @@ class _Backward:
         if judged.error == 0.0 and not exact.any():
             return  # both are zero everywhere: nothing was seen
         if judged.blurred(self.dtype) and exact.any():
-            self.found.left.append(f"{name}, which rounding alone moves by {judged.rounding:.1%}")
+            self.found.left.append(f"{name}, which rounding alone moves by {judged.moved}")
         else:
             self.found.arrays[name] = judged
 

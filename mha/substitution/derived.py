@@ -266,7 +266,33 @@ def _fed(gate: Dense, up: Sequence[Dense], down: Dense, activation: Activation, 
     return _affine(r, inner, down)
 
 
+class Norm(NamedTuple):
+    """LayerNorm (centred) or RMSNorm of x (..., n), with scale and bias (n,) where it has them."""
+
+    x: NDArray
+    axes: int
+    epsilon: float
+    scale: NDArray | None
+    bias: NDArray | None
+    centred: bool
+
+
+def norms_of(known: Known, exact: NDArray) -> Iterator[Norm]:
+    """The norms that give `exact`, but for what a module computes in float32 whatever it is asked for."""
+    with any_numbers:
+        for one in _norms_in(known):
+            x = one.x.reshape(*one.x.shape[: one.x.ndim - one.axes], -1).astype(np.float64)
+            found = _normed(*one[1:], one.x, _PROOF).v
+            if found.shape == exact.shape and np.allclose(found, exact, rtol=1e-5, atol=1e-5):
+                yield one._replace(x=x)
+
+
 def _norms(known: Known) -> Iterator[Candidate]:
+    for one in _norms_in(known):
+        yield Candidate(partial(_normed, *one[1:]), one.x, by_rows=one.axes == 1)
+
+
+def _norms_in(known: Known) -> Iterator[Norm]:
     """LayerNorm and RMSNorm over the axes that the parameters have, or the last one."""
     parameters = list(known.parameters.values())
     if len(parameters) > 2 or len({array.shape for array in parameters}) > 1:
@@ -279,7 +305,7 @@ def _norms(known: Known) -> Iterator[Candidate]:
             for epsilon in known.numbers:
                 for scale, bias in both[: 2 if parameters else 1]:
                     for centred in (True, False):
-                        yield Candidate(partial(_normed, axes, epsilon, scale, bias, centred), x, by_rows=axes == 1)
+                        yield Norm(x, axes, epsilon, scale, bias, centred)
 
 
 def _normed(

@@ -24,6 +24,9 @@ from mha_core.errors import listed, one_line
 PASSED = "given to a part"
 """How places start of what a module gives to a part of it."""
 
+GAVE = "given by a part"
+"""How places start of what a part gives, where that is asked for."""
+
 
 @dataclass
 class OriginalModule:
@@ -211,6 +214,8 @@ class Original:
         givens: Sequence[Mapping[Place, NDArray]],
         dtype: str,
         replace: Mapping[int, Sequence[Mapping[Place, NDArray]]] = {},
+        *,
+        tell: bool = False,
     ) -> list[dict[Place, NDArray]]:
         """Run a module by itself, with its parameters and all floating-point arrays in `dtype`.
 
@@ -219,6 +224,7 @@ class Original:
             givens: for each run, arrays in place of those that the call was given.
             replace: position of a module inside -> for each of its calls, arrays in place of those that it gives. What
                 it is given is then returned too, at the places (PASSED, position, number of the call, ...).
+            tell: whether what these modules give of themselves is returned too, at (GAVE, position, number, ...).
 
         Raises:
             SpecError: it can't be run on these.
@@ -227,7 +233,7 @@ class Original:
 
         def all_in(computing: Callable[..., Any]) -> list[dict[Place, NDArray]]:
             with computing(held, dtype) as run:
-                return [self._run_once(run, call, given, dtype, replace) for given in givens]
+                return [self._run_once(run, call, given, dtype, replace, tell=tell) for given in givens]
 
         piecemeal = getattr(self.native, "computing_piecemeal", None)
         if piecemeal is not None and call.module not in self._only_whole:
@@ -267,6 +273,8 @@ class Original:
         given: Mapping[Place, NDArray],
         dtype: str,
         replace: Mapping[int, Sequence[Mapping[Place, NDArray]]],
+        *,
+        tell: bool,
     ) -> dict[Place, NDArray]:
         turns = dict.fromkeys(replace, 0)
 
@@ -292,6 +300,8 @@ class Original:
         def seen(name: str, which: _Which, inner: Any, arguments: Any, output: Any) -> Any:
             turn, turns[which.position] = turns[which.position], turns[which.position] + 1
             instead = replace[which.position][turn] if turn < len(replace[which.position]) else {}
+            own = self.arrays(output) if tell else {}
+            passed.update({(GAVE, str(which.position), str(turn), *place): array for place, array in own.items()})
             return changed(
                 output, lambda place, leaf: self.native.to_native(instead[place], dtype) if place in instead else leaf
             )

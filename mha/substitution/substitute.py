@@ -38,7 +38,7 @@ class Substitution:
     def __init__(
         self, original: Original, recording: ModuleRecording, call: OriginalCall, recorded: ModuleCall, dtype: str
     ) -> None:
-        self._original, self._recording, self._call, self._dtype = original, recording, call, dtype
+        self.original, self._recording, self.call, self.dtype = original, recording, call, dtype
         self.padding: NDArray | None = None
         """The uncounted rows (B, L) of a module inside; `judge` puts its own here if it has some."""
         self._left_out = 0
@@ -83,7 +83,7 @@ class Substitution:
                 port's dtype; nothing that it gives is what the port's module gave.
         """
         self._left_out, self._searched = 0, False
-        if not self._call.steady:
+        if not self.call.steady:
             raise SpecError("the original's module gives something else when the model runs again")
         found = self._judged_with(parts)
         if not found.worst[1].equal and self._read_masks(other=True):
@@ -92,7 +92,7 @@ class Substitution:
                 if second.worst[1].equal:
                     return second
             self._read_masks(other=False)
-        if not found.worst[1].equal and self._masks and self._call.within is not None:
+        if not found.worst[1].equal and self._masks and self.call.within is not None:
             before = self.given
             self.given = {place: array for place, array in before.items() if place not in self._masks}
             with suppress(SpecError):
@@ -108,8 +108,8 @@ class Substitution:
         """Put the port's masks into the original's form; whether there is such a reading."""
         found = {}
         for place, (port, array) in self._masks.items():
-            own = self._call.given[place]
-            if other and self._call.within is None and array.dtype == own.dtype and np.array_equal(array, own):
+            own = self.call.given[place]
+            if other and self.call.within is None and array.dtype == own.dtype and np.array_equal(array, own):
                 continue  # both models were called with it
             read = translated(array, own, other=other)
             if read is not None:
@@ -123,13 +123,13 @@ class Substitution:
         gave = self._floating(self._recorded.gave or ())
         if not gave:
             raise SpecError(f"the port's module gave no array of numbers{self._instead()}")
-        exact, moved = self._original.run(self._call, [self.given, self.moved(self.given)], "float64", replace)
-        own, *rest = self._original.run(self._call, [self.given, *([turned] if turned else [])], self._dtype, replace)
+        exact, moved = self.original.run(self.call, [self.given, self.moved(self.given)], "float64", replace)
+        own, *rest = self.original.run(self.call, [self.given, *([turned] if turned else [])], self.dtype, replace)
         for place, array in own.items():
             lost = np.isnan(exact[place]) & ~np.isnan(array) if array.dtype.kind == "f" else np.zeros(1, bool)
             if lost.any() and ((counted := self._counted(array)) is None or (lost & counted).any()):
                 raise SpecError(
-                    f"the original's module gives NaN in float64 where it gives numbers in {self._dtype}; some eager "
+                    f"the original's module gives NaN in float64 where it gives numbers in {self.dtype}; some eager "
                     "attention does so in padding: give an original with attn_implementation='sdpa'"
                 )
         roundings = [own, moved, *map(self.put_back, rest)]
@@ -164,9 +164,9 @@ class Substitution:
                 for place, found in other_masks(own.values(), gave_it) if part.right else ():
                     judged[f"the mask that it gives to {part.name}", *place] = found
         for place, found in judged.items():
-            if found.blurred(self._dtype):
+            if found.blurred(self.dtype):
                 raise SpecError(
-                    f"rounding alone moves {'.'.join(place) or 'what the original gives'} by {found.rounding:.1%}: "
+                    f"rounding alone moves {'.'.join(place) or 'what the original gives'} by {found.moved}: "
                     "nothing smaller could be seen"
                 )
         return CallJudgement(
@@ -188,30 +188,30 @@ class Substitution:
     @property
     def held(self) -> Any:
         """The original's module."""
-        return self._original.modules[self._call.module].held
+        return self.original.modules[self.call.module].held
 
     @property
     def kind(self) -> str:
         """Its class in words."""
-        return self._original.modules[self._call.module].kind
+        return self.original.modules[self.call.module].kind
 
     @property
     def leaf(self) -> bool:
         """Whether it calls no other module."""
-        return self._original.is_leaf(self._call)
+        return self.original.is_leaf(self.call)
 
     def parameters(self) -> dict[str, NDArray]:
         """Its parameters by name."""
-        native = self._original.native
+        native = self.original.native
         return {name: native.numbers_in(one) for name, one in native.parameters_of(self.held).items()}
 
     def given_all(self) -> dict[Place, NDArray]:
         """All arrays that it is given: the port's, and what stays as in the original's own run."""
-        return {**self._call.given, **self.given}
+        return {**self.call.given, **self.given}
 
     def exact_on(self, given: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
         """What it gives in float64 on other arrays. SpecError if it can't be run on them."""
-        return self._original.run(self._call, [given], "float64")[0]
+        return self.original.run(self.call, [given], "float64")[0]
 
     @property
     def mask_places(self) -> frozenset[Place]:
@@ -220,7 +220,7 @@ class Substitution:
 
     def pull(self, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str) -> Pulled:
         """Its original's module run forward and backward. SpecError if it can't be run."""
-        return self._original.pull(self._call, given, cotangents, dtype)
+        return self.original.pull(self.call, given, cotangents, dtype)
 
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
         """How far something else is from what it gives, as `judge` counts; `judge` has run before."""
@@ -280,7 +280,7 @@ class Substitution:
         counted: NDArray | None = None,
     ) -> Judged:
         own = [each[place] for each in roundings if place in each]
-        return judge(got, exact[place], own, self._dtype, self._bounds.get(place), counted)
+        return judge(got, exact[place], own, self.dtype, self._bounds.get(place), counted)
 
     def _derived(
         self,
@@ -296,17 +296,17 @@ class Substitution:
         parameters = {} if replaced else self.parameters()
         known = Known(inputs, parameters, numbers_of_module(self.held))
         floating = {place: array for place, array in exact.items() if array.dtype.kind == "f"}
-        found = {place: bound_on(array, own.get(place), known, self._dtype) for place, array in floating.items()}
+        found = {place: bound_on(array, own.get(place), known, self.dtype) for place, array in floating.items()}
         problem = None if replaced or all(found.values()) else self._recording.problem_of(self._recorded)
         if problem is not None:
             for place, array in floating.items():
-                found[place] = found[place] or attention_bound_on(array, own.get(place), problem, self._dtype)
+                found[place] = found[place] or attention_bound_on(array, own.get(place), problem, self.dtype)
         return {place: bound[1] for place, bound in found.items() if bound is not None}
 
     def moved(self, arrays: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
         """Inputs, each number moved by half a unit in its last place, up or down."""
         rng = np.random.default_rng(0)
-        unit = UNIT[self._dtype]
+        unit = UNIT[self.dtype]
         return {
             place: np.asarray(array.astype(np.float64) * (1 + unit * rng.choice((-1.0, 1.0), array.shape)))
             if array.dtype.kind == "f" and place not in self._masks
@@ -316,21 +316,21 @@ class Substitution:
 
     def turned(self) -> dict[Place, NDArray] | None:
         """The inputs with the batch in another order; None if not all arrays have one batch of several items."""
-        sizes = {array.shape[0] for array in self._call.given.values() if array.ndim > 1}
+        sizes = {array.shape[0] for array in self.call.given.values() if array.ndim > 1}
         if (
             len(sizes) != 1
             or sizes == {1}
             or any(
-                array.shape == (*sizes,) or array.shape[:2] == (*sizes, *sizes) for array in self._call.given.values()
+                array.shape == (*sizes,) or array.shape[:2] == (*sizes, *sizes) for array in self.call.given.values()
             )
         ):
             return None  # a vector may have a number for each item, such as its length, or not
-        full = {**self._call.given, **self.given}
+        full = {**self.call.given, **self.given}
         return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full.items()}
 
     def put_back(self, found: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
         """What was given for `turned`, in the batch's own order."""
-        sizes = {len(array) for array in self._call.given.values() if array.ndim > 1}
+        sizes = {len(array) for array in self.call.given.values() if array.ndim > 1}
         return {
             place: np.roll(array, -1, axis=0) for place, array in found.items() if array.ndim and {len(array)} == sizes
         }

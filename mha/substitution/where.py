@@ -13,12 +13,12 @@ from mha.recordings.modules.diagnosed import Suspect, diagnosed
 from mha.recordings.modules.recording import ModuleRecording
 from mha.substitution.backward import judged_backward
 from mha.substitution.calls import CallJudgement, Part, by_module, holds, inputs_of, modules_of
+from mha.substitution.mutants.unseen import Unseen, unseen_in
 from mha.substitution.original import Original
 from mha.substitution.pairing.order import in_order
 from mha.substitution.pairing.pairs import Pairs, sizes_of
 from mha.substitution.reports.report import Backward, ModuleResult, Status, WhereReport
 from mha.substitution.substitute import Substitution
-from mha.substitution.unseen import Unseen, unseen_in
 from mha_core import SpecError
 
 

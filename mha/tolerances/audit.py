@@ -25,6 +25,8 @@ from mha_core.dtypes import round_to
 from mha_core.errors import listed
 from mha_core.reference.state import State
 
+SCHEMA_VERSION = 1
+
 SECONDS = 60.0
 """Default time limit."""
 
@@ -59,6 +61,7 @@ class Audit:
         """The result as a dict of JSON values."""
         lists = {name: list(getattr(self, name)) for name in ("passed", "caught", "untried")}
         return {
+            "schema": SCHEMA_VERSION,
             "comparison": self.comparison,
             **lists,
             "late": self.late,

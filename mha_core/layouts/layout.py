@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mha_core import features
 from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.errors import SpecError
-from mha_core.weights import Weights, check_weights
+from mha_core.weights import CheckedWeights, Weights, check_weights, weight_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -188,8 +188,11 @@ def _per_head(name: str, rows: int, label: str, heads: int) -> int:
 
 
 def copied(config: AttentionConfig, weights: Mapping[str, NDArray]) -> Weights:
-    """Checked, contiguous, read-only copies in canonical order."""
-    return check_weights(config, {name: np.array(array, order="C") for name, array in weights.items()})
+    """Contiguous, read-only copies in canonical order, of weights that `config_of` checked."""
+    arrays = {name: np.array(weights[name], order="C") for name in weight_shapes(config)}
+    for array in arrays.values():
+        array.flags.writeable = False
+    return CheckedWeights(config, arrays)
 
 
 def plain_score(layout: Layout, config: AttentionConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -27,8 +28,14 @@ def hold(layer: Any) -> Any:
 
 
 def parameters_of(held: Any) -> dict[str, keras.Variable]:
-    """Every weight in a layer by its name; the names of several layers may be equal, so they are numbered."""
-    return {f"{number}.{variable.path}": variable for number, variable in enumerate(_floating(held))}
+    """Every weight in a layer by its path in it; with a number, if another one has the same."""
+    found: dict[str, keras.Variable] = {}
+    times: Counter[str] = Counter()
+    for variable in _floating(held):
+        name = variable.path.removeprefix(f"{held.path}/") if getattr(held, "path", None) else variable.path
+        times[name] += 1
+        found[name if times[name] == 1 else f"{name}#{times[name]}"] = variable
+    return found
 
 
 def numbers_in(parameter: keras.Variable) -> NDArray:

@@ -18,7 +18,8 @@ class WhereOptions(Reported):
     recording: Path = options.path_argument()
     inputs: Path | None = options.any_path(
         "--inputs",
-        help="What the original is called with, .npz or .safetensors. Default: what the port was called with.",
+        help="What the original is called with, .npz or .safetensors: an array for each argument, by its name. "
+        "Default: what the port was called with.",
     )
     map: Path | None = options.any_path(
         "--map",
@@ -41,8 +42,8 @@ def where(asked: WhereOptions) -> None:
     as `mha port` takes it, or package.module:factory, a model or a function without arguments that returns one. Errors
     of earlier modules cancel, so every wrong module shows at once.
 
-    Exit status: 0 equal, 1 a module is wrong or one with parameters has no original, 2 could not run or nothing was
-    judged.
+    Exit status: 0 equal; 1 a module is wrong, or nothing judged the model, all that it gives or a module's parameters;
+    2 could not run, or nothing was judged.
     """
     if asked.python is not None:
         from mha.cli.elsewhere import run_elsewhere
@@ -52,10 +53,13 @@ def where(asked: WhereOptions) -> None:
     from mha.substitution.pairing.maps import read_map, write_map
     from mha.substitution.reports.text import findings, last_line, tree, unseen
     from mha.substitution.where import where as run
+    from mha_core.files.writing import check_output
 
     console, errors = consoles()
     recording = ModuleRecording(asked.recording)  # refused before an original is loaded
     pairs = read_map(asked.map) if asked.map is not None and asked.map.exists() else None
+    if asked.map is not None and pairs is None:
+        check_output(asked.map, what="--map")
     given = None if asked.inputs is None else read_inputs(asked.inputs)
     with errors.status("loading") as status:
         found = run(original_named(asked.original), recording, inputs=given, pairs=pairs, progress=says(status))

@@ -8,7 +8,7 @@ from pathlib import Path
 from conformance.reports.selfcontained import template
 from mha.substitution.allowance import FACTOR
 from mha.substitution.reports.report import ModuleResult, WhereReport
-from mha.substitution.reports.text import finding, findings, last_line, unseen
+from mha.substitution.reports.text import finding, findings, last_line, shown_ratio, unseen
 from mha_core.files.writing import write_whole
 
 WIDTH, EDGE = 240, 18
@@ -46,7 +46,7 @@ def render(report: WhereReport, title: str) -> str:
 def _ratio(one: ModuleResult) -> str:
     if one.ratio is None:
         return ""
-    return f"{one.ratio:.2g}" if one.ratio < 1e4 else f"{one.ratio:.1e}"
+    return shown_ratio(one.ratio)
 
 
 class _Axis:

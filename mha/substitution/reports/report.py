@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from mha.substitution.unseen import Unseen
+from mha.substitution.mutants.unseen import Unseen
 
 Status = Literal["equal", "wrong", "through its parts", "divided otherwise", "not judged"]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isinf
 
-from mha.substitution.allowance import FACTOR
+from mha.substitution.allowance import FACTOR, number, times_rounding
 from mha.substitution.reports.report import Backward, ModuleResult, WhereReport
 
 SHOWN = 12
@@ -28,7 +29,7 @@ def tree(report: WhereReport) -> Iterator[str]:
     """One line a module: its place, its verdict, its ratio, and the original's module."""
     width = min(60, max(2 * one.depth + len(_own(one)) for one in report.results))
     for one in report.results:
-        verdict = one.status if one.ratio is None else f"{one.status} {_number(one.ratio)} {one.allowance}"
+        verdict = one.status if one.ratio is None else f"{one.status} {shown_ratio(one.ratio)} {one.allowance}"
         names = "" if one.original is None or one.original == one.name else f"  {_name(one.original)} ({one.how})"
         reason = f"  {one.reason}" if one.reason else ""
         if one.padding:
@@ -90,10 +91,10 @@ def finding(one: ModuleResult) -> str:
         "": "",
     }[one.parameters if not one.own_lines else ""]
     notes = "".join(f"\n  {note}" for note in (*one.notes, *(f"not compared: {name}" for name in one.uncompared)))
-    far = [f"{_number(one.ratio)} times what rounding does"]
+    far = [times_rounding(one.ratio or 0.0)]
     if one.bound is not None and one.bound > 1.0:
         measured = (one.ratio or 0.0) > FACTOR * one.bound * 1.01  # else it is what the bound makes of it
-        far = [*far[: int(measured)], f"{_number(one.bound)} times the bound on rounding"]
+        far = [*far[: int(measured)], f"{number(one.bound)} times the bound on rounding"]
     return (
         f"{_name(one.name)} ({one.kind}) is wrong {what}: {', '.join(far)}, worst at "
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
@@ -106,8 +107,8 @@ def _backward(one: ModuleResult) -> str:
     assert back is not None
     left = f"\n  Not compared: {_some(back.left)}." if back.left else ""
     return (
-        f"{_name(one.name)} ({one.kind}) is wrong backward, and right forward: {_number(back.ratio)} times what "
-        f"rounding does, worst at {back.place} {list(back.index)}: got {back.got:.9g}, expected {back.expected:.9g}."
+        f"{_name(one.name)} ({one.kind}) is wrong backward, and right forward: {times_rounding(back.ratio or 0.0)}, "
+        f"worst at {back.place} {list(back.index)}: got {back.got:.9g}, expected {back.expected:.9g}."
         f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{left}"
     )
 
@@ -115,7 +116,7 @@ def _backward(one: ModuleResult) -> str:
 def _in_tree(back: Backward | None) -> str:
     if back is None:
         return ""
-    return f"  backward {back.status}" + ("" if back.ratio is None else f" {_number(back.ratio)}")
+    return f"  backward {back.status}" + ("" if back.ratio is None else f" {shown_ratio(back.ratio)}")
 
 
 def _own(one: ModuleResult) -> str:
@@ -127,8 +128,9 @@ def _name(name: str) -> str:
     return name or "the model"
 
 
-def _number(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2g}" if ratio < 1e4 else f"{ratio:.1e}"
+def shown_ratio(ratio: float) -> str:
+    """A ratio in the tree, where infinity is a word."""
+    return "beyond rounding" if isinf(ratio) else number(ratio)
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -149,6 +150,9 @@ def test_the_outcomes_of_modules():
     ]
     assert "50 times what rounding does\nworst at the gradient of x [0]: got 3.0, expected 4.0" in found[7].message
     assert "3e+02 times what rounding does\nworst at output [0, 1]: got 1.0, expected 2.0" in found[1].message
+    beyond = replace(module("", "wrong", **worst), ratio=float("inf"), original="")
+    (whole,) = of_modules(WhereReport((beyond,), (), "float32", {}))
+    assert "Its original is the model.\nmore than any rounding does\nworst at" in whole.message
     (unjudged,) = of_modules(WhereReport((module("", "not judged"),), (), "float32", {}))
     assert unjudged.status == "error", "a model that was not judged has not passed"
     jsonschema.validate(sarif(found), SARIF)

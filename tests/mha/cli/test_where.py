@@ -96,6 +96,12 @@ def test_a_map_is_written_and_then_used(recorded):
     assert "must hold one table, [pairs]" in done.output
 
 
+def test_a_map_that_cannot_be_written_is_refused_before_the_original_runs(recorded):
+    done = run(f"{recorded}:broken", "right.safetensors", "--map", "nowhere/pairs.toml")
+    assert done.exit_code == 2
+    assert "--map needs an existing folder" in done.output
+
+
 def test_inputs_of_its_own(recorded):
     from safetensors.torch import save_file
 

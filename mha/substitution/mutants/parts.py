@@ -1,0 +1,209 @@
+"""The parts of a module as they run in float64 on what the port's was given, and the residual sums between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.recordings.modules.values import Place
+from mha.substitution.calls import holds
+from mha.substitution.original import GAVE, PASSED, OriginalCall
+from mha.substitution.substitute import Substitution
+from mha_core import SpecError
+
+MOST_PARTS = 48
+"""Calls of parts beyond which a module is no block, but a model of many: its blocks are looked at by themselves."""
+
+SAMPLE = 64
+"""Numbers of two arrays that are compared first."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartCall:
+    """A call of a module inside, with the floating-point arrays that it was given and gave.
+
+    Attributes:
+        call: the call in the original's own run.
+        module, turn: its module, and how often that was called before.
+        name, kind: of the module.
+        top: position of the call directly in the module around, in which this one was made.
+    """
+
+    call: OriginalCall
+    module: int
+    turn: int
+    name: str
+    kind: str
+    top: int
+    given: Mapping[Place, NDArray]
+    gave: Mapping[Place, NDArray]
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether it normalises: one array gives one of its shape."""
+        one = len(self.given) == len(self.gave) == 1
+        return one and "norm" in self.kind.rpartition(".")[2].lower() and self.x.shape == self.y.shape
+
+    @property
+    def x(self) -> NDArray:
+        """The first array that it was given."""
+        return next(iter(self.given.values()))
+
+    @property
+    def y(self) -> NDArray:
+        """The first array that it gave."""
+        return next(iter(self.gave.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """A residual sum r + p.
+
+    Attributes:
+        r: what was added to what a part gave.
+        part: the part that gave p.
+        before, after: the norms that were given r, and those that gave it.
+        norms: the norms that were given the sum.
+    """
+
+    r: NDArray
+    part: PartCall
+    before: Sequence[PartCall]
+    after: Sequence[PartCall]
+    norms: Sequence[PartCall]
+
+
+class Inside:
+    """What runs inside one module.
+
+    Args:
+        ready: the call of the module, which was judged.
+    """
+
+    def __init__(self, ready: Substitution) -> None:
+        self.ready, self.original = ready, ready.original
+
+    @cached_property
+    def parts(self) -> list[PartCall]:
+        """The calls of the parts on what the port's module was given; none if it can't be run and looked into."""
+        try:
+            return list(self._parts(self.ready.given))
+        except SpecError:
+            return []
+
+    @cached_property
+    def norms(self) -> list[PartCall]:
+        """The parts that normalise, in the order of their calls."""
+        return [part for part in self.parts if part.is_norm]
+
+    @cached_property
+    def sums(self) -> list[Sum]:
+        """The sums of an array and of what a part gave, which another part is given or the module gives.
+
+        They are looked for on other inputs: on these, an array of zeros is the same as none, say.
+        """
+        rng = np.random.default_rng(0)
+        masks = self.ready.mask_places
+        moved = {
+            place: array + (array.std() or 1.0) * rng.normal(size=array.shape)
+            if array.dtype.kind == "f" and place not in masks
+            else array
+            for place, array in self.ready.given.items()
+        }
+        others = list(self._parts(moved)) if self.parts else []
+        if len(others) != len(self.parts):
+            return []
+        outputs = self.original.run(self.ready.call, [moved], "float64")[0].values() if self.parts else ()
+        return list(self._sums(others, moved, outputs))
+
+    def _sums(
+        self, others: Sequence[PartCall], moved: Mapping[Place, NDArray], outputs: Iterable[NDArray]
+    ) -> Iterator[Sum]:
+        """The sums, by what the parts are given and give on other inputs."""
+        here = dict(zip(others, self.parts, strict=True))
+        arrays = [(one, here[part].given[place]) for part in others for place, one in part.given.items()]
+        arrays += [(one, here[part].gave[place]) for part in others for place, one in part.gave.items()]
+        arrays += [(one, self.ready.given[place]) for place, one in moved.items() if one.dtype.kind == "f"]
+        arrays = list({(one.shape, one.tobytes()): (one, own) for one, own in reversed(arrays)}.values())
+        totals = [*(one for part in others for one in part.given.values()), *outputs]
+        totals = list({(one.shape, one.tobytes()): one for one in totals}.values())
+        norms = [part for part in others if here[part].is_norm]
+        for part in others:
+            for total in totals if part.gave else ():
+                rest = total - part.y if total.shape == part.y.shape else None
+                found = next((own for one, own in arrays if rest is not None and _near(one, rest, total)), None)
+                if rest is None or found is None:
+                    continue
+                yield Sum(
+                    found,
+                    here[part],
+                    [here[one] for one in norms if one is not part and _near(one.x, rest, total)],
+                    [here[one] for one in norms if one is not part and _near(one.y, rest, total)],
+                    [here[one] for one in norms if _near(one.x, total, total)],
+                )
+
+    def exact_with(self, instead: Mapping[PartCall, NDArray]) -> dict[Place, NDArray]:
+        """What the module gives in float64 with other arrays in place of those that some parts give."""
+        return self._run(instead, tell=False)
+
+    def given_with(self, instead: Mapping[PartCall, NDArray], part: PartCall) -> NDArray:
+        """What a part is given then."""
+        found = self._run({**instead, part: part.y}, tell=True)
+        return next(array for place, array in found.items() if place[:3] == (PASSED, str(part.module), str(part.turn)))
+
+    def alone(self, part: PartCall, x: NDArray) -> NDArray:
+        """What a part gives for another first array."""
+        found = self.original.run(part.call, [{**part.given, next(iter(part.given)): x}], "float64")[0]
+        return found[next(iter(part.gave))]
+
+    def _parts(self, inputs: Mapping[Place, NDArray]) -> Iterator[PartCall]:
+        own, calls = self.original, self.original.calls
+        (position,) = (number for number, call in enumerate(calls) if call is self.ready.call)
+        inside = [number for number in range(position + 1, len(calls)) if holds(calls, position, number)]
+        if not 1 < len(inside) <= MOST_PARTS:
+            return
+        modules: dict[int, list[dict[Place, NDArray]]] = {calls[number].module: [] for number in inside}
+        told = own.run(self.ready.call, [inputs], "float64", modules, tell=True)[0]
+        turns: Counter[int] = Counter()
+        for number in inside:
+            call, module, top = calls[number], calls[number].module, number
+            turn, turns[module] = turns[module], turns[module] + 1
+            while (outer := calls[top].within) is not None and outer != position:
+                top = outer
+            given, gave = (
+                {
+                    place[3:]: array.astype(np.float64)
+                    for place, array in told.items()
+                    if place[:3] == (start, str(module), str(turn)) and array.dtype.kind == "f"
+                }
+                for start in (PASSED, GAVE)
+            )
+            held = own.modules[module]
+            yield PartCall(call, module, turn, held.name, held.kind, top, given, gave)
+
+    def _run(self, instead: Mapping[PartCall, NDArray], *, tell: bool) -> dict[Place, NDArray]:
+        replace: dict[int, list[dict[Place, NDArray]]] = {}
+        for part, array in instead.items():
+            turns = replace.setdefault(part.module, [])
+            turns += [{} for _ in range(part.turn + 1 - len(turns))]
+            turns[part.turn] = {next(iter(part.gave)): array}
+        found: list[Any] = self.original.run(self.ready.call, [self.ready.given], "float64", replace, tell=tell)
+        return dict(found[0])
+
+
+def _near(one: NDArray, other: NDArray, size: NDArray) -> bool:
+    """Whether two arrays are the same, but for rounding or what computes in float32 whatever it is asked for."""
+    if one.shape != other.shape:
+        return False
+    few = slice(None, None, max(1, one.size // SAMPLE))
+    allowed = 1e-6 * float(np.abs(size).max(initial=0.0))
+    return bool(
+        (np.abs(one.reshape(-1)[few] - other.reshape(-1)[few]) <= allowed).all()
+        and (np.abs(one - other) <= allowed).all()
+    )

@@ -1,0 +1,144 @@
+"""Bugs of one module: of what it holds, of how it computes, and of its mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import erf, pi, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.recordings.modules.values import Place
+from mha.substitution.derived import Known, norms_of, numbers_of_module
+from mha.substitution.masks import allowed_in
+from mha.substitution.mutants.parts import Inside
+from mha_core.dtypes import round_to
+
+EPSILONS = ("eps", "epsilon", "variance_epsilon", "_epsilon")
+"""Attributes under which frameworks keep a norm's epsilon."""
+
+Found = Iterator[Mapping[Place, NDArray]]
+
+
+def epsilon(value: float) -> Callable[[Inside], Found]:
+    """A norm has another epsilon."""
+
+    def mutant(inside: Inside) -> Found:
+        held, ready = inside.ready.held, inside.ready
+        name = next((name for name in EPSILONS if isinstance(getattr(held, name, None), float)), None)
+        if name is None or not ready.leaf or np.isclose(getattr(held, name), value, rtol=0.5, atol=0.0):
+            return
+        with _set(held, name, value):
+            yield ready.exact_on(ready.given)
+
+    return mutant
+
+
+@contextmanager
+def _set(held: Any, name: str, value: float) -> Iterator[None]:
+    before = getattr(held, name)
+    try:
+        setattr(held, name, value)
+        yield
+    finally:
+        setattr(held, name, before)
+
+
+def lost_bias(inside: Inside) -> Found:
+    """What is added last is lost, in a module that has a bias and no parts."""
+    ready = inside.ready
+    for name, parameter in ready.parameters().items() if ready.leaf else ():
+        if name.endswith(("bias", "beta")) and parameter.ndim == 1 and parameter.any():
+            own = ready.exact.items()
+            found = {place: array - parameter for place, array in own if array.shape[-1:] == parameter.shape}
+            if found:
+                yield found
+            return
+
+
+def other_gelu(inside: Inside) -> Found:
+    """The GELU with tanh for the one with erf, or the other way round."""
+    ready = inside.ready
+    if "gelu" not in ready.kind.lower() or not ready.leaf or len(ready.exact) != 1:
+        return
+    (x,) = (array.astype(np.float64) for array in ready.given.values() if array.dtype.kind == "f")
+    (place, y), *_ = ready.exact.items()
+    forms = [_erf_gelu(x), 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))]
+    yield {place: max(forms, key=lambda form: float(np.abs(form - y).max()))}
+
+
+def _erf_gelu(x: NDArray) -> NDArray:
+    return 0.5 * x * (1 + np.vectorize(erf, otypes=[np.float64])(x / sqrt(2)))
+
+
+def _looks_up(inside: Inside) -> bool:
+    """Whether a module without parts is given integers alone: it looks rows up."""
+    given = list(inside.ready.given.values())
+    return inside.ready.leaf and len(given) == 1 and given[0].dtype.kind in "iu"
+
+
+def moved_index(inside: Inside) -> Found:
+    """Each index is the one before it."""
+    if _looks_up(inside):
+        moved = {place: np.maximum(array - 1, 0) for place, array in inside.ready.given.items()}
+        yield inside.ready.exact_on(moved)
+
+
+def scaled_rows(inside: Inside) -> Found:
+    """What is looked up is multiplied by the root of its width."""
+    if _looks_up(inside):
+        yield {place: array * sqrt(array.shape[-1]) for place, array in inside.ready.exact.items()}
+
+
+def norm_in_16_bits(inside: Inside) -> Found:
+    """A norm in a model of 16 bits computes each step in them, not in float32."""
+    yield from _norm(inside, lambda array, dtype: round_to(array, dtype).astype(np.float64), cast_first=True)
+
+
+def other_cast(inside: Inside) -> Found:
+    """A norm that multiplies before it casts to 16 bits does so after, or the other way round."""
+    yield from _norm(inside, lambda array, dtype: array, cast_first=True)
+    yield from _norm(inside, lambda array, dtype: array, cast_first=False)
+
+
+def _norm(inside: Inside, step: Callable[[NDArray, str], NDArray], *, cast_first: bool) -> Found:
+    """The formula of a norm, each step rounded, and what is normalised cast before the product or only after it."""
+    ready, dtype = inside.ready, inside.ready.dtype
+    if dtype not in ("float16", "bfloat16") or not ready.leaf or len(ready.exact) != 1:
+        return
+    ((place, exact),) = ready.exact.items()
+    known = Known(list(ready.given.values()), ready.parameters(), numbers_of_module(ready.held))
+    for one in norms_of(known, exact):
+        x = one.x.astype(np.float64)
+        with np.errstate(all="ignore"):
+            if one.centred:
+                x = step(x - step(x.mean(axis=-1, keepdims=True), dtype), dtype)
+            variance = step(step(np.square(x), dtype).mean(axis=-1, keepdims=True), dtype)
+            y = step(x * step(1.0 / np.sqrt(step(variance + one.epsilon, dtype)), dtype), dtype)
+            y = round_to(y, dtype).astype(np.float64) if cast_first else y
+            y = y if one.scale is None else step(y * one.scale, dtype)
+            yield {place: round_to(y if one.bias is None else y + one.bias, dtype).reshape(exact.shape)}
+        return
+
+
+def no_mask(inside: Inside) -> Found:
+    """No key is excluded."""
+    return _with_masks(inside, lambda mask: np.broadcast_to(mask.max(), mask.shape).astype(mask.dtype))
+
+
+def mask_before(inside: Inside) -> Found:
+    """Each item has the mask of the item before it."""
+    return _with_masks(inside, lambda mask: np.roll(mask, 1, axis=0))
+
+
+def _with_masks(inside: Inside, change: Callable[[NDArray], NDArray]) -> Found:
+    ready = inside.ready
+    masks = {place: array for place, array in ready.given_all().items() if _is_mask(array)}
+    if masks:
+        yield ready.exact_on({**ready.given, **{place: change(mask) for place, mask in masks.items()}})
+
+
+def _is_mask(array: NDArray) -> bool:
+    return array.dtype.kind in "fb" and allowed_in(array) is not None

@@ -1,0 +1,80 @@
+"""The table of bugs, and which of them the recorded inputs would not have shown in a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from numpy.typing import NDArray
+
+from mha.recordings.modules.values import Place
+from mha.substitution.allowance import FACTOR
+from mha.substitution.mutants import between, single
+from mha.substitution.mutants.parts import Inside
+from mha.substitution.substitute import Substitution
+
+DEFAULTS = (1e-3, 1e-5, 1e-6, 1e-12)
+"""The epsilons that Keras, PyTorch and MXNet, Flax and BERT have unless another is said."""
+
+MOST_PLACES = 4
+"""Places of one module at which a bug is tried."""
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """A bug that changes nothing beyond the allowance on these inputs.
+
+    Attributes:
+        module: the port's.
+        bug: in words.
+        ratio: how many times the rounding it would have shown; at most the allowance.
+    """
+
+    module: str
+    bug: str
+    ratio: float
+
+
+Mutant = Callable[[Inside], Iterator[Mapping[Place, NDArray]]]
+"""What the original's module gives in float64 with a bug in it, for each place in it where the bug can be."""
+
+
+def unseen_in(module: str, ready: Substitution) -> Iterator[Unseen]:
+    """The bugs that a module could have without being wrong in this call, with the least that one would show."""
+    inside = Inside(ready)
+    for bug, mutant in MUTANTS.items():
+        ratios = _ratios(mutant, inside)
+        if ratios and min(ratios) <= FACTOR:
+            yield Unseen(module, bug, min(ratios))
+
+
+def _ratios(mutant: Mutant, inside: Inside) -> list[float]:
+    found: list[float] = []
+    try:
+        for gives in mutant(inside):
+            found.append(inside.ready.ratio_of(gives))
+            if len(found) == MOST_PLACES:
+                break
+    except Exception:  # a bug that stops the module is seen
+        pass
+    return found
+
+
+MUTANTS: dict[str, Mutant] = {
+    **{f"an epsilon of {epsilon:g}": single.epsilon(epsilon) for epsilon in DEFAULTS},
+    "a bias lost": single.lost_bias,
+    "the other GELU (tanh or erf)": single.other_gelu,
+    "positions or tokens moved by one": single.moved_index,
+    "an embedding times the root of its width": single.scaled_rows,
+    "a norm computed in 16 bits": single.norm_in_16_bits,
+    "the product of a norm on the other side of the cast to 16 bits": single.other_cast,
+    "no mask": single.no_mask,
+    "the mask of the item before": single.mask_before,
+    "attention with half of its scale": between.other_scale,
+    "a residual lost": between.lost_residual,
+    "a residual times the root of its width": between.scaled_residual,
+    "a residual taken on the other side of a norm": between.residual_beyond_norm,
+    "a norm on the other side of a residual sum (pre-norm or post-norm)": between.norm_beyond_sum,
+    "two norms exchanged": between.exchanged_norms,
+}
+"""Bug in words -> what a module gives with it."""

@@ -1,0 +1,22 @@
+"""Answers of learners, most of them wrong, written before the teacher was seen: what it should be able to explain."""
+
+from tests.mha.learn.answers import (
+    backwards,
+    careless,
+    layer,
+    measure,
+    translate,
+    write_heads,
+    write_masks,
+    write_softmax,
+)
+from tests.mha.learn.answers.form import Answer, half
+
+__all__ = ["ANSWERS", "Answer", "half"]
+
+_FILES = (write_heads, write_masks, write_softmax, translate, backwards, layer, measure, careless)
+
+ANSWERS: list[Answer] = [answer for file in _FILES for answer in file.ANSWERS]
+"""In the order of the tracks; `exercise/what-is-wrong` names each."""
+
+assert len({answer.name for answer in ANSWERS}) == len(ANSWERS)
