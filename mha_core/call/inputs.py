@@ -13,7 +13,7 @@ from mha_core.call.arguments import settled
 from mha_core.call.call import FLOATS, LEAVES, Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
 from mha_core.call.masks import AttentionMask
-from mha_core.call.rotary import TABLES, RotaryInputs, tables_of_call
+from mha_core.call.rotary import TABLES, RotaryInputs, as_tables, tables_of_call
 from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES, round_to
@@ -118,6 +118,14 @@ class AttentionInputs:
         return replace(
             self, queries=merge_heads(self.queries), keys=merge_heads(self.keys), values=merge_heads(self.values)
         )
+
+    def traceable(self, config: AttentionConfig) -> AttentionInputs:
+        """These inputs for a compiler, which does not see the numbers of positions: with tables where it needs them."""
+        settings, counted = config.rotary, self.rotary is None and isinstance(self.mask.query_offset, int)
+        if settings is None or settings.is_looked_up or counted:
+            return self
+        tables = as_tables(settings, self.rotary, self.mask.query_offset, self.check(config))
+        return replace(self, rotary=tables)
 
     def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
         """Return the sizes of this run, or raise SpecError naming what does not fit `config`, or a layer of `dtype`."""

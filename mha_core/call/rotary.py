@@ -198,12 +198,16 @@ def _may_be(size: Any, wanted: Any) -> bool:
     return size is None or wanted is None or bool(size == wanted)
 
 
-def tables_of_rows(
-    settings: Rotary, given: RotaryInputs | None, query_offset: Any, sizes: CallSizes, rows: tuple[int, ...]
+def as_tables(
+    settings: Rotary,
+    given: RotaryInputs | None,
+    query_offset: Any,
+    sizes: CallSizes,
+    rows: tuple[int, ...] | None = None,
 ) -> RotaryInputs:
-    """The tables of some queries of a call, and of all its new keys."""
+    """The tables of a call in place of its positions: of all queries, or of these rows, and of all new keys."""
     made = tables_of_call(settings, given, query_offset, sizes)
-    cos, sin = (table[:, rows] for table in made.queries)
+    cos, sin = (table if rows is None else table[:, rows] for table in made.queries)
     return RotaryInputs(None, None, cos, sin, *made.keys)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask, allowed_keys
-from mha_core.call.rotary import tables_of_rows
+from mha_core.call.rotary import as_tables
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import SpecError, one_line
@@ -272,7 +272,7 @@ def _of_rows(inputs: AttentionInputs, config: AttentionConfig, rows: tuple[int, 
     mask = AttentionMask(allowed=allowed[:, :, rows], bias=bias)
     rotary = None
     if config.rotary is not None:
-        rotary = tables_of_rows(config.rotary, inputs.rotary, inputs.mask.query_offset, inputs.check(config), rows)
+        rotary = as_tables(config.rotary, inputs.rotary, inputs.mask.query_offset, inputs.check(config), rows)
     return replace(inputs, queries=inputs.queries[:, rows], mask=mask, rotary=rotary)
 
 

@@ -112,6 +112,12 @@ class Rotary:
         """How many axes positions have."""
         return len(self.sections or (1,))
 
+    @property
+    def is_looked_up(self) -> bool:
+        """Whether positions whose numbers are not known can be looked up in a table."""
+        rule = rule_of(self.rule)
+        return self.max_positions is not None and self.axes == 1 and not (rule is not None and rule.NEEDS_LENGTH)
+
     def frequencies(self, length: int) -> tuple[NDArray[np.float64], float]:
         """(r / 2,) inverse frequencies and the attention factor, for a sequence of this length; `width` is known."""
         width, rule = self.width or 0, rule_of(self.rule)

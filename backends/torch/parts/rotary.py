@@ -9,7 +9,7 @@ from torch import Tensor
 
 from backends.torch.ops.framework import numbers, transforms_are_active
 from mha_core.call.call import Call
-from mha_core.call.rotary import RotaryInputs, Tables, counted_tables, table_to_look_up, tables_of_call
+from mha_core.call.rotary import RotaryInputs, Tables, check_positions, counted_tables, table_to_look_up, tables_of_call
 from mha_core.call.sizes import CallSizes
 from mha_core.parts.rotary import Rotary, Table
 
@@ -74,9 +74,12 @@ def _read(given: RotaryInputs | None, offset: Any, *, wait: bool) -> tuple[Rotar
 
     if torch.compiler.is_compiling() or transforms_are_active():
         return None
-    positions = None if given is None else RotaryInputs(read(given.positions), read(given.key_positions))
-    offset = read(offset)
-    return None if offset is None or (positions is not None and positions.positions is None) else (positions, offset)
+    if given is None:
+        known = read(offset)
+        return None if known is None else (None, known)
+    positions = given.map_arrays(lambda _, array: read(array))
+    is_known = positions.positions is not None and (positions.key_positions is None) == (given.key_positions is None)
+    return (positions, 0) if is_known else None
 
 
 def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, x: Tensor) -> Tables:
@@ -84,6 +87,9 @@ def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settin
     rows = Table(*(table.to(device=x.device, dtype=x.dtype) for table in _all(settings)))
 
     def of(positions: Tensor) -> Table:
+        known = numbers(positions)
+        if known is not None:
+            check_positions(settings, known)
         index = (positions if positions.ndim == 2 else positions[None]).to(torch.int64).clamp(0, len(rows.cos) - 1)
         return Table(rows.cos[index], rows.sin[index])
 
