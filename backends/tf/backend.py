@@ -16,7 +16,7 @@ from mha_core.call.call import FLOATS, Call
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import exposed
-from mha_core.call.rotary import TABLES, RotaryInputs
+from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig
 from mha_core.stages import Trace
 from mha_core.weights import Weights
@@ -72,9 +72,8 @@ class TensorFlowBackend(Backend):
         def run(inputs: AttentionInputs) -> Trace:
             with framework.full_precision(), tf.device(tf_device):
                 leaves = {name: to_tensor(array, tf_dtype) for name, array in inputs.leaves().items()}
-                call = inputs.call_with(
-                    leaves, lambda name, array: tf.constant(array, tf_dtype if name in TABLES else None)
-                )
+                tables = {name: to_tensor(array, tf_dtype) for name, array in inputs.tables().items()}
+                call = inputs.call_with(leaves | tables, lambda _, array: tf.constant(array))
                 rotary = None if call.rotary is None else vars(call.rotary)
                 others = {**vars(call.mask), "bias": None, "dropout_keep": call.dropout_keep, "rotary": rotary}
                 cotangent = None if inputs.cotangent is None else to_tensor(inputs.cotangent, tf_dtype)
