@@ -266,14 +266,13 @@ def _mask(probe: Probe, dtype: str, rng: np.random.Generator) -> AttentionMask:
 
 def _of_rows(inputs: AttentionInputs, config: AttentionConfig, rows: tuple[int, ...]) -> AttentionInputs:
     """The call with these queries alone, each under its part of the mask."""
-    allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
+    sizes, rotary = inputs.check(config), config.rotary
+    allowed = allowed_keys(inputs.mask, sizes, config.num_heads)
     bias = inputs.mask.bias
     bias = None if bias is None else np.broadcast_to(bias, allowed.shape)[:, :, rows]
+    tables = rotary and as_tables(rotary, inputs.rotary, inputs.mask.query_offset, sizes, rows)
     mask = AttentionMask(allowed=allowed[:, :, rows], bias=bias)
-    rotary = None
-    if config.rotary is not None:
-        rotary = as_tables(config.rotary, inputs.rotary, inputs.mask.query_offset, inputs.check(config), rows)
-    return replace(inputs, queries=inputs.queries[:, rows], mask=mask, rotary=rotary)
+    return replace(inputs, queries=inputs.queries[:, rows], mask=mask, rotary=tables)
 
 
 def _computed(config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
