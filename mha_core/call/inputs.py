@@ -124,8 +124,13 @@ class AttentionInputs:
         settings, counted = config.rotary, self.rotary is None and isinstance(self.mask.query_offset, int)
         if settings is None or settings.is_looked_up or counted:
             return self
-        tables = as_tables(settings, self.rotary, self.mask.query_offset, self.check(config))
-        return replace(self, rotary=tables)
+        return replace(self, rotary=self.rotary_tables(config))
+
+    def rotary_tables(self, config: AttentionConfig, rows: tuple[int, ...] | None = None) -> RotaryInputs | None:
+        """The tables of all queries, or of these, and of all new keys; None in a layer without rotary positions."""
+        if config.rotary is None:
+            return None
+        return as_tables(config.rotary, self.rotary, self.mask.query_offset, self.check(config), rows)
 
     def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
         """Return the sizes of this run, or raise SpecError naming what does not fit `config`, or a layer of `dtype`."""

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask, allowed_keys
-from mha_core.call.rotary import as_tables
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import SpecError, one_line
@@ -266,11 +265,10 @@ def _mask(probe: Probe, dtype: str, rng: np.random.Generator) -> AttentionMask:
 
 def _of_rows(inputs: AttentionInputs, config: AttentionConfig, rows: tuple[int, ...]) -> AttentionInputs:
     """The call with these queries alone, each under its part of the mask."""
-    sizes, rotary = inputs.check(config), config.rotary
-    allowed = allowed_keys(inputs.mask, sizes, config.num_heads)
+    allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
     bias = inputs.mask.bias
     bias = None if bias is None else np.broadcast_to(bias, allowed.shape)[:, :, rows]
-    tables = rotary and as_tables(rotary, inputs.rotary, inputs.mask.query_offset, sizes, rows)
+    tables = inputs.rotary_tables(config, rows)
     mask = AttentionMask(allowed=allowed[:, :, rows], bias=bias)
     return replace(inputs, queries=inputs.queries[:, rows], mask=mask, rotary=tables)
 

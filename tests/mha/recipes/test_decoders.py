@@ -57,7 +57,7 @@ FAMILIES = {
     "cohere2": {"num_hidden_layers": 4},
     "glm": WIDE,
     "glm4": WIDE,
-    "helium": {},
+    "helium": {"head_dim": 6},
     "ernie4_5": WIDE,
 }
 """model_type -> what of its config differs from SIZES; many layers where they differ from each other."""
