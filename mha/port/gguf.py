@@ -77,7 +77,9 @@ def read_llama(file: Path, dtype: str) -> tuple[Any, LoadedArrays]:
     left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if left:
         raise SpecError(f"{file} has no array for {left[0]}")
-    return model.eval(), LoadedArrays(names)
+    return model.eval(), LoadedArrays(
+        names, how="unpacked, with the rows of queries and keys in the order of pairs (k, k + d / 2)"
+    )
 
 
 def in_halves(rows: NDArray, head_dim: int) -> NDArray:

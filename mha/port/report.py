@@ -18,7 +18,7 @@ def print_report(console: Console, report: PortReport) -> None:
     _line(
         console, f"{report.model}: {len(layers)} attention layers of {report.num_heads} heads, {texts}, {report.dtype}"
     )
-    _line(console, arrays_line(report.arrays))
+    _line(console, arrays_line(report.arrays, report.outputs))
     _line(console, f"{report.coverage.line}.")
     console.print(
         "\nWorst error / allowed error of each layer on its real inputs; equal means at most 1",
@@ -46,13 +46,15 @@ def print_report(console: Console, report: PortReport) -> None:
         _line(console, report.unseen.text())
 
 
-def arrays_line(arrays: LoadedArrays) -> str:
+def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
     """One line that every number comes from the file, with the arrays that were left out.
 
-    >>> arrays_line(LoadedArrays({"embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias"}, ("cls.bias",)))
+    >>> held = {"embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias"}
+    >>> arrays_line(LoadedArrays(held, ("cls.bias",)), "sentence embeddings")
     'All 1 arrays that the embeddings depend on are those of the file, bit for bit; left out: cls.bias.'
     """
-    text = f"All {len(arrays.held)} arrays that the embeddings depend on are those of the file, bit for bit"
+    kind = outputs.removeprefix("sentence ").partition(" ")[0]
+    text = f"All {len(arrays.held)} arrays that the {kind} depend on are those of the file, {arrays.how}"
     if arrays.unused:
         text += f"; left out: {', '.join(arrays.unused)}"
     if arrays.left:
