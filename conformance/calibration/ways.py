@@ -26,7 +26,7 @@ class Ways:
         row_sum: D of the backward direction, from the weights (sum of P dP) or the heads (sum of dO O).
         backward: P (dP - D); P dP - P D ("split"); or through exp, sum and quotient ("chain").
         additive: tanh itself, through expm1, or added up over the hidden units one by one ("loop").
-        softcap: how scores are capped (see formulation_softcap.py); "folded" needs the scale where it is
+        softcap: how scores are capped (see softcap.py); "folded" needs the scale where it is
             by itself, on the product.
         slope: how a capped score is differentiated.
         packed: the three projections in one product.
