@@ -139,8 +139,8 @@ def replaced(site: Site, run: Run) -> Iterator[None]:
             inputs = site.inputs(args, kwargs)
         trace = run(inputs)
         like = args[0] if args else kwargs["hidden_states"]
-        if kwargs.get("past_key_values") is not None:
-            keep(kwargs["past_key_values"], trace, inputs, like)
+        if kwargs.get(site.recipe.cache) is not None:
+            keep(kwargs[site.recipe.cache], trace, inputs, like)
         assert trace.output is not None
         weights = None if trace.weights is None else tensor(trace.weights, like)
         return tensor(trace.output, like), weights
@@ -150,7 +150,10 @@ def replaced(site: Site, run: Run) -> Iterator[None]:
         if trace.keys is None or trace.values is None:
             raise SpecError("what runs in place of a layer with a cache must show its keys and values")
         past_len = 0 if inputs.past_keys is None else inputs.past_keys.shape[2]
-        cache.update(*(tensor(x[:, :, past_len:], like) for x in (trace.keys, trace.values)), site.core.layer_idx)
+        config = site.config
+        times = config.num_heads // config.num_kv_heads if site.recipe.repeated(site.core) else 1
+        new = (np.repeat(x[:, :, past_len:], times, axis=1) for x in (trace.keys, trace.values))
+        cache.update(*(tensor(x, like) for x in new), getattr(site.core, site.recipe.place))
 
     with ExitStack() as stack:
         stack.enter_context(_instead(site.core, forward))

@@ -77,7 +77,7 @@ def recipe_for_config(model_config: Mapping[str, Any]) -> Recipe:
     """
     model_type = model_config.get("model_type")
     for recipe in RECIPES.values():
-        if model_type in recipe.model_types and recipe.turn is None:
+        if model_type in recipe.model_types and recipe.checkpoint_layouts:
             return recipe
     setting = setting_of(model_config)
     if setting is not None:

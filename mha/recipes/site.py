@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from mha.recipes.masks import check_implementation, mask_of
-from mha.recipes.recipe import Recipe, completed, part
-from mha_core import AttentionConfig, AttentionInputs, QueryKeyNorm, Rotary, RotaryInputs, SpecError
+from mha.recipes.recipe import Recipe, completed, part, setting
+from mha_core import AttentionConfig, AttentionInputs, QueryKeyNorm, SpecError
 from mha_core.call.rotary import tables_of_call
 from mha_core.parts.query_key_norm import NORMS
 from mha_core.weights import Weights, check_weights
@@ -72,19 +72,15 @@ class Site:
     @property
     def dropout(self) -> float:
         """The probability that a weight is dropped in training."""
-        key = self.recipe.dropout_key
-        rate = getattr(self.core.config, key, None)
-        return float(getattr(self.core, key, 0.0) if rate is None else rate)
-
-    @property
-    def turns(self) -> bool:
-        """Whether it turns queries and keys with their positions."""
-        return self.recipe.turn is not None and self.recipe.turn.acts(self.core)
+        key, core = self.recipe.dropout_key, self.core
+        rate = getattr(getattr(core, "config", None), key, None)
+        rate = getattr(core, key, getattr(core, "dropout", 0.0)) if rate is None else rate
+        return float(getattr(rate, "p", rate))  # a number, or a module of PyTorch
 
     @property
     def implementation(self) -> str:
         """The attention implementation that it runs; SpecError if it is not understood."""
-        return check_implementation(str(self.core.config._attn_implementation))
+        return self.recipe.only or check_implementation(str(self.core.config._attn_implementation))
 
     def put(self, weights: Mapping[str, NDArray]) -> None:
         """Write canonical weights into it, in its own dtype.
@@ -124,9 +120,8 @@ class Site:
         masks = {name: given.pop(name, None) for name in {"attention_mask", recipe.other_mask}}
         mask = masks["attention_mask" if others is None else recipe.other_mask]
         is_causal = given.pop("is_causal", None)
-        past = _past_of(core, given.pop("past_key_values", None), new_len=queries.shape[1] if ran else 0)
-        tables = given.pop("position_embeddings", None)
-        rotary = self._tables(tables) if self.turns else None
+        past = self._past(given.pop(recipe.cache, None), new_len=queries.shape[1] if ran else 0)
+        rotary = None if recipe.turn is None else recipe.turn.take(core, given, queries.shape[1])
         unknown = [name for name, value in given.items() if value is not None and name not in HARMLESS]
         if unknown:
             raise SpecError(f"{type(core).__name__} was called with {unknown[0]!r}, which has no translation")
@@ -139,19 +134,22 @@ class Site:
             is_causal=getattr(core, "is_causal", False) if is_causal is None else is_causal,
             query_len=states.shape[1],
         )
+        if recipe.sees is not None:
+            past_len = past["past_keys"].shape[2] if past else 0
+            seen = recipe.sees(core, states.shape[1], past_len + keys.shape[1])
+            translated = replace(translated, allowed=seen if translated.allowed is None else translated.allowed & seen)
         inputs = AttentionInputs(states, keys, keys, translated, rotary=rotary, **past)
         inputs.check(self.config)
         return inputs
 
-    def doubled(self, inputs: AttentionInputs) -> tuple[NDArray, NDArray]:
-        """The tables of a call's queries as a model hands them to its modules: each number twice."""
-        config, turn = self.config, self.recipe.turn
-        assert turn is not None
-        settings = Rotary(rotary_width(self.core, config.head_dim))
+    def tables(self, inputs: AttentionInputs) -> Mapping[str, Any]:
+        """The arguments by which a model hands the tables of a call's queries to its modules, as arrays."""
+        turn, config = self.recipe.turn, self.config
+        if turn is None:
+            return {}
+        settings = turn.settings(self.core, config.head_dim)
         made = tables_of_call(settings, None, inputs.mask.query_offset, inputs.check(config)).queries
-        if turn.doubled == "halves":
-            return np.concatenate([made.cos] * 2, axis=-1), np.concatenate([made.sin] * 2, axis=-1)
-        return np.repeat(made.cos, 2, axis=-1), np.repeat(made.sin, 2, axis=-1)
+        return turn.give(self.core, made.cos, made.sin)
 
     def precision(self, dtype: str) -> Precision:
         """The Precision with which it computes, from which its bounds follow."""
@@ -170,45 +168,53 @@ class Site:
 
         recipe, core = self.recipe, self.core
         for name, plain in recipe.refused.items():
-            if getattr(core.config, name, plain) != plain:
-                raise SpecError(f"{name}={getattr(core.config, name)!r} of the model's config has no translation")
+            if setting(core, name, plain) != plain:
+                raise SpecError(f"{name}={setting(core, name)!r} of the model's config has no translation")
         layout = recipe.layout(self.module)
         arrays = arrays_of(self.module, (*layout.required, *layout.optional))
         config, weights = layout.read(arrays, num_heads=int(part(core, recipe.heads)))
-        config = completed(config, float(core.scaling), self.dropout)
-        turn = recipe.turn if self.turns else None
-        rotary = None if turn is None else Rotary(rotary_width(core, config.head_dim), turn.interleaved)
+        config = completed(config, recipe.scale_of(core), self.dropout)
+        rotary = None
+        if recipe.turn is not None and recipe.turn.acts(core):
+            rotary = recipe.turn.settings(core, config.head_dim)
         norm, of_norm = _norms_of(core, recipe)
         softcap = getattr(core, recipe.softcap) if recipe.softcap else None
         config = replace(config, rotary=rotary, query_key_norm=norm, softcap=softcap)
         return config, check_weights(config, {**weights, **of_norm})
 
-    def _tables(self, tables: Any) -> RotaryInputs:
-        """The tables of the positions of a call; SpecError for others than a pair of doubled tables."""
+    def _past(self, cache: Any, *, new_len: int) -> dict[str, NDArray]:
+        """The past keys and values that a cache of transformers holds for the module; none in an empty one.
+
+        Args:
+            cache: the cache, or None.
+            new_len: how many of the last keys are of this call itself.
+
+        Raises:
+            SpecError: a cache that does not hold all keys, or another kind.
+        """
         from mha.recipes.torch_arrays import to_array
 
-        turn, cut = self.recipe.turn, []
-        assert turn is not None
-        if not (isinstance(tables, tuple) and len(tables) == 2):
-            raise SpecError(f"position_embeddings must be a tuple (cos, sin). Got {type(tables).__name__}.")
-        for table in map(to_array, tables):
-            half = table.shape[-1] // 2
-            once, again = table[..., :half], table[..., half:]
-            if turn.doubled == "pairs":
-                once, again = table[..., ::2], table[..., 1::2]
-            if not np.array_equal(once, again):
-                raise SpecError("position_embeddings turn the two channels of a pair by different angles")
-            cut.append(once)
-        return RotaryInputs(None, None, *cut)
-
-
-def rotary_width(core: Any, head_dim: int) -> int:
-    """How many channels of a head a module of transformers turns, by its config."""
-    model, types = core.config, getattr(core.config, "layer_types", None)
-    given = getattr(model, "rope_parameters", None) or {}
-    own = given.get(types[core.layer_idx], given) if types else given  # some models have parameters for each kind
-    share = own.get("partial_rotary_factor", getattr(model, "partial_rotary_factor", None))
-    return int(head_dim * (1.0 if share is None else float(share)))
+        core, layers = self.core, getattr(cache, "layers", None)
+        place = getattr(core, self.recipe.place, None)
+        if cache is None or (layers is not None and place is not None and len(layers) <= place):
+            return {}
+        if layers is None or place is None or type(layers[place]).__name__ not in CACHES:
+            raise SpecError(f"past_key_values is a {type(cache).__name__}, which has no translation; use_cache=False")
+        layer = layers[place]
+        if not getattr(layer, "is_initialized", False) or layer.keys.shape[-2] <= new_len:
+            return {}
+        if new_len and layer.is_sliding:
+            raise SpecError("past_key_values has forgotten keys of this call: its layer keeps a window alone")
+        held, found = layer.keys.shape[-2] - new_len, {}
+        for name, tensor in (("past_keys", layer.keys), ("past_values", layer.values)):
+            found[name] = array = to_array(tensor[..., :held, :])
+            if self.recipe.repeated(core):
+                groups = self.config.num_kv_heads
+                own = array.reshape(len(array), groups, -1, *array.shape[2:])
+                if not np.array_equal(own, np.broadcast_to(own[:, :, :1], own.shape)):
+                    raise SpecError("past_key_values has different numbers for the query heads of one key head")
+                found[name] = own[:, :, 0]
+        return found
 
 
 def _norms_of(core: Any, recipe: Recipe) -> tuple[QueryKeyNorm | None, dict[str, NDArray]]:
@@ -216,7 +222,7 @@ def _norms_of(core: Any, recipe: Recipe) -> tuple[QueryKeyNorm | None, dict[str,
     from backends.torch.ops.framework import to_numpy
 
     norms = recipe.norms
-    if norms is None or (norms.on and not getattr(core, norms.on, getattr(core.config, norms.on, False))):
+    if norms is None or (norms.on and not setting(core, norms.on, False)):
         return None, {}
     found: dict[str, NDArray] = {}
     for name, where in zip(NORMS, (norms.queries, norms.keys), strict=True):
@@ -227,33 +233,6 @@ def _norms_of(core: Any, recipe: Recipe) -> tuple[QueryKeyNorm | None, dict[str,
                 found[f"{name}.{kind}"] = np.concatenate([to_numpy(array).reshape(-1) for array in parameters])
     eps = next(getattr(inner, norms.eps) for inner in part(core, norms.queries).modules() if hasattr(inner, norms.eps))
     return replace(norms.settings, eps=float(eps), bias="q_norm.bias" in found), found
-
-
-def _past_of(core: Any, cache: Any, *, new_len: int) -> dict[str, NDArray]:
-    """The past keys and values that a cache of transformers holds for a module; none in an empty one.
-
-    Args:
-        core: the module, which knows its place in the cache.
-        cache: the cache, or None.
-        new_len: how many of the last keys are of this call itself.
-
-    Raises:
-        SpecError: a cache that does not hold all keys, or another kind.
-    """
-    from mha.recipes.torch_arrays import to_array
-
-    layers = getattr(cache, "layers", None)
-    if cache is None or (layers is not None and len(layers) <= core.layer_idx):
-        return {}
-    if layers is None or type(layers[core.layer_idx]).__name__ not in CACHES:
-        raise SpecError(f"past_key_values is a {type(cache).__name__}, which has no translation; use_cache=False")
-    layer = layers[core.layer_idx]
-    if not getattr(layer, "is_initialized", False) or layer.keys.shape[-2] <= new_len:
-        return {}
-    if new_len and layer.is_sliding:
-        raise SpecError("past_key_values has forgotten keys of this call: its layer keeps a window alone")
-    held = layer.keys.shape[-2] - new_len
-    return {"past_keys": to_array(layer.keys[..., :held, :]), "past_values": to_array(layer.values[..., :held, :])}
 
 
 class _StillSite(Site):
