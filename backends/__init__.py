@@ -11,6 +11,9 @@
         masks.py       the mask of one call, built on the device
         attention.py   score functions, masked softmax, dropout, weighted sum
         scores.py      the scores of a layer: dot products, or additive with its parameters
+    parts/           what a layer may have beside that, as in `mha_core.parts`
+        rotary.py          tables of positions, and the turn of queries and keys
+        query_key_norm.py  the norm of queries and keys
     fast/            attention without an array of all scores
         attend.py      block by block, with gradients of its own
     native/          the framework's own layers
@@ -56,6 +59,13 @@ GLOSSARY: dict[str, dict[str, str]] = {
     },
     "ops.scores": {
         "DotScore": "scale",  # queries . keys * scale; beside it AdditiveScore, made as the framework makes its layers
+    },
+    "parts.rotary": {
+        "rotary_tables": "call, settings",  # Tables of queries and new keys, (1 or B, L, r / 2)
+        "rotate": "x, table, settings",  # (B, heads, L, d)
+    },
+    "parts.query_key_norm": {
+        "HeadNorm": "settings, size",  # q_norm or k_norm; called with x (B, heads, L, d) and an order
     },
     "fast.attend": {
         "attend_in_blocks": "operands, score, mask, dropout, training",  # and query_block=: -> (B, H, Lq, dv)

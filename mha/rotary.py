@@ -1,4 +1,4 @@
-"""Layers that turn queries and keys with the position (rotary positions), which the definition does not have yet."""
+"""Layers that turn queries and keys with the position (rotary positions), of families without a recipe."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ TURNS = "turns queries and keys with their positions"
 def refusal(what: str, evidence: str) -> str:
     """The refusal in words."""
     return (
-        f"{what} {TURNS} (rotary positions: {evidence}). The definition has no "
-        "such step yet, and no recording proves it before it has"
+        f"{what} {TURNS} (rotary positions: {evidence}), which is read of live models of the families in "
+        "docs/recipes.md alone"
     )

@@ -21,8 +21,11 @@ Importing this package imports NumPy and safetensors, and no framework.
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.call.positions import sinusoidal_positions
+from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig, ProjectionBias
 from mha_core.errors import BackendError, SpecError
+from mha_core.parts.query_key_norm import QueryKeyNorm
+from mha_core.parts.rotary import Rotary
 from mha_core.stages import STAGES, Trace, stage_shapes
 from mha_core.weights import (
     check_weights,
@@ -39,6 +42,9 @@ __all__ = [
     "AttentionMask",
     "BackendError",
     "ProjectionBias",
+    "QueryKeyNorm",
+    "Rotary",
+    "RotaryInputs",
     "SpecError",
     "Trace",
     "check_weights",

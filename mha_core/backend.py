@@ -162,7 +162,8 @@ class Backend(ABC):
 
         def run(inputs: AttentionInputs) -> Trace:
             inputs.check(config)
-            return run_rounded(inputs.rounded(dtype))
+            given = inputs if path == "eager" else inputs.traceable(config)
+            return run_rounded(given.rounded(dtype))
 
         if not isinstance(run_rounded, Prepared):
             return run

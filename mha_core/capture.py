@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mha_core import layouts
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
+from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig
 from mha_core.errors import SpecError
 from mha_core.weights import Weights
@@ -68,7 +69,9 @@ def own_call(
     """Read a call of this project's own layer, whose arguments are those of the definition."""
     plain = (bool, int, tuple, type(None))
     given: dict[str, Any] = {
-        name: value if isinstance(value, plain) else to_array(value) for name, value in arguments.items()
+        name: value if isinstance(value, plain) else to_array(value)
+        for name, value in arguments.items()
+        if name not in ("positions", "rotary")
     }
     if given["dropout_keep"] is None:
         refuse_dropout(training=training, rate=config.dropout)
@@ -76,7 +79,9 @@ def own_call(
         given["window"] = tuple(given["window"])
     mask = AttentionMask(**{name: given[name] for name in MASK_FIELDS})
     own = {name: given[name] for name in ("dropout_keep", "past_keys", "past_values") if name in given}
-    inputs = AttentionInputs(given["queries"], given["keys"], given["values"], mask, **own)
+    rotary = RotaryInputs.of(arguments.get("positions"), arguments.get("rotary"))
+    rotary = rotary and rotary.map_arrays(lambda _, array: to_array(array))
+    inputs = AttentionInputs(given["queries"], given["keys"], given["values"], mask, **own, rotary=rotary)
     results = output if isinstance(output, tuple) else (output,)
     outputs = {"output": to_array(results[0])}
     if arguments["return_weights"]:

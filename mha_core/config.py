@@ -9,6 +9,8 @@ from typing import Any, Literal, TypedDict, get_args
 
 from mha_core.errors import SpecError
 from mha_core.heads import HeadShapes
+from mha_core.parts.query_key_norm import QueryKeyNorm
+from mha_core.parts.rotary import Rotary
 
 ScoreName = Literal["scaled_dot", "dot", "additive"]
 SCORES: tuple[str, ...] = get_args(ScoreName)
@@ -66,6 +68,12 @@ class ConfigOptions(TypedDict, total=False):
     score_dim: int | None
     softcap: float | None
     projections: bool
+    rotary: Rotary | Mapping[str, Any] | bool | None
+    query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None
+
+
+PARTS = ("rotary", "query_key_norm")
+"""The fields of an AttentionConfig that hold the settings of a part, or None in a layer without it."""
 
 
 @dataclass(frozen=True, init=False)
@@ -94,6 +102,10 @@ class AttentionConfig:
         projections: False for a layer without the four projections, whose queries, keys and values are
             the heads already, merged (B, L, H * d) or split (B, H, L, d), and whose output is the heads
             merged. It has no biases, and its widths are those of the heads.
+        rotary: how queries and keys turn with their positions: `mha_core.Rotary`, a mapping of its fields, or True
+            for its defaults. Default: not at all.
+        query_key_norm: how they are normed: `mha_core.QueryKeyNorm`, a mapping of its fields, or a kind. Default:
+            not at all.
         dropout: probability that an attention weight is dropped in training, 0 <= dropout < 1.
 
     Raises:
@@ -124,6 +136,8 @@ Got embed_dim=100, num_heads=3.
     score_dim: int | None
     softcap: float | None
     projections: bool
+    rotary: Rotary | None
+    query_key_norm: QueryKeyNorm | None
     dropout: float
 
     def __init__(
@@ -144,6 +158,8 @@ Got embed_dim=100, num_heads=3.
         score_dim: int | None = None,
         softcap: float | None = None,
         projections: bool = True,
+        rotary: Rotary | Mapping[str, Any] | bool | None = None,
+        query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None = None,
         dropout: float = 0.0,
     ) -> None:
         embed_dim = check_size("embed_dim", embed_dim)
@@ -179,7 +195,7 @@ Got embed_dim=100, num_heads=3.
             name: check_size(name, width, default=embed_dim if projections else of_heads[name])
             for name, width in given.items()
         }
-        bias = ProjectionBias.of(bias)
+        bias, turning = ProjectionBias.of(bias), Rotary.of(rotary)
         if not projections:
             _check_without_projections(widths, of_heads, bias)
         resolved = {
@@ -195,6 +211,8 @@ Got embed_dim=100, num_heads=3.
             "score_dim": check_size("score_dim", score_dim, default=head_dim) if score == "additive" else None,
             "softcap": None if softcap is None else _positive("softcap", softcap),
             "projections": projections,
+            "rotary": turning and turning.within(head_dim),
+            "query_key_norm": QueryKeyNorm.of(query_key_norm),
             "dropout": check_dropout(dropout),
         }
         for name, value in resolved.items():
@@ -216,6 +234,12 @@ Got embed_dim=100, num_heads=3.
             (self.num_kv_heads, self.value_head_dim),
         )
 
+    @property
+    def norm_sizes(self) -> tuple[int, ...] | tuple[None, None]:
+        """The sizes of the weights of `q_norm` and `k_norm`; None and None without them."""
+        shapes = norm_shapes(self)
+        return (None, None) if not shapes else (shapes["q_norm.weight"][0], shapes["k_norm.weight"][0])
+
     def with_widths(self, query_dim: int | None, key_dim: int | None, value_dim: int | None) -> AttentionConfig:
         """This config with the input widths that a layer has inferred from its first call.
 
@@ -229,8 +253,8 @@ Got embed_dim=100, num_heads=3.
         return replace(self, **widths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as a dict of JSON values; `AttentionConfig.from_dict` reads it back."""
-        return asdict(self)
+        """Every field as a dict of JSON values, but for parts that the layer lacks; `from_dict` reads it back."""
+        return {name: value for name, value in asdict(self).items() if not (name in PARTS and value is None)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AttentionConfig:
@@ -248,6 +272,14 @@ Got embed_dim=100, num_heads=3.
         if missing:
             raise SpecError(f"config lacks {missing[0]!r}; embed_dim and num_heads are required")
         return cls(**data)
+
+
+def norm_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
+    """The names of the weights of the query-key norm, in order, with their shapes; none in a layer without one."""
+    settings = config.query_key_norm
+    if settings is None:
+        return {}
+    return settings.weight_shapes(config.num_heads, config.num_kv_heads, config.head_dim)
 
 
 def check_size(name: str, value: int | None, default: int | None = None) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.call.inputs import AttentionInputs
+from mha_core.call.rotary import Tables, tables_of_call
 from mha_core.config import AttentionConfig
 
 Present: TypeAlias = Callable[[AttentionConfig, "AttentionInputs | None"], bool]
@@ -124,6 +125,13 @@ def _other_width(name: str, config: AttentionConfig, inputs: AttentionInputs | N
     return bool(getattr(config, name) != config.embed_dim)
 
 
+def _rotary(config: AttentionConfig, inputs: AttentionInputs) -> Tables | None:
+    """The tables of a call, in float64: those that were given, or those of its positions; None without rotary."""
+    if config.rotary is None:
+        return None
+    return tables_of_call(config.rotary, inputs.rotary, inputs.mask.query_offset, inputs.check(config))
+
+
 SCALED = "belongs to layers that scale by 1 / sqrt(head_dim)"
 
 FEATURES: tuple[Feature, ...] = (
@@ -223,6 +231,23 @@ FEATURES: tuple[Feature, ...] = (
         _is_given("past_keys"),
         options={name: _of_call(name) for name in ("past_keys", "past_values")},
         needs=tuple(Need(name.replace("_", " "), (name,), _is_given(name)) for name in ("past_keys", "past_values")),
+        arithmetic=True,
+    ),
+    Feature(
+        "rotary",
+        "rotary positions",
+        lambda config, inputs: config.rotary is not None,
+        options={"rotary": _rotary},
+        needs=(Need("rotary positions", ("rotary",)), Need("the layout of rotary positions", ("config",))),
+        plain={"rotary": None},
+        arithmetic=True,
+    ),
+    Feature(
+        "query_key_norm",
+        "query-key norm",
+        lambda config, inputs: config.query_key_norm is not None,
+        needs=(Need("query-key norm", ("config",)),),
+        plain={"query_key_norm": None},
         arithmetic=True,
     ),
 )

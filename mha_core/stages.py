@@ -12,8 +12,8 @@ from mha_core.config import AttentionConfig
 STAGES = ("queries", "keys", "values", "scores", "weights", "heads", "output")
 """The stages in the order in which they are computed.
 
-    queries  (B, H, Lq, d)    projected and split
-    keys     (B, G, Lk, d)    projected and split
+    queries  (B, H, Lq, d)    projected, split, and normed and turned where the layer does so
+    keys     (B, G, Lk, d)    the same of keys
     values   (B, G, Lk, dv)   projected and split
     scores   (B, H, Lq, Lk)   scaled, with additive bias, before exclusion; only where allowed
     weights  (B, H, Lq, Lk)   softmax over the allowed keys, exactly 0 elsewhere, before dropout

@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.config import PROJECTIONS, AttentionConfig, norm_shapes
 from mha_core.dtypes import round_to
 from mha_core.errors import SpecError
 from mha_core.files.outside import parse_json_object
 from mha_core.files.tensorfile import as_arrays, read_tensors, to_sealed
 from mha_core.files.writing import write_whole
+from mha_core.parts.query_key_norm import NORMS
 
 Weights = Mapping[str, NDArray]
 """Canonical name -> array."""
 
 NAMES = (
     *(f"{projection}.{kind}" for projection in PROJECTIONS for kind in ("weight", "bias")),
+    *(f"{norm}.{kind}" for norm in NORMS for kind in ("weight", "bias")),
     *("score.query.weight", "score.key.weight", "score.vector"),
 )
 """Every canonical name there is; `weight_shapes` has those of one config."""
@@ -60,6 +62,7 @@ def weight_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"{name}.weight"] = rows_and_columns[name]
         if getattr(config.bias, name):
             shapes[f"{name}.bias"] = rows_and_columns[name][:1]
+    shapes |= norm_shapes(config)
     if config.score_dim is not None:
         shapes["score.query.weight"] = (config.score_dim, config.head_dim)
         shapes["score.key.weight"] = (config.score_dim, config.head_dim)
@@ -71,8 +74,8 @@ def init_weights(config: AttentionConfig, seed: int, *, bias_scale: float = 0.0)
     """Random float64 weights; equal configs and seeds give equal weights.
 
     Matrices are uniform in +-sqrt(6 / (in + out)) (Glorot & Bengio 2010, equation 16), the additive
-    score's vector as a matrix with one row. Biases are `bias_scale` times standard normal numbers;
-    0, the default, is what layers start with, and anything else is for tests.
+    score's vector as a matrix with one row. Biases are `bias_scale` times standard normal numbers, and weights of a
+    query-key norm differ by as much from 1; 0, the default, is what layers start with, and anything else is for tests.
 
     >>> weights = init_weights(AttentionConfig(6, 2), seed=0)
     >>> weights["q_proj.weight"].shape, weights["q_proj.weight"].flags.writeable
@@ -83,6 +86,8 @@ def init_weights(config: AttentionConfig, seed: int, *, bias_scale: float = 0.0)
     for name, shape in weight_shapes(config).items():
         if name.endswith(".bias"):
             weights[name] = bias_scale * rng.normal(size=shape)
+        elif config.query_key_norm is not None and name.startswith(NORMS):
+            weights[name] = config.query_key_norm.start + bias_scale * rng.normal(size=shape)
         else:
             out_size, in_size = shape if len(shape) == 2 else (1, *shape)
             limit = np.sqrt(6.0 / (in_size + out_size))

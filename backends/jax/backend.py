@@ -22,6 +22,7 @@ from mha_core.call.call import FLOATS, Call
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import exposed
+from mha_core.call.rotary import ARRAYS, RotaryInputs
 from mha_core.config import AttentionConfig
 from mha_core.files.kept import Kept
 from mha_core.stages import Trace
@@ -79,7 +80,8 @@ class JaxBackend(Backend):
         def run(inputs: AttentionInputs) -> Trace:
             with framework.scope(dtype, jax_device):
                 leaves = {name: to_array(name, array.astype(jax_dtype)) for name, array in inputs.leaves().items()}
-                others, rules = _taken_apart(inputs.call_with(leaves, to_array), leaves)
+                tables = {name: to_array(name, array.astype(jax_dtype)) for name, array in inputs.tables().items()}
+                others, rules = _taken_apart(inputs.call_with(leaves | tables, to_array), leaves)
                 cotangent = None
                 if inputs.cotangent is not None:
                     cotangent = to_array("cotangent", inputs.cotangent.astype(jax_dtype))
@@ -140,7 +142,7 @@ def _program(
 
 def _taken_apart(call: Call[Array], leaves: Arrays) -> tuple[Arrays, Rules]:
     """A call as `jax.jit` takes it: its arrays other than the leaves, and the other, static fields of its mask."""
-    given = {**vars(call.mask), "dropout_keep": call.dropout_keep}
+    given = {**vars(call.mask), "dropout_keep": call.dropout_keep, **vars(call.rotary or RotaryInputs())}
     others = {name: value for name, value in given.items() if isinstance(value, Array) and name not in leaves}
     rules = tuple((name, value) for name, value in vars(call.mask).items() if not isinstance(value, Array))
     return others, rules
@@ -149,5 +151,7 @@ def _taken_apart(call: Call[Array], leaves: Arrays) -> tuple[Arrays, Rules]:
 def _put_together(arrays: Arrays, rules: Rules) -> Call[Array]:
     """The inverse of `_taken_apart`: the Call with these arrays by name, and these other fields of its mask."""
     of_call = {name: arrays[name] for name in (*FLOATS, "dropout_keep") if name in arrays}
-    of_mask: dict[str, Any] = {name: array for name, array in arrays.items() if name not in of_call}
-    return Call(**of_call, mask=AttentionMask(**of_mask, **dict(rules)))
+    of_rotary: dict[str, Any] = {name: arrays[name] for name in ARRAYS if name in arrays}
+    of_mask: dict[str, Any] = {name: arrays[name] for name in arrays if name not in of_call and name not in of_rotary}
+    rotary = RotaryInputs(**of_rotary) if of_rotary else None
+    return Call(**of_call, mask=AttentionMask(**of_mask, **dict(rules)), rotary=rotary)

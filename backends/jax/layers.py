@@ -27,12 +27,17 @@ from backends.jax.ops.framework import check_fields, in_width, layer_dtype
 from backends.jax.ops.heads import merge_heads, split_heads
 from backends.jax.ops.masks import Mask, Window, build_mask, placed
 from backends.jax.ops.scores import AdditiveScore, DotScore
+from backends.jax.parts.query_key_norm import HeadNorm
+from backends.jax.parts.rotary import rotary_tables, rotate
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, returned
+from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig, ProjectionBias, ScoreName, check_size
+from mha_core.parts.query_key_norm import QueryKeyNorm
+from mha_core.parts.rotary import Rotary
 from mha_core.weights import weight_shapes
 
 
@@ -40,7 +45,7 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention as `mha_core` defines it.
 
     Attributes:
-        embed_dim, num_heads, dropout, bias, and the keywords up to `score_dim`: see
+        embed_dim, num_heads, dropout, bias, and the keywords up to `query_key_norm`: see
             `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
             first call decides it, as in every linen layer.
         dtype, param_dtype, precision: as in `flax.linen.Dense`, but for two things. Only a given
@@ -77,6 +82,8 @@ class MultiHeadAttention(nn.Module):
     score_dim: int | None = None
     softcap: float | None = None
     projections: bool = True
+    rotary: Rotary | Mapping[str, Any] | bool | None = None
+    query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None = None
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     precision: PrecisionLike = "highest"
@@ -84,7 +91,9 @@ class MultiHeadAttention(nn.Module):
     def __post_init__(self) -> None:
         check_fields(self)
         self._config = AttentionConfig(**{field.name: getattr(self, field.name) for field in fields(AttentionConfig)})
-        self.bias = self._config.bias  # hashable, as jax.jit wants a module's fields to be
+        # Hashable, as jax.jit wants a module's fields to be.
+        self.bias, self.rotary = self._config.bias, self._config.rotary
+        self.query_key_norm = self._config.query_key_norm
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
@@ -102,6 +111,9 @@ class MultiHeadAttention(nn.Module):
         else:
             unchanged: Any = _unchanged
             self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
+        norm_sizes = config.norm_sizes
+        self.q_norm = HeadNorm(config.query_key_norm, norm_sizes[0], param_dtype=self.param_dtype)
+        self.k_norm = HeadNorm(config.query_key_norm, norm_sizes[1], param_dtype=self.param_dtype)
         # `score` and `dropout` are fields. A name decides where parameters stand, and what a seed draws.
         if config.score_dim is None:
             self.score_layer: DotScore | AdditiveScore = DotScore(config.softmax_scale, precision=self.precision)
@@ -110,11 +122,15 @@ class MultiHeadAttention(nn.Module):
         self.dropout_layer = nn.Dropout(config.dropout, name="Dropout_0")
 
     def _project(self, call: Call[Array], mask: Mask) -> tuple[Array, Array, Array]:
-        """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv), split into heads."""
+        """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
         queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
         keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
         values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
+        tables = rotary_tables(call, config.rotary, dtype=queries.dtype)
+        queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
+        queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
         return queries, keys, values
 
     def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
@@ -176,6 +192,8 @@ class MultiHeadAttention(nn.Module):
         dropout_keep: ArrayLike | None = None,
         past_keys: Array | None = None,
         past_values: Array | None = None,
+        positions: Any = None,
+        rotary: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
         deterministic: bool = True,
@@ -183,7 +201,7 @@ class MultiHeadAttention(nn.Module):
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Under `jax.jit`, `causal`, `window`, the two `return_...` and `deterministic` are static; nothing
-        checks the values of traced `valid_lens`.
+        checks the values of traced `valid_lens` and positions. Those are looked up, which needs `rotary.max_positions`.
 
         Args:
             queries, keys, values: of one dtype, that of the parameters unless the layer has a `dtype`.
@@ -191,6 +209,10 @@ class MultiHeadAttention(nn.Module):
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; not if deterministic.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
+            positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
+                positions; a tuple of two if they differ. Default: queries at query_offset + i, keys at Lp + j.
+            rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
+                tuple of two such.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
             deterministic: no dropout. If False, dropout draws from the rng "dropout".
@@ -202,7 +224,8 @@ class MultiHeadAttention(nn.Module):
             SpecError: before any arithmetic, naming what does not fit.
         """
         mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
+        past = (past_keys, past_values)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
         made = (
             self.stages(call, deterministic=deterministic)
             if return_weights

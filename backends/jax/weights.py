@@ -19,6 +19,7 @@ from backends.jax.ops.framework import check_enabled, to_numpy
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import round_to
 from mha_core.errors import SpecError
+from mha_core.parts.query_key_norm import NORMS, QueryKeyNorm
 from mha_core.weights import Weights, check_weights, common_dtype, weight_shapes
 
 Variables = Mapping[str, Any]
@@ -79,10 +80,13 @@ def to_canonical(params: Mapping[str, Any]) -> dict[str, NDArray]:
     return {name: to_numpy(flat[_path(name)]).T for name in _NAMES if _path(name) in flat}
 
 
-# Every canonical name there is: all biases, and the additive score.
-_NAMES = tuple(weight_shapes(AttentionConfig(1, 1, bias=True, score="additive")))
+# Every canonical name there is: all biases, the query-key norm, and the additive score.
+_NAMES = tuple(
+    weight_shapes(AttentionConfig(1, 1, bias=True, score="additive", query_key_norm=QueryKeyNorm(bias=True)))
+)
 
 
 def _path(name: str) -> tuple[str, ...]:
-    """The path in "params" of a canonical name: ("q_proj", "kernel") for "q_proj.weight"."""
-    return tuple("kernel" if part == "weight" else part for part in name.split("."))
+    """The path in "params" of a canonical name: ("q_proj", "kernel") for "q_proj.weight", but ("q_norm", "weight")."""
+    path = tuple(name.split("."))
+    return (*path[:-1], "kernel") if path[-1] == "weight" and path[0] not in NORMS else path

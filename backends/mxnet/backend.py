@@ -48,7 +48,8 @@ class MXNetBackend(Backend):
         @mx.util.use_np
         def run(inputs: AttentionInputs) -> Trace:
             leaves = {name: to_array(array, dtype, ctx) for name, array in inputs.leaves().items()}
-            call = inputs.call_with(leaves, lambda _, array: array)  # the layer takes NumPy's lengths and masks
+            tables = {name: to_array(array, dtype, ctx) for name, array in inputs.tables().items()}
+            call = inputs.call_with(leaves | tables, lambda _, array: array)  # the layer takes NumPy's other arrays
             gradients = None
             if inputs.cotangent is None:
                 with mx.autograd.pause(train_mode=inputs.is_training):

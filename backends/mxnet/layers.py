@@ -23,11 +23,14 @@ from backends.mxnet.ops.framework import KeywordBlock, dense, in_width, mx
 from backends.mxnet.ops.heads import merge_heads, split_heads
 from backends.mxnet.ops.masks import Mask, Window, build_mask, expected_dtype, placed
 from backends.mxnet.ops.scores import AdditiveScore, DotScore
+from backends.mxnet.parts.query_key_norm import HeadNorm
+from backends.mxnet.parts.rotary import rotary_tables, rotate
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, returned
+from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig, ConfigOptions, ProjectionBias, check_size
 
 
@@ -82,6 +85,9 @@ class MultiHeadAttention(KeywordBlock):
             else:
                 unchanged: Any = _unchanged
                 self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
+            q_size, k_size = config.norm_sizes
+            self.q_norm = HeadNorm(config.query_key_norm, q_size, dtype=dtype, prefix="q_norm_")
+            self.k_norm = HeadNorm(config.query_key_norm, k_size, dtype=dtype, prefix="k_norm_")
             if config.score_dim is None:
                 self.score: DotScore | AdditiveScore = DotScore(config.softmax_scale)
             else:
@@ -95,11 +101,15 @@ class MultiHeadAttention(KeywordBlock):
         return self._config.with_widths(*self._widths())
 
     def _project(self, call: Call[mx.np.ndarray], mask: Mask) -> tuple[mx.np.ndarray, mx.np.ndarray, mx.np.ndarray]:
-        """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv), split into heads."""
+        """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
         queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
         keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
         values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
+        tables = rotary_tables(call, config.rotary)
+        queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
+        queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
         return queries, keys, values
 
     def stages(self, call: Call[Any]) -> Stages[mx.np.ndarray]:
@@ -155,6 +165,8 @@ class MultiHeadAttention(KeywordBlock):
         dropout_keep: Any = None,
         past_keys: mx.np.ndarray | None = None,
         past_values: mx.np.ndarray | None = None,
+        positions: Any = None,
+        rotary: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
     ) -> mx.np.ndarray | tuple[Any, ...]:
@@ -169,6 +181,10 @@ class MultiHeadAttention(KeywordBlock):
                 that is within `autograd.record()` or `autograd.train_mode()`.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
+            positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
+                positions; a tuple of two if they differ. Default: queries at query_offset + i, keys at Lp + j.
+            rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
+                tuple of two such.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 
@@ -180,7 +196,8 @@ class MultiHeadAttention(KeywordBlock):
             BackendError: a dtype that MXNet does not compute in.
         """
         mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
+        past = (past_keys, past_values)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
         made = self.stages(call) if return_weights else self.attend(call, return_present=return_present)
         return returned(made, return_weights=return_weights, return_present=return_present)
 

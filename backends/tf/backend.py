@@ -16,6 +16,7 @@ from mha_core.call.call import FLOATS, Call
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import exposed
+from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig
 from mha_core.stages import Trace
 from mha_core.weights import Weights
@@ -71,8 +72,10 @@ class TensorFlowBackend(Backend):
         def run(inputs: AttentionInputs) -> Trace:
             with framework.full_precision(), tf.device(tf_device):
                 leaves = {name: to_tensor(array, tf_dtype) for name, array in inputs.leaves().items()}
-                call = inputs.call_with(leaves, lambda _, array: tf.constant(array))
-                others = {**vars(call.mask), "bias": None, "dropout_keep": call.dropout_keep}
+                tables = {name: to_tensor(array, tf_dtype) for name, array in inputs.tables().items()}
+                call = inputs.call_with(leaves | tables, lambda _, array: tf.constant(array))
+                rotary = None if call.rotary is None else vars(call.rotary)
+                others = {**vars(call.mask), "bias": None, "dropout_keep": call.dropout_keep, "rotary": rotary}
                 cotangent = None if inputs.cotangent is None else to_tensor(inputs.cotangent, tf_dtype)
                 stages, found = compute(leaves, others, inputs.is_training, cotangent)
             arrays: Any = {name: to_numpy(stage) for name, stage in stages.items()}
@@ -89,7 +92,11 @@ class TensorFlowBackend(Backend):
         return Prepared(run, set_weights)
 
 
-def _call_of(leaves: dict[str, tf.Tensor], dropout_keep: tf.Tensor | None, **sources: Any) -> Call[tf.Tensor]:
+def _call_of(
+    leaves: dict[str, tf.Tensor], dropout_keep: tf.Tensor | None, rotary: dict[str, Any] | None, **sources: Any
+) -> Call[tf.Tensor]:
     """The Call with these leaves and other sources of its mask; made while tracing, since it can't be an argument."""
     mask = AttentionMask(**{**sources, "bias": leaves.get("bias")})
-    return Call(mask=mask, dropout_keep=dropout_keep, **{name: leaves.get(name) for name in FLOATS})
+    floats = {name: leaves.get(name) for name in FLOATS}
+    stands = None if rotary is None else RotaryInputs(**rotary)
+    return Call(mask=mask, dropout_keep=dropout_keep, rotary=stands, **floats)

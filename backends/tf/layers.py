@@ -27,10 +27,13 @@ from backends.tf.ops.heads import merge_heads, split_heads
 from backends.tf.ops.layer import AttentionLayer, LayerOptions, input_widths, split_options
 from backends.tf.ops.masks import Mask, Window, build_mask
 from backends.tf.ops.scores import AdditiveScore, DotScore
+from backends.tf.parts.query_key_norm import HeadNorm
+from backends.tf.parts.rotary import rotary_tables, rotate
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, returned
+from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig, ProjectionBias, check_size
 
 
@@ -77,6 +80,9 @@ class MultiHeadAttention(AttentionLayer):
         self.k_proj = dense("k_proj", config.num_kv_heads * config.head_dim)
         self.v_proj = dense("v_proj", config.num_kv_heads * config.value_head_dim)
         self.out_proj = dense("out_proj", config.output_dim)
+        q_size, k_size = config.norm_sizes
+        self.q_norm = HeadNorm(config.query_key_norm, q_size, name="q_norm", dtype=self.variable_dtype)
+        self.k_norm = HeadNorm(config.query_key_norm, k_size, name="k_norm", dtype=self.variable_dtype)
         if config.score_dim is None:
             self.score: DotScore | AdditiveScore = DotScore(config.softmax_scale)
         else:
@@ -88,11 +94,15 @@ class MultiHeadAttention(AttentionLayer):
         return self._config.with_widths(*self._widths)
 
     def _project(self, call: Call[tf.Tensor], mask: Mask) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv), split into heads."""
+        """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
         queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
         keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
         values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
+        tables = rotary_tables(call, config.rotary)
+        queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
+        queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
         return queries, keys, values
 
     def stages(self, call: Call[Any], *, training: bool | None = None) -> Stages[tf.Tensor]:
@@ -153,6 +163,8 @@ class MultiHeadAttention(AttentionLayer):
         dropout_keep: tf.Tensor | None = None,
         past_keys: tf.Tensor | None = None,
         past_values: tf.Tensor | None = None,
+        positions: Any = None,
+        rotary: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
         training: bool | None = None,
@@ -167,6 +179,10 @@ class MultiHeadAttention(AttentionLayer):
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
+            positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
+                positions; a tuple of two if they differ. Default: queries at query_offset + i, keys at Lp + j.
+            rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
+                tuple of two such.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
             training: whether dropout acts. None: as in the layer around this one, or else False.
@@ -178,7 +194,8 @@ class MultiHeadAttention(AttentionLayer):
             SpecError: before any arithmetic, naming what does not fit.
         """
         mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
-        call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
+        past = (past_keys, past_values)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
         if return_weights:
             made: Stages[tf.Tensor] | Attended[tf.Tensor] = self.stages(call, training=training)
         else:
@@ -198,6 +215,8 @@ class MultiHeadAttention(AttentionLayer):
         else:
             config = self._config
             self._widths = config.query_dim, config.key_dim, config.value_dim
+        self.q_norm.build()
+        self.k_norm.build()
         self.score.build((None, None, None, config.head_dim), (None, None, None, config.head_dim))
 
     def get_config(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from backends.tf.layers import MultiHeadAttention
 from backends.tf.ops.framework import random_state_kept, to_numpy
 from backends.tf.ops.scores import AdditiveScore
 from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.parts.query_key_norm import NORMS
 from mha_core.weights import Weights, check_weights, common_dtype
 
 
@@ -71,9 +72,12 @@ def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
         found[f"{name}.weight"] = dense.kernel
         if dense.use_bias:
             found[f"{name}.bias"] = dense.bias
+    for name in NORMS:
+        norm = getattr(layer, name)
+        found |= {f"{name}.weight": norm.weight, f"{name}.bias": norm.bias}
     if isinstance(score, AdditiveScore):
         found["score.vector"] = score.vector
-    return found
+    return {name: variable for name, variable in found.items() if variable is not None}
 
 
 def canonical(arrays: Mapping[str, Any]) -> dict[str, NDArray]:

@@ -22,6 +22,7 @@ from mha_core.call.call import Call
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, exposed
+from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig
 from mha_core.stages import Trace
 from mha_core.weights import Weights
@@ -62,7 +63,9 @@ class TorchBackend(Backend):
         def run(inputs: AttentionInputs) -> Trace:
             wanted = inputs.cotangent is not None
             leaves = {name: to_tensor(array, torch_dtype, torch_device) for name, array in inputs.leaves().items()}
-            call = inputs.call_with(leaves, lambda _, array: torch.tensor(np.array(array), device=torch_device))
+            tables = {name: to_tensor(array, torch_dtype, torch_device) for name, array in inputs.tables().items()}
+            given = leaves | tables
+            call = inputs.call_with(given, lambda _, array: torch.tensor(np.array(array), device=torch_device))
             layer.train(inputs.is_training)
             gradients = None
             with framework.full_precision(), torch.set_grad_enabled(wanted):
@@ -95,7 +98,8 @@ def _compiled(layer: MultiHeadAttention, compute: Compute) -> Compute:
     programs: dict[Any, Compute] = {}
 
     def compiled(call: Call[torch.Tensor]) -> Stages[torch.Tensor] | Attended[torch.Tensor]:
-        form = (layer.training, torch.is_grad_enabled(), *_form(call), *_form(call.mask))
+        rotary = () if call.rotary is None else _form(call.rotary)
+        form = (layer.training, torch.is_grad_enabled(), *_form(call), *_form(call.mask), *rotary)
         if form not in programs:
             copy = FunctionType(run.__code__.replace(), globals(), closure=run.__closure__)
             programs[form] = torch.compile(copy, fullgraph=True, dynamic=False, backend=_compiler())
@@ -104,9 +108,9 @@ def _compiled(layer: MultiHeadAttention, compute: Compute) -> Compute:
     return compiled
 
 
-def _form(given: Call[torch.Tensor] | AttentionMask) -> list[Any]:
-    """The part of a call that a program depends on: shape and dtype of each tensor, and other fields but the mask."""
-    values = ((name, value) for name, value in vars(given).items() if name != "mask")
+def _form(given: Call[torch.Tensor] | AttentionMask | RotaryInputs) -> list[Any]:
+    """The part of a call that a program depends on: shape and dtype of each tensor, other fields but nested ones."""
+    values = ((name, value) for name, value in vars(given).items() if name not in ("mask", "rotary"))
     return [
         (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name, value) for name, value in values
     ]

@@ -27,11 +27,14 @@ from backends.torch.ops.framework import in_width, linear
 from backends.torch.ops.heads import merge_heads, split_heads
 from backends.torch.ops.masks import Mask, Window, build_mask, check_first_call, expected_dtype, placed, traceable
 from backends.torch.ops.scores import AdditiveScore, DotScore
+from backends.torch.parts.query_key_norm import HeadNorm
+from backends.torch.parts.rotary import rotary_tables, rotate
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, returned
+from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig, ConfigOptions, ProjectionBias, check_size
 
 
@@ -81,6 +84,9 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         else:
             unchanged: Any = nn.Identity()
             self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
+        norm_sizes = config.norm_sizes
+        self.q_norm = HeadNorm(config.query_key_norm, norm_sizes[0], **factory)
+        self.k_norm = HeadNorm(config.query_key_norm, norm_sizes[1], **factory)
         if config.score_dim is None:
             self.score: DotScore | AdditiveScore = DotScore(config.softmax_scale)
         else:
@@ -92,11 +98,15 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         return self._config.with_widths(*self._widths())
 
     def _project(self, call: Call[Tensor], mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv), split into heads."""
+        """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
         queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
         keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
         values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
+        tables = rotary_tables(call, config.rotary)
+        queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
+        queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
         return queries, keys, values
 
     def stages(self, call: Call[Any]) -> Stages[Tensor]:
@@ -152,6 +162,8 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         dropout_keep: Tensor | None = None,
         past_keys: Tensor | None = None,
         past_values: Tensor | None = None,
+        positions: Any = None,
+        rotary: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
     ) -> Tensor | tuple[Any, ...]:
@@ -164,6 +176,10 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
+            positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
+                positions; a tuple of two if they differ. Default: queries at query_offset + i, keys at Lp + j.
+            rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
+                tuple of two such.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 
@@ -181,7 +197,8 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             traceable(query_offset),
             window,
         )
-        call = Call(queries, keys, values, mask, dropout_keep, past_keys, past_values)
+        past = (past_keys, past_values)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
         made = self.stages(call) if return_weights else self.attend(call, return_present=return_present)
         return returned(made, return_weights=return_weights, return_present=return_present)
 

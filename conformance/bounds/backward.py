@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
 from conformance.bounds.forward import TANH_ULPS, before_cap, moved_through, scaled_product
+from conformance.bounds.parts.query_key_norm import d_norm_parameters, through_norm
+from conformance.bounds.parts.rotary import rotated
 from conformance.bounds.steps import Bound, Bounds
 from mha_core.heads import merge_heads, split_heads
 from mha_core.reference.forward import PROJECTED, dropout_factor
@@ -226,10 +228,26 @@ def _either(one: Bounded, other: Bounded) -> Bounded:
 # Through the projections to the inputs --------------------------------------------------------------
 
 
-def d_q_proj(b: Bounds) -> Bounded:
-    """(B, Lq, H * d)."""
-    gradient: Bounded = b["d_queries"]
+def merged(step: str, b: Bounds) -> Bounded:
+    """(B, heads, L, d) -> (B, L, heads * d): the bound of `step`."""
+    gradient: Bounded = b[step]
     return gradient.map(merge_heads)
+
+
+def d_new_keys(b: Bounds) -> Bounded:
+    """(B, G, Lk - Lp, d)."""
+    gradient: Bounded = b["d_keys"]
+    return gradient.map(lambda array: array[:, :, b.state.sizes.past_len :])
+
+
+def normed(order: str, name: str, b: Bounds) -> Bounded:
+    """(B, heads, L, d): the bound of the gradient of the norm's input, where the layer norms in this order."""
+    return through_norm(b, order, name).x
+
+
+def turned(side: str, b: Bounds) -> Bounded:
+    """(B, heads, L, d): the bound of the gradient before the rotation of a side, "queries" or "keys"."""
+    return rotated(b, b[f"d_rotated_{side}"], side, back=True)
 
 
 def without_past(step: str, b: Bounds) -> Bounded:
@@ -285,8 +303,16 @@ BACKWARD_BOUNDS: Mapping[str, Bound] = {
     "d_queries": d_queries,
     "d_keys": d_keys,
     "d_score_parameters": d_score_parameters,
-    "d_q_proj": d_q_proj,
-    "d_k_proj": partial(without_past, "d_keys"),
+    "d_new_keys": d_new_keys,
+    "d_rotated_queries": partial(normed, "after", "q_norm"),
+    "d_rotated_keys": partial(normed, "after", "k_norm"),
+    "d_normed_queries": partial(turned, "queries"),
+    "d_normed_keys": partial(turned, "keys"),
+    "d_projected_queries": partial(normed, "before", "q_norm"),
+    "d_projected_keys": partial(normed, "before", "k_norm"),
+    "d_norm_parameters": d_norm_parameters,
+    "d_q_proj": partial(merged, "d_projected_queries"),
+    "d_k_proj": partial(merged, "d_projected_keys"),
     "d_v_proj": partial(without_past, "d_values"),
     "d_query_inputs": partial(through_projection, "q_proj"),
     "d_key_inputs": partial(through_projection, "k_proj"),

@@ -187,6 +187,10 @@ class Rounding:
         """A * an exactly known factor, stored."""
         return self.store(Bounded(a.v * factor, a.e * np.abs(factor)))
 
+    def elementwise(self, a: Bounded, b: Bounded) -> Bounded:
+        """A times B element by element, stored."""
+        return self.store(Bounded(a.v * b.v, self.add(np.abs(a.v) * b.e, np.abs(b.v) * a.e, a.e * b.e)))
+
     def plus(self, a: Bounded, b: Bounded) -> Bounded:
         """A + b, stored."""
         return self.store(Bounded(a.v + b.v, self.add(a.e, b.e)))

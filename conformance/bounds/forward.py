@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
+from conformance.bounds.parts.query_key_norm import norm_if
+from conformance.bounds.parts.rotary import rotated
 from conformance.bounds.softmax import heads, weights
 from conformance.bounds.steps import Bound, Bounds
 from mha_core.call.masks import additive_bias
@@ -57,9 +59,24 @@ def split(step: str, num_heads: str, b: Bounds) -> Bounded:
     return projected.map(partial(split_heads, num_heads=getattr(b.state.config, num_heads)))
 
 
+def rotated_queries(b: Bounds) -> Bounded:
+    """(B, H, Lq, d)."""
+    return rotated(b, b["normed_queries"], "queries")
+
+
+def rotated_keys(b: Bounds) -> Bounded:
+    """(B, G, Lk - Lp, d)."""
+    return rotated(b, b["normed_keys"], "keys")
+
+
+def normed(order: str, name: str, step: str, b: Bounds) -> Bounded:
+    """(B, heads, L, d): the bound of `step`, through the norm `name` if the layer norms in this order."""
+    return norm_if(b, order, name, b[step])
+
+
 def queries(b: Bounds) -> Bounded:
     """(B, H, Lq, d)."""
-    return Bounded(b.state["queries"], split("q_proj", "num_heads", b).e)
+    return Bounded(b.state["queries"], normed("after", "q_norm", "rotated_queries", b).e)
 
 
 def after_past(step: str, b: Bounds) -> Bounded:
@@ -169,8 +186,14 @@ FORWARD_BOUNDS: Mapping[str, Bound] = {
     "q_proj": partial(project, "q_proj"),
     "k_proj": partial(project, "k_proj"),
     "v_proj": partial(project, "v_proj"),
+    "projected_queries": partial(split, "q_proj", "num_heads"),
+    "projected_keys": partial(split, "k_proj", "num_kv_heads"),
+    "normed_queries": partial(normed, "before", "q_norm", "projected_queries"),
+    "normed_keys": partial(normed, "before", "k_norm", "projected_keys"),
+    "rotated_queries": rotated_queries,
+    "rotated_keys": rotated_keys,
     "queries": queries,
-    "new_keys": partial(split, "k_proj", "num_kv_heads"),
+    "new_keys": partial(normed, "after", "k_norm", "rotated_keys"),
     "new_values": partial(split, "v_proj", "num_kv_heads"),
     "keys": partial(after_past, "keys"),
     "values": partial(after_past, "values"),
@@ -188,6 +211,7 @@ FORWARD_BOUNDS: Mapping[str, Bound] = {
 WITHOUT_BOUND: Mapping[str, str] = {
     "allowed": "true or false, which no rounding changes",
     "padding": "true or false, which no rounding changes",
+    "rotary_tables": "given, or off by so little that the turn bounds it",
     "unscaled": "an implementation may apply the scale before it, to queries or keys: `similarity` bounds both",
 }
 """The forward steps without a bound of their own -> why they have none."""

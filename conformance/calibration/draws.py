@@ -114,7 +114,8 @@ def _largest(problem: Problem) -> float:
     state = reference.run_state(problem.config, problem.weights, problem.inputs)
     arrays: list[NDArray] = []
     for found in state.arrays.values():
-        arrays += list(found.values()) if isinstance(found, dict) else [found]
+        if not isinstance(found, tuple):  # cosines and sines
+            arrays += list(found.values()) if isinstance(found, dict) else [found]
     scale = min(abs(problem.config.softmax_scale), 1.0)
     unscaled = [array / scale for array in (state["similarity"], state["d_queries"], state["d_keys"])]
     if problem.config.softcap is not None:  # c tanh(x / c) backwards, factor by factor

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.calibration.arithmetic import Arithmetic
-from conformance.calibration.attention import KEY_BLOCK, Call, Ways, attend
+from conformance.calibration.attention import KEY_BLOCK, Call, attend
+from conformance.calibration.parts import Parts
+from conformance.calibration.ways import Ways
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
 from mha_core.backend import Run
 from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
@@ -25,8 +27,8 @@ from mha_core.weights import Weights
 
 FORMULATIONS: Mapping[str, Ways] = {
     "plain": Ways(),
-    "scale-on-queries": Ways(scale="queries", softcap="multiply"),
-    "scale-on-keys": Ways(scale="keys", slope="factors"),
+    "scale-on-queries": Ways(scale="queries", softcap="multiply", rotation="full", norm="division"),
+    "scale-on-keys": Ways(scale="keys", slope="factors", rotation="complex", norm="folded"),
     "scale-on-both": Ways(scale="both", slope="capped"),
     "bias-first": Ways(bias="first", scale="queries"),
     "bias-last": Ways(bias="last"),
@@ -37,13 +39,15 @@ FORMULATIONS: Mapping[str, Ways] = {
     "groups-in-queries": Ways(groups="folded", softcap="folded", slope="squares"),
     "einsum": Ways(order="einsum", additive="loop"),
     "transposed": Ways(order="transposed", scale="keys"),
-    "sequential": Ways(order="sequential"),
+    "sequential": Ways(order="sequential", rotation="matrices", norm="length", norm_back="chain"),
     "sequential-folded": Ways(order="sequential", bias="first", groups="folded", scale="both"),
-    "reversed": Ways(order="reversed", bias="last"),
+    "reversed": Ways(order="reversed", bias="last", rotation="complex", norm="division", norm_back="chain"),
     "shuffled": Ways(order="shuffled", row_sum="heads"),
-    "pairwise": Ways(order="pairwise", additive="expm1", softcap="expm1", slope="factors"),
+    "pairwise": Ways(
+        order="pairwise", additive="expm1", softcap="expm1", slope="factors", rotation="matrices", norm="length"
+    ),
     "blocks": Ways(order="blocks", scale="queries", softcap="folded", slope="cosh"),
-    "signs": Ways(order="signs", softcap="multiply", slope="capped"),
+    "signs": Ways(order="signs", softcap="multiply", slope="capped", rotation="full", norm="folded"),
     "signs-chain": Ways(order="signs", backward="chain", bias="first", groups="folded"),
     "accumulate-in-float64": Ways(order="float64"),
     "reciprocal": Ways(softmax="reciprocal", softcap="multiply", slope="factors"),
@@ -71,7 +75,7 @@ FORMULATIONS: Mapping[str, Ways] = {
     "two-parts": Ways(softmax="two parts", groups="folded", slope="factors"),
     "row-sum-of-heads": Ways(row_sum="heads"),
     "split-backward": Ways(backward="split", additive="expm1", softcap="expm1", slope="squares"),
-    "chain-rule": Ways(backward="chain"),
+    "chain-rule": Ways(backward="chain", rotation="full", norm_back="chain"),
     "packed": Ways(packed=True, bias="last"),
     "packed-per-head": Ways(packed=True, layout="heads", scale="both", additive="loop", output="per head"),
 }
@@ -144,6 +148,7 @@ class _Layer:
         sizes = inputs.check(config)
         self.is_split, self.past_len = inputs.is_split, sizes.past_len
         self.inputs = inputs = inputs.merged()
+        self.parts = Parts(ways, arithmetic, config, weights, inputs, sizes)
         padding = padding_keys(inputs.mask, sizes)
         self.padding = padding[:, self.past_len :, None]
         self.past_padding = padding[:, None, : self.past_len, None]
@@ -165,6 +170,7 @@ class _Layer:
             projected = {name: self._project(name, x) for name, x in self.x.items()}
         heads_of = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
         queries, keys, values = (split_heads(projected[name], heads) for name, heads in heads_of.items())
+        queries, keys = self.parts.forward("queries", queries), self.parts.forward("keys", keys)
         keys, values = self._after_past(inputs.past_keys, keys), self._after_past(inputs.past_values, values)
         cotangent = None if inputs.cotangent is None else self.a.hold(inputs.cotangent)
         d_heads = None
@@ -259,6 +265,9 @@ class _Layer:
             if name != "queries" and self.inputs.past_keys is not None:
                 gradients[f"past_{name}"] = np.where(self.past_padding, zero, of_heads[:, :, : self.past_len])
                 of_heads = of_heads[:, :, self.past_len :]
+            if name != "values":
+                of_heads, parameters = self.parts.backward(name, of_heads)
+                gradients |= parameters
             gradient = d_x = merge_heads(of_heads)
             if self.config.projections:
                 d_x = self.a.product(gradient, self.weights[f"{projection}.weight"])

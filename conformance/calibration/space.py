@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.assemble import STYLES
-from conformance.cases.choices import Made, Space, lengths_up_to_all
+from conformance.cases.choices import (
+    RULES_OF_CASES,
+    Made,
+    Space,
+    even_widths,
+    lengths_up_to_all,
+    ways_to_stand,
+    weights_of_scope,
+)
 from mha_core.config import PROJECTIONS
 
 HEADS = (1, 2, 3, 4, 6, 8)
@@ -70,6 +78,11 @@ def _usual_offset(made: Made) -> Sequence[Any]:
     return made.get("Lp", 0) or max(made["Lk"] - made["Lq"], 0), "per item"
 
 
+def _ways_to_stand(made: Made) -> Sequence[str]:
+    """What calls say of positions; offsets by item, which differ from call to call, may be negative."""
+    return [way for way in ways_to_stand(made) if not (way == "counted" and made.get("query_offset") == "per item")]
+
+
 WIDE: Space = {
     "G": tuple(groups for groups, _ in _PAIRS),
     "H/G": _heads_of_a_group,
@@ -116,6 +129,22 @@ WIDE: Space = {
     "style": (*(None,) * len(_STYLES), *_STYLES),  # one for all arrays in half of the problems
     "style of *": _STYLES,
     "seed": range(2**31),
+    "rotary": odds({False: 7, True: 3}),
+    "rotary.width": even_widths,
+    "rotary.interleaved": (False, True),
+    "rotary.start": odds({"first": 3, "last": 1}),
+    "rotary.base": (10000.0, 500000.0, 10.0),
+    "rotary.rule": (*(None,) * 6, *RULES_OF_CASES),
+    "rotary.sections": odds({None: 6, "in a row": 1, "in turn": 1}),
+    "rotary.given": _ways_to_stand,
+    "rotary.reach": (20, 300, 5000, 2**17),
+    "norm": odds({None: 7, "rms": 2, "layer": 1}),
+    "norm.scope": odds({"head": 3, "all": 1}),
+    "norm.weight": weights_of_scope,
+    "norm.order": ("before", "after"),
+    "norm.eps": (1e-6, 1e-5, *spread(1e-8, 1.0)),
+    "norm.offset": (0, 1),
+    "norm.bias": odds({False: 2, True: 1}),
 }
 """What the problems of calibration are chosen from."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from conformance.cases.case import Rng
 from conformance.cases.choices import Description
 from conformance.cases.parts import poison_past
 from conformance.cases.problem import Problem
-from mha_core import AttentionInputs, AttentionMask, init_weights
+from mha_core import AttentionInputs, AttentionMask, RotaryInputs, init_weights
 from mha_core.heads import split_heads
 from mha_core.weights import Weights
 
@@ -106,8 +107,29 @@ def problem_of(description: Description, weights: Weights | None = None) -> Prob
         past_keys=past("past_keys", *heads.keys),
         past_values=past("past_values", *heads.values),
     )
+    if config.rotary is not None:
+        inputs = replace(inputs, rotary=_positions(np.random.default_rng([made["seed"], 2]), description))
     problem = Problem(config, weights_of(description) if weights is None else weights, inputs)
     return poison_past(rng, problem) if made.get("padding is NaN") else problem
+
+
+def _positions(rng: Rng, description: Description) -> RotaryInputs | None:
+    """What the call says of positions; its numbers are not from the stream of the others."""
+    settings, sizes, given = description.config.rotary, description.sizes, description.made["rotary.given"]
+    assert settings is not None
+    if given == "counted":
+        return None
+    items = (sizes.batch,) if given.endswith("per item") else ()
+    lengths = (sizes.query_len, sizes.key_len - sizes.past_len)
+    if given.startswith("positions"):
+        axes = () if settings.axes == 1 else (settings.axes,)
+        return RotaryInputs(
+            *(rng.integers(0, description.made["rotary.reach"], size=(*axes, *items, length)) for length in lengths)
+        )
+    pairs = (settings.width or 0) // 2
+    angles = [rng.uniform(-np.pi, np.pi, size=(*items, length, pairs)) for length in lengths]
+    factor = rng.choice([1.0, 1.5])
+    return RotaryInputs(None, None, *(factor * turn(angle) for angle in angles for turn in (np.cos, np.sin)))
 
 
 def _full_shape(description: Description) -> Shape:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, RotaryInputs, SpecError, init_weights
 from mha_core.call.masks import allowed_keys
 from mha_core.heads import split_heads
 
@@ -36,6 +36,7 @@ class Case:
         past_len: Lp, how many of the Lk keys a decoding cache holds already.
         split: whether queries, keys and values are given split into heads (a config without projections).
         mask: makes the mask from a random generator and the case.
+        positions: makes positions, or tables of angles, in a layer with rotary positions. Default: they are counted.
         training: whether it is a training step, for which a keep-mask of dropout is drawn.
         weight_scale, input_scale: factors on standard weights and on standard normal inputs.
         change: a function that makes the final Problem, where the fields above do not suffice.
@@ -54,6 +55,7 @@ class Case:
     past_len: int = 0
     split: bool = False
     mask: Callable[[Rng, Case], AttentionMask] | None = None
+    positions: Callable[[Rng, Case], RotaryInputs] | None = None
     training: bool = False
     weight_scale: float = 1.0
     input_scale: float = 1.0
@@ -115,6 +117,8 @@ class Case:
                 keys=split_heads(inputs.keys, heads.keys[0]),
                 values=split_heads(inputs.values, heads.values[0]),
             )
+        if self.positions is not None:
+            inputs = replace(inputs, rotary=self.positions(rng, self))
         scaled = {name: self.weight_scale * array for name, array in weights.items()}
         problem = Problem(config, scaled, inputs)
         return problem if self.change is None else self.change(rng, problem)
@@ -130,6 +134,7 @@ class Case:
             "H": config.num_heads,
             "d": config.head_dim,
             "dv": config.value_head_dim,
+            **({} if config.rotary is None else {"r / 2": (config.rotary.width or 0) // 2}),
             "Dq": config.query_dim,
             "Dk": config.key_dim,
             "Dv": config.value_dim,

@@ -8,12 +8,14 @@ calibration). A `Choose` says how one of the options is found: drawn, looked up,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mha_core import AttentionConfig
 from mha_core.call.sizes import CallSizes
 from mha_core.config import PROJECTIONS
+from mha_core.parts.query_key_norm import QueryKeyNorm
+from mha_core.parts.rotary import Rotary
 
 Choose = Callable[[str, Sequence[Any]], Any]
 """(name of the choice, options, simplest first) -> one of the options."""
@@ -27,6 +29,9 @@ Space = Mapping[str, Sequence[Any] | Callable[[Made], Sequence[Any]]]
 Options that stand there more than once are as much more likely. A choice with a single option is made
 without being asked for. Where there is a choice for each item of the batch, "*" stands for its number.
 """
+
+PARTS = ("rotary", "norm")
+"""The choices of whether there is a part of attention; they come last."""
 
 ARRAYS = ("queries", "keys", "values", "cotangent", "past_keys", "past_values")
 """What numbers are drawn for, besides weights and mask."""
@@ -48,6 +53,39 @@ _OFFSETS = tuple(sign * n for n in range(1, 10) for sign in (1, -1))
 def lengths_up_to_all(made: Made) -> Sequence[int]:
     """How many keys an item or a query may attend to: all of them, or fewer."""
     return range(made["Lk"], -1, -1)
+
+
+RULES_OF_CASES: Mapping[str, Mapping[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 2.0, "max_position_embeddings": 8},
+    "llama3": {
+        **{"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 16,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32, "truncate": False},
+    "longrope": {"factor": 4.0, "original_max_position_embeddings": 8},  # its lists: `_rule`
+    "proportional": {"partial_rotary_factor": 0.5},
+}
+"""The rules of frequencies that are chosen from, by their rope_type, and their fields: short lengths meet them all."""
+
+
+def even_widths(made: Made) -> Sequence[int]:
+    """How many channels of a head may turn, all of them first."""
+    return range(made["d"] // 2 * 2, 0, -2)
+
+
+def ways_to_stand(made: Made) -> Sequence[str]:
+    """What a call may say of positions; they are not counted from a query offset that is negative."""
+    offsets = [value for name, value in made.items() if name.startswith("query_offset")]
+    is_negative = any(value != "per item" and value < 0 for value in offsets)
+    of_all = () if made.get("rotary.sections") else ("positions", "tables")
+    given = (*of_all, "positions per item", "tables per item")
+    return given if is_negative else ("counted", *given)
+
+
+def weights_of_scope(made: Made) -> Sequence[str]:
+    """The shapes that the weight of a query-key norm may have."""
+    return ("per_head", "none") if made["norm.scope"] == "all" else ("shared", "per_head", "none")
 
 
 SMALL: Space = {
@@ -96,6 +134,22 @@ SMALL: Space = {
     "style": ("normal",),
     "style of *": ("normal",),
     "seed": range(1000),
+    "rotary": (False, True),
+    "rotary.width": even_widths,
+    "rotary.interleaved": (False, True),
+    "rotary.start": ("first", "last"),
+    "rotary.base": (10000.0, 100.0, 5.0),
+    "rotary.rule": (None, None, None, *RULES_OF_CASES),
+    "rotary.sections": (None, None, "in a row", "in turn"),
+    "rotary.given": ways_to_stand,
+    "rotary.reach": (20, 3000),  # positions that are given are smaller
+    "norm": (None, "rms", "layer"),
+    "norm.scope": ("head", "all"),
+    "norm.weight": weights_of_scope,
+    "norm.order": ("before", "after"),
+    "norm.eps": (1e-6, 1e-2, 1.0),
+    "norm.offset": (0, 1),
+    "norm.bias": (False, True),
 }
 """Small sizes, or a few of `LARGE`, and every feature, with Gaussian numbers: what random cases are chosen from."""
 
@@ -145,7 +199,8 @@ def describe(choose: Choose, space: Space) -> Description:
     """Ask for everything that one problem needs.
 
     The order in which choices are asked for is part of the name of a random case: `random-SEED-INDEX`
-    takes them from a stream. A new choice comes last, or has a single option in `SMALL`.
+    takes them from a stream. A new choice comes last, where `conformance.cases.random` asks for it by another name, or
+    has a single option in `SMALL`.
 
     >>> description = describe(lambda name, options: options[0], SMALL)
     >>> description.sizes.key_len, description.config.num_heads, description.made["causal"]
@@ -161,7 +216,7 @@ def describe(choose: Choose, space: Space) -> Description:
     if ask.made.get("valid_lens") or ask.made.get("allowed"):
         ask("padding is NaN")
     _numbers(ask, config, sizes)
-    return Description(config, sizes, ask.made)
+    return Description(replace(config, rotary=_rotary(ask), query_key_norm=_norm(ask)), sizes, ask.made)
 
 
 def _config(ask: Asker) -> AttentionConfig:
@@ -225,6 +280,42 @@ def _numbers(ask: Asker, config: AttentionConfig, sizes: CallSizes) -> None:
         ask("cotangent times")
     for name in () if ask.made["style"] else arrays_of(sizes):
         ask(f"style of {name}", "style of *")
+
+
+def _rotary(ask: Asker) -> Rotary | None:
+    if ask.made["d"] < 2 or not ask("rotary"):
+        return None
+    width = ask("rotary.width")
+    fields: dict[str, Any] = {name: ask(f"rotary.{name}") for name in ("interleaved", "start", "base")}
+    rule = ask("rotary.rule")
+    if width > 2 and ask("rotary.sections"):
+        first = (width // 2 + 1) // 2
+        fields |= {
+            "sections": (first, width // 2 - first),
+            "sections_interleaved": ask.made["rotary.sections"] == "in turn",
+        }
+    if ask("rotary.given").startswith("positions"):
+        ask("rotary.reach")
+    return Rotary(width, rule=None if rule is None else _rule(rule, width // 2), **fields)
+
+
+def _rule(name: str, pairs: int) -> Mapping[str, Any]:
+    """The rule of this name, for so many pairs."""
+    rule = {"rope_type": name, **RULES_OF_CASES[name]}
+    if name == "longrope":
+        short = [1.0 + 0.25 * pair for pair in range(pairs)]
+        rule |= {"short_factor": short, "long_factor": [2.0 * factor for factor in short]}
+    return rule
+
+
+def _norm(ask: Asker) -> QueryKeyNorm | None:
+    kind = ask("norm")
+    if kind is None:
+        return None
+    fields: dict[str, Any] = {name: ask(f"norm.{name}") for name in ("scope", "weight", "order", "eps")}
+    if fields["weight"] != "none":
+        fields |= {name: ask(f"norm.{name}") for name in ("offset", "bias")}
+    return QueryKeyNorm(kind, **fields)
 
 
 def arrays_of(sizes: CallSizes) -> Sequence[str]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from mha_core import AttentionInputs, AttentionMask
+from mha_core import AttentionInputs, AttentionMask, RotaryInputs
+from mha_core.call.rotary import ARRAYS, TABLES
 from mha_core.heads import split_heads
 
 PAST = "past keys and values"
@@ -27,6 +28,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "causal mask, window or positions": ("causal", "window", "query_offset"),
     "mode of training or its keep-mask": ("dropout_keep",),
     "wish for gradients": ("cotangent",),
+    "rotary positions or their tables": ARRAYS,
 }
 """What two calls may differ in -> the fields that it is made of, of AttentionInputs or its mask."""
 
@@ -43,10 +45,17 @@ AXES: Mapping[str, Mapping[str, int]] = {
     **{name: {"batch": -4, "query_len": -2, "key_len": -1} for name in ("allowed", "bias", "dropout_keep")},
     "valid_lens": {"batch": 0, "query_len": 1},
     "query_offset": {"batch": 0},
+    "positions": {"batch": -2, "query_len": -1},
+    "key_positions": {"batch": -2, "key_len": -1},
+    **{name: {"batch": -3, "query_len": -2} for name in ("cos", "sin")},
+    **{name: {"batch": -3, "key_len": -2} for name in ("key_cos", "key_sin")},
 }
 """Array -> which of its axes counts what; of queries, keys and values that are not split."""
 
 OF_MASK = tuple(name for name in AttentionMask().__dict__)
+
+BROADCAST = ("allowed", "bias", *TABLES)
+"""Arrays that are broadcast along an axis of size 1."""
 
 
 def differences(case: Case, other: Case) -> list[str]:
@@ -85,12 +94,21 @@ def mixed(case: Case, other: Case, part: str) -> Problem | None:
 
 
 def _field(inputs: AttentionInputs, name: str) -> Any:
+    """A field of the call, of its mask or of its rotary positions; those of new keys, also where one array is both."""
+    if name in ARRAYS:
+        own = getattr(inputs.rotary, name, None)
+        return getattr(inputs.rotary, name.removeprefix("key_"), None) if own is None else own
     return getattr(inputs.mask if name in OF_MASK else inputs, name)
 
 
 def _with(inputs: AttentionInputs, fields: Mapping[str, Any]) -> AttentionInputs:
     mask = {name: value for name, value in fields.items() if name in OF_MASK}
-    own = {name: value for name, value in fields.items() if name not in OF_MASK}
+    turning = {name: value for name, value in fields.items() if name in ARRAYS}
+    own = {name: value for name, value in fields.items() if name not in (*OF_MASK, *ARRAYS)}
+    if turning:
+        rotary = {name: _field(inputs, name) for name in ARRAYS} | turning
+        is_given = any(value is not None for value in rotary.values())
+        own["rotary"] = RotaryInputs(**rotary) if is_given else None
     return replace(inputs, mask=replace(inputs.mask, **mask), **own)
 
 
@@ -145,6 +163,6 @@ def _fitted(name: str, value: Any, sizes: Mapping[str, int]) -> Any:
         return value
     for size, axis in AXES[name].items():
         is_there = -value.ndim <= axis < value.ndim and value.shape[axis] > 0
-        if is_there and not (name in ("allowed", "bias") and value.shape[axis] == 1):
+        if is_there and not (name in BROADCAST and value.shape[axis] == 1):
             value = np.take(value, np.arange(sizes[size]) % value.shape[axis], axis=axis)
     return np.minimum(value, sizes["key_len"]) if name == "valid_lens" else value

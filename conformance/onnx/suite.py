@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from conformance.bounds.precision import Precision
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
+from conformance.onnx.rotary import rotary_vectors
 from conformance.onnx.vectors import Vector, load_vectors
 from conformance.subjects.backend import BackendSubject, paths_to_check
 from conformance.subjects.function import OtherDtype
@@ -74,7 +75,7 @@ def onnx_cases(names: Sequence[str] = ()) -> list[VectorCase]:
     Raises:
         SpecError: onnx is not installed; a vector is not known, or can't be translated.
     """
-    vectors = load_vectors()
+    vectors: list[Vector] = [*load_vectors(Vector, "Attention", "test_attention_"), *rotary_vectors()]
     known = {f"{SUITE}:{vector.name}" for vector in vectors}
     for name in names:
         if name not in known:

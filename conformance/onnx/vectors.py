@@ -1,7 +1,7 @@
-"""ONNX's own test vectors of its Attention operator, as problems of this definition.
+"""ONNX's own test vectors of its operators Attention and RotaryEmbedding, as problems of this definition.
 
-The operator has no projections: its inputs are the heads, merged (rank 3) or split (rank 4). Every
-other attribute has a counterpart; `translate` is the whole of the translation.
+Attention has no projections: its inputs are the heads, merged (rank 3) or split (rank 4). Every
+other attribute has a counterpart; `translate` is the whole of the translation. That of RotaryEmbedding is in `rotary`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import io
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,6 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
 from mha_core.heads import merge_heads
-
-PREFIX = "test_attention_"
 
 SIMILARITY, CAPPED, WITH_MASK, WEIGHTS = range(4)
 """Values of qk_matmul_output_mode: the output is the scaled product, that with the softcap, that with the mask
@@ -59,41 +58,50 @@ class Vector:
         return found
 
 
-def load_vectors() -> list[Vector]:
-    """Every case of the operator in the installed `onnx`, without the "_expanded" ones, which have equal numbers.
+Kind = TypeVar("Kind", bound=Vector)
+
+
+@cache
+def _every_case() -> list[Any]:
+    """Every case of every operator: `onnx` makes them once in a process, and filters while it does."""
+    try:
+        from onnx.backend.test.case.node import collect_testcases
+    except ModuleNotFoundError as error:
+        raise SpecError(f"the suite 'onnx' needs the package {error.name!r}: pip install onnx") from error
+    # Generating the cases warns and prints; that is none of ours.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        return [case for case in collect_testcases() if not case.name.endswith("_expanded")]
+
+
+def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
+    """Every case of an operator in the installed `onnx`, without the "_expanded" ones, which have equal numbers.
+
+    Args:
+        kind: what a vector is made as.
+        operator: by ONNX's name.
+        prefix: of the names of its cases; what follows is that of the vector.
 
     Raises:
         SpecError: onnx is not installed.
     """
-    try:
-        from onnx import helper
-        from onnx.backend.test.case.node import collect_testcases
-    except ModuleNotFoundError as error:
-        raise SpecError(f"the suite 'onnx' needs the package {error.name!r}: pip install onnx") from error
-    # Generating the cases of all operators warns and prints; that is none of ours.
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        found = [case for case in collect_testcases("Attention") if not case.name.endswith("_expanded")]
+    cases = _every_case()
+    from onnx import helper  # which `_every_case` has looked for
+
     vectors = []
-    for case in found:
+    for case in cases:
         if case.model is None or not case.data_sets:
             continue
         node = case.model.graph.node[0]
-        if node.op_type != "Attention":
+        if node.op_type != operator:
             continue
         arrays, outputs = case.data_sets[0]
         inputs = dict(zip((value.name for value in case.model.graph.input), arrays, strict=True))
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         names = [name for name in node.output if name]
-        vectors.append(
-            Vector(
-                case.name.removeprefix(PREFIX),
-                str(inputs["Q"].dtype),
-                attributes,
-                inputs,
-                dict(zip(names, outputs, strict=True)),
-            )
-        )
+        first = next(iter(inputs.values()))
+        by_name = dict(zip(names, outputs, strict=True))
+        vectors.append(kind(case.name.removeprefix(prefix), str(first.dtype), attributes, inputs, by_name))
     return vectors
 
 

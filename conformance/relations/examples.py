@@ -168,7 +168,7 @@ def _heads(rng: Rng, choose: Callable[[int], NDArray]) -> Instance:
     problem = _draw(rng)
     inputs, config = problem.inputs, problem.config
     chosen = choose(config.num_heads)
-    arrays = {
+    arrays: dict[str, Any] = {
         name: merge_heads(split_heads(getattr(inputs, name), config.num_heads)[:, chosen])
         for name in ("queries", "keys", "values")
     }

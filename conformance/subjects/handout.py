@@ -78,18 +78,27 @@ def in_layout_of(arrays: Mapping[str, NDArray], given: Mapping[str, NDArray]) ->
     return {name: made[id(like)] for name, like in given.items()}
 
 
-OWN_ARRAYS = tuple(field.name for field in fields(AttentionInputs) if field.name != "mask")
-"""The arrays of AttentionInputs; the others are its mask's."""
+OWN_ARRAYS = tuple(field.name for field in fields(AttentionInputs) if field.name not in ("mask", "rotary"))
+"""The arrays of AttentionInputs; the others are those of its mask, and of its rotary positions."""
 
 
 def input_arrays(inputs: AttentionInputs) -> dict[str, NDArray]:
-    """Every array of a call by name: its own, and those of its mask."""
+    """Every array of a call in NumPy, by name: its own, those of its mask, and those of its rotary positions."""
+    return {name: np.asarray(array) for name, array in given_arrays(inputs).items()}
+
+
+def given_arrays(inputs: AttentionInputs) -> dict[str, Any]:
+    """The arrays of `input_arrays` as they were given."""
     found = {name: getattr(inputs, name) for name in OWN_ARRAYS}
-    inputs.mask.map_arrays(lambda name, array: found.setdefault(name, array))
-    return {name: np.asarray(array) for name, array in found.items() if array is not None}
+    for nested in (inputs.mask, inputs.rotary):
+        if nested is not None:
+            nested.map_arrays(lambda name, array: found.setdefault(name, array))
+    return {name: array for name, array in found.items() if array is not None}
 
 
 def with_arrays(inputs: AttentionInputs, arrays: Mapping[str, NDArray]) -> AttentionInputs:
     """The call with other arrays, by the names of `input_arrays`, in place of its own."""
     own: dict[str, Any] = {name: arrays.get(name) for name in OWN_ARRAYS}
-    return replace(inputs, **own, mask=inputs.mask.map_arrays(lambda name, array: arrays[name]))
+    nested = {name: getattr(inputs, name) for name in ("mask", "rotary")}
+    given = {name: x and x.map_arrays(lambda name, array: arrays[name]) for name, x in nested.items()}
+    return replace(inputs, **own, **given)

@@ -11,27 +11,36 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.subjects.handout import input_arrays, with_arrays
 from mha_core import AttentionInputs
+from mha_core.call.rotary import TABLES, RotaryInputs, positions_of
 from mha_core.stages import GRADIENT
 
+POSITIONS = ("positions", "key_positions")
 
-def has_items(name: str, array: NDArray, batch: int) -> bool:
-    """Whether the first axis of an array of a call, or of a gradient by it, counts the items of the batch.
+AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(POSITIONS, 2), **dict.fromkeys(TABLES, 3)}
+"""Array that may be broadcast over the items of the batch -> its axes where it is not."""
 
-    `allowed` and `bias` may be broadcast over them, and `query_offset` may be one number.
 
-    >>> has_items("bias", np.zeros((3, 5, 7)), batch=3), has_items("bias", np.zeros((3, 1, 5, 7)), batch=3)
-    (False, True)
+def axis_of_items(name: str, array: NDArray, batch: int) -> int | None:
+    """The axis of an array of a call, or of a gradient by it, that counts the items of the batch; None without one.
+
+    `query_offset` may be one number; positions with several axes, (axes, B, L), have the items second.
+
+    >>> axis_of_items("bias", np.zeros((3, 5, 7)), batch=3), axis_of_items("bias", np.zeros((3, 1, 5, 7)), batch=3)
+    (None, 0)
     """
-    axes = 4 if name in ("allowed", "bias") else max(array.ndim, 1)
-    return array.ndim == axes and array.shape[0] == batch
+    if name in POSITIONS and array.ndim == 3:
+        return 1 if array.shape[1] == batch else None
+    axes = AXES.get(name, max(array.ndim, 1))
+    return 0 if array.ndim == axes and array.shape[0] == batch else None
 
 
 def take_items(inputs: AttentionInputs, items: NDArray[np.integer]) -> AttentionInputs:
     """The call with these items of its batch, in this order, in every array that has an axis for them."""
     batch = inputs.queries.shape[0]
     arrays = input_arrays(inputs)
+    axes = {name: axis_of_items(name, array, batch) for name, array in arrays.items()}
     return with_arrays(
-        inputs, {name: array[items] if has_items(name, array, batch) else array for name, array in arrays.items()}
+        inputs, {name: array if axes[name] is None else array.take(items, axes[name]) for name, array in arrays.items()}
     )
 
 
@@ -44,7 +53,8 @@ def items_of(problem: Problem, items: NDArray[np.integer]) -> Problem:
 def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> AttentionInputs:
     """The call with these queries and keys alone, in every array that has an axis for them.
 
-    Past keys stay; where there are some, `keys` must be all, because a mask counts both.
+    Past keys stay; where there are some, `keys` must be all, because a mask counts both. In a layer with rotary
+    positions, each side must be given its own (see `with_positions`).
 
     >>> x = np.zeros((2, 5, 6))
     >>> taken = take_positions(AttentionInputs(x, x, x), slice(3, None), slice(4))
@@ -61,10 +71,32 @@ def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> Atte
             return array if keys.stop is None else np.minimum(array, keys.stop)
         if name == "dropout_keep":
             return array[:, :, queries, keys]
-        taken = {"queries": queries, "keys": keys, "values": keys}
+        if name in POSITIONS:
+            return array[..., keys if name.startswith("key") else queries]
+        taken = {"queries": queries, "keys": keys, "values": keys, "cos": queries, "sin": queries}
+        taken |= {"key_cos": keys, "key_sin": keys}
         return array[..., taken[name], :] if name in taken else array
 
     return with_arrays(inputs, {name: cut(name, array) for name, array in input_arrays(inputs).items()})
+
+
+def with_positions(problem: Problem) -> AttentionInputs:
+    """The inputs with positions or tables of their own for queries and for new keys, in a layer with rotary positions.
+
+    Without them, the positions of what `take_positions` takes would be counted anew.
+    """
+    settings, inputs = problem.config.rotary, problem.inputs
+    if settings is None:
+        return inputs
+    given = inputs.rotary
+    if given is not None and given.has_tables:
+        own = given if given.key_cos is not None else replace(given, key_cos=given.cos, key_sin=given.sin)
+        return replace(inputs, rotary=own)
+    of_queries, of_keys = (
+        array[0] if array.ndim == 2 and len(array) == 1 else array
+        for array in positions_of(given, inputs.mask.query_offset, problem.sizes)
+    )
+    return replace(inputs, rotary=RotaryInputs(of_queries, of_keys))
 
 
 def reordered(arrays: Mapping[str, NDArray], inputs: AttentionInputs, order: NDArray[np.integer]) -> dict[str, NDArray]:
@@ -79,6 +111,6 @@ def reordered(arrays: Mapping[str, NDArray], inputs: AttentionInputs, order: NDA
 
     def counts_items(name: str, array: NDArray) -> bool:
         gradient = name.removeprefix(GRADIENT)
-        return gradient == name or (gradient in given and has_items(gradient, array, batch))
+        return gradient == name or (gradient in given and axis_of_items(gradient, array, batch) == 0)
 
     return {name: array[order] if counts_items(name, array) else array for name, array in arrays.items()}

@@ -3,5 +3,5 @@
 Most bugs are rows of tables, made of the operations in `rows.py`.
 """
 
-ORDER = ("forward", "blocked", "backward")
+ORDER = ("forward", "blocked", "parts", "backward")
 """The order of the folders in `mha bugs`; a folder that is not named comes last."""

@@ -142,6 +142,8 @@ def _merged(before: Any, a: Any, b: Any) -> Any:
         return b if a is before else a
     if all(isinstance(one, Mapping) and one.keys() == before.keys() for one in (before, a, b)):
         return {name: _merged(before[name], a[name], b[name]) for name in before}
+    if all(isinstance(one, tuple) for one in (before, a, b)):  # rotary_tables
+        return type(before)(*map(_merged, before, a, b))
     if not all(isinstance(one, np.ndarray) and one.shape == before.shape for one in (before, a, b)):
         raise Contradiction("two bugs give one step results of different shapes")
     in_a, in_b = _differ(a, before), _differ(b, before)

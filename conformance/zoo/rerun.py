@@ -112,6 +112,8 @@ def _same(a: object, b: object) -> bool:
         return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
     if a is None or b is None:
         return a is b
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
     a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape:
         return False

@@ -20,7 +20,7 @@ def call() -> tuple[AttentionConfig, dict[str, Any], AttentionInputs]:
     """A layer 100 wide with 5 heads, 4 queries, and 6 keys of which 3 and 2 count."""
     rng = np.random.default_rng(0)
     shapes = {"queries": (2, 4, 100), "keys": (2, 6, 100), "values": (2, 6, 100)}
-    arrays = {name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    arrays: dict[str, Any] = {name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
     config = AttentionConfig(embed_dim=100, num_heads=5)
     weights = {name: array.astype("float32") for name, array in init_weights(config, seed=0).items()}
     return config, weights, AttentionInputs(**arrays, mask=AttentionMask(valid_lens=np.array([3, 2])))

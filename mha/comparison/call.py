@@ -17,11 +17,12 @@ from mha.comparison.masks import mask_differences, padded_keys, padded_queries
 from mha.recipes.judge import Judgement, judge_recorded
 from mha_core import SpecError
 from mha_core.call.inputs import AttentionInputs
+from mha_core.call.rotary import tables_of_call
 from mha_core.reference import pipeline as reference
 
 GIVEN = ("queries", "keys", "values")
 PAST = ("past_keys", "past_values")
-FIELDS = {"inputs": (*GIVEN, *PAST), "mask": ("mask", "dropout_keep"), "layer": ()}
+FIELDS = {"inputs": (*GIVEN, *PAST, "rotary"), "mask": ("mask", "dropout_keep"), "layer": ()}
 """Part of a call -> the fields of its inputs; a layer is config and weights."""
 
 
@@ -89,6 +90,7 @@ def calls_part(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> CallDi
         both.notes += notes
     _compare_keep_masks(both, own, other)
     _compare_pasts(both, own, other, allowance)
+    _compare_positions(both, a.problem, b.problem)
     return both
 
 
@@ -209,6 +211,24 @@ def _compare_pasts(both: CallDifferences, a: AttentionInputs, b: AttentionInputs
             both.inputs = max(both.inputs, allowance.ratio(found))
             if allowance.ratio(found) > 1.0:
                 both.found.append(allowance.difference("past", f"{name} differ {found.words}", name, one, found))
+
+
+def _compare_positions(both: CallDifferences, a: Problem, b: Problem) -> None:
+    """Find whether queries or new keys stand elsewhere; other settings of positions are a difference of the layers."""
+    if a.config.rotary is None or a.config.rotary != b.config.rotary:
+        return
+    one, other = (
+        tables_of_call(p.config.rotary, p.inputs.rotary, p.inputs.mask.query_offset, p.sizes)
+        for p in (a, b)
+        if p.config.rotary is not None
+    )
+    for side in ("queries", "keys"):
+        of_one, of_other = getattr(one, side), getattr(other, side)
+        apart = [~np.isclose(x, y, rtol=0.0, atol=1e-6) for x, y in zip(of_one, of_other, strict=True)]
+        if any(one.any() for one in apart):
+            rows = (apart[0] | apart[1]).any(axis=-1)
+            words = f"{side} turn by other angles at {int(rows.sum())} of {rows.size} positions"
+            both.found.append(Difference("inputs", words, "rotary"))
 
 
 # Outputs ---------------------------------------------------------------------------------------------

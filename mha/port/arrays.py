@@ -44,12 +44,14 @@ class LoadedArrays:
         unused: names of the file that the embeddings do not depend on: heads, position numbers.
         drawn: parameters that the embeddings do not depend on and the file lacks, so that they are random.
         left: what the user leaves out: arrays that no model of its type has, and other files of the folder.
+        how: in which sense each parameter is its array.
     """
 
     held: Mapping[str, str]
     unused: tuple[str, ...] = ()
     drawn: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    how: str = "bit for bit"
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as a dict of JSON values."""

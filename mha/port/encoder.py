@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,8 @@ class Encoder:
         arrays: the array of its files that each of the model's parameters equals.
     """
 
+    outputs: ClassVar[str] = "sentence embeddings"
+
     name: str
     model: Any
     tokenizer: Any
@@ -69,7 +71,7 @@ class Encoder:
                 of which the tokenizer knows none; the tokenizer gives ids that the model does not have.
         """
         check_texts(texts)
-        with _no_logging():
+        with no_logging():
             try:
                 batch = self.tokenizer(list(texts), padding=True, return_tensors="pt")
             except Exception as error:  # such as a tokenizer without a token to pad with
@@ -185,7 +187,7 @@ def _loaded(name: str, folder: Path, weights: Path, dtype: str, leave: Collectio
     from transformers import AutoModel, AutoTokenizer
 
     files_of(weights)  # says what is wrong with them better than transformers does
-    with _no_logging(), quiet_stderr():
+    with no_logging(), quiet_stderr():
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             # Only safetensors: a pickle could carry code.
@@ -246,7 +248,7 @@ def _folder(name: str) -> Path:
 
 
 @contextmanager
-def _no_logging() -> Iterator[None]:
+def no_logging() -> Iterator[None]:
     """A context without warnings and progress bars of transformers; the settings are restored afterwards."""
     from transformers.utils import logging
 

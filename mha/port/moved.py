@@ -1,4 +1,4 @@
-"""How far errors of the layers within their bounds can move a model's embeddings."""
+"""How far errors of the layers within their bounds can move a model's embeddings, or its logits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.port.decoder import Decoder
 from mha.port.encoder import Encoder
 from mha.recipes import Site
 
@@ -16,7 +17,9 @@ DRAWS = 8
 """How many times the outputs of all layers are moved by their bounds, with other signs each time."""
 
 
-def allowed_move(encoder: Encoder, batch: Any, slacks: Sequence[tuple[Site, NDArray]], embeddings: NDArray) -> float:
+def allowed_move(
+    encoder: Encoder | Decoder, batch: Any, slacks: Sequence[tuple[Site, NDArray]], embeddings: NDArray
+) -> float:
     """How far the embeddings may move: every layer's output is moved by what it may be off, with random signs.
 
     Args:

@@ -2,15 +2,15 @@
 
 The proof has three parts. The outputs of the model's own modules agree with the reference, layer by layer,
 within the computed bound. So do the outputs of every backend on the inputs of those modules. And with a
-backend's layers in place of the model's own, the sentence embeddings move no further than errors within
-those bounds can move them.
+backend's layers in place of the model's own, the sentence embeddings, or the logits of a decoder, move no further than
+errors within those bounds can move them. A decoder also goes on with the texts, token by token, through each backend.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -26,6 +26,7 @@ from conformance.judging.expected import Expected, answer
 from conformance.subjects.backend import BackendSubject
 from mha.coverage import Coverage
 from mha.port.arrays import LoadedArrays
+from mha.port.decoder import Decoder, padded
 from mha.port.encoder import Encoder
 from mha.port.moved import allowed_move
 from mha.recipes import Site, record, replaced, survey
@@ -35,9 +36,16 @@ from mha.undetectable_bugs.find import UndetectableBugs, undetectable_bugs
 from mha_core import SpecError
 from mha_core.backend import Backend
 from mha_core.errors import one_line
+from mha_core.layouts.conventions import with_pairs
 
 ORIGINAL = "original"
 """Name of the model's own modules, among the names of backends."""
+
+TOKENS = 20
+"""How many tokens a decoder goes on with."""
+
+AS_IN_FILE = "file"
+"""Stands after a backend's name where rows have the order of the file."""
 
 DIAGNOSED = 6
 """How many of a backend's differing layers a diagnosis looks at; more tell little and take long."""
@@ -73,13 +81,13 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class EmbeddingResult:
-    """The comparison of sentence embeddings with one backend's layers in the model to the model's own.
+    """The comparison of sentence embeddings, or logits, with one backend's layers in the model to the model's own.
 
     Attributes:
         by: the backend.
         difference: largest difference of any number in them.
         allowed: how far errors within the bounds of all layers move them.
-        cosine: the smallest cosine of a text's two embeddings.
+        cosine: the smallest cosine of a text's two embeddings, or of its logits.
     """
 
     by: str
@@ -105,6 +113,8 @@ class PortReport:
         diagnoses: backend that differs -> which stage and which bug explains it, in words.
         versions: ORIGINAL or backend -> package -> version.
         unseen: which bugs these calls would not have shown; None if they were not looked for.
+        outputs: what the model gives: sentence embeddings, or logits of the last token.
+        continued: ORIGINAL or backend -> what it goes on with after each text; empty for an encoder.
     """
 
     model: str
@@ -120,11 +130,14 @@ class PortReport:
     diagnoses: dict[str, str]
     versions: dict[str, dict[str, str]]
     unseen: UndetectableBugs | None = None
+    outputs: str = "sentence embeddings"
+    continued: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
-        """Whether all layers and all embeddings are equal within their bounds."""
-        return all(result.equal for result in self.layers) and all(found.equal for found in self.embeddings)
+        """Whether all layers and embeddings are equal within their bounds, and all continued texts are the same."""
+        within = all(one.equal for one in self.layers) and all(one.equal for one in self.embeddings)
+        return within and len(set(self.continued.values())) <= 1
 
     def to_dict(self) -> dict[str, Any]:
         """The report as a dict of JSON values."""
@@ -155,7 +168,7 @@ class _Layer:
 
 
 def port(
-    encoder: Encoder,
+    encoder: Encoder | Decoder,
     texts: Sequence[str],
     backends: Sequence[Backend],
     *,
@@ -167,8 +180,8 @@ def port(
     """Port every attention layer of `encoder` into every backend, on these texts.
 
     Args:
-        encoder: loaded in `dtype`.
-        texts: the texts to embed.
+        encoder: an encoder or a decoder, loaded in `dtype`.
+        texts: the texts to embed, or to go on with.
         backends: the backends that compute the layers, on the CPU.
         dtype: the dtype in which model and backends compute.
         strict: whether modules that look like attention and have no recipe are an error.
@@ -191,6 +204,7 @@ def port(
     allowed = allowed_move(encoder, batch, [(layer.site, layer.slack) for layer in layers], embeddings)
     results = [LayerResult.of(layer.site.name, ORIGINAL, layer.original) for layer in layers]
     ported, failed, diagnoses = [], {}, {}
+    goes_on = {} if isinstance(encoder, Encoder) else {ORIGINAL: encoder.continued(batch, TOKENS)}
     for backend in backends:
         progress(f"{backend.name}: layers")
         try:
@@ -204,17 +218,26 @@ def port(
                 for layer, run in zip(layers, runs, strict=True):
                     stack.enter_context(replaced(layer.site, run))
                 again = encoder.embed(batch)
+            if not isinstance(encoder, Encoder):
+                progress(f"{backend.name}: the rows as the file has them, and {TOKENS} tokens")
+                found += [_as_in_the_file(layer, backend, dtype) for layer in layers]
+                with ExitStack() as stack:
+                    for layer, run in zip(layers, runs, strict=True):
+                        stack.enter_context(replaced(layer.site, padded(run)))
+                    goes_on[backend.name] = encoder.continued(batch, TOKENS)
         except Exception as error:  # whatever a framework raises; the other backends still run
             failed[backend.name] = one_line(error)
             continue
+        names = [backend.name] * len(layers) + [f"{backend.name} {AS_IN_FILE}"] * (len(found) - len(layers))
         results += [
-            LayerResult.of(layer.site.name, backend.name, each) for layer, each in zip(layers, found, strict=True)
+            LayerResult.of(layer.site.name, by, each)
+            for layer, by, each in zip(layers * (len(found) // len(layers)), names, found, strict=True)
         ]
         difference = float(np.abs(again - embeddings).max())
-        cosine = float((again * embeddings).sum(axis=-1).min())
+        cosine = float(_cosines(again, embeddings).min())
         ported.append(EmbeddingResult(backend.name, difference, allowed, cosine))
         if not all(each.equal for each in found):
-            differing = [layer for layer, each in zip(layers, found, strict=True) if not each.equal]
+            differing = [layer for layer, each in zip(layers, found, strict=False) if not each.equal]
             diagnoses[backend.name] = _diagnosed(backend, differing[:DIAGNOSED], dtype, progress)
     return PortReport(
         model=encoder.name,
@@ -233,7 +256,22 @@ def port(
             **{backend.name: backend.versions() for backend in backends},
         },
         unseen=undetectable_bugs(_recording(layers, dtype), progress=progress) if unseen else None,
+        outputs=encoder.outputs,
+        continued=goes_on,
     )
+
+
+def _cosines(a: NDArray, b: NDArray) -> NDArray:
+    return (a * b).sum(axis=-1) / (np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1))
+
+
+def _as_in_the_file(layer: _Layer, backend: Backend, dtype: str) -> Judgement:
+    """A layer with rows of pairs (2 k, 2 k + 1), as a GGUF file has them, in a backend, on the same inputs."""
+    problem = layer.problem
+    config, weights = with_pairs(problem.config, problem.weights, interleaved=True)
+    turned = Problem(config, weights, problem.inputs)
+    wanted = answer(turned, Precision.of(dtype))
+    return judge_trace(backend.prepare(config, weights, dtype=dtype)(wanted.problem.inputs), wanted, dtype)
 
 
 def _recording(layers: Sequence[_Layer], dtype: str) -> Recording:

@@ -18,7 +18,7 @@ def print_report(console: Console, report: PortReport) -> None:
     _line(
         console, f"{report.model}: {len(layers)} attention layers of {report.num_heads} heads, {texts}, {report.dtype}"
     )
-    _line(console, arrays_line(report.arrays))
+    _line(console, arrays_line(report.arrays, report.outputs))
     _line(console, f"{report.coverage.line}.")
     console.print(
         "\nWorst error / allowed error of each layer on its real inputs; equal means at most 1",
@@ -27,8 +27,10 @@ def print_report(console: Console, report: PortReport) -> None:
     )
     console.print(layer_table(report))
     if report.embeddings:
-        console.print("\nSentence embeddings, with each backend's layers in the model", style="bold")
+        console.print(f"\n{report.outputs.capitalize()}, with each backend's layers in the model", style="bold")
         console.print(embedding_table(report))
+    for line in continued_lines(report):
+        _line(console, line)
     console.print()
     for result in report.layers:
         if result.by == ORIGINAL and not result.equal:
@@ -44,13 +46,15 @@ def print_report(console: Console, report: PortReport) -> None:
         _line(console, report.unseen.text())
 
 
-def arrays_line(arrays: LoadedArrays) -> str:
+def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
     """One line that every number comes from the file, with the arrays that were left out.
 
-    >>> arrays_line(LoadedArrays({"embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias"}, ("cls.bias",)))
+    >>> held = {"embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias"}
+    >>> arrays_line(LoadedArrays(held, ("cls.bias",)), "sentence embeddings")
     'All 1 arrays that the embeddings depend on are those of the file, bit for bit; left out: cls.bias.'
     """
-    text = f"All {len(arrays.held)} arrays that the embeddings depend on are those of the file, bit for bit"
+    kind = outputs.removeprefix("sentence ").partition(" ")[0]
+    text = f"All {len(arrays.held)} arrays that the {kind} depend on are those of the file, {arrays.how}"
     if arrays.unused:
         text += f"; left out: {', '.join(arrays.unused)}"
     if arrays.left:
@@ -89,12 +93,27 @@ def verdict(report: PortReport) -> str:
     if report.equal:
         ported = sum(result.by != ORIGINAL for result in report.layers)
         names = ", ".join(found.by for found in report.embeddings)
-        found = f"the model's own layers, {ported} ported ones, and the sentence embeddings through {names}"
+        found = f"the model's own layers, {ported} ported ones, and the {report.outputs} through {names}"
+        if report.continued:
+            found += ", and the texts that it goes on with"
         return f"Equal: {found}.{missing}"
     return (
         f"Different: {wrong_layers} of {len(report.layers)} layers, "
-        f"{wrong_embeddings} of {len(report.embeddings)} sets of sentence embeddings.{missing}"
+        f"{wrong_embeddings} of {len(report.embeddings)} sets of {report.outputs}.{missing}"
     )
+
+
+def continued_lines(report: PortReport) -> list[str]:
+    """What the model goes on with after each text, and who says the same; no line for an encoder."""
+    if not report.continued:
+        return []
+    own = report.continued[ORIGINAL]
+    same = [name for name, texts in report.continued.items() if name != ORIGINAL and texts == own]
+    lines = ["", f"It goes on, with a cache, the same through {', '.join(same) or 'none of the backends'}:"]
+    lines += [f"  {text!r} -> {made!r}" for text, made in zip(report.texts, own, strict=True)]
+    for name, texts in report.continued.items():
+        lines += [f"  {name} says {made!r}" for made, wanted in zip(texts, own, strict=True) if made != wanted]
+    return lines
 
 
 def _differing(results: tuple[LayerResult, ...] | tuple[EmbeddingResult, ...]) -> int:

@@ -67,7 +67,7 @@ class RecipeAdapter:
             seen = seen or _seen_inside(site, given)
             inputs, outputs = seen.inputs, {name: one for name, one in seen.recorded.items() if name != "heads"}
         else:
-            inputs = site.inputs((), given)
+            inputs = site.inputs((), given, ran=True)
             result, weights = output[:2]
             outputs = {"output": to_array(result)}
             if weights is not None:

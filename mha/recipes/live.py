@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from mha.recipes.torch_arrays import dtype_name, to_array
-from mha_core import SpecError
+from mha_core import AttentionInputs, SpecError, Trace
 from mha_core.backend import Run
 from mha_core.errors import one_line
 from mha_core.heads import split_heads
@@ -139,9 +139,21 @@ def replaced(site: Site, run: Run) -> Iterator[None]:
             inputs = site.inputs(args, kwargs)
         trace = run(inputs)
         like = args[0] if args else kwargs["hidden_states"]
+        if kwargs.get(site.recipe.cache) is not None:
+            keep(kwargs[site.recipe.cache], trace, inputs, like)
         assert trace.output is not None
         weights = None if trace.weights is None else tensor(trace.weights, like)
         return tensor(trace.output, like), weights
+
+    def keep(cache: Any, trace: Trace, inputs: AttentionInputs, like: Any) -> None:
+        """Put the new keys and values of a call into its cache, as the module itself does."""
+        if trace.keys is None or trace.values is None:
+            raise SpecError("what runs in place of a layer with a cache must show its keys and values")
+        past_len = 0 if inputs.past_keys is None else inputs.past_keys.shape[2]
+        config = site.config
+        times = config.num_heads // config.num_kv_heads if site.recipe.repeated(site.core) else 1
+        new = (np.repeat(x[:, :, past_len:], times, axis=1) for x in (trace.keys, trace.values))
+        cache.update(*(tensor(x, like) for x in new), getattr(site.core, site.recipe.place))
 
     with ExitStack() as stack:
         stack.enter_context(_instead(site.core, forward))

@@ -26,6 +26,8 @@ def check_site(site: Site) -> None:
     The recipe decides what belongs to the layer: of BERT's block, the attention and the output projection, without the
     residual and the normalisation after them. Masks are given as floats, which "eager" and "sdpa" read alike.
     """
+    import torch
+
     from backends.torch.native.live_probe import as_found, check_runs, tensors
 
     recipe, module, core, config = site.recipe, site.module, site.core, site.config
@@ -34,13 +36,28 @@ def check_site(site: Site) -> None:
     mask_name = recipe.other_mask if cross else "attention_mask"
     masks = ("valid_lens", "allowed", "causal", "bias") if mask_name in parameters else ()
 
+    required = {
+        name: None
+        for name, one in parameters.items()
+        if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    }
+    del required["self"]
+
+    def as_tensors(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(tensors(module, *value))
+        return (
+            tensors(module, value)[0] if value.dtype.kind == "f" else torch.from_numpy(value).to(site.out.weight.device)
+        )
+
     def call(inputs: AttentionInputs) -> dict[str, Any]:
         queries, keys = tensors(module, inputs.queries, inputs.keys)
-        given: dict[str, Any] = {"hidden_states": queries}
+        given: dict[str, Any] = {**required, "hidden_states": queries}
         # A layer that attends to others' states is told them also where they are its own.
         if cross:
             given[recipe.other_states] = keys
-        if inputs.mask.has_sources:
+        given.update({name: as_tensors(value) for name, value in site.tables(inputs).items()})
+        if inputs.mask.has_sources or recipe.needs_mask:
             given[mask_name] = tensors(module, _as_float(inputs, config.num_heads, site))[0]
         return given
 

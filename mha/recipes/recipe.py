@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mha_core import AttentionConfig, layouts
+from numpy.typing import NDArray
+
+from mha.recipes.turns import Turn
+from mha_core import AttentionConfig, QueryKeyNorm, layouts
 from mha_core.config import check_size
 from mha_core.layouts import Layout
 
@@ -14,6 +17,29 @@ from mha_core.layouts import Layout
 def usual_scale(model_config: Mapping[str, Any], prefix: str, head_dim: int) -> float:
     """1 / sqrt(head_dim), whatever the config says."""
     return head_dim**-0.5
+
+
+def own_scale(core: Any) -> float:
+    """The factor that a module keeps as `scaling`."""
+    return float(core.scaling)
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The query-key norm of a family.
+
+    Attributes:
+        settings: all but eps, which a module has.
+        queries, keys: the names of the modules that norm them.
+        eps: the attribute of such a module, at which it is found.
+        on: the attribute of an attention module, or of its config, that says whether it has them; "" if all have.
+    """
+
+    settings: QueryKeyNorm
+    queries: str = "q_norm"
+    keys: str = "k_norm"
+    eps: str = "variance_epsilon"
+    on: str = ""
 
 
 @dataclass(frozen=True)
@@ -26,7 +52,8 @@ class Recipe:
         classes: names of its attention modules, whose code differs in names alone.
         model_types: the `model_type` of the configs whose checkpoints hold such layers.
         layouts: the layout of a live module; then that of a cross-attention, if it has another.
-        checkpoint_layouts: the layouts that its checkpoints may have; where two fit, the first.
+        checkpoint_layouts: the layouts that its checkpoints may have; where two fit, the first. None: the recipe
+            reads live modules alone.
         heads: the attribute of `core` with the number of heads.
         heads_key: the key of a model's config for it; "{side}" is "encoder" or "decoder", by the prefix.
         dropout_key: the key of a model's config for the dropout of the attention weights.
@@ -34,8 +61,20 @@ class Recipe:
         core: the path of the part that is called with the hidden states and the mask; "" for the module.
         other_states: the argument that holds the inputs of keys and values of a cross-attention.
         other_mask: the argument that holds the mask of a cross-attention.
+        cache: the argument that holds the cache.
+        place: the attribute of `core` with its place in the cache.
+        repeated: whether the cache of a module holds a key and a value for each query head.
+        only: the attention implementation that it computes by whatever its config says; "" if it asks the config.
+        needs_mask: whether "eager" can't be called without a mask.
+        sees: the keys that `core` lets Lq queries see of Lk keys, bool (Lq, Lk), besides the mask of a call.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
+        turn: how it turns queries and keys; None if it has no rotary positions.
+        norms: its query-key norm; None without one.
+        softcap: the attribute of `core` with the softcap of the scores; "" if it has none, or does not use it.
+        refused: settings of a module or of the model's config that ask for something else -> the value that does not.
+        scale_of: the factor of the scores of a live module.
         scale_in: the factor of the scores, from a model's config, the layer's prefix and the width of a head.
+        models: published models whose layers it reads.
     """
 
     family: str
@@ -43,16 +82,28 @@ class Recipe:
     classes: tuple[str, ...]
     model_types: tuple[str, ...]
     layouts: tuple[str, ...]
-    checkpoint_layouts: tuple[str, ...]
     heads: str
     heads_key: str
     dropout_key: str
     out: str
+    checkpoint_layouts: tuple[str, ...] = ()
     core: str = ""
     other_states: str = "encoder_hidden_states"
     other_mask: str = "attention_mask"
+    cache: str = "past_key_values"
+    place: str = "layer_idx"
+    repeated: Callable[[Any], bool] = lambda core: False
+    only: str = ""
+    needs_mask: bool = False
+    sees: Callable[[Any, int, int], NDArray] | None = None
     softmax_in_float32: bool = False
+    turn: Turn | None = None
+    norms: Norms | None = None
+    softcap: str = ""
+    refused: Mapping[str, Any] = field(default_factory=dict)
+    scale_of: Callable[[Any], float] = own_scale
     scale_in: Callable[[Mapping[str, Any], str, int], float] = usual_scale
+    models: tuple[str, ...] = ()
 
     def matches(self, module: Any) -> bool:
         """Whether this recipe is for `module`: by its very class, because a subclass may compute anything."""
@@ -81,6 +132,11 @@ def part(module: Any, path: str) -> Any:
     for name in path.split(".") if path else ():
         module = getattr(module, name, None)
     return module
+
+
+def setting(core: Any, name: str, default: Any = None) -> Any:
+    """What an attention module says of this name; else its config; else the default."""
+    return getattr(core, name, getattr(getattr(core, "config", None), name, default))
 
 
 def completed(config: AttentionConfig, scale: float, dropout: float) -> AttentionConfig:

@@ -8,19 +8,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from mha.recipes.masks import check_implementation, mask_of
-from mha.recipes.recipe import Recipe, completed, part
-from mha_core import AttentionConfig, AttentionInputs, SpecError
+from mha.recipes.recipe import Recipe, completed, part, setting
+from mha_core import AttentionConfig, AttentionInputs, QueryKeyNorm, SpecError
+from mha_core.call.rotary import tables_of_call
+from mha_core.parts.query_key_norm import NORMS
 from mha_core.weights import Weights, check_weights
 
 HARMLESS = (
-    *("cache_position", "num_items_in_batch", "output_attentions", "output_hidden_states", "position_ids"),
-    *("return_dict", "use_cache"),
+    *("cache_position", "num_items_in_batch", "output_attentions", "output_hidden_states", "output_router_logits"),
+    *("position_ids", "return_dict", "use_cache"),
 )
 """Arguments that models hand down to their attention modules, which make no use of them."""
+
+
+CACHES = ("DynamicLayer", "DynamicSlidingWindowLayer")
+"""The classes of a cache's layers that hold the keys and values of the past in their order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +72,15 @@ class Site:
     @property
     def dropout(self) -> float:
         """The probability that a weight is dropped in training."""
-        return float(getattr(self.core.config, self.recipe.dropout_key))
+        key, core = self.recipe.dropout_key, self.core
+        rate = getattr(getattr(core, "config", None), key, None)
+        rate = getattr(core, key, getattr(core, "dropout", 0.0)) if rate is None else rate
+        return float(getattr(rate, "p", rate))  # a number, or a module of PyTorch
 
     @property
     def implementation(self) -> str:
         """The attention implementation that it runs; SpecError if it is not understood."""
-        return check_implementation(str(self.core.config._attn_implementation))
+        return self.recipe.only or check_implementation(str(self.core.config._attn_implementation))
 
     def put(self, weights: Mapping[str, NDArray]) -> None:
         """Write canonical weights into it, in its own dtype.
@@ -84,12 +94,16 @@ class Site:
         checked = check_weights(config, weights)
         assign(self.module, self.recipe.layout(self.module).write(replace(config, scale=None), checked))
 
-    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionInputs:
+    def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, ran: bool = False) -> AttentionInputs:
         """Translate the arguments of a call of `core` into the terms of the definition.
 
+        Args:
+            args, kwargs: of the call.
+            ran: whether it has run, so that a cache holds its own keys and values too.
+
         Raises:
-            SpecError: the module is in training mode with dropout, the call has a cache or an argument
-                that has no translation, or runs an attention implementation that is not understood.
+            SpecError: the module is in training mode with dropout, the call has an argument or a cache that has no
+                translation, or runs an attention implementation that is not understood.
         """
         from backends.torch.ops.framework import refuse_autocast
         from mha.recipes.torch_arrays import dtype_name, to_array
@@ -106,8 +120,8 @@ class Site:
         masks = {name: given.pop(name, None) for name in {"attention_mask", recipe.other_mask}}
         mask = masks["attention_mask" if others is None else recipe.other_mask]
         is_causal = given.pop("is_causal", None)
-        if given.pop("past_key_values", None) is not None:
-            raise SpecError("past_key_values holds a cache; call the model with use_cache=False")
+        past = self._past(given.pop(recipe.cache, None), new_len=queries.shape[1] if ran else 0)
+        rotary = None if recipe.turn is None else recipe.turn.take(core, given, queries.shape[1])
         unknown = [name for name, value in given.items() if value is not None and name not in HARMLESS]
         if unknown:
             raise SpecError(f"{type(core).__name__} was called with {unknown[0]!r}, which has no translation")
@@ -120,9 +134,22 @@ class Site:
             is_causal=getattr(core, "is_causal", False) if is_causal is None else is_causal,
             query_len=states.shape[1],
         )
-        inputs = AttentionInputs(states, keys, keys, translated)
+        if recipe.sees is not None:
+            past_len = past["past_keys"].shape[2] if past else 0
+            seen = recipe.sees(core, states.shape[1], past_len + keys.shape[1])
+            translated = replace(translated, allowed=seen if translated.allowed is None else translated.allowed & seen)
+        inputs = AttentionInputs(states, keys, keys, translated, rotary=rotary, **past)
         inputs.check(self.config)
         return inputs
+
+    def tables(self, inputs: AttentionInputs) -> Mapping[str, Any]:
+        """The arguments by which a model hands the tables of a call's queries to its modules, as arrays."""
+        turn, config = self.recipe.turn, self.config
+        if turn is None:
+            return {}
+        settings = turn.settings(self.core, config.head_dim)
+        made = tables_of_call(settings, None, inputs.mask.query_offset, inputs.check(config)).queries
+        return turn.give(self.core, made.cos, made.sin)
 
     def precision(self, dtype: str) -> Precision:
         """The Precision with which it computes, from which its bounds follow."""
@@ -139,10 +166,73 @@ class Site:
     def _read(self) -> tuple[AttentionConfig, Weights]:
         from mha.recipes.torch_arrays import arrays_of
 
-        layout = self.recipe.layout(self.module)
+        recipe, core = self.recipe, self.core
+        for name, plain in recipe.refused.items():
+            if setting(core, name, plain) != plain:
+                raise SpecError(f"{name}={setting(core, name)!r} of the model's config has no translation")
+        layout = recipe.layout(self.module)
         arrays = arrays_of(self.module, (*layout.required, *layout.optional))
-        config, weights = layout.read(arrays, num_heads=int(getattr(self.core, self.recipe.heads)))
-        return completed(config, float(self.core.scaling), self.dropout), weights
+        config, weights = layout.read(arrays, num_heads=int(part(core, recipe.heads)))
+        config = completed(config, recipe.scale_of(core), self.dropout)
+        rotary = None
+        if recipe.turn is not None and recipe.turn.acts(core):
+            rotary = recipe.turn.settings(core, config.head_dim)
+        norm, of_norm = _norms_of(core, recipe)
+        softcap = getattr(core, recipe.softcap) if recipe.softcap else None
+        config = replace(config, rotary=rotary, query_key_norm=norm, softcap=softcap)
+        return config, check_weights(config, {**weights, **of_norm})
+
+    def _past(self, cache: Any, *, new_len: int) -> dict[str, NDArray]:
+        """The past keys and values that a cache of transformers holds for the module; none in an empty one.
+
+        Args:
+            cache: the cache, or None.
+            new_len: how many of the last keys are of this call itself.
+
+        Raises:
+            SpecError: a cache that does not hold all keys, or another kind.
+        """
+        from mha.recipes.torch_arrays import to_array
+
+        core, layers = self.core, getattr(cache, "layers", None)
+        place = getattr(core, self.recipe.place, None)
+        if cache is None or (layers is not None and place is not None and len(layers) <= place):
+            return {}
+        if layers is None or place is None or type(layers[place]).__name__ not in CACHES:
+            raise SpecError(f"past_key_values is a {type(cache).__name__}, which has no translation; use_cache=False")
+        layer = layers[place]
+        if not getattr(layer, "is_initialized", False) or layer.keys.shape[-2] <= new_len:
+            return {}
+        if new_len and layer.is_sliding:
+            raise SpecError("past_key_values has forgotten keys of this call: its layer keeps a window alone")
+        held, found = layer.keys.shape[-2] - new_len, {}
+        for name, tensor in (("past_keys", layer.keys), ("past_values", layer.values)):
+            found[name] = array = to_array(tensor[..., :held, :])
+            if self.recipe.repeated(core):
+                groups = self.config.num_kv_heads
+                own = array.reshape(len(array), groups, -1, *array.shape[2:])
+                if not np.array_equal(own, np.broadcast_to(own[:, :, :1], own.shape)):
+                    raise SpecError("past_key_values has different numbers for the query heads of one key head")
+                found[name] = own[:, :, 0]
+        return found
+
+
+def _norms_of(core: Any, recipe: Recipe) -> tuple[QueryKeyNorm | None, dict[str, NDArray]]:
+    """The query-key norm of a module and its weights by their canonical names; None and nothing without one."""
+    from backends.torch.ops.framework import to_numpy
+
+    norms = recipe.norms
+    if norms is None or (norms.on and not setting(core, norms.on, False)):
+        return None, {}
+    found: dict[str, NDArray] = {}
+    for name, where in zip(NORMS, (norms.queries, norms.keys), strict=True):
+        module = part(core, where)
+        for kind in ("weight", "bias"):
+            parameters = [array for key, array in module.named_parameters() if key.rpartition(".")[2] == kind]
+            if parameters:  # one, or one for each head
+                found[f"{name}.{kind}"] = np.concatenate([to_numpy(array).reshape(-1) for array in parameters])
+    eps = next(getattr(inner, norms.eps) for inner in part(core, norms.queries).modules() if hasattr(inner, norms.eps))
+    return replace(norms.settings, eps=float(eps), bias="q_norm.bias" in found), found
 
 
 class _StillSite(Site):

@@ -73,6 +73,11 @@ def check_call(name: str, layer: RecordedLayer, call: RecordedCall) -> None:
             raise SpecError(f"call {name!r}: {stage} must have shape {shapes[stage]}. Got {array.shape}.")
         if array.dtype != storage:
             raise SpecError(f"call {name!r}: {stage} of a layer in {layer.dtype} must be {storage}. Got {array.dtype}.")
-    for what, value in {**vars(call.inputs), "bias": call.inputs.mask.bias, **call.outputs}.items():
+    for what, value in {
+        **vars(call.inputs),
+        **call.inputs.tables(),
+        "bias": call.inputs.mask.bias,
+        **call.outputs,
+    }.items():
         if isinstance(value, np.ndarray):
             check_held(f"call {name!r}: {what}", value, layer.dtype)

@@ -13,7 +13,7 @@ from mha.recordings.array_pool import array_of
 from mha.recordings.ends import RecordedEnd
 from mha.recordings.parts import FORMAT, RecordedCall, RecordedLayer
 from mha.recordings.tokens import Tokens
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, RotaryInputs, SpecError
 from mha_core.errors import shown
 from mha_core.files.outside import parse_json_object
 from mha_core.weights import check_weights
@@ -90,7 +90,8 @@ def _call(call: Mapping[str, Any], layers: int, find: Find) -> RecordedCall:
     if type(position) is not int or not 0 <= position < layers:
         raise SpecError(f"a call must name one of {layers} layers by position. Got {shown(repr(position))}.")
     mask = _made(AttentionMask, call["mask"], find)
-    inputs = _made(AttentionInputs, call["inputs"], find, mask=mask)
+    rotary = _made(RotaryInputs, call["rotary"], find) if "rotary" in call else None
+    inputs = _made(AttentionInputs, call["inputs"], find, mask=mask, rotary=rotary)
     return RecordedCall(position, inputs, {name: find(value) for name, value in call["outputs"].items()})
 
 

@@ -243,10 +243,12 @@ def _describe_call(
     def add(name: str, value: Any) -> Any:
         return pool.add(f"{prefix}.{name}", np.asarray(value), dtype) if hasattr(value, "dtype") else value
 
+    nested, rotary = ("mask", "rotary"), call.inputs.rotary
     return {
         "layer": call.layer,
-        "inputs": {name: add(name, value) for name, value in _given(call.inputs).items() if name != "mask"},
+        "inputs": {name: add(name, value) for name, value in _given(call.inputs).items() if name not in nested},
         "mask": {name: add(name, value) for name, value in _given(call.inputs.mask).items()},
+        **({} if rotary is None else {"rotary": {name: add(name, value) for name, value in _given(rotary).items()}}),
         "outputs": {name: add(name, value) for name, value in call.outputs.items()},
     }
 

@@ -26,7 +26,7 @@ from conformance.judging.expected import expected
 from conformance.judging.result import Result
 from conformance.runner import run_case
 from conformance.subjects.ask import CannotExpress, as_trace
-from conformance.subjects.handout import OWN_ARRAYS
+from conformance.subjects.handout import input_arrays
 from conformance.subjects.subject import Subject
 from mha.recordings.recording import Recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
@@ -67,7 +67,7 @@ class RecordedSubject:
 def _digest(config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs) -> bytes:
     """A hash of config, weights and inputs, without the cotangent: recordings have no gradients."""
     whole = hashlib.sha256(json.dumps(config.to_dict()).encode())
-    arrays = {name: getattr(inputs, name) for name in OWN_ARRAYS if name != "cotangent"}
+    arrays = {name: array for name, array in input_arrays(inputs).items() if name != "cotangent"}
     for name, value in sorted({**weights, **arrays, **vars(inputs.mask)}.items()):
         if hasattr(value, "dtype"):
             array = np.asarray(value)

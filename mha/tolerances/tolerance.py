@@ -15,7 +15,7 @@ from conformance.cases.problem import Problem
 from conformance.judging.compare import compare
 from conformance.judging.expected import Expected, answer
 from conformance.subjects.answers import kind_of
-from conformance.subjects.handout import OWN_ARRAYS, with_arrays
+from conformance.subjects.handout import given_arrays, with_arrays
 from mha.recordings.recording import Recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
 from mha_core.dtypes import check_dtype, check_held, storage_dtype
@@ -111,9 +111,8 @@ def tolerance(config: AttentionConfig, weights: Mapping[str, Any], inputs: Atten
         raise SpecError(f"tolerance takes (config, weights, inputs, dtype); expected an {kind}. Got {kind_of(odd)}.")
     if not isinstance(weights, Mapping):
         raise SpecError(f"weights must be a dict by canonical name. Got {kind_of(weights)}.")
-    arrays: dict[str, Any] = {name: getattr(inputs, name) for name in OWN_ARRAYS}
-    inputs.mask.map_arrays(lambda name, array: arrays.setdefault(name, array))
-    inputs = with_arrays(inputs, {name: as_numpy(name, one) for name, one in arrays.items() if one is not None})
+    arrays = {name: as_numpy(name, one) for name, one in given_arrays(inputs).items()}
+    inputs = with_arrays(inputs, arrays)
     held = {name: as_numpy(str(name), array) for name, array in weights.items()}
     return _of(Problem(config, held, inputs), dtype)
 

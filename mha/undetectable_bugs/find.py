@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.expected import answer
-from conformance.subjects.items import items_of, take_positions
+from conformance.subjects.items import items_of, take_positions, with_positions
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.shows import Shows
@@ -320,9 +320,9 @@ def _cut(problem: Problem) -> Problem:
         return problem
     if not mask.has_positions:
         last = slice(sizes.query_len - ROWS, None)
-        return replace(problem, inputs=take_positions(problem.inputs, last, slice(None)))
+        return replace(problem, inputs=take_positions(with_positions(problem), last, slice(None)))
     right = 0 if mask.causal else mask.window[1] if mask.window is not None else None
     if right == 0 and sizes.query_len == sizes.key_len > FIRST and not np.any(mask.query_offset) and not sizes.past_len:
         first = slice(FIRST)  # they attend to none of the others
-        return replace(problem, inputs=take_positions(problem.inputs, first, first))
+        return replace(problem, inputs=take_positions(with_positions(problem), first, first))
     return problem

@@ -12,9 +12,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from mha_core.call.arguments import settled
 from mha_core.call.masks import AttentionMask, keep_for_one_head
+from mha_core.call.rotary import RotaryInputs
 from mha_core.call.sizes import Dim
 from mha_core.config import AttentionConfig
 from mha_core.heads import HeadShapes
+from mha_core.parts.rotary import Rotary
 
 Array = TypeVar("Array")
 Widths = tuple[Dim, Dim, Dim]
@@ -38,6 +40,7 @@ class Call(Generic[Array]):
         dropout_keep: bool (B, H, Lq, Lk), True keeps a weight; None where dropout draws itself, or is not active.
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: a decoding cache. They stand before
             the new ones; Lk then counts both, in the mask too.
+        rotary: where queries and new keys stand, in a layer with rotary positions; None where they are counted.
 
     >>> import numpy as np
     >>> x = np.zeros((2, 4, 6))
@@ -52,15 +55,18 @@ class Call(Generic[Array]):
     dropout_keep: Array | None = None
     past_keys: Array | None = None
     past_values: Array | None = None
+    rotary: RotaryInputs | None = None
 
     def map(self, convert: Any) -> Call[Any]:
-        """This call with `convert(name, array)` in place of its floats and of `dropout_keep`; the mask stays.
+        """This call with `convert(name, array)` in place of its floats, of `dropout_keep` and of what `rotary` holds.
 
-        A list as `dropout_keep` is converted to a NumPy array first (see `mha_core.call.arguments`).
+        The mask stays. A list as `dropout_keep` is converted to a NumPy array first (see `mha_core.call.arguments`).
         """
         floats = {name: getattr(self, name) for name in FLOATS}
         given = {**floats, "dropout_keep": settled("dropout_keep", self.dropout_keep)}
         changes: dict[str, Any] = {name: x if x is None else convert(name, x) for name, x in given.items()}
+        if self.rotary is not None:
+            changes["rotary"] = self.rotary.map_arrays(convert)
         return replace(self, **changes)
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> Call[Any]:
@@ -81,6 +87,7 @@ class LayerSpec(NamedTuple):
         head_shapes: the heads and widths of queries, keys and values; None for a layer without heads.
         split: whether queries, keys and values may come split into heads.
         dtype: the dtype in which the layer computes, by name; None where it takes that of its inputs.
+        rotary: the settings of its rotary positions; None without them.
     """
 
     num_heads: int = 1
@@ -88,9 +95,10 @@ class LayerSpec(NamedTuple):
     head_shapes: HeadShapes | None = None
     split: bool = False
     dtype: str | None = None
+    rotary: Rotary | None = None
 
     @classmethod
     def of(cls, config: AttentionConfig, widths: Widths | None = None, dtype: str | None = None) -> LayerSpec:
         """The layer of a config; `widths` where the parameters know better, or do not know yet."""
         own = (config.query_dim, config.key_dim, config.value_dim) if widths is None else widths
-        return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype)
+        return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype, config.rotary)

@@ -20,6 +20,7 @@ import numpy as np
 from mha_core.call.arguments import holds_long_integers
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.masks import AttentionMask
+from mha_core.call.rotary import check_rotary
 from mha_core.call.sizes import ArraySpec, CallSizes, Dim, describe_array
 from mha_core.dtypes import DTYPES
 from mha_core.errors import SpecError
@@ -65,6 +66,7 @@ def check_call(
     sizes = CallSizes(batch, query_len, key_len, past_len)
     full = (batch, layer.num_heads, query_len, sizes.key_len)
     _check_mask(call.mask, sizes, full, dtype, describe)
+    check_rotary(call.rotary, layer.rotary, sizes, dtype, lambda name, array: describe_argument(name, array, describe))
     if call.dropout_keep is not None:
         spec = describe_argument("dropout_keep", call.dropout_keep, describe)
         if spec.dtype != "bool":

@@ -13,6 +13,7 @@ from mha_core.call.arguments import settled
 from mha_core.call.call import FLOATS, LEAVES, Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
 from mha_core.call.masks import AttentionMask
+from mha_core.call.rotary import TABLES, RotaryInputs, as_tables, tables_of_call
 from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES, round_to
@@ -34,6 +35,8 @@ class AttentionInputs:
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), the stages `keys` and `values` of earlier
             steps of decoding. They stand before the new ones; Lk is then the number of both, in the mask
             and in every stage. Give their number to the mask as `query_offset`.
+        rotary: where queries and new keys stand, or the tables of their angles, in a layer with rotary positions;
+            None where they are counted from `query_offset` and from the past.
 
     A list as dropout_keep, and a list or number as the mask's bias, become arrays of NumPy here.
 
@@ -49,6 +52,7 @@ class AttentionInputs:
     cotangent: NDArray | None = None
     past_keys: NDArray | None = None
     past_values: NDArray | None = None
+    rotary: RotaryInputs | None = None
 
     def __post_init__(self) -> None:
         changes: dict[str, object] = {}
@@ -64,9 +68,8 @@ class AttentionInputs:
     @property
     def call(self) -> Call[NDArray]:
         """The arguments of the layer: everything except the cotangent."""
-        return Call(
-            *(self.queries, self.keys, self.values, self.mask, self.dropout_keep, self.past_keys, self.past_values)
-        )
+        past = (self.past_keys, self.past_values)
+        return Call(self.queries, self.keys, self.values, self.mask, self.dropout_keep, *past, self.rotary)
 
     @property
     def is_training(self) -> bool:
@@ -83,16 +86,25 @@ class AttentionInputs:
         given = {name: self.mask.bias if name == "bias" else getattr(self, name) for name in LEAVES}
         return {name: array for name, array in given.items() if array is not None}
 
+    def tables(self) -> dict[str, NDArray]:
+        """The floating-point arrays of the call that have no gradient, tables of rotary positions, by their names."""
+        given = {} if self.rotary is None else {name: getattr(self.rotary, name) for name in TABLES}
+        return {name: array for name, array in given.items() if array is not None}
+
     def call_with(self, leaves: Mapping[str, Any], convert: Callable[[str, NDArray], Any]) -> Call[Any]:
         """This call in a framework's arrays.
 
         Args:
-            leaves: the framework's arrays in place of `leaves()`, by the names of these.
+            leaves: the framework's arrays in place of `leaves()` and `tables()`, by the names of these.
             convert: converts every other array (lengths, offsets, masks) by its name.
         """
-        mask = self.mask.map_arrays(lambda name, array: leaves[name] if name in leaves else convert(name, array))
+
+        def of(name: str, array: NDArray) -> Any:
+            return leaves[name] if name in leaves else convert(name, array)
+
+        mask, rotary = self.mask.map_arrays(of), None if self.rotary is None else self.rotary.map_arrays(of)
         keep = None if self.dropout_keep is None else convert("dropout_keep", self.dropout_keep)
-        return Call(mask=mask, dropout_keep=keep, **{name: leaves.get(name) for name in FLOATS})
+        return Call(mask=mask, dropout_keep=keep, rotary=rotary, **{name: leaves.get(name) for name in FLOATS})
 
     @property
     def is_split(self) -> bool:
@@ -107,10 +119,25 @@ class AttentionInputs:
             self, queries=merge_heads(self.queries), keys=merge_heads(self.keys), values=merge_heads(self.values)
         )
 
+    def traceable(self, config: AttentionConfig) -> AttentionInputs:
+        """These inputs for a compiler, which does not see the numbers of positions: with tables where it needs them."""
+        settings, counted = config.rotary, self.rotary is None and isinstance(self.mask.query_offset, int)
+        if settings is None or settings.is_looked_up or counted:
+            return self
+        return replace(self, rotary=self.rotary_tables(config))
+
+    def rotary_tables(self, config: AttentionConfig, rows: tuple[int, ...] | None = None) -> RotaryInputs | None:
+        """The tables of all queries, or of these, and of all new keys; None in a layer without rotary positions."""
+        if config.rotary is None:
+            return None
+        return as_tables(config.rotary, self.rotary, self.mask.query_offset, self.check(config), rows)
+
     def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
         """Return the sizes of this run, or raise SpecError naming what does not fit `config`, or a layer of `dtype`."""
         sizes = check_call(self.call, LayerSpec.of(config, dtype=dtype))
         check_numbers(self.mask.valid_lens, self.mask.query_offset, sizes.key_len)
+        if config.rotary is not None:
+            tables_of_call(config.rotary, self.rotary, self.mask.query_offset, sizes)  # checks the positions' numbers
         if self.cotangent is not None:
             output = (sizes.batch, sizes.query_len, config.output_dim)
             if self.cotangent.shape != output or str(self.cotangent.dtype) not in DTYPES:
@@ -131,6 +158,8 @@ class AttentionInputs:
             cotangent=None if self.cotangent is None else round_to(self.cotangent, dtype),
             past_keys=None if self.past_keys is None else round_to(self.past_keys, dtype),
             past_values=None if self.past_values is None else round_to(self.past_values, dtype),
+            rotary=self.rotary
+            and self.rotary.map_arrays(lambda name, array: round_to(array, dtype) if name in TABLES else array),
         )
 
     def as_float64(self) -> AttentionInputs:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from mha_core.errors import BackendError, SpecError, one_line
 from mha_core.files.declared import declared
+from mha_core.layouts.fused import FUSED_LAYOUTS
 from mha_core.layouts.gpt2 import GPT2_LAYOUTS
 from mha_core.layouts.gradients import canonical_gradients
 from mha_core.layouts.kernels import KERNEL_LAYOUTS
@@ -56,7 +57,9 @@ def _of_other_packages(own: Mapping[str, Layout]) -> dict[str, Layout]:
     return found
 
 
-LAYOUTS: Mapping[str, Layout] = _Layouts((*MATRIX_LAYOUTS, *PACKED_LAYOUTS, *GPT2_LAYOUTS, *KERNEL_LAYOUTS))
+LAYOUTS: Mapping[str, Layout] = _Layouts(
+    (*MATRIX_LAYOUTS, *PACKED_LAYOUTS, *GPT2_LAYOUTS, *FUSED_LAYOUTS, *KERNEL_LAYOUTS)
+)
 """Every layout by name."""
 
 
@@ -67,9 +70,9 @@ def get(name: str) -> Layout:
     Traceback (most recent call last):
     ...
     mha_core.errors.SpecError: layout 'pytorch' is not known (known: canonical, d2l-torch, d2l-mxnet, d2l-tf, \
-d2l-jax, bert, vit, distilbert, llama, bert-kernel, vit-kernel, distilbert-kernel, bart-kernel, llama-kernel, \
+d2l-jax, bert, vit, distilbert, llama, phi, bert-kernel, vit-kernel, distilbert-kernel, bart-kernel, llama-kernel, \
 torch, torch-separate, mxnet-selfatt, mxnet-encdec, gpt2, gpt2-cross, gpt2-tf, gpt2-cross-tf, gpt2-flax, \
-gpt2-cross-flax, keras, keras-gqa, linen, nnx)
+gpt2-cross-flax, gpt-neox, gpt-bigcode, phi3, modernbert, codegen, keras, keras-gqa, linen, nnx)
     """
     if name not in LAYOUTS:
         raise SpecError(f"layout {name!r} is not known (known: {', '.join(LAYOUTS)})")

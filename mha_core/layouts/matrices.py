@@ -96,6 +96,7 @@ BERT = _named("self.query", "self.key", "self.value", "output.dense")
 VIT = _named("attention.query", "attention.key", "attention.value", "output.dense")
 DISTILBERT = _named("q_lin", "k_lin", "v_lin", "out_lin")
 LLAMA = _named("q_proj", "k_proj", "v_proj", "o_proj")
+PHI = _named("q_proj", "k_proj", "v_proj", "dense")
 
 ALL_OR_NONE = {"bert": (PROJECTIONS,), "vit": (PROJECTIONS[:3],), "distilbert": (PROJECTIONS,)}
 """Layout -> sets of projections that have either all their biases or none."""
@@ -144,6 +145,7 @@ MATRIX_LAYOUTS = (
         "q_proj, k_proj, v_proj, o_proj: Hugging Face ViT of transformers 5; Llama family (without rotary positions)",
         LLAMA,
     ),
+    _hugging_face("phi", "Hugging Face Phi-1, 1.5 and 2: q_proj, k_proj, v_proj, dense", PHI),
     _kernels("bert", "BERT family", BERT),
     _kernels("vit", "ViT", VIT),
     _kernels("distilbert", "DistilBERT", DISTILBERT),

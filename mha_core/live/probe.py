@@ -268,7 +268,9 @@ def _of_rows(inputs: AttentionInputs, config: AttentionConfig, rows: tuple[int, 
     allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
     bias = inputs.mask.bias
     bias = None if bias is None else np.broadcast_to(bias, allowed.shape)[:, :, rows]
-    return replace(inputs, queries=inputs.queries[:, rows], mask=AttentionMask(allowed=allowed[:, :, rows], bias=bias))
+    tables = inputs.rotary_tables(config, rows)
+    mask = AttentionMask(allowed=allowed[:, :, rows], bias=bias)
+    return replace(inputs, queries=inputs.queries[:, rows], mask=mask, rotary=tables)
 
 
 def _computed(config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
@@ -281,7 +283,9 @@ def _computed(config: AttentionConfig, weights: Weights, inputs: AttentionInputs
 
 
 def _factor(config: AttentionConfig, weights: Weights, dtype: str, rng: np.random.Generator) -> float:
-    """The power of two that gives the scores a deviation of about SPREAD along the keys."""
+    """The power of two that gives the scores a deviation of about SPREAD along the keys; 1 where a norm decides it."""
+    if config.query_key_norm is not None:
+        return 1.0
     drawn = [rng.normal(size=(1, 6, width)) for width in (config.query_dim, config.key_dim, config.value_dim)]
     queries, keys, values = drawn
     at_one = _computed(config, weights, AttentionInputs(queries, keys, values))

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from mha_core.call.masks import additive_bias
 from mha_core.heads import merge_heads, repeat_kv_heads, split_heads
+from mha_core.parts.query_key_norm import mean_axes
+from mha_core.parts.rotary import pairs
+from mha_core.reference.forward import normed
 from mha_core.reference.state import State
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -61,13 +64,15 @@ def rounding_error(
     allowed, softmax_unit = state["allowed"], max(UNIT[dtype], SOFTMAX_UNIT)
     queries, keys = state["queries"], state.heads_of("keys")
     q_error, k_error, v_error = (
-        repeat_kv_heads(split_heads(_projected(squared, name, x**2, dtype), heads), config.num_heads)
+        split_heads(_projected(squared, name, x**2, dtype), heads)
         for name, x, heads in (
             ("q_proj", state.inputs.queries, config.num_heads),
             ("k_proj", state["key_inputs"], config.num_kv_heads),
             ("v_proj", state["value_inputs"], config.num_kv_heads),
         )
     )
+    q_error, k_error = (_through_parts(state, side, x, unit) for side, x in (("queries", q_error), ("keys", k_error)))
+    k_error, v_error = (repeat_kv_heads(error, config.num_heads) for error in (k_error, v_error))
     q_error, k_error, v_error = (
         error + unit**2 * x**2
         for error, x in ((q_error, queries), (k_error, keys), (v_error, state.heads_of("values")))
@@ -105,6 +110,32 @@ def rounding_error(
     output = output + _carried(rows, state.parameters["out_proj.weight"].T, squared["out_proj.weight"].T)
     errors = {"weights": np.where(far, 1.0 / SIGMAS**2, w_error), "heads": h_error, "output": output}
     return {name: SIGMAS * np.sqrt(error) for name, error in errors.items()}
+
+
+def _through_parts(state: State, side: str, error: NDArray, unit: float) -> NDArray:
+    """The squared error (B, heads, L, d) of "queries" or "keys" behind query-key norm and rotary positions."""
+    name = {"queries": "q_norm", "keys": "k_norm"}[side]
+    norm, rotary = state.config.query_key_norm, state.config.rotary
+    for order in ("before", "after"):
+        given = state[f"projected_{side}" if order == "before" else f"rotated_{side}"]
+        if norm is not None and norm.order == order:
+            made, axes = normed(state, name, given), mean_axes(norm)
+            assert made is not None
+            # Each element is scaled; all move together, by what moves their mean square, and their mean.
+            together = (made.unit**2 + 1.0) * error.mean(axis=axes, keepdims=True)
+            error = (error + unit**2 * given**2 + together) * made.factor**2 + 16.0 * unit**2 * made.unit**2
+            error = error if made.scale is None else error * made.scale**2
+            error = error + 4.0 * unit**2 * made.result**2
+        if rotary is not None and order == "before":
+            table, x = getattr(state["rotary_tables"], side), state[f"normed_{side}"]
+            cos, sin = table.cos[:, None] ** 2, table.sin[:, None] ** 2
+            (a, b), (first, second) = pairs(error, rotary), pairs(x**2, rotary)
+            own = 4.0 * unit**2 * (first + second) * (cos + sin)
+            turned = np.array(error)
+            a_out, b_out = pairs(turned, rotary)
+            a_out[...], b_out[...] = a * cos + b * sin + own, b * cos + a * sin + own
+            error = turned
+    return error
 
 
 def _carried(squares: NDArray, factors: NDArray, squared_factors: NDArray | None = None) -> NDArray:

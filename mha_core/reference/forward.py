@@ -3,14 +3,19 @@
     allowed, padding                           keys each query may attend to; keys that none may attend to
     query_inputs, key_inputs, value_inputs     the inputs of the projections: padding replaced by 0
     q_proj, k_proj, v_proj                     x W^T + b
-    queries, new_keys, new_values              split into heads
+    projected_queries, projected_keys          split into heads
+    rotary_tables                              cosine and sine of each position
+    normed_queries, normed_keys                query-key norm, if it comes before the rotation
+    rotated_queries, rotated_keys              turned by their positions
+    queries, new_keys                          query-key norm, if it comes after
+    new_values                                 split into heads
     keys, values                               those of the past in front
     additive_hidden, unscaled, similarity      the score function, then times the scale
     capped, scores                             bounded by the softcap, then plus the bias
     weights, kept_weights                      softmax, dropout
     heads, merged, output                      the weighted sum, merged heads, x W^T + b
 
-Rotary positions, which are no part of the definition, would be steps between splitting and joining the past.
+A step of a part that the layer lacks gives what it was given.
 """
 
 from __future__ import annotations
@@ -21,7 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
+from mha_core.call.rotary import Tables, tables_of_call
 from mha_core.heads import merge_heads, split_heads
+from mha_core.parts.query_key_norm import Normed, norm
+from mha_core.parts.rotary import rotate
 from mha_core.reference.state import State, Step
 
 # The mask and the inputs ----------------------------------------------------------------------------
@@ -92,14 +100,69 @@ def v_proj(state: State) -> NDArray:
     return project(state, "v_proj", state["value_inputs"])
 
 
-def queries(state: State) -> NDArray:
+def projected_queries(state: State) -> NDArray:
     """(B, H, Lq, d)."""
     return split_heads(state["q_proj"], state.config.num_heads)
 
 
-def new_keys(state: State) -> NDArray:
+def projected_keys(state: State) -> NDArray:
     """(B, G, Lk - Lp, d)."""
     return split_heads(state["k_proj"], state.config.num_kv_heads)
+
+
+def rotary_tables(state: State) -> Tables | None:
+    """Cosine and sine of the positions of queries and new keys; None in a layer without rotary positions."""
+    settings = state.config.rotary
+    if settings is None:
+        return None
+    return tables_of_call(settings, state.inputs.rotary, state.inputs.mask.query_offset, state.sizes)
+
+
+def normed(state: State, name: str, x: NDArray) -> Normed | None:
+    """The norm `name`, "q_norm" or "k_norm", of the heads x (B, heads, L, d); None in a layer without one."""
+    settings, parameters = state.config.query_key_norm, state.parameters
+    if settings is None:
+        return None
+    return norm(x, settings, parameters.get(f"{name}.weight"), parameters.get(f"{name}.bias"))
+
+
+def norm_if(state: State, order: str, name: str, x: NDArray) -> NDArray:
+    """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
+    settings = state.config.query_key_norm
+    made = normed(state, name, x) if settings is not None and settings.order == order else None
+    return x if made is None else made.result
+
+
+def normed_queries(state: State) -> NDArray:
+    """(B, H, Lq, d)."""
+    return norm_if(state, "before", "q_norm", state["projected_queries"])
+
+
+def normed_keys(state: State) -> NDArray:
+    """(B, G, Lk - Lp, d)."""
+    return norm_if(state, "before", "k_norm", state["projected_keys"])
+
+
+def rotated_queries(state: State) -> NDArray:
+    """(B, H, Lq, d)."""
+    settings, x = state.config.rotary, state["normed_queries"]
+    return x if settings is None else rotate(x, state["rotary_tables"].queries, settings)
+
+
+def rotated_keys(state: State) -> NDArray:
+    """(B, G, Lk - Lp, d)."""
+    settings, x = state.config.rotary, state["normed_keys"]
+    return x if settings is None else rotate(x, state["rotary_tables"].keys, settings)
+
+
+def queries(state: State) -> NDArray:
+    """(B, H, Lq, d)."""
+    return norm_if(state, "after", "q_norm", state["rotated_queries"])
+
+
+def new_keys(state: State) -> NDArray:
+    """(B, G, Lk - Lp, d)."""
+    return norm_if(state, "after", "k_norm", state["rotated_keys"])
 
 
 def new_values(state: State) -> NDArray:
@@ -219,6 +282,13 @@ FORWARD: Mapping[str, Step] = {
     "q_proj": q_proj,
     "k_proj": k_proj,
     "v_proj": v_proj,
+    "projected_queries": projected_queries,
+    "projected_keys": projected_keys,
+    "rotary_tables": rotary_tables,
+    "normed_queries": normed_queries,
+    "normed_keys": normed_keys,
+    "rotated_queries": rotated_queries,
+    "rotated_keys": rotated_keys,
     "queries": queries,
     "new_keys": new_keys,
     "new_values": new_values,
@@ -239,8 +309,14 @@ FORWARD: Mapping[str, Step] = {
 PART_OF: Mapping[str, str] = {
     "query_inputs": "queries",
     "q_proj": "queries",
+    "projected_queries": "queries",
+    "normed_queries": "queries",
+    "rotated_queries": "queries",
     "key_inputs": "keys",
     "k_proj": "keys",
+    "projected_keys": "keys",
+    "normed_keys": "keys",
+    "rotated_keys": "keys",
     "new_keys": "keys",
     "value_inputs": "values",
     "v_proj": "values",

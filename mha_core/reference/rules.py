@@ -113,6 +113,40 @@ RULES: dict[str, Rule] = {
             "NaN is NaN. Padding (above) reaches none.",
         ),
         Rule(
+            "rotary",
+            "`rotary`, settings",
+            "The first `width` channels of each head, or its last, turn in pairs, queries and new keys alike: a pair "
+            "(a, b) becomes (a cos - b sin, b cos + a sin). The other channels stay, and so do values and the past: a "
+            "cache holds keys that are turned.",
+        ),
+        Rule(
+            "rotary-pairs",
+            "Which channels are a pair, and how fast does it turn?",
+            "Pair k is channels (k, k + width / 2), or (2 k, 2 k + 1) if `interleaved`. At position p its angle is "
+            "p * base^(-2 k / width), or what `rule` makes of that; the attention factor of a rule multiplies cosine "
+            "and sine. `sections` say how many pairs turn with each axis of positions.",
+        ),
+        Rule(
+            "rotary-positions",
+            "`positions`, or `rotary=(cos, sin)`",
+            "Query i stands at `query_offset + i`, new key j at Lp + j, unless `positions` (L,) or (B, L) say where; "
+            "two of them if keys stand elsewhere. Tables (L, width / 2) or (B, L, width / 2) are taken in their place "
+            "as they are: they need not be cosine and sine of one angle, and they get no gradient.",
+        ),
+        Rule(
+            "query-key-norm",
+            "`query_key_norm`, settings",
+            "x becomes (offset + weight) * x / sqrt(mean(x^2) + eps) + bias, for queries and for new keys, each with "
+            'weights of its own; "layer" first takes the mean of x away. The mean is over a head, or over all heads '
+            'of a token with scope "all". eps is under the root. A cache holds keys that are normed.',
+        ),
+        Rule(
+            "norm-order",
+            "Norm and rotary positions?",
+            'The norm comes "before" the rotation, or "after" it; its mean is over all channels of a head, those '
+            "that do not turn too.",
+        ),
+        Rule(
             "scores",
             "What is a score?",
             "`scaled_dot` (q.k / sqrt(d), or times `scale`), `dot` (q.k), `additive` (w . tanh(A q + C k)).",

@@ -20,6 +20,9 @@ from mha_core.call.sizes import CallSizes
 
 Window = tuple[int | None, int | None]
 
+INTEGERS = ("valid_lens", "query_offset", "positions", "key_positions")
+"""The arguments whose numbers are checked."""
+
 
 class Mask(struct.PyTreeNode):
     """The mask of a call, or of a `Block` of one, in JAX. A field is None where the call has no such source.
@@ -47,23 +50,18 @@ class Mask(struct.PyTreeNode):
 def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
     """The call with arrays of JAX in place of lists, numbers and NumPy's arrays.
 
-    The mask's integers stay in NumPy until `build_mask` has checked them, because JAX might narrow them. Arrays that
-    `check_call` refuses, or that JAX would narrow, stay as they are, too.
+    Lengths and positions stay in NumPy until `build_mask` and `rotary_tables` have checked them, because JAX might
+    narrow them. Arrays that `check_call` refuses, or that JAX would narrow, stay as they are, too.
 
     Args:
         call: as it was given.
         layer: not used: JAX itself moves new arrays to the device of the layer's parameters.
     """
-    call = call.map(as_jax)
+    call = call.map(_as_placed)
     mask = call.mask
     if isinstance(getattr(call.queries, "dtype", None), np.dtype):
         mask = mask.with_bias_in(call.queries.dtype.name, lambda array, dtype: as_jax("bias", array, dtype))
-    mask = mask.map_arrays(
-        lambda name, array: (
-            array if isinstance(array, np.ndarray) and name in ("valid_lens", "query_offset") else as_jax(name, array)
-        )
-    )
-    return replace(call, mask=mask)
+    return replace(call, mask=mask.map_arrays(_as_placed))
 
 
 def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
@@ -88,8 +86,8 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
     mask = replace(
         mask,
-        valid_lens=None if lens is None else _within(lens, (0, sizes.key_len), known_lens is not None),
-        query_offset=_within(offset, OFFSETS, known_offset is not None),
+        valid_lens=None if lens is None else within(lens, (0, sizes.key_len), known_lens is not None),
+        query_offset=within(offset, OFFSETS, known_offset is not None),
     )
     first, stop = _interval(mask, sizes)
     padding, past_padding = _padding(mask, sizes), None
@@ -171,6 +169,10 @@ def cut_keys(array: Array, start: int | Array, key_len: int) -> Array:
     return array if array.shape[-1] in (1, key_len) else lax.dynamic_slice_in_dim(array, start, key_len, axis=-1)
 
 
+def _as_placed(name: str, array: Any) -> Any:
+    return array if isinstance(array, np.ndarray) and name in INTEGERS else as_jax(name, array)
+
+
 def _interval(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Array | None]:
     """`Mask.first` and `Mask.stop`.
 
@@ -195,7 +197,7 @@ def _interval(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Arra
     return first, stop
 
 
-def _within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
+def within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
     """The integers in JAX's default integer dtype; clipped to the limits if their numbers could not be read."""
     if isinstance(integers, int):
         return integers

@@ -112,6 +112,27 @@ def shape_of(x: Any) -> tuple[Any, ...]:
     return tuple(keras.ops.shape(x)) if None in known else known
 
 
+def numbers(integers: Any) -> Any:
+    """The numbers in NumPy, None if tracing does not know them; an integer of Python as it is."""
+    return integers if isinstance(integers, (int, np.ndarray)) else tf.get_static_value(integers)
+
+
+def within(integers: Any, limits: tuple[Any, Any]) -> Any:
+    """The integers as int64, clipped to the limits, since their numbers may be unknown while tracing."""
+    if isinstance(integers, int):
+        return integers
+    lowest, highest = (tf.cast(limit, tf.int64) for limit in limits)
+    wide = tf.cast(integers, tf.int64)
+    if integers.dtype == tf.uint64:  # beyond int64 it becomes negative
+        wide = tf.where(wide < 0, highest, wide)
+    return tf.clip_by_value(wide, lowest, highest)
+
+
+def arange(length: int | tf.Tensor) -> tf.Tensor:
+    """(length,): 0, 1, 2 and so on, in int64: TensorFlow keeps int32 arithmetic on the host, even beside a GPU."""
+    return tf.range(tf.cast(length, tf.int64), dtype=tf.int64)
+
+
 def is_traced_for_xla() -> bool:
     """Whether this runs while a function with `jit_compile=True` is traced; TensorFlow has no public name for it."""
     return not tf.executing_eagerly() and bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))

@@ -14,6 +14,7 @@ import numpy as np
 
 from backends.tf.ops.framework import Shape, as_tensor, describe, spec_errors_kept
 from backends.tf.ops.masks import placed
+from mha_core.call.arguments import holds_arrays, settled
 from mha_core.call.call import FLOATS, Call, LayerSpec, Widths
 from mha_core.call.checks import check_call, check_dropout_keep, check_one_dtype, describe_argument
 from mha_core.call.masks import ARRAY_SOURCES
@@ -23,6 +24,9 @@ from mha_core.errors import SpecError
 
 _ARRAYS = (*FLOATS, *ARRAY_SOURCES, "dropout_keep")
 """The arguments of a call that may be arrays."""
+
+_TUPLES = ("positions", "rotary")
+"""The arguments that may also be tuples of arrays or lists, and tuples of such."""
 
 
 class LayerOptions(ConfigOptions, total=False):
@@ -49,7 +53,8 @@ class AttentionLayer(keras.Layer):
         """`call`, as Keras calls it; it sees tensors in place of NumPy's arrays, and builds the layer for them."""
         with spec_errors_kept():
             args = tuple(map(as_tensor, args))
-            kwargs = {name: as_tensor(given) if name in _ARRAYS else given for name, given in kwargs.items()}
+            symbolic = any(isinstance(given, keras.KerasTensor) for given in (*args, *kwargs.values()))
+            kwargs = {name: _as_tensors(name, given, symbolic=symbolic) for name, given in kwargs.items()}
             if not self.built:
                 _check_first_call(**dict(zip(("queries", "keys", "values"), args, strict=False)), **kwargs)
         return super().__call__(*args, **kwargs)
@@ -84,6 +89,18 @@ def input_widths(queries: Shape, keys: Shape, values: Shape, given: Widths) -> W
     check_call(Call(specs[0], specs[1], specs[2]), LayerSpec(widths=given))
     dq, dk, dv = (spec.shape[2] if width is None else width for spec, width in zip(specs, given, strict=True))
     return dq, dk, dv
+
+
+def _as_tensors(name: str, given: Any, *, symbolic: bool) -> Any:
+    """The argument with tensors in place of arrays of NumPy; in a tuple also of lists, which Keras refuses there.
+
+    `symbolic`: whether this call builds a model. In one that is loaded, Keras gives a list for what was a tuple.
+    """
+    if name not in _TUPLES:
+        return as_tensor(given) if name in _ARRAYS else given
+    if isinstance(given, tuple) or (symbolic and isinstance(given, list) and holds_arrays(given)):
+        return tuple(_as_tensors(name, part, symbolic=symbolic) for part in given)
+    return as_tensor(settled(name, given))
 
 
 def _check_first_call(queries: Any = None, keys: Any = None, values: Any = None, *_: Any, **__: Any) -> None:

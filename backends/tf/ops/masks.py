@@ -8,11 +8,10 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from backends.tf.ops.cuts import Span, cut, cut_source
-from backends.tf.ops.framework import as_tensor, describe, shape_of
+from backends.tf.ops.framework import arange, as_tensor, describe, numbers, shape_of, within
 from mha_core.call.blocks import Block, Reach, reach
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import OFFSETS, check_call, check_numbers
@@ -82,8 +81,8 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
     mask = call.mask
     known = replace(
         mask,
-        valid_lens=None if mask.valid_lens is None else _static(mask.valid_lens),
-        query_offset=_static(mask.query_offset),
+        valid_lens=None if mask.valid_lens is None else numbers(mask.valid_lens),
+        query_offset=numbers(mask.query_offset),
     )
     check_numbers(known.valid_lens, known.query_offset, sizes.key_len)
 
@@ -92,8 +91,8 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
     past_len = 0 if call.past_keys is None else shape_of(call.past_keys)[2]
     key_len = past_len + new_len
     if mask.valid_lens is not None:
-        mask = replace(mask, valid_lens=_within(mask.valid_lens, (0, key_len)))
-    mask = replace(mask, query_offset=_within(mask.query_offset, OFFSETS))
+        mask = replace(mask, valid_lens=within(mask.valid_lens, (0, key_len)))
+    mask = replace(mask, query_offset=within(mask.query_offset, OFFSETS))
     known_reach, is_exact = _known_reach(mask, known, query_len, key_len)
     first, stop = _interval(mask, known_reach if is_exact else None, query_len, key_len)
     padding, past_padding = _padding(mask, key_len), None
@@ -120,7 +119,7 @@ def allowed_keys(mask: Mask, block: Part | None = None) -> tf.Tensor | None:
     mask = part_of(mask, block)
     sources = []
     if mask.first is not None and mask.stop is not None and not _is_open(mask, Block(None, None, None, None)):
-        position = _arange(mask.key_len)
+        position = arange(mask.key_len)
         first, stop = (bound[:, tf.newaxis, :, tf.newaxis] for bound in (mask.first, mask.stop))
         sources.append((position >= first) & (position < stop))
     if mask.allowed is not None:
@@ -218,27 +217,11 @@ def _padding(mask: AttentionMask, key_len: Any) -> tf.Tensor | None:
     if mask.valid_lens is not None:
         lens = mask.valid_lens
         longest = lens if lens.shape.rank == 1 else tf.reduce_max(lens, axis=1)
-        padding = _arange(key_len) >= longest[:, tf.newaxis]
+        padding = arange(key_len) >= longest[:, tf.newaxis]
     if mask.allowed is not None:
         unused = ~tf.reduce_any(_as_rank_4(mask.allowed), axis=(1, 2))
         padding = unused if padding is None else padding | unused
     return padding
-
-
-def _static(integers: Any) -> Any:
-    """The numbers in NumPy, None if tracing does not know them; an integer of Python as it is."""
-    return integers if isinstance(integers, (int, np.ndarray)) else tf.get_static_value(integers)
-
-
-def _within(integers: Any, limits: tuple[Any, Any]) -> Any:
-    """The integers as int64, clipped to the limits, since their numbers may be unknown while tracing."""
-    if isinstance(integers, int):
-        return integers
-    lowest, highest = (tf.cast(limit, tf.int64) for limit in limits)
-    wide = tf.cast(integers, tf.int64)
-    if integers.dtype == tf.uint64:  # beyond int64 it becomes negative
-        wide = tf.where(wide < 0, highest, wide)
-    return tf.clip_by_value(wide, lowest, highest)
 
 
 def _interval(
@@ -254,7 +237,7 @@ def _interval(
         lens = mask.valid_lens
         stop = tf.minimum(stop, lens[:, tf.newaxis] if lens.shape.rank == 1 else lens)
     if mask.has_positions:
-        position = tf.reshape(tf.cast(mask.query_offset, tf.int64), (-1, 1)) + _arange(query_len)
+        position = tf.reshape(tf.cast(mask.query_offset, tf.int64), (-1, 1)) + arange(query_len)
         left, right = mask.limits
         if right is not None:
             stop = tf.minimum(stop, position + right + 1)
@@ -274,11 +257,6 @@ def _known_reach(mask: AttentionMask, known: AttentionMask, query_len: Any, key_
     if not has_offset:
         known = replace(known, query_offset=0, causal=False, window=None)
     return reach(known, CallSizes(None, query_len, key_len)), is_exact
-
-
-def _arange(length: int | tf.Tensor) -> tf.Tensor:
-    # int64: TensorFlow keeps int32 arithmetic on the host, even beside a GPU.
-    return tf.range(tf.cast(length, tf.int64), dtype=tf.int64)
 
 
 def _as_rank_4(array: tf.Tensor | None) -> tf.Tensor | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +105,6 @@ def _moved(problem: Problem, v: Arrays, step: float) -> Problem:
 
     inputs: AttentionInputs = problem.inputs
     mask = inputs.mask.map_arrays(lambda name, array: moved(name, array) if name == "bias" else array)
-    leaves = {name: moved(name, array) for name, array in inputs.leaves().items() if name != "bias"}
+    leaves: dict[str, Any] = {name: moved(name, array) for name, array in inputs.leaves().items() if name != "bias"}
     weights = {name: moved(name, array) for name, array in problem.weights.items()}
     return replace(problem, weights=weights, inputs=replace(inputs, mask=mask, **leaves))

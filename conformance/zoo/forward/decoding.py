@@ -142,7 +142,7 @@ GIVEN = (
     Table("queries", "Heads that are given split are (B, H, L, d).")(
         "given-heads-length-first",
         "Heads that are given as (B, H, L, d) are read as (B, L, H, d).",
-        after("queries", _read_as_length_first),
+        after("projected_queries", _read_as_length_first),
     ),
 )
 

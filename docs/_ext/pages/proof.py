@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,9 @@ class Found:
 def inputs(kind: str, lengths: NDArray | None) -> AttentionInputs:
     """The call's inputs, "ones" or "random"."""
     rng = np.random.default_rng(0)
-    arrays = {name: np.ones(shape) if kind == "ones" else rng.normal(size=shape) for name, shape in SHAPES.items()}
+    arrays: dict[str, Any] = {
+        name: np.ones(shape) if kind == "ones" else rng.normal(size=shape) for name, shape in SHAPES.items()
+    }
     return AttentionInputs(**arrays, mask=AttentionMask(valid_lens=lengths))
 
 

@@ -79,9 +79,12 @@ def where(asked: WhereOptions) -> None:
 def original_named(spec: str) -> Any:
     """The live original: a model of `mha port`, or what a factory gives."""
     from conformance.subjects.load import load_object
+    from mha.port import decoder
     from mha.port.encoder import PACKAGED, load_encoder
     from mha_core.errors import one_line
 
+    if spec in decoder.PACKAGED:
+        return decoder.load_decoder(spec).model
     if spec in PACKAGED or ":" not in spec:
         return load_encoder(spec).model
     named = load_object(spec, "the original")

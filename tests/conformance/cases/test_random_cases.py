@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 
 import numpy as np
@@ -120,3 +122,43 @@ def test_check_runs_shrinks_and_replays_random_cases(monkeypatch):
     again = CliRunner().invoke(main, ["check", "-b", "torch", "-d", "float64", "--case", small])
     assert again.exit_code == 1
     assert "different since stage 'scores'" in again.output
+
+
+OF_OLD_NAMES = "03a5bf13724cf982b7c3924e08b7e4a44a1f4f35952ca9d8ee71c4656b892cf8"
+"""Of 60 random cases as they were before there were rotary positions and a query-key norm."""
+
+
+def test_names_of_random_cases_stay_what_they_were():
+    digest = hashlib.sha256()
+    for index in range(60):
+        problem = case_from_text(f"random-1-{index}").build()
+        inputs, mask = problem.inputs, problem.inputs.mask
+        arrays = {
+            **problem.weights,
+            **{name: getattr(inputs, name) for name in ("queries", "keys", "values", "cotangent")},
+            **{"bias": mask.bias, "allowed": mask.allowed, "lens": mask.valid_lens, "keep": inputs.dropout_keep},
+        }
+        sums = {
+            name: f"{np.nan_to_num(array, nan=0.0, posinf=0.0, neginf=0.0).sum():.6g}"
+            for name, array in arrays.items()
+            if array is not None
+        }
+        digest.update(json.dumps([problem.config.to_dict(), list(problem.sizes), sums], sort_keys=True).encode())
+    assert digest.hexdigest() == OF_OLD_NAMES
+
+
+def test_random_cases_have_parts_under_names_of_their_own():
+    cases = random_cases(120, 9)
+    with_parts = [case for case in cases if case.id.endswith("-parts")]
+    assert len(with_parts) == 30
+    assert all(
+        case.config.rotary is case.config.query_key_norm is None for case in cases if not case.id.endswith("-parts")
+    )
+    found = [case.config.rotary for case in with_parts if case.config.rotary is not None]
+    assert {settings.interleaved for settings in found} == {settings.start == "last" for settings in found} == {0, 1}
+    assert any(settings.rule is not None for settings in found)
+    assert {case.config.query_key_norm and case.config.query_key_norm.kind for case in with_parts} == {
+        *(None, "rms", "layer"),
+    }
+    calls = [case.build().inputs.rotary for case in with_parts if case.config.rotary is not None]
+    assert {given is None or given.has_tables for given in calls} == {True, False}

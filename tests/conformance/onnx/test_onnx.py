@@ -28,11 +28,11 @@ def all_cases():
 @pytest.mark.same_on_newest  # it reasons in NumPy alone
 def test_every_vector_is_translated_and_agrees_with_the_reference():
     vectors = {one.vector.name for one in all_cases()}
-    assert len(vectors) >= 93
+    assert len(vectors) >= 93 + 8
     results = [run_case(case, subject) for case, subject in runs(all_cases(), [])]
     assert [result.case for result in results if result.status != "equal"] == []
     judged = {stage for result in results for stage in result.judged}
-    assert judged == {"keys", "values", "scores", "weights", "heads", "output"}
+    assert judged == {"queries", "keys", "values", "scores", "weights", "heads", "output"}
 
 
 # The releases of PyTorch and TensorFlow are the same there.
@@ -45,7 +45,13 @@ def test_every_vector_on_a_backend(backend_name):
 
 
 @pytest.mark.same_on_newest  # it reasons in NumPy alone
-@pytest.mark.parametrize("pattern", ["softcap-ignored", "past-behind", "past-not-counted", "given-heads-length-first"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("softcap-ignored", "past-behind", "past-not-counted", "given-heads-length-first"),
+        *("rotary-layout-exchanged", "rotary-given-factor-lost"),
+    ],
+)
 def test_a_bug_is_found(pattern):
     (bug,) = select((pattern,))
     subject = BuggySubject(bug, dtype="float32")
@@ -58,8 +64,9 @@ def test_a_bug_is_found(pattern):
     assert wrong
     if pattern.startswith("softcap"):
         assert all("softcap" in name or name == "local_window_gqa_rank4_mask" for name in wrong)
-    if pattern.startswith("past"):
-        assert all("past" in name for name in wrong)
+    for word in ("past", "rotary"):
+        if pattern.startswith(word):
+            assert all(word in name for name in wrong)
 
 
 def test_a_wrong_expected_output_is_found():

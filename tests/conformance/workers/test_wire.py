@@ -27,7 +27,13 @@ def described(array):
     return array.shape, array.dtype, array.strides if array.size else None, array.tobytes()
 
 
-@pytest.mark.parametrize("case", ["prime", "views", "every-source", "past", "dropout", "additive-grouped", "no-keys"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("prime", "views", "every-source", "past", "dropout", "additive-grouped", "no-keys"),
+        *("rotary-tables", "rotary-yarn", "rotary-longrope", "query-key-norm-after"),
+    ],
+)
 def test_a_problem_comes_back_with_its_bits_and_strides(case):
     problem = select((case,))[0].build()
     found = sent(problem)

@@ -20,7 +20,7 @@ SQUARE = AttentionConfig(15, 3)
 
 CONFIGS = {
     **dict.fromkeys(("canonical", "d2l-torch", "d2l-mxnet", "d2l-tf", "d2l-jax"), (WIDTHS, GROUPED)),
-    **dict.fromkeys(("bert", "vit", "distilbert", "llama"), (WIDTHS, GROUPED)),
+    **dict.fromkeys(("bert", "vit", "distilbert", "llama", "phi"), (WIDTHS, GROUPED)),
     **{f"{name}-kernel": (WIDTHS, GROUPED) for name in ("bert", "vit", "distilbert", "bart", "llama")},
     "torch": (SQUARE, AttentionConfig(14, 7)),
     "torch-separate": (SQUARE, replace(SQUARE, key_dim=8, value_dim=9)),
@@ -32,6 +32,9 @@ CONFIGS = {
     "gpt2-cross-tf": (SQUARE, replace(PACKED, key_dim=8, value_dim=8)),
     "gpt2-flax": (SQUARE, PACKED),
     "gpt2-cross-flax": (SQUARE, replace(PACKED, key_dim=8, value_dim=8)),
+    **dict.fromkeys(("gpt-neox", "gpt-bigcode", "phi3"), (SQUARE, replace(PACKED, num_heads=6, num_kv_heads=2))),
+    "modernbert": (SQUARE, PACKED),
+    "codegen": (AttentionConfig(12, 4), replace(PACKED, num_heads=8, num_kv_heads=8)),
     "keras": (SQUARE, WIDTHS),
     "keras-gqa": (EQUAL_HEADS, replace(EQUAL_HEADS, num_heads=6, num_kv_heads=2)),
     "linen": (SQUARE, EQUAL_HEADS),
@@ -45,11 +48,13 @@ BIASES = (False, True, SOME, {"out_proj": True}, {"k_proj": True, "out_proj": Tr
 OWN_SWITCHES = {
     "canonical": (),
     "llama": (),
+    "phi": (),
     "bart-kernel": (),
     "llama-kernel": (),
     "vit": (PROJECTIONS[:3],),
     "vit-kernel": (PROJECTIONS[:3],),
     "mxnet-selfatt": (PROJECTIONS[:3],),
+    **dict.fromkeys(("gpt-neox", "gpt-bigcode", "phi3", "modernbert", "codegen"), (PROJECTIONS[:3],)),
     "mxnet-encdec": (("k_proj", "v_proj"),),
 }
 """Which projections have their biases together; in all other layouts all four."""

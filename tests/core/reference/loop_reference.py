@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
+from tests.core.reference.loop_parts import through_parts, turns_of_key, turns_of_query
 
 
 def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs) -> tuple[np.ndarray, np.ndarray]:
@@ -33,13 +34,16 @@ def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs)
                 y = np.zeros(config.value_dim) if unused else channels(inputs.values, b, j - past_len)
                 heads = range(config.num_kv_heads)
                 key = [project_head(config, weights, "k_proj", x, g, config.head_dim) for g in heads]
+                key = through_parts(config, weights, "k_norm", key, turns_of_key(config, inputs, b, j - past_len))
                 value = [project_head(config, weights, "v_proj", y, g, config.value_head_dim) for g in heads]
             keys.append(key)
             values.append(value)
         for i in range(query_len):
             concatenated = []
-            for h in range(config.num_heads):
-                query = project_head(config, weights, "q_proj", channels(inputs.queries, b, i), h, config.head_dim)
+            x, heads = channels(inputs.queries, b, i), range(config.num_heads)
+            queries = [project_head(config, weights, "q_proj", x, h, config.head_dim) for h in heads]
+            queries = through_parts(config, weights, "q_norm", queries, turns_of_query(config, inputs, b, i))
+            for h, query in enumerate(queries):
                 scores = {}
                 for j in range(key_len):
                     if may_attend(inputs.mask, b, h, i, j):

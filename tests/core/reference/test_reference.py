@@ -36,6 +36,8 @@ def test_reference_agrees_with_loops(name):
 
 SMOOTH = ["ragged-square", "grouped-heads", "causal-offset-per-item", "bias-excludes", "dropout", "additive-grouped"]
 SMOOTH += ["softcap", "softcap-additive", "past", "heads-given", "heads-given-split"]
+SMOOTH += ["rotary", "rotary-tables", "rotary-yarn", "rotary-bare", "query-key-norm", "query-key-norm-before"]
+SMOOTH += ["query-key-norm-after", "query-key-norm-layer", "query-key-norm-all"]
 
 
 @pytest.mark.parametrize("name", SMOOTH)

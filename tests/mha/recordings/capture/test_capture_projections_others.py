@@ -112,9 +112,9 @@ def test_layers_with_rotary_positions_are_refused_at_once() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 30}
     config = transformers.LlamaConfig(**sizes, intermediate_size=20, num_key_value_heads=2)
     model = transformers.LlamaModel(config)
-    words = (
-        r"LlamaAttention at layers\.0\.self_attn turns queries and keys with their positions \(rotary positions: rope"
-    )
+    attention = model.layers[0].self_attn
+    attention.__class__ = type("Turning", (type(attention),), {})  # of a class that no recipe lists
+    words = r"Turning at layers\.0\.self_attn turns queries and keys with their positions \(rotary positions: rope"
     said = {"layers.*.self_attn": mha.Projections("q_proj", "k_proj", "v_proj", "o_proj", num_heads=4)}
     for layers in (["*"], said):
         with pytest.raises(SpecError, match=words), mha.capture(model, layers=layers):

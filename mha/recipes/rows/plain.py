@@ -1,4 +1,4 @@
-"""The recipes, a row a family."""
+"""Recipes of families whose attention has no rotary positions."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ def _layer_index(prefix: str) -> int:
     return numbers[0]
 
 
-def _attentions(*models: str, kinds: tuple[str, ...] = ("",)) -> Iterator[str]:
+def attentions(*models: str, kinds: tuple[str, ...] = ("",)) -> Iterator[str]:
     """The names of the attention classes of these models."""
     return (f"{model}{kind}Attention" for model in models for kind in kinds)
 
 
 BERT = Recipe(
     family="bert",
+    models=("BERT, RoBERTa, ELECTRA, XLM-R",),
     summary="output.dense stands outside the self-attention, before dropout, residual and LayerNorm",
     classes=(
-        *_attentions("Bert", "BertGeneration", "Camembert", "Data2VecText", "Electra", kinds=("Self", "Cross")),
-        *_attentions("Ernie", "RoCBert", "Roberta", "RobertaPreLayerNorm", kinds=("Self", "Cross")),
-        *_attentions("XLMRoberta", "XLMRobertaXL", kinds=("Self", "Cross")),
+        *attentions("Bert", "BertGeneration", "Camembert", "Data2VecText", "Electra", kinds=("Self", "Cross")),
+        *attentions("Ernie", "RoCBert", "Roberta", "RobertaPreLayerNorm", kinds=("Self", "Cross")),
+        *attentions("XLMRoberta", "XLMRobertaXL", kinds=("Self", "Cross")),
     ),
     model_types=(
         *("bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roc_bert", "roberta"),
@@ -62,6 +63,7 @@ BERT = Recipe(
 
 GPT2 = Recipe(
     family="gpt2",
+    models=("GPT-2",),
     summary="one packed, transposed matrix; causal inside the module; the scale may be 1 or depend on the layer",
     classes=("GPT2Attention",),
     model_types=("gpt2",),
@@ -77,9 +79,10 @@ GPT2 = Recipe(
 
 VIT = Recipe(
     family="vit",
+    models=("ViT, DeiT, DINOv2",),
     summary="qkv_bias=False leaves a bias in o_proj alone; eager has its softmax in float32, also in float64",
     classes=(
-        *_attentions("AST", "DeiT", "Dinov2", "Dinov2WithRegisters", "IJepa", "Pixio", "ViT", "ViTMAE", "ViTMSN"),
+        *attentions("AST", "DeiT", "Dinov2", "Dinov2WithRegisters", "IJepa", "Pixio", "ViT", "ViTMAE", "ViTMSN"),
         "VivitAttention",
     ),
     model_types=(
@@ -97,10 +100,11 @@ VIT = Recipe(
 
 BART = Recipe(
     family="bart",
+    models=("BART, mBART, Pegasus, M2M100",),
     summary="encoder, decoder (causal) and cross-attention are one class, told apart by the call",
     classes=(
-        *_attentions("Bart", "Blenderbot", "BlenderbotSmall", "M2M100"),
-        *_attentions("MBart", "Marian", "Pegasus", "PLBart"),
+        *attentions("Bart", "Blenderbot", "BlenderbotSmall", "M2M100"),
+        *attentions("MBart", "Marian", "Pegasus", "PLBart"),
     ),
     model_types=("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus", "plbart"),
     layouts=("canonical",),
@@ -115,10 +119,102 @@ BART = Recipe(
 WHISPER = replace(  # it scales the queries before they are split: its stage "queries" is before the scale
     BART,
     family="whisper",
+    models=("Whisper",),
     summary="no bias in k_proj; the scale is applied to the queries, not to the scores",
     classes=("WhisperAttention",),
     model_types=("whisper",),
 )
 
-RECIPES: Mapping[str, Recipe] = {recipe.family: recipe for recipe in (BERT, GPT2, VIT, BART, WHISPER)}
-"""Every recipe by family."""
+DISTILBERT = replace(
+    BERT,
+    family="distilbert",
+    models=("DistilBERT",),
+    summary="its self-attention holds the output projection",
+    classes=("DistilBertSelfAttention",),
+    model_types=("distilbert",),
+    layouts=("distilbert",),
+    checkpoint_layouts=(),
+    heads="n_heads",
+    heads_key="n_heads",
+    dropout_key="attention_dropout",
+    out="out_lin",
+    core="",
+)
+
+OPT = replace(
+    BART,
+    family="opt",
+    models=("OPT",),
+    summary="causal; the scale is applied to the queries, not to the scores",
+    classes=("OPTAttention",),
+    model_types=("opt",),
+    checkpoint_layouts=(),
+    heads_key="num_attention_heads",
+    other_states="",
+    softmax_in_float32=True,
+)
+
+CLIP = replace(
+    OPT,
+    family="clip",
+    models=("CLIP",),
+    summary="images without a mask, texts causal; the scale is called `scale`",
+    classes=tuple(attentions("AltCLIP", "ChineseCLIPVision", "CLIP", "CLIPSeg", "MetaClip2", "XCLIP")),
+    model_types=("clip_text_model", "clip_vision_model"),
+    scale_of=lambda core: float(core.scale),
+)
+
+SIGLIP = replace(
+    CLIP,
+    family="siglip",
+    models=("SigLIP",),
+    summary="as CLIP; its pooling head is a torch.nn.MultiheadAttention, which no recipe reads",
+    classes=tuple(attentions("Siglip", "Siglip2")),
+    model_types=("siglip_text_model", "siglip_vision_model"),
+)
+
+WAV2VEC2 = replace(
+    BART,
+    family="wav2vec2",
+    models=("Wav2Vec2, HuBERT",),
+    summary="positions come from a convolution before the layers",
+    classes=tuple(attentions("Data2VecAudio", "Hubert", "SEW", "UniSpeech", "UniSpeechSat", "Wav2Vec2")),
+    model_types=("data2vec-audio", "hubert", "sew", "unispeech", "unispeech-sat", "wav2vec2"),
+    checkpoint_layouts=(),
+    heads_key="num_attention_heads",
+)
+
+GPT_BIGCODE = replace(
+    GPT2,
+    family="gpt_bigcode",
+    models=("GPT-BigCode, StarCoder 1",),
+    summary="one matrix, not transposed: one key head for all queries, or head by head; self-attention alone",
+    classes=("GPTBigCodeAttention",),
+    model_types=("gpt_bigcode",),
+    layouts=("gpt-bigcode",),
+    checkpoint_layouts=(),
+    other_states="",
+    other_mask="attention_mask",
+    cache="layer_past",
+    softmax_in_float32=True,
+    refused={"is_cross_attention": False},
+)
+
+GPT_NEO = replace(
+    OPT,
+    family="gpt_neo",
+    models=("GPT-Neo",),
+    summary="a scale of 1; masks of its own: causal, in local layers a window; no other implementation than eager",
+    classes=("GPTNeoSelfAttention",),
+    model_types=("gpt_neo",),
+    heads_key="num_heads",
+    cache="layer_past",
+    place="layer_id",
+    only="eager",
+    sees=lambda core, queries, keys: core.bias[0, 0, keys - queries : keys, :keys].cpu().numpy(),
+    scale_of=lambda core: 1.0,
+    scale_in=lambda model_config, prefix, head_dim: 1.0,
+)
+
+PLAIN = (BERT, GPT2, VIT, BART, WHISPER, DISTILBERT, OPT, CLIP, SIGLIP, WAV2VEC2, GPT_BIGCODE, GPT_NEO)
+"""Every recipe of this kind."""

@@ -1,0 +1,53 @@
+"""Query-key norm as a Flax linen module; see `mha_core.parts.query_key_norm`."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax.typing import Dtype
+from jax import Array, lax
+
+from mha_core.parts.query_key_norm import Order, QueryKeyNorm, by_head, mean_axes
+
+
+class HeadNorm(nn.Module):
+    """The norm of the queries or of the keys of a layer: `q_norm` or `k_norm`, with "weight" and "bias".
+
+    Attributes:
+        settings: those of the layer; None makes a module that changes nothing.
+        size: of weight and bias, (d,) or (heads * d,); None without them.
+        param_dtype: of the parameters.
+    """
+
+    settings: QueryKeyNorm | None
+    size: int | None
+    _: KW_ONLY
+    param_dtype: Dtype = jnp.float32
+
+    def setup(self) -> None:
+        self.weight = self.bias = None
+        if self.settings is not None and self.size is not None:
+            start, shape = nn.initializers.constant(self.settings.start), (self.size,)
+            self.weight = self.param("weight", start, shape, self.param_dtype)
+            if self.settings.bias:
+                self.bias = self.param("bias", nn.initializers.zeros, shape, self.param_dtype)
+
+    def __call__(self, x: Array, order: Order) -> Array:
+        """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
+        settings = self.settings
+        if settings is None or settings.order != order:
+            return x
+        axes = mean_axes(settings)
+        exact = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # half precision is too coarse for a mean of squares
+        if settings.kind == "layer":
+            exact = exact - exact.mean(axes, keepdims=True)
+        normed = exact * lax.rsqrt(jnp.square(exact).mean(axes, keepdims=True) + settings.eps)
+        if settings.product == "dtype":
+            normed = normed.astype(x.dtype)
+        if self.weight is not None:
+            normed = normed * (settings.offset + by_head(self.weight.astype(normed.dtype), x.shape))
+        if self.bias is not None:
+            normed = normed + by_head(self.bias.astype(normed.dtype), x.shape)
+        return normed.astype(x.dtype)

@@ -1,0 +1,101 @@
+"""Rotary positions in JAX: the tables of a call, and the turn of queries and keys; see `mha_core.parts.rotary`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax.typing import Dtype
+from jax import Array
+
+from backends.jax.ops.framework import has_values, numbers
+from backends.jax.ops.masks import within
+from mha_core.call.call import Call
+from mha_core.call.rotary import (
+    RotaryInputs,
+    Tables,
+    check_positions,
+    counted_tables,
+    table_to_look_up,
+    tables_of_call,
+)
+from mha_core.call.sizes import CallSizes
+from mha_core.parts.rotary import Rotary, Table
+
+
+def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> Tables:
+    """Cosine and sine of the positions of queries and new keys.
+
+    Args:
+        call: as `placed` gives it, and checked.
+        settings: those of the layer; None gives no tables.
+        dtype: of the tables: that of projected queries and keys, which a layer with a `dtype` casts.
+
+    Raises:
+        SpecError: a position that is out of range, where its number can be read; positions that JAX traces, in a layer
+            without `max_positions`.
+    """
+    if settings is None:
+        return Tables()
+    given, offset = call.rotary, call.mask.query_offset
+    if given is not None and given.has_tables:
+        return given.tables().map(lambda table: table.astype(dtype))
+    past_len = 0 if call.past_keys is None else call.past_keys.shape[2]
+    sizes = CallSizes(call.queries.shape[0], call.queries.shape[-2], past_len + call.keys.shape[-2], past_len)
+    if given is None and isinstance(offset, int):
+        made = counted_tables(settings, offset, sizes)
+    else:
+        wait = settings.max_positions is None
+        if not all(_is_known(x, wait=wait) for x in ((offset,) if given is None else _positions(given))):
+            return _looked_up(given, offset, sizes, settings, dtype)
+        made = tables_of_call(settings, given, offset, sizes)
+    return made.map(lambda table: jnp.asarray(table.astype(dtype)))
+
+
+def rotate(x: Array, table: Table | None, settings: Rotary | None) -> Array:
+    """(B, heads, L, d): each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin); the others stay."""
+    if table is None or settings is None:
+        return x
+    cos, sin = table.cos[:, None], table.sin[:, None]  # (B, 1, L, r / 2)
+    part = settings.turning(x.shape[-1])
+    turning = x[..., part]
+    if settings.interleaved:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+        turned = jnp.stack((a * cos - b * sin, b * cos + a * sin), axis=-1).reshape(turning.shape)
+    else:
+        a, b = jnp.split(turning, 2, axis=-1)
+        turned = jnp.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+    if turning.shape == x.shape:
+        return turned
+    return jnp.concatenate((x[..., : part.start], turned, x[..., part.stop :]), axis=-1)
+
+
+def _positions(given: RotaryInputs) -> tuple[Any, ...]:
+    """The positions that a call has: of queries, and of keys if those differ."""
+    return (given.positions,) if given.key_positions is None else (given.positions, given.key_positions)
+
+
+def _is_known(integers: Any, *, wait: bool) -> bool:
+    """Whether the numbers can be read; if not `wait`, then without waiting for a device."""
+    return has_values(integers) if wait else numbers(integers) is not None
+
+
+def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, dtype: Dtype) -> Tables:
+    """The tables of positions whose numbers are not known: rows of a table of all of them."""
+    rows = Table(*(jnp.asarray(table.astype(dtype)) for table in table_to_look_up(settings)))
+    count = len(rows.cos)
+
+    def of(positions: Any) -> Table:
+        known = numbers(positions)
+        if known is not None:
+            check_positions(settings, known)
+        index = within(positions if positions.ndim == 2 else positions[None], (0, count - 1), is_checked=False)
+        return Table(rows.cos[index], rows.sin[index])
+
+    if given is not None:
+        queries = of(given.positions)
+        return Tables(queries, queries if given.key_positions is None else of(given.key_positions))
+    first = within(offset, (-sizes.query_len, count), is_checked=False).reshape(-1, 1)  # so that no sum overflows
+    keys = np.arange(sizes.past_len, sizes.key_len)
+    return Tables(of(first + jnp.arange(sizes.query_len)), of(keys))

@@ -1,0 +1,87 @@
+"""Rotary positions in TensorFlow: tables of a call, and the turn of queries and keys; see `mha_core.parts.rotary`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from backends.tf.ops.framework import arange, numbers, shape_of, within
+from mha_core.call.call import Call
+from mha_core.call.checks import OFFSETS
+from mha_core.call.rotary import RotaryInputs, Tables, counted_tables, table_to_look_up, tables_of_call
+from mha_core.call.sizes import CallSizes
+from mha_core.parts.rotary import Rotary, Table
+
+
+def rotary_tables(call: Call[tf.Tensor], settings: Rotary | None) -> Tables:
+    """Cosine and sine of the positions of queries and new keys, in the dtype of the queries.
+
+    Args:
+        call: as `placed` gives it, and checked.
+        settings: those of the layer; None gives no tables.
+
+    Raises:
+        SpecError: a position that is out of range, where tracing knows its number; positions that it does not know,
+            in a layer without `max_positions`.
+    """
+    if settings is None:
+        return Tables()
+    given, x, offset = call.rotary, call.queries, call.mask.query_offset
+    if given is not None and given.has_tables:
+        return given.tables()
+    past_len = 0 if call.past_keys is None else shape_of(call.past_keys)[2]
+    sizes = CallSizes(None, shape_of(x)[-2], past_len + shape_of(call.keys)[-2], past_len)
+    read = _read(given, offset, sizes)
+    if read is None:
+        return _looked_up(given, offset, sizes, settings, x.dtype)
+    if given is None and isinstance(offset, int):
+        made = counted_tables(settings, offset, sizes)
+    else:
+        made = tables_of_call(settings, *read, sizes)
+    return made.map(lambda table: tf.constant(table, x.dtype))
+
+
+def rotate(x: tf.Tensor, table: Table | None, settings: Rotary | None) -> tf.Tensor:
+    """(B, heads, L, d): each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin); the others stay."""
+    if table is None or settings is None:
+        return x
+    cos, sin = table.cos[:, tf.newaxis], table.sin[:, tf.newaxis]  # (B, 1, L, r / 2)
+    part = settings.turning(shape_of(x)[-1])
+    turning = x[..., part]
+    if settings.interleaved:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+        turned = tf.reshape(tf.stack((a * cos - b * sin, b * cos + a * sin), axis=-1), shape_of(turning))
+    else:
+        a, b = tf.split(turning, 2, axis=-1)
+        turned = tf.concat((a * cos - b * sin, b * cos + a * sin), axis=-1)
+    if x.shape[-1] == settings.width:
+        return turned
+    return tf.concat((x[..., : part.start], turned, x[..., part.stop :]), axis=-1)
+
+
+def _read(given: RotaryInputs | None, offset: Any, sizes: CallSizes) -> tuple[RotaryInputs | None, Any] | None:
+    """Positions and query_offset in NumPy; None if tracing does not know them, or a size that they go with."""
+    if given is None:
+        offset = numbers(offset)
+        is_known = offset is not None and all(isinstance(size, int) for size in sizes[1:])
+        return (None, offset) if is_known else None
+    read = given.map_arrays(lambda _, array: numbers(array))
+    is_known = read.positions is not None and (read.key_positions is None) == (given.key_positions is None)
+    return (read, 0) if is_known and isinstance(sizes.past_len, int) else None
+
+
+def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, dtype: tf.DType) -> Tables:
+    """The tables of positions that tracing does not know: rows of a table of all of them."""
+    rows = Table(*(tf.constant(table, dtype) for table in table_to_look_up(settings)))
+
+    def of(positions: tf.Tensor) -> Table:
+        index = within(positions if positions.shape.rank == 2 else positions[tf.newaxis], (0, rows.cos.shape[0] - 1))
+        return Table(tf.gather(rows.cos, index), tf.gather(rows.sin, index))
+
+    if given is not None:
+        queries = of(given.positions)
+        return Tables(queries, queries if given.key_positions is None else of(given.key_positions))
+    first = tf.reshape(tf.cast(within(offset, OFFSETS), tf.int64), (-1, 1))
+    keys = tf.cast(sizes.past_len, tf.int64) + arange(sizes.key_len - sizes.past_len)
+    return Tables(of(first + arange(sizes.query_len)), of(keys))

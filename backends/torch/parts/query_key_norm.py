@@ -1,0 +1,53 @@
+"""Query-key norm as a PyTorch module; see `mha_core.parts.query_key_norm`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mha_core.parts.query_key_norm import Order, QueryKeyNorm, by_head, mean_axes
+
+
+class HeadNorm(nn.Module):
+    """The norm of the queries or of the keys of a layer: `q_norm` or `k_norm`.
+
+    Args:
+        settings: those of the layer; None makes a module that changes nothing.
+        size: of weight and bias, (d,) or (heads * d,); None without them.
+        device, dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        settings: QueryKeyNorm | None,
+        size: int | None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        weight = bias = None
+        if settings is not None and size is not None:
+            weight = nn.Parameter(torch.full((size,), settings.start, device=device, dtype=dtype))
+            bias = nn.Parameter(torch.zeros(size, device=device, dtype=dtype)) if settings.bias else None
+        self.register_parameter("weight", weight)
+        self.register_parameter("bias", bias)
+
+    def forward(self, x: Tensor, order: Order) -> Tensor:
+        """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
+        settings = self.settings
+        if settings is None or settings.order != order:
+            return x
+        axes = mean_axes(settings)
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))  # half precision is too coarse for a mean of squares
+        if settings.kind == "layer":
+            exact = exact - exact.mean(axes, keepdim=True)
+        normed = exact * torch.rsqrt(exact.square().mean(axes, keepdim=True) + settings.eps)
+        if settings.product == "dtype":
+            normed = normed.to(x.dtype)
+        if self.weight is not None:
+            normed = normed * (settings.offset + by_head(self.weight.to(normed.dtype), x.shape))
+        if self.bias is not None:
+            normed = normed + by_head(self.bias.to(normed.dtype), x.shape)
+        return normed.to(x.dtype)

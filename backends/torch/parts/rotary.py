@@ -1,0 +1,106 @@
+"""Rotary positions in PyTorch: the tables of a call, and the turn of queries and keys; see `mha_core.parts.rotary`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.torch.ops.framework import numbers, transforms_are_active
+from mha_core.call.call import Call
+from mha_core.call.rotary import RotaryInputs, Tables, check_positions, counted_tables, table_to_look_up, tables_of_call
+from mha_core.call.sizes import CallSizes
+from mha_core.parts.rotary import Rotary, Table
+
+
+def rotary_tables(call: Call[Tensor], settings: Rotary | None) -> Tables:
+    """Cosine and sine of the positions of queries and new keys, in the dtype of the queries, on their device.
+
+    Args:
+        call: as `placed` gives it, and checked.
+        settings: those of the layer; None gives no tables.
+
+    Raises:
+        SpecError: a position that is out of range, where its number can be read; positions that a compiler traces, in
+            a layer without `max_positions`.
+    """
+    if settings is None:
+        return Tables()
+    given, x = call.rotary, call.queries
+    if given is not None and given.has_tables:
+        return given.tables()
+    past_len = 0 if call.past_keys is None else call.past_keys.shape[2]
+    sizes = CallSizes(x.shape[0], x.shape[-2], past_len + call.keys.shape[-2], past_len)
+    offset = call.mask.query_offset
+    if given is None and isinstance(offset, int):
+        made = _counted(settings, offset, *sizes)
+    else:
+        read = _read(given, offset, wait=settings.max_positions is None)
+        if read is None:
+            return _looked_up(given, offset, sizes, settings, x)
+        made = tables_of_call(settings, *read, sizes).map(torch.tensor)
+    return made.map(lambda table: table.to(device=x.device, dtype=x.dtype))
+
+
+def rotate(x: Tensor, table: Table | None, settings: Rotary | None) -> Tensor:
+    """(B, heads, L, d): each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin); the others stay."""
+    if table is None or settings is None:
+        return x
+    cos, sin = table.cos[:, None], table.sin[:, None]  # (B, 1, L, r / 2)
+    part = settings.turning(x.shape[-1])
+    turning = x[..., part]
+    if settings.interleaved:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    else:
+        a, b = turning.chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    if turning.shape == x.shape:
+        return turned
+    return torch.cat((x[..., : part.start], turned, x[..., part.stop :]), dim=-1)
+
+
+@torch.compiler.assume_constant_result
+def _counted(settings: Rotary, query_offset: int, batch: int, query_len: int, key_len: int, past_len: int) -> Tables:
+    return counted_tables(settings, query_offset, CallSizes(batch, query_len, key_len, past_len)).map(torch.tensor)
+
+
+def _read(given: RotaryInputs | None, offset: Any, *, wait: bool) -> tuple[RotaryInputs | None, Any] | None:
+    """Positions and query_offset in NumPy; None if they can't be read, or not without waiting for a device."""
+
+    def read(array: Any) -> Any:
+        return None if array is None else numbers(array.cpu() if wait and isinstance(array, Tensor) else array)
+
+    if torch.compiler.is_compiling() or transforms_are_active():
+        return None
+    if given is None:
+        known = read(offset)
+        return None if known is None else (None, known)
+    positions = given.map_arrays(lambda _, array: read(array))
+    is_known = positions.positions is not None and (positions.key_positions is None) == (given.key_positions is None)
+    return (positions, 0) if is_known else None
+
+
+def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, x: Tensor) -> Tables:
+    """The tables of positions whose numbers are not known: rows of a table of all of them."""
+    rows = Table(*(table.to(device=x.device, dtype=x.dtype) for table in _all(settings)))
+
+    def of(positions: Tensor) -> Table:
+        known = numbers(positions)
+        if known is not None:
+            check_positions(settings, known)
+        index = (positions if positions.ndim == 2 else positions[None]).to(torch.int64).clamp(0, len(rows.cos) - 1)
+        return Table(rows.cos[index], rows.sin[index])
+
+    if given is not None:
+        queries = of(given.positions)
+        return Tables(queries, queries if given.key_positions is None else of(given.key_positions))
+    first = torch.as_tensor(offset, dtype=torch.int64, device=x.device).reshape(-1, 1)
+    keys = torch.arange(sizes.past_len, sizes.key_len, device=x.device)
+    return Tables(of(first + torch.arange(sizes.query_len, device=x.device)), of(keys))
+
+
+@torch.compiler.assume_constant_result
+def _all(settings: Rotary) -> Table:
+    return Table(*map(torch.tensor, table_to_look_up(settings)))

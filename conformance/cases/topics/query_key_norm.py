@@ -1,0 +1,98 @@
+"""Cases of the query-key norm: kinds, scopes, weights, and its order beside rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.cases.parts import case, poison_past
+from conformance.cases.topics.rotary import placed
+from mha_core import AttentionConfig
+
+OF_HEADS = "without projections the widths are those of the heads"
+
+TURNING: dict[str, Any] = {"width": 6, "base": 20.0}
+
+
+def cases() -> list[Case]:
+    """The cases of this topic, in the order of `mha cases`.
+
+    eps is of the size of the mean square: then it shows where it stands.
+    """
+    return [
+        case(
+            "query-key-norm",
+            "no norm, eps outside of the root, the weight of queries for keys, a mean over other axes",
+            num_heads=6,
+            num_kv_heads=3,
+            query_key_norm={"eps": 0.3},
+            softcap=2.0,
+            valid_lens=[4, 6],
+        ),
+        case(
+            "query-key-norm-before",
+            "the norm behind the rotation, its weights of other heads, a past that is normed or turned again",
+            num_heads=6,
+            num_kv_heads=2,
+            head_dim=10,
+            rotary=TURNING,
+            query_key_norm={"weight": "per_head", "eps": 0.4},
+            batch=4,
+            key_len=15,
+            past_len=8,
+            positions=placed,
+            valid_lens=[15, 11, 6, 14],
+            allowed=np.array([True, False, True, True, True])[:, None],
+            change=poison_past,
+        ),
+        case(
+            "query-key-norm-after",
+            "the norm in front of the rotation, 1 + weight read as the weight, the product in another order",
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=10,
+            rotary={**TURNING, "interleaved": True, "start": "last"},
+            query_key_norm={"order": "after", "offset": 1, "eps": 0.4},
+            positions=placed,
+            valid_lens=[7, 4],
+        ),
+        case(
+            "query-key-norm-layer",
+            "a mean that is not taken away, a bias that is lost, beside channels that turn",
+            num_heads=6,
+            num_kv_heads=3,
+            rotary={"width": 8, "base": 20.0},
+            query_key_norm={"kind": "layer", "weight": "per_head", "bias": True, "eps": 0.2},
+            causal=True,
+            query_offset=1,
+        ),
+        case(
+            "query-key-norm-all",
+            "a mean over each head where it is over all of a token",
+            num_heads=6,
+            num_kv_heads=3,
+            head_dim=8,
+            rotary={"base": 20.0},
+            query_key_norm={"scope": "all", "weight": "per_head", "offset": 1, "eps": 0.2},
+            query_len=9,
+        ),
+        case(
+            "query-key-norm-bare",
+            "a norm without weights that is left out, tiny rows that are divided by their own size",
+            AttentionConfig(
+                *(66, 6),
+                num_kv_heads=2,
+                head_dim=11,
+                value_head_dim=13,
+                projections=False,
+                query_key_norm={"kind": "layer", "weight": "none", "eps": 1e-4},
+            ),
+            batch=3,
+            split=True,
+            key_len=9,
+            input_scale=0.01,
+            same_sizes=OF_HEADS,
+        ),
+    ]

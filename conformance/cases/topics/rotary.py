@@ -1,0 +1,170 @@
+"""Cases of rotary positions: layouts, widths, rules of frequencies, and what a call says of where tokens stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.case import Case, Rng
+from conformance.cases.parts import case, poison_past
+from mha_core import AttentionConfig, RotaryInputs
+
+OF_HEADS = "without projections the widths are those of the heads"
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "truncate": False}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0, 3.0],
+    "long_factor": [1.2, 4.0, 8.0, 16.0],
+    "original_max_position_embeddings": 7,
+    "factor": 4.0,
+}
+
+
+def growing(rng: Rng, shape: tuple[int, ...], first: int = 0) -> NDArray[np.int64]:
+    """Positions (..., L) that grow along the last axis by 1 or more: with gaps, as between documents."""
+    return first + rng.integers(0, 5, size=(*shape[:-1], 1)) + np.cumsum(rng.integers(1, 4, size=shape), axis=-1)
+
+
+def placed(rng: Rng, case: Case) -> RotaryInputs:
+    """Positions of queries and new keys, of each item: those of keys from Lp, with gaps."""
+    of_queries, of_keys = (case.batch, case.query_len), (case.batch, case.key_len - case.past_len)
+    return RotaryInputs(growing(rng, of_queries, case.past_len), growing(rng, of_keys, case.past_len))
+
+
+def far_apart(rng: Rng, case: Case) -> RotaryInputs:
+    """Positions of queries and new keys, the same in all items, up to 300 and in no order."""
+    return RotaryInputs(rng.integers(0, 300, case.query_len), rng.integers(0, 300, case.key_len - case.past_len))
+
+
+def of_axes(rng: Rng, case: Case) -> RotaryInputs:
+    """Positions (3, B, L) as of an image behind text: the axes part where it begins."""
+
+    def axes(length: int) -> NDArray[np.int64]:
+        text = np.broadcast_to(np.arange(length), (3, case.batch, length))
+        moved = rng.integers(1, 9, size=(3, case.batch, 1)) + rng.integers(0, 3, size=(3, case.batch, length))
+        return text + np.where(np.arange(length) < 2, 0, moved)
+
+    return RotaryInputs(axes(case.query_len), axes(case.key_len - case.past_len))
+
+
+def given_tables(rng: Rng, case: Case) -> RotaryInputs:
+    """Tables of each item's queries and one of all items' keys, times 1.4; the first token of each does not turn."""
+    assert case.config.rotary is not None
+    pairs = (case.config.rotary.width or 0) // 2
+
+    def table(*shape: int) -> tuple[NDArray, NDArray]:
+        angle = rng.uniform(-np.pi, np.pi, size=shape)
+        cos, sin = 1.4 * np.cos(angle), 1.4 * np.sin(angle)
+        cos[..., 0, :], sin[..., 0, :] = 1.0, 0.0
+        return cos, sin
+
+    of_queries = table(case.batch, case.query_len, pairs)
+    return RotaryInputs(None, None, *of_queries, *table(case.key_len - case.past_len, pairs))
+
+
+def cases() -> list[Case]:
+    """The cases of this topic, in the order of `mha cases`."""
+    grouped: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 11}
+    return [
+        case(
+            "rotary",
+            "no turn, one in the wrong direction, of other pairs, of queries alone or of values too; an offset ignored",
+            head_dim=12,
+            rotary={"base": 50.0},
+            causal=True,
+            query_offset=[3, 1],
+        ),
+        case(
+            "rotary-interleaved",
+            "pairs of the other layout, frequencies by the whole width, positions of one item for all",
+            rotary={"width": 8, "interleaved": True, "base": 20.0},
+            positions=placed,
+        ),
+        case(
+            "rotary-last",
+            "the first channels in place of the last, keys that stand where the queries do",
+            **grouped,
+            rotary={"width": 6, "start": "last", "base": 20.0},
+            positions=far_apart,
+            valid_lens=[6, 4],
+        ),
+        case(
+            "rotary-last-interleaved",
+            "a cache that is turned again, keys counted from 0 behind it, NaN in its unused rows",
+            **grouped,
+            rotary={"width": 4, "start": "last", "interleaved": True, "base": 20.0},
+            batch=3,
+            key_len=16,
+            past_len=9,
+            causal=True,
+            query_offset=[9, 8, 6],
+            valid_lens=[16, 11, 7],
+            change=poison_past,
+        ),
+        case(
+            "rotary-tables",
+            "given tables that are ignored, or taken for cosine and sine of one angle; a factor lost; tokens turned",
+            rotary={"width": 8},
+            positions=given_tables,
+            softcap=2.0,
+        ),
+        case(
+            "rotary-llama3",
+            "the llama3 rule left out, without its blend or with the pairs exchanged that it keeps and divides",
+            head_dim=12,
+            rotary={"base": 5000.0, "rule": LLAMA3},
+            positions=far_apart,
+        ),
+        case(
+            "rotary-yarn",
+            "the yarn rule left out, its attention factor lost, on queries alone, squared or on channels that stay",
+            rotary={"width": 8, "interleaved": True, "base": 5000.0, "rule": YARN},
+            key_len=14,
+            past_len=6,
+            positions=placed,
+            causal=True,
+            query_offset=6,
+        ),
+        case(
+            "rotary-longrope",
+            "the long factors of the longrope rule at exactly the length that the model was trained for",
+            rotary={"width": 8, "base": 20.0, "rule": LONGROPE},
+        ),
+        case(
+            "rotary-axes",
+            "one axis of positions for all pairs, axes that take turns over them",
+            rotary={"width": 8, "base": 20.0, "sections": (2, 1, 1)},
+            positions=of_axes,
+        ),
+        case(
+            "rotary-axes-interleaved",
+            "axes in a row where they take turns over the pairs",
+            rotary={"width": 8, "base": 20.0, "sections": (2, 1, 1), "sections_interleaved": True},
+            positions=of_axes,
+        ),
+        case(
+            "rotary-bare",
+            "heads that come as they are, and are not turned; split heads read as positions",
+            AttentionConfig(
+                72, 6, num_kv_heads=2, head_dim=12, value_head_dim=13, projections=False, rotary={"base": 20.0}
+            ),
+            batch=3,
+            query_len=4,
+            key_len=14,
+            past_len=9,
+            split=True,
+            causal=True,
+            query_offset=9,
+            same_sizes=OF_HEADS,
+        ),
+    ]

@@ -1,0 +1,11 @@
+"""The recipes, a row a family."""
+
+from collections.abc import Mapping
+
+from mha.recipes.recipe import Recipe
+from mha.recipes.rows.decoders import DECODERS
+from mha.recipes.rows.plain import PLAIN
+from mha.recipes.rows.rotary import OTHERS
+
+RECIPES: Mapping[str, Recipe] = {recipe.family: recipe for recipe in (*PLAIN, *DECODERS, *OTHERS)}
+"""Every recipe by family."""

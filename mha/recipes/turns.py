@@ -1,0 +1,124 @@
+"""How modules of a family turn queries and keys, and where the tables of a call are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core import Rotary, RotaryInputs, SpecError
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Queries and keys turn by the tables (cos, sin) that the model hands to each call as `position_embeddings`.
+
+    Attributes:
+        interleaved: whether channels (2 k, 2 k + 1) are a pair, else (k, k + r / 2).
+        doubled: how the tables (B, L, r) have each number twice: as "halves" (all, then all again) or as "pairs".
+        acts: whether a module turns at all; some layers of a model may not.
+        backwards: whether it turns by the negative angles.
+        patches_alone: whether tables are of the last tokens alone, and the first ones do not turn.
+    """
+
+    interleaved: bool = False
+    doubled: str = "halves"
+    acts: Callable[[Any], bool] = lambda module: True
+    backwards: bool = False
+    patches_alone: bool = False
+
+    def settings(self, core: Any, head_dim: int) -> Rotary:
+        """The rotary settings of a module."""
+        return Rotary(self._width(core, head_dim), self.interleaved)
+
+    def _width(self, core: Any, head_dim: int) -> int:
+        """How many channels of a head a module turns, by its config."""
+        model = getattr(core, "config", None)
+        given, types = getattr(model, "rope_parameters", None) or {}, getattr(model, "layer_types", None)
+        # Some models have parameters for each kind of layer.
+        own = given.get(types[core.layer_idx], given) if types else given
+        share = own.get("partial_rotary_factor", getattr(model, "partial_rotary_factor", None))
+        return int(head_dim * (1.0 if share is None else float(share)))
+
+    def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
+        """The tables of a call, whose arguments leave `given`; None if the module does not turn.
+
+        Args:
+            core: the module.
+            given: the arguments of the call.
+            length: how many queries it has.
+
+        Raises:
+            SpecError: other tables than a pair of doubled ones.
+        """
+        tables = given.pop("position_embeddings", None)
+        if not self.acts(core):
+            return None
+        if not (isinstance(tables, tuple) and len(tables) == 2):
+            raise SpecError(f"position_embeddings must be a tuple (cos, sin). Got {type(tables).__name__}.")
+        cos, sin = map(self._once, tables)
+        if self.patches_alone and cos.shape[-2] < length:
+            first = [(0, 0)] * (cos.ndim - 2) + [(length - cos.shape[-2], 0), (0, 0)]
+            cos, sin = np.pad(cos, first, constant_values=1.0), np.pad(sin, first)
+        return RotaryInputs(None, None, cos, -sin if self.backwards else sin)
+
+    def _once(self, table: Any) -> NDArray:
+        """A table with each number once; SpecError if the channels of a pair have two."""
+        from mha.recipes.torch_arrays import to_array
+
+        whole = to_array(table)
+        once, again = np.split(whole, 2, axis=-1)
+        if self.doubled == "pairs":
+            once, again = whole[..., ::2], whole[..., 1::2]
+        if not np.array_equal(once, again):
+            raise SpecError("position_embeddings turn the two channels of a pair by different angles")
+        return once
+
+    def give(self, core: Any, cos: NDArray, sin: NDArray) -> Mapping[str, Any]:
+        """The arguments of a call in which positions 0, 1, ... have these tables (B, L, r / 2), as arrays."""
+        if self.doubled == "halves":
+            return {"position_embeddings": tuple(np.concatenate([table] * 2, axis=-1) for table in (cos, sin))}
+        return {"position_embeddings": tuple(np.repeat(table, 2, axis=-1) for table in (cos, sin))}
+
+
+@dataclass(frozen=True)
+class SinusoidalTurn(Turn):
+    """The model hands down one table `sinusoidal_pos` (1, 1, L, d): all sines, then all cosines."""
+
+    interleaved: bool = True
+
+    def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
+        """See `Turn.take`."""
+        from mha.recipes.torch_arrays import to_array
+
+        sin, cos = np.split(to_array(given.pop("sinusoidal_pos", None))[:, 0], 2, axis=-1)
+        return RotaryInputs(None, None, cos, sin)
+
+    def give(self, core: Any, cos: NDArray, sin: NDArray) -> Mapping[str, Any]:
+        """See `Turn.give`."""
+        return {"sinusoidal_pos": np.concatenate([sin, cos], axis=-1)[:, None]}
+
+
+@dataclass(frozen=True)
+class OwnTables(Turn):
+    """The module itself keeps `embed_positions` (positions, r), sines before cosines, and is given `position_ids`."""
+
+    interleaved: bool = True
+
+    def _width(self, core: Any, head_dim: int) -> int:
+        return int(core.rotary_dim or head_dim)
+
+    def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
+        """See `Turn.take`."""
+        from mha.recipes.torch_arrays import to_array
+
+        rows = to_array(core.embed_positions)[to_array(given.pop("position_ids", None))]
+        sin, cos = np.split(rows, 2, axis=-1)
+        return RotaryInputs(None, None, cos, sin)
+
+    def give(self, core: Any, cos: NDArray, sin: NDArray) -> Mapping[str, Any]:
+        """See `Turn.give`; the tables are its own."""
+        return {"position_ids": np.arange(cos.shape[-2])[None]}

@@ -1,0 +1,256 @@
+"""Where the queries and new keys of a call stand, in a layer with rotary positions, and the tables of their angles.
+
+Without a word from the caller, query i stands at query_offset + i, and new key j at Lp + j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.call.arguments import settled
+from mha_core.call.sizes import ArraySpec, CallSizes
+from mha_core.errors import SpecError
+from mha_core.parts.frequencies import rule_of
+from mha_core.parts.rotary import Rotary, Table, tables
+
+
+class Tables(NamedTuple):
+    """The tables of one call: of its queries, and of its new keys. None in a layer without rotary positions."""
+
+    queries: Any = None
+    keys: Any = None
+
+    def map(self, convert: Callable[[Any], Any]) -> Tables:
+        """These tables with `convert(array)` in place of each array, which is called once where both are one table."""
+        queries = Table(*map(convert, self.queries))
+        return Tables(queries, queries if self.keys is self.queries else Table(*map(convert, self.keys)))
+
+
+ARRAYS = ("positions", "key_positions", "cos", "sin", "key_cos", "key_sin")
+"""The fields of RotaryInputs: arrays, each of them."""
+
+TABLES = ARRAYS[2:]
+"""Those that hold floats, of the dtype of the queries."""
+
+
+@dataclass(frozen=True, eq=False)
+class RotaryInputs:
+    """Where the queries and new keys of a call stand, or the tables themselves; arrays of NumPy or of one framework.
+
+    Args:
+        positions: integers from 0, (Lq,) or (B, Lq), of the queries; (axes, B, Lq) with several axes.
+        key_positions: the same of the new keys. Default: `positions`, which are then as many.
+        cos, sin: (Lq, r / 2) or (1 or B, Lq, r / 2), in place of positions: ONNX's `cos_cache` and `sin_cache`. An
+            attention factor stands in both; a token that does not turn has 1 and 0.
+        key_cos, key_sin: the same of the new keys. Default: those of the queries, which are then as many.
+
+    Raises:
+        SpecError: a list that is no array.
+    """
+
+    positions: Any = None
+    key_positions: Any = None
+    cos: Any = None
+    sin: Any = None
+    key_cos: Any = None
+    key_sin: Any = None
+
+    def __post_init__(self) -> None:
+        for name in ARRAYS:
+            array = settled(name, getattr(self, name))
+            if array is not getattr(self, name):
+                object.__setattr__(self, name, array)  # the dataclass is frozen
+
+    @classmethod
+    def of(cls, positions: Any = None, rotary: Any = None) -> RotaryInputs | None:
+        """The arguments of a layer's call; None for none.
+
+        Args:
+            positions: an array or a list, or a tuple of two: those of the queries, and of the new keys.
+            rotary: a tuple (cos, sin), or a tuple of two such, in the same order.
+
+        >>> RotaryInputs.of(positions=([4], [0, 1])).key_positions
+        array([0, 1])
+        """
+        if positions is None and rotary is None:
+            return None
+        of_queries, of_keys = positions if _is_pair(positions) else (positions, None)
+        if rotary is None:
+            return cls(of_queries, of_keys)
+        if not _is_pair(rotary):
+            raise SpecError(f"rotary must be a tuple (cos, sin), or a tuple of two such. Got {type(rotary).__name__}.")
+        first, second = rotary if _is_pair(rotary[0]) else (rotary, (None, None))
+        return cls(of_queries, of_keys, *first, *second)
+
+    def map_arrays(self, convert: Callable[[str, Any], Any]) -> RotaryInputs:
+        """These inputs with `convert(name, array)` in place of every array."""
+        given = {name: getattr(self, name) for name in ARRAYS}
+        return RotaryInputs(**{name: x if x is None else convert(name, x) for name, x in given.items()})
+
+    def tables(self) -> Tables:
+        """The tables that are given, each of rank 3."""
+        queries, keys = (
+            Table(*(x if x is None or len(x.shape) == 3 else x[None] for x in table))
+            for table in ((self.cos, self.sin), (self.key_cos, self.key_sin))
+        )
+        return Tables(queries, queries if keys.cos is None else keys)
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether tables are given, in place of positions."""
+        return any(getattr(self, name) is not None for name in TABLES)
+
+
+def positions_of(
+    given: RotaryInputs | None, query_offset: Any, sizes: CallSizes
+) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """The positions of queries and new keys, in NumPy: as they are given, else counted from query_offset and Lp."""
+    if given is not None and given.positions is not None:
+        queries = np.asarray(given.positions)
+        return queries, queries if given.key_positions is None else np.asarray(given.key_positions)
+    offset = np.asarray(query_offset, dtype=np.int64).reshape(-1, 1)
+    queries = offset + np.arange(sizes.query_len)
+    return queries, np.arange(sizes.past_len, sizes.key_len)[None]
+
+
+def tables_of_call(settings: Rotary, given: RotaryInputs | None, query_offset: Any, sizes: CallSizes) -> Tables:
+    """The tables of a call whose numbers are known, in NumPy: those that are given, else in float64."""
+    if given is not None and given.has_tables:
+        return given.tables()
+    of_queries, of_keys = positions_of(given, query_offset, sizes)
+    if settings.axes > 1:
+        of_queries, of_keys = (
+            x if x.ndim == 3 else np.broadcast_to(x, (settings.axes, *x.shape)) for x in (of_queries, of_keys)
+        )
+    check_positions(settings, of_queries, of_keys)
+    length = 1 + max(int(of_queries.max(initial=0)), int(of_keys.max(initial=0)), sizes.past_len - 1)
+    queries = tables(settings, of_queries, length)
+    return Tables(queries, queries if of_keys is of_queries else tables(settings, of_keys, length))
+
+
+def check_rotary(
+    given: RotaryInputs | None,
+    settings: Rotary | None,
+    sizes: CallSizes,
+    dtype: str,
+    describe: Callable[[str, Any], ArraySpec],
+) -> None:
+    """Raise SpecError unless positions or tables fit a call, by shapes and dtypes alone.
+
+    Args:
+        given: what the call has; None for nothing, which always fits.
+        settings: those of the layer; None if it has no rotary positions.
+        sizes, dtype: of the call.
+        describe: name and array -> ArraySpec; SpecError for what is no array.
+    """
+    if given is None:
+        return
+    if settings is None:
+        raise SpecError("positions and rotary tables belong to a layer with rotary positions. Got rotary=None.")
+    present = [name for name in ARRAYS if getattr(given, name) is not None]
+    if given.has_tables and not set(present) <= set(TABLES):
+        raise SpecError("a call has positions or rotary tables, not both.")
+    for one, other in (("cos", "sin"), ("sin", "cos"), ("key_cos", "key_sin"), ("key_sin", "key_cos")):
+        if one in present and other not in present:
+            raise SpecError(f"{one} and {other} belong together. {other} is missing.")
+    of_queries, of_keys = ("cos", "key_cos") if given.has_tables else ("positions", "key_positions")
+    if of_queries not in present:
+        raise SpecError(f"{of_keys} belongs to {of_queries}, which is missing.")
+    batch, query_len, key_len, past_len = sizes
+    new_len = None if key_len is None or past_len is None else key_len - past_len
+    if of_keys not in present and not _may_be(query_len, new_len):
+        raise SpecError(
+            f"{of_queries} of queries hold for keys only if they are as many. Got {query_len} queries and {new_len} "
+            f"new keys: give a pair."
+        )
+    for name in present:
+        shape, kind = describe(name, getattr(given, name))
+        length = new_len if name.startswith("key") else query_len
+        if name in TABLES:
+            wanted: tuple[Any, ...] = (batch, length, (settings.width or 0) // 2)
+            fits = _fits(shape, wanted[1:]) or _fits(shape, wanted) or _fits(shape, (1, *wanted[1:]))
+            if kind != dtype:
+                raise SpecError(f"{name} must have the dtype of queries, {dtype}. Got {kind}.")
+            named = f"(L, r / 2)={wanted[1:]} or (B, L, r / 2)={wanted}"
+        elif settings.axes > 1:
+            wanted = (settings.axes, batch, length)
+            fits, named = _fits(shape, wanted) or _fits(shape, (wanted[0], 1, length)), f"(axes, B, L)={wanted}"
+        else:
+            wanted = (batch, length)
+            fits, named = _fits(shape, wanted[1:]) or _fits(shape, wanted), f"(L,)=({length},) or (B, L)={wanted}"
+        if name not in TABLES and not kind.startswith(("int", "uint")):
+            raise SpecError(f"{name} must be integers. Got dtype {kind}.")
+        if not fits:
+            raise SpecError(f"{name} must have shape {named}. Got {shape}.")
+
+
+def _fits(shape: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
+    return len(shape) == len(wanted) and all(map(_may_be, shape, wanted))
+
+
+def _may_be(size: Any, wanted: Any) -> bool:
+    return size is None or wanted is None or bool(size == wanted)
+
+
+def as_tables(
+    settings: Rotary,
+    given: RotaryInputs | None,
+    query_offset: Any,
+    sizes: CallSizes,
+    rows: tuple[int, ...] | None = None,
+) -> RotaryInputs:
+    """The tables of a call in place of its positions: of all queries, or of these rows, and of all new keys."""
+    made = tables_of_call(settings, given, query_offset, sizes)
+    cos, sin = (table if rows is None else table[:, rows] for table in made.queries)
+    return RotaryInputs(None, None, cos, sin, *made.keys)
+
+
+@lru_cache(maxsize=16)
+def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tables:
+    """`tables_of_call` where positions are counted from a number; kept, since most calls are like the one before."""
+    made = tables_of_call(settings, None, query_offset, sizes)
+    for table in made:
+        for array in table:
+            array.flags.writeable = False
+    return made
+
+
+@lru_cache(maxsize=4)
+def table_to_look_up(settings: Rotary) -> Table:
+    """Cosine and sine (max_positions, r / 2) of all positions, for a compiler that traces them.
+
+    Raises:
+        SpecError: there is no `max_positions`, or the angles depend on more than one position.
+    """
+    words = "or give the tables themselves: rotary=(cos, sin)"
+    if settings.max_positions is None:
+        raise SpecError(
+            "positions that a compiler traces are looked up in a table: rotary.max_positions must say how many there "
+            f"are, {words}. Got max_positions=None."
+        )
+    rule = rule_of(settings.rule)
+    if settings.axes > 1 or (rule is not None and rule.NEEDS_LENGTH):
+        what = "several axes" if rule is None or settings.axes > 1 else f"rule {rule.rope_type!r}"
+        raise SpecError(f"positions must be known while rotary has {what}, {words}. A compiler traces these.")
+    table = tables(settings, np.arange(settings.max_positions), settings.max_positions)
+    return Table(table.cos[0], table.sin[0])
+
+
+def check_positions(settings: Rotary, *positions: NDArray[np.integer]) -> None:
+    """Raise SpecError unless all positions are at least 0, and below `max_positions` if there is one."""
+    for numbers in positions:
+        lowest, highest = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+        limit = settings.max_positions
+        if lowest < 0 or (limit is not None and highest >= limit):
+            within = "at least 0" if limit is None else f"in 0..{limit - 1} (rotary.max_positions)"
+            raise SpecError(f"positions must be {within}. Got {lowest if lowest < 0 else highest}.")
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2

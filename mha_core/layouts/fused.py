@@ -1,0 +1,170 @@
+"""Layouts of decoders and encoders that keep queries, keys and values in one linear module, heads perhaps grouped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.errors import SpecError
+from mha_core.layouts.layout import (
+    Layout,
+    as_many_key_heads,
+    config_of,
+    copied,
+    heads_or_error,
+    plain_score,
+    zero_filled,
+)
+from mha_core.weights import Weights, check_weights
+
+Order = Callable[[int, int, int], NDArray[np.int64]]
+"""H, G, d -> where the rows of queries, then keys, then values, stand in the fused matrix."""
+
+
+def in_a_row(heads: int, groups: int, width: int) -> NDArray[np.int64]:
+    """All queries, all keys, all values."""
+    return np.arange((heads + 2 * groups) * width)
+
+
+def by_groups(heads: int, groups: int, width: int) -> NDArray[np.int64]:
+    """Group by group: its queries, its key, its value; with one query to a group, head by head.
+
+    >>> by_groups(4, 2, 1)
+    array([0, 1, 4, 5, 2, 6, 3, 7])
+    """
+    rows = np.arange((heads + 2 * groups) * width).reshape(groups, heads // groups + 2, width)
+    return np.concatenate([rows[:, :-2].reshape(-1), rows[:, -2].reshape(-1), rows[:, -1].reshape(-1)])
+
+
+def by_quarters(heads: int, groups: int, width: int) -> NDArray[np.int64]:
+    """Four blocks, each with the queries, the values and the keys of a quarter of the heads.
+
+    >>> by_quarters(4, 4, 1)
+    array([ 0,  3,  6,  9,  2,  5,  8, 11,  1,  4,  7, 10])
+    """
+    if heads % 4:
+        raise SpecError(f"rows in four blocks need a multiple of 4 heads. Got {heads}.")
+    queries, values, keys = np.moveaxis(np.arange(3 * heads * width).reshape(4, 3, -1), 1, 0)
+    return np.concatenate([queries.reshape(-1), keys.reshape(-1), values.reshape(-1)])
+
+
+class FusedLayout(Layout):
+    """One matrix with the rows of queries, keys and values, all d wide, and an output projection.
+
+    How many key heads there are follows from the rows and from the columns of the output projection.
+
+    Args:
+        fused, out: the names of the two modules.
+        order: where which rows stand.
+        grouped: whether there may be fewer key heads than query heads.
+        foreign: see `Layout`.
+    """
+
+    def __init__(
+        self, name: str, summary: str, fused: str, out: str, order: Order, *, grouped: bool = True, foreign: str = ""
+    ) -> None:
+        self.name, self.summary, self.framework = name, f"Hugging Face {summary}", "torch"
+        self.order, self.grouped = order, grouped
+        self.required = (f"{fused}.weight", f"{out}.weight")
+        self.optional = (f"{fused}.bias", f"{out}.bias")
+        self.foreign = (foreign,) if foreign else ()
+
+    def read(
+        self, arrays: Mapping[str, NDArray], *, num_heads: int | None = None, num_kv_heads: int | None = None
+    ) -> tuple[AttentionConfig, Weights]:
+        self._check_names(arrays)
+        heads = heads_or_error(self, num_heads)
+        found = {name: np.asarray(array) for name, array in arrays.items()}
+        for name, array in found.items():
+            if array.ndim != (2 if name in self.required else 1):
+                raise SpecError(
+                    f"{name} must be a {'matrix' if name in self.required else 'vector'}. Got {array.shape}."
+                )
+        (fused, out), (bias, out_bias) = self.required, self.optional
+        columns, rows = found[out].shape[1], found[fused].shape[0]
+        width = columns // heads
+        groups = (rows - columns) // (2 * width) if width else 0
+        if columns != heads * width or groups < 1 or rows != (heads + 2 * groups) * width or heads % groups:
+            raise SpecError(
+                f"{fused} must have rows for the queries, keys and values of heads that are {out}'s {columns} columns "
+                f"over num_heads={heads} wide. Got {rows} rows."
+            )
+        if not self.grouped and groups != heads:
+            raise SpecError(f"layout {self.name!r} has as many key heads as query heads, {heads}. Got {groups}.")
+        order, cuts = self.order(heads, groups, width), (columns, columns + groups * width)
+        parts = dict(zip(PROJECTIONS, np.split(found[fused][order], cuts), strict=False))
+        weights = {f"{p}.weight": part for p, part in parts.items()} | {"out_proj.weight": found[out]}
+        if bias in found:
+            if len(found[bias]) != rows:
+                raise SpecError(f"{bias} must have {rows} numbers, as {fused} has rows. Got {len(found[bias])}.")
+            split = np.split(found[bias][order], cuts)
+            weights.update({f"{p}.bias": part for p, part in zip(PROJECTIONS, split, strict=False)})
+        if out_bias in found:
+            weights["out_proj.bias"] = found[out_bias]
+        config = config_of(weights, num_heads=heads, num_kv_heads=num_kv_heads)
+        return config, copied(config, weights)
+
+    def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        plain_score(self, config)
+        checked = check_weights(config, weights)
+        if not self.grouped:
+            as_many_key_heads(self, config)
+        for name, size, wanted in (
+            ("value_head_dim", config.value_head_dim, config.head_dim),
+            ("key_dim", config.key_dim, config.query_dim),
+            ("value_dim", config.value_dim, config.query_dim),
+        ):
+            if size != wanted:
+                raise SpecError(f"layout {self.name!r} packs rows of one size: {name} must be {wanted}. Got {size}.")
+        order = self.order(config.num_heads, config.num_kv_heads, config.head_dim)
+        (fused, out), (bias, out_bias) = self.required, self.optional
+
+        def packed(parts: list[NDArray]) -> NDArray:
+            rows = np.concatenate(parts)
+            placed = np.empty_like(rows)
+            placed[order] = rows
+            return placed
+
+        arrays = {
+            fused: packed([checked[f"{p}.weight"] for p in PROJECTIONS[:3]]),
+            out: np.array(checked["out_proj.weight"], order="C"),
+        }
+        biases = zero_filled(config, checked, *PROJECTIONS[:3])
+        if biases is not None:
+            arrays[bias] = packed(biases)
+        if "out_proj.bias" in checked:
+            arrays[out_bias] = np.array(checked["out_proj.bias"])
+        return arrays
+
+    def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """As `Layout.fits`; and the fused matrix has more rows than the output projection has columns."""
+        fused, out = self.required
+        plain = super().fits(shapes)
+        return plain and not (fused in shapes and out in shapes and shapes[fused][0] <= shapes[out][1])
+
+
+FUSED_LAYOUTS = (
+    FusedLayout(
+        "gpt-neox",
+        "GPT-NeoX, Persimmon and Falcon: query_key_value (G, H / G + 2, d rows), dense",
+        *("query_key_value", "dense", by_groups),
+    ),
+    FusedLayout(
+        "gpt-bigcode",
+        "GPT-BigCode: c_attn (G, H / G + 2, d rows), c_proj, both not transposed",
+        *("c_attn", "c_proj", by_groups),
+        foreign="q_attn.weight",
+    ),
+    FusedLayout("phi3", "Phi-3: qkv_proj (all queries, all keys, all values), o_proj", "qkv_proj", "o_proj", in_a_row),
+    FusedLayout("modernbert", "ModernBERT: Wqkv (3, H, d rows), Wo", "Wqkv", "Wo", in_a_row, grouped=False),
+    FusedLayout(
+        "codegen",
+        "CodeGen: qkv_proj (4, queries and values and keys of H / 4 heads), out_proj",
+        *("qkv_proj", "out_proj", by_quarters),
+        grouped=False,
+    ),
+)
+"""Every layout of this kind."""

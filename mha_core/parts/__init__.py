@@ -1,0 +1,7 @@
+"""Parts that an attention layer may have beside the plain ones: a file each, with settings, weights and steps.
+
+    rotary           positions turn pairs of channels of queries and keys; `frequencies` has the rules of the angles
+    query_key_norm   queries and keys divided by their size before their product
+
+A part is a file of the same name in every room that has it: `find -name 'rotary*'` shows it whole.
+"""

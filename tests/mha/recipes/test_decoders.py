@@ -1,0 +1,197 @@
+"""Recipes of decoders: models of random weights that see every part, padded on the left, with a cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+
+from conformance.bounds.precision import Precision  # noqa: E402
+from conformance.judging.expected import answer  # noqa: E402
+from mha.recipes import attention_layers, recipe_for, record, replaced  # noqa: E402
+from mha.recipes.judge import judge_original, judge_trace  # noqa: E402
+from mha_core import QueryKeyNorm, Rotary, SpecError, backend  # noqa: E402
+from mha_core.reference import pipeline as reference  # noqa: E402
+
+SIZES = {
+    **{"vocab_size": 31, "hidden_size": 36, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 6},
+    **{
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+}
+WIDE = {"head_dim": 8}
+FAMILIES = {
+    "llama": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0}},
+    "mistral": WIDE,
+    "mixtral": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "ministral": WIDE,
+    "qwen2": {},
+    "qwen2_moe": {"num_experts": 2, "num_experts_per_tok": 1},
+    "starcoder2": {},
+    "granite": {"attention_multiplier": 0.3},
+    "granitemoe": {"attention_multiplier": 0.3, "num_local_experts": 2, "num_experts_per_tok": 1},
+    "arcee": {},
+    "seed_oss": WIDE,
+    "gemma": WIDE,
+    "nemotron": {"head_dim": 12},
+    "gemma2": {**WIDE, "query_pre_attn_scalar": 11},
+    "gemma3_text": {**WIDE, "query_pre_attn_scalar": 11},
+    "smollm3": {"num_hidden_layers": 4},
+    "qwen3": WIDE,
+    "qwen3_moe": {**WIDE, "num_experts": 2, "num_experts_per_tok": 1},
+    "exaone4": {"num_hidden_layers": 4, "sliding_window": 4, "sliding_window_pattern": 4},
+    "hunyuan_v1_dense": WIDE,
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": {},
+    "stablelm": {"qk_layernorm": True, "hidden_size": 48},
+    "cohere": {"use_qk_norm": True},
+    "cohere2": {"num_hidden_layers": 4},
+    "glm": WIDE,
+    "glm4": WIDE,
+    "helium": {"head_dim": 6},
+    "ernie4_5": WIDE,
+}
+"""model_type -> what of its config differs from SIZES; many layers where they differ from each other."""
+
+WITHOUT_SDPA = ("gemma2",)
+
+
+def model_of(model_type, implementation="eager", dtype="float32"):
+    """A model whose weights are large, and whose norms are not 1."""
+    config = hf.AutoConfig.for_model(model_type, **{**SIZES, **FAMILIES[model_type]})
+    with torch.random.fork_rng():
+        torch.manual_seed(len(model_type))
+        model = hf.AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.add_(torch.randn_like(parameter) * (0.4 if "norm" in name else 0.2))
+    return model.to(getattr(torch, dtype))
+
+
+def calls_of(model, layers):
+    """The calls of each layer for two texts, one padded on the left, and for one more token with a cache."""
+    random = torch.Generator().manual_seed(3)
+    ids, more = (torch.randint(3, 31, (2, length), generator=random) for length in (7, 1))
+    mask = torch.ones(2, 8, dtype=torch.long)
+    mask[0, :3] = 0
+
+    def run():
+        first = model(ids, attention_mask=mask[:, :7], use_cache=True)
+        model(more, attention_mask=mask, past_key_values=first.past_key_values, use_cache=True)
+
+    with torch.no_grad():
+        return record(layers, run)[1]
+
+
+@pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_what_a_decoder_computes_is_the_definition(model_type):
+    for implementation in ("eager", "sdpa") if model_type not in WITHOUT_SDPA else ("eager",):
+        model = model_of(model_type, implementation)
+        layers = attention_layers(model)
+        assert layers[0].config.rotary is not None
+        for site in layers:
+            first, decoded = calls_of(model, [site])[site.name]
+            assert decoded.sizes.past_len == 7 or type(site.module).__name__ == "Exaone4Attention"
+            for problem in (first, decoded):
+                found = judge_original(problem, site.precision("float32"))
+                assert found.equal, (implementation, site.name, found.mismatches)
+                assert found.rows_without_key in (0, 3 * 6)  # the rows of padding
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen3", "gemma3_text", "hunyuan_v1_dense", "stablelm", "cohere", "glm"]
+)
+def test_every_backend_computes_the_same_from_the_same_inputs(model_type, backend_name):
+    target = backend.load(backend_name)
+    model = model_of(model_type)
+    site = attention_layers(model)[0]
+    for problem in calls_of(model, [site])[site.name]:
+        wanted = answer(problem, Precision.of("float32"))
+        found = judge_trace(
+            target.prepare(site.config, site.weights, dtype="float32")(wanted.problem.inputs), wanted, "float32"
+        )
+        assert found.equal, found.mismatches
+        assert found.worst > 0.0
+
+
+def test_configs_say_what_is_special():
+    config = {name: attention_layers(model_of(name))[0].config for name in FAMILIES}
+    assert config["llama"].rotary == Rotary(6)
+    assert config["nemotron"].rotary == Rotary(6)  # half of 12
+    assert config["glm"].rotary == Rotary(4, interleaved=True)
+    assert config["cohere"].query_key_norm == QueryKeyNorm("layer", eps=1e-5, weight="per_head")
+    assert config["olmo2"].query_key_norm == QueryKeyNorm("rms", "all", eps=1e-5, weight="per_head")
+    assert config["hunyuan_v1_dense"].query_key_norm.order == "after"
+    assert config["gemma3_text"].query_key_norm.offset == 1
+    assert (config["gemma2"].softcap, config["gemma3_text"].softcap) == (50.0, None)
+    assert config["gemma2"].scale == 11**-0.5
+    assert config["granite"].scale == 0.3
+
+
+def test_layers_that_do_not_turn_say_so():
+    for name, turn in {"smollm3": [1, 1, 1, 0], "cohere2": [1, 1, 1, 0], "exaone4": [1, 1, 1, 0]}.items():
+        assert [int(site.config.rotary is not None) for site in attention_layers(model_of(name))] == turn, name
+
+
+def test_clipped_projections_are_refused():
+    model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model("olmo", **{**SIZES, "clip_qkv": 3.0}))
+    with pytest.raises(SpecError, match="clip_qkv=3.0 of the model's config has no translation"):
+        attention_layers(model)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "cohere"])
+def test_a_model_decodes_through_the_reference_and_keeps_its_cache(model_type):
+    model = model_of(model_type, dtype="float64")
+    (site,) = attention_layers(model)
+    config, weights = site.config, site.weights
+    ids = torch.tensor([[5, 9, 3, 17]])
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    seen = []
+
+    def run(inputs):
+        seen.append(0 if inputs.past_keys is None else inputs.past_keys.shape[2])
+        return reference.run(config, weights, inputs)
+
+    own = model.generate(ids, **options)
+    with replaced(site, run):
+        again = model.generate(ids, **options)
+    assert torch.equal(own, again)
+    assert seen == [0, 4, 5, 6, 7]
+    wrong = {**weights, "q_norm.weight": weights["q_norm.weight"][::-1].copy()}
+    with replaced(site, lambda inputs: reference.run(config, wrong, inputs)), torch.no_grad():
+        moved = model(ids).logits
+    assert (moved - model(ids).logits).abs().max() > 1e-3
+
+
+def test_tables_that_are_no_rotation_are_refused():
+    (site,) = attention_layers(model_of("llama"))
+    assert recipe_for(site.module).family == "llama"
+    states, table = torch.randn(1, 3, 36), torch.randn(1, 3, 6)
+    with pytest.raises(SpecError, match="turn the two channels of a pair by different angles"):
+        site.inputs((states,), {"position_embeddings": (table, table)})
+    with pytest.raises(SpecError, match=r"position_embeddings must be a tuple \(cos, sin\). Got NoneType"):
+        site.inputs((states,), {})
+
+
+def test_the_words_of_a_cache():
+    model = model_of("llama")
+    (site,) = attention_layers(model)
+    x = np.ones((1, 3, 36))
+    assert replace(site.inputs(*_call(site, x)), rotary=None).past_keys is None
+    with pytest.raises(SpecError, match="past_key_values is a object, which has no translation"):
+        site.inputs(*_call(site, x, past_key_values=object()))
+
+
+def _call(site, x, **more):
+    table = torch.zeros(1, x.shape[1], 6)
+    return (torch.tensor(x, dtype=torch.float32),), {"position_embeddings": (table, table), **more}
