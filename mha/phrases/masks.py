@@ -27,6 +27,9 @@ SHAPES = {
 }
 """What follows an array that is given the axes of items, heads, queries and keys -> those that it had."""
 
+LENGTHS = {"b": "B", "h": "H", "q": "Lq", "k": "Lk"}
+"""Axis -> its length in words."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -83,16 +86,17 @@ def masks_of(given: Arguments, text: str, *, axes: str, attend: bool) -> Found:
         if CAUSAL.search(made):
             causal = True
             notes.append(f"{mask.text} is taken for the causal mask of whoever may not look ahead")
-        elif mask.axes == "bk":
-            padding.append(mask)
         elif NUMBERS.search(made) and not BOOL.search(made):
             return Found(added=Mask(mask.text, mask.axes))
+        elif mask.axes == "bk":
+            padding.append(mask)
         else:
             rest.append(mask)
             if not BOOL.search(made) and mask.text == text:
+                shape = ", ".join(LENGTHS[axis] for axis in mask.axes)
                 notes.append(
-                    f"{mask.text} is taken for a mask of True and False, {''.join(mask.axes)}: one of numbers is "
-                    "another argument"
+                    f"{mask.text} is taken for True and False over ({shape}); numbers, which are added to the scores, "
+                    "are another thing"
                 )
     return Found(_one(padding, attend), _one(rest, attend), None, causal, tuple(notes))
 

@@ -131,10 +131,6 @@ class Native(ABC):
     def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
         """What a call says, and notes. SpecError if it can't be carried over."""
 
-    def why_not(self, concepts: list[str]) -> list[str]:
-        """What it has not of these concepts, in words."""
-        return list(dict.fromkeys(self.lacks[name].words for name in concepts if name in self.lacks))
-
     def expressible(self, making: Making, calling: Calling) -> tuple[Making, Calling]:
         """The same without what it has not."""
         nothing: dict[str, object] = {"padding": None, "allowed": None, "added": None, "causal": False}

@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from mha.phrases.moving import CANONICAL, NAMES, moves, names
 from mha.phrases.native import Native
-from mha.phrases.said import Calling, Making
+from mha.phrases.said import Calling, Making, Mask
 from mha.phrases.table import carried, common
 from mha.tolerances.tolerance import as_numpy, tolerance
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights
@@ -73,6 +73,7 @@ def arrays() -> dict[str, NDArray]:
         "padded": ~masks["valid"],
         "closed": ~masks["allowed"],
         "added": rng.normal(size=(queries, keys)),
+        "added_by_key": rng.normal(size=(batch, keys)),
     }
 
 
@@ -87,13 +88,11 @@ def judged(making: Making, calling: Calling, dtype: str, found: Mapping[str, Any
     """Output, and weights where they were asked for, against what the definition gives."""
     config, weights = weights_of(making)
     given = arrays()
-    allowed: list[NDArray] = []
-    for one in calling.masks:
-        array = given[one.text] if one.attend else ~given[one.text]
-        allowed.append(np.expand_dims(array, [index for index, axis in enumerate("bhqk") if axis not in one.axes]))
+    allowed = [_with_all_axes(one, given[one.text] if one.attend else ~given[one.text]) for one in calling.masks]
+    added = calling.added
     mask = AttentionMask(
         allowed=np.logical_and.reduce(np.broadcast_arrays(*allowed)) if allowed else None,
-        bias=given["added"].astype(dtype) if calling.added else None,
+        bias=_with_all_axes(added, given[added.text]).astype(dtype) if added else None,
         causal=calling.causal,
     )
     queries, keys, values = (given[name].astype(dtype) for name in ("queries", "keys", "values"))
@@ -109,6 +108,11 @@ def judged(making: Making, calling: Calling, dtype: str, found: Mapping[str, Any
             expected = expected.mean(axis=1)
         outcomes.append(_compared(dtype, found["weights"], expected, error))
     return max(outcomes, key=lambda outcome: outcome.ratio)
+
+
+def _with_all_axes(mask: Mask, array: NDArray) -> NDArray:
+    """The array as one that broadcasts to (B, H, Lq, Lk)."""
+    return np.expand_dims(array, [index for index, axis in enumerate("bhqk") if axis not in mask.axes])
 
 
 def _compared(dtype: str, found: Any, expected: NDArray, allowed: NDArray) -> Outcome:

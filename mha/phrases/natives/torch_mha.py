@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from mha.phrases.masks import Found, mask_of, masks_of
+from mha.phrases.masks import Found, masks_of
 from mha.phrases.moving import CANONICAL
 from mha.phrases.native import Arguments, Native
 from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom, both, call_of, over
+from mha_core.errors import SpecError
 
 
 class TorchMultiheadAttention(Native):
@@ -161,9 +162,15 @@ class TorchMultiheadAttention(Native):
             found = Found(
                 causal=True, notes=(f"is_causal=True says that {mask} is the causal mask: taken at its word",)
             )
-        kept = mask_of(padding, attend=False, axes="bk") if padding else None
-        calling = Calling(*arrays, kept, found.allowed, found.added, found.causal, weights)
-        return calling, list(found.notes)
+        keys = masks_of(given, padding, axes="bk", attend=False)
+        if keys.added and found.added:
+            raise SpecError(
+                f"key_padding_mask={padding} and attn_mask={mask} both hold numbers: add them up in attn_mask, or give "
+                "True and False for one of them"
+            )
+        added = found.added or keys.added
+        calling = Calling(*arrays, keys.padding, found.allowed, added, found.causal, weights)
+        return calling, [*found.notes, *keys.notes]
 
 
 LATER = "torch.ones({q}.shape[1], {k}.shape[1], dtype=torch.bool).triu(1)"

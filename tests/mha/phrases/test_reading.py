@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mha.phrases.reading import LARGEST, read, read_file
-from mha.phrases.said import STATEMENTS, Calling, Making
+from mha.phrases.said import STATEMENTS, Calling, Making, Mask
 from mha.phrases.table import NATIVES, find
 from mha.phrases.translate import translate
 from mha_core import SpecError
@@ -114,7 +114,7 @@ def test_what_can_not_be_said_is_named(code, new, said):
     [
         ("a = nn.MultiheadAttention(8, 2)\na(x, x, x)", "batch_first=False"),
         ("a = nn.MultiheadAttention(8, 2)", "no call of the layer was found"),
-        ("a = nn.MultiheadAttention(8, 2)\na(x, x, x, attn_mask=m)", "m is taken for a mask of True and False"),
+        ("a = nn.MultiheadAttention(8, 2)\na(x, x, x, attn_mask=m)", "m is taken for True and False over \\(Lq, Lk\\)"),
         ("m = torch.ones(3, 3).triu(1)\na = nn.MultiheadAttention(8, 2)\na(x, x, x, attn_mask=m)", "m is taken for"),
         ("a = keras.layers.MultiHeadAttention(2, 4)\na(x, x)", "heads \\* width of a head, 8"),
     ],
@@ -150,6 +150,15 @@ def test_what_is_not_known_is_refused_by_its_name(code, message):
     with pytest.raises(SpecError) as error:
         read(code, "call.py")
     assert message in str(error.value)
+
+
+def test_a_padding_mask_of_numbers_is_added():
+    code = "p = torch.where(m, 0.0, -torch.inf)\na = nn.MultiheadAttention(8, 2)\na(x, x, x, key_padding_mask=p{})"
+    source = read(code.format(""))
+    assert (source.calling.padding, source.calling.added) == (None, Mask("p", "bk"))
+    assert translate(source, find("jax.nn")).called[3].endswith("(qh, kh, vh, bias=p[:, None, None, :])")
+    with pytest.raises(SpecError, match="both hold numbers"):
+        read(code.format(", attn_mask=p"))
 
 
 @pytest.mark.parametrize(

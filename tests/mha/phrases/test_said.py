@@ -23,6 +23,7 @@ TOGETHER = {
     "a mask of each item, causal": Calling(allowed=BY_ITEM, causal=True),
     "a mask of each head and padding": Calling(padding=Mask("valid", "bk"), allowed=BY_HEAD),
     "a mask that is broadcast": Calling(allowed=Mask("allowed", "bhqk")),
+    "numbers for each key, and padding": Calling(padding=PADDED, added=Mask("added_by_key", "bk")),
     "everything": Calling(padding=PADDED, allowed=CLOSED, added=ADDED, causal=True, weights="heads"),
 }
 
