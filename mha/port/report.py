@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mha.port.arrays import LoadedArrays
-from mha.port.port import ORIGINAL, EmbeddingResult, LayerResult, PortReport
+from mha.port.port import AS_IN_FILE, ORIGINAL, EmbeddingResult, LayerResult, PortReport
 
 
 def print_report(console: Console, report: PortReport) -> None:
@@ -26,6 +26,13 @@ def print_report(console: Console, report: PortReport) -> None:
         soft_wrap=True,
     )
     console.print(layer_table(report))
+    in_file = [result for result in report.layers if result.by.endswith(AS_IN_FILE)]
+    if in_file:
+        equal, worst = sum(result.equal for result in in_file), max(result.ratio for result in in_file)
+        _line(
+            console,
+            f"With rows as the file has them, pairs (2 k, 2 k + 1): {equal} of {len(in_file)} equal, worst {worst:.2g}.",
+        )
     if report.embeddings:
         console.print(f"\n{report.outputs.capitalize()}, with each backend's layers in the model", style="bold")
         console.print(embedding_table(report))
@@ -67,7 +74,7 @@ def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
 def layer_table(report: PortReport) -> Table:
     """One row per layer, one column for the model's own module and for each backend."""
     by_place = {(one.layer, one.by): _coloured(f"{one.ratio:.2g}", one) for one in report.layers}
-    columns = list(dict.fromkeys(result.by for result in report.layers))
+    columns = [by for by in dict.fromkeys(result.by for result in report.layers) if not by.endswith(AS_IN_FILE)]
     table = _table("", *columns)
     for layer in dict.fromkeys(result.layer for result in report.layers):
         table.add_row(escape(layer), *(by_place[layer, column] for column in columns))

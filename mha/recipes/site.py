@@ -75,7 +75,8 @@ class Site:
         key, core = self.recipe.dropout_key, self.core
         rate = getattr(getattr(core, "config", None), key, None)
         rate = getattr(core, key, getattr(core, "dropout", 0.0)) if rate is None else rate
-        return float(getattr(rate, "p", rate))  # a number, or a module of PyTorch
+        number: Any = getattr(rate, "p", rate)  # of a number, or of a module of PyTorch
+        return float(number)
 
     @property
     def implementation(self) -> str:

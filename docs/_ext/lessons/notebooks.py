@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping
 
 import nbformat
-from mha.learn.folder import text_of
 from nbformat import v4
 
 from _ext.common import escaped
 from _ext.lessons.course import Lesson
 from mha.learn.exercise import LayerExercise
 from mha.learn.exercises import exercise
+from mha.learn.handout.folder import text_of
 
 BLOCK = re.compile(r"^```\{(cell|plot|judged)\} (\w+)\n```\n?", re.MULTILINE)
 

@@ -55,6 +55,9 @@ def side(number: int) -> Any:
     return lambda state: None if state.inputs.mask.window is None else state.inputs.mask.window[number]
 
 
+OF_SIZE_1 = ("one-item", "one-query")
+"""Cases with an axis of size 1, which must stay."""
+
 TWO_HEADS = AttentionConfig(4, 2, bias=True)
 KEY_HEADS = Value("keys", "float64 (B, H, Lk, d)", lambda state: state.heads_of("keys"))
 SCALE = Value("scale", "float", lambda state: state.config.softmax_scale)
@@ -104,7 +107,7 @@ GROUPS = StepExercise(
     rules=("grouped-heads",),
     arguments=(QUERIES, Value("keys", "float64 (B, G, Lk, d): G divides H", "keys")),
     returned=(Value("scores", "float64 (B, H, Lq, Lk)", "unscaled"),),
-    cases=("prime", "grouped-heads", "multi-query", "square-grouped"),
+    cases=("prime", "grouped-heads", "multi-query", "square-grouped", *OF_SIZE_1),
     tiny=tiny(AttentionConfig(4, 4, num_kv_heads=2, bias=True)),
     answer=("mha_core.heads:repeat_kv_heads", "mha_core.reference.forward:unscaled"),
     answer_in=("ops.heads:repeat_kv_heads", "ops.attention:dot_score"),
@@ -120,7 +123,7 @@ EXERCISES = (
             Value("bias", "float64 (out,), or None", lambda state: state.parameters.get("q_proj.bias")),
         ),
         returned=(Value("projected", "float64 (B, L, out)", "q_proj"),),
-        cases=("no-bias", "prime", "ragged-square", "square-self-attention"),
+        cases=("no-bias", "prime", "ragged-square", "square-self-attention", *OF_SIZE_1),
         tiny=tiny(),
         answer=("mha_core.reference.forward:project",),
         answer_in=("layers:MultiHeadAttention._project",),
@@ -131,7 +134,7 @@ EXERCISES = (
         rules=("head-order",),
         arguments=(Value("x", "float64 (B, L, H * d)", "q_proj"), NUM_HEADS),
         returned=(Value("queries", "float64 (B, H, L, d)", "queries"),),
-        cases=("prime", "ragged-square", "one-head", "grouped-heads"),
+        cases=("prime", "ragged-square", "one-head", "grouped-heads", *OF_SIZE_1),
         tiny=tiny(TWO_HEADS),
         answer=("mha_core.heads:split_heads",),
         answer_in=("ops.heads:split_heads",),
@@ -142,7 +145,7 @@ EXERCISES = (
         rules=("head-order",),
         arguments=(Value("heads", "float64 (B, H, L, d)", "heads"),),
         returned=(Value("merged", "float64 (B, L, H * d)", "merged"),),
-        cases=("prime", "ragged-square", "square-causal", "grouped-heads"),
+        cases=("prime", "ragged-square", "square-causal", "grouped-heads", *OF_SIZE_1),
         tiny=tiny(TWO_HEADS),
         answer=("mha_core.heads:merge_heads",),
         answer_in=("ops.heads:merge_heads",),
@@ -282,7 +285,7 @@ EXERCISES = (
             Value("values", "float64 (B, H, Lk, dv)", lambda state: state.heads_of("values")),
         ),
         returned=(Value("heads", "float64 (B, H, Lq, dv)", "heads"),),
-        cases=("prime", "ragged-square", "square-causal", "causal-more-queries"),
+        cases=("prime", "ragged-square", "square-causal", "causal-more-queries", *OF_SIZE_1),
         tiny=tiny(TWO_HEADS),
         answer=("mha_core.reference.forward:heads",),
         answer_in=("ops.attention:weighted_sum",),
@@ -298,7 +301,7 @@ EXERCISES = (
         ),
         returned=(Value("output", "float64 (B, L, Do)", "output"),),
         covers=("merged", "output"),
-        cases=("no-bias", "prime", "ragged-square", "square-causal", "grouped-heads"),
+        cases=("no-bias", "prime", "ragged-square", "square-causal", "grouped-heads", *OF_SIZE_1),
         tiny=tiny(TWO_HEADS),
         answer=("mha_core.heads:merge_heads", "mha_core.reference.forward:project"),
         answer_in=("ops.heads:merge_heads",),

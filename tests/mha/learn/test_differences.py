@@ -1,0 +1,118 @@
+"""How wrong numbers lie to the right ones, and what is wrong with a form: a sentence is said where it is true alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mha.learn.bench import bench
+from mha.learn.differences import location, relation
+from mha.learn.exercises import exercise
+from mha.learn.judge import verdict_of
+from mha.learn.running.attempt import Attempt
+
+pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
+
+
+def spoilt(name, change):
+    """(exercise, what a function gives whose right arrays are changed so in every case)."""
+    one = exercise(name)
+    with np.errstate(all="ignore"):
+        return one, tuple(tuple(change(array, place) for array in place.wanted) for place in bench(one).places)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("weighted-sum", lambda x, place: x / place.arguments[0].shape[-1], "it is the right one times 1 / Lk"),
+        ("weighted-sum", lambda x, place: x * 0.7, "it is the right one times 0.7"),
+        (
+            "weighted-sum",
+            lambda x, place: x * (1.0 + x.size / 1e4),
+            "it is the right one times a number: 1.039 in case prime",
+        ),
+        ("project", lambda x, place: np.maximum(x, 0.0), "negative numbers are 0"),
+        ("project", lambda x, place: np.round(x, 3), "it is rounded to 3 decimals"),
+        ("project", lambda x, place: np.float64(np.float32(x)), "as where something is computed in float32"),
+        ("split", lambda x, place: x[:, ::-1], "each head has what stands at the other end"),
+        ("split", lambda x, place: np.broadcast_to(x[:, :1], x.shape), "each head has what the first one must have"),
+        ("softmax", lambda x, place: np.nan * x, "every number is NaN where one is wrong"),
+        ("causal", lambda x, place: ~x, "True and False are exchanged"),
+    ],
+)
+def test_a_relation_is_told_in_all_cases_or_not_at_all(name, change, sentence):
+    one, answers = spoilt(name, change)
+    assert sentence in relation(one, answers)
+    right = tuple(place.wanted for place in bench(one).places)
+    assert relation(one, right) == location(one, right) == ""
+    other = tuple(array | True if array.dtype == bool else array + 1.0 for array in right[-1])
+    assert sentence not in relation(one, (*answers[:-1], other))
+    assert relation(one, answers[:-1]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        (
+            "scores",
+            lambda x, p: x + (p.arguments[2] is not None),
+            "it is wrong where scale is given, and right in every",
+        ),
+        (
+            "empty-row",
+            lambda x, p: np.where(p.arguments[1].any(-1, keepdims=True), x, 0.1),
+            "rows without an allowed key alone",
+        ),
+        (
+            "weighted-sum",
+            lambda x, p: np.where(np.arange(x.shape[1])[:, None, None] > 0, x + 1, x),
+            "the first head is right",
+        ),
+        (
+            "causal",
+            lambda x, p: x | (np.arange(x.shape[-1]) == 3),
+            "it lets in keys that it must exclude, and excludes none",
+        ),
+        (
+            "causal",
+            lambda x, p: x & (np.arange(x.shape[-1]) != 3),
+            "it excludes keys that it must let in, and lets in none",
+        ),
+    ],
+)
+def test_where_it_is_wrong(name, change, sentence):
+    one, answers = spoilt(name, change)
+    assert sentence in location(one, answers)
+    everywhere = tuple((np.logical_not(x) if x.dtype == bool else x - 3.0,) for (x,) in answers)
+    assert sentence not in location(one, everywhere)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("split", lambda x: x.swapaxes(1, 2), "axes 1 and 2 are exchanged"),
+        ("split", lambda x: x.transpose(3, 0, 1, 2), "transpose(1, 2, 3, 0) puts them right"),
+        ("split", lambda x: x.reshape(-1, *x.shape[2:]), "axes 0 and 1 are joined"),
+        ("split", lambda x: x[..., None], "axis 4 is one too many"),
+        ("split", lambda x: x.sum(1), "axis 1 is missing"),
+        ("split", lambda x: x[:, :, 1:], "axis 2 has size 4, not 5"),
+        ("merge", lambda x: x.reshape(*x.shape[:2], -1, 13), "axes 2 and 3 must be joined"),
+        ("split", np.float16, "is float16; it must be float64: a step of yours makes float16 of it"),
+        ("causal", lambda x: np.where(x, 0.0, -1e9), "it is a mask to be added to scores"),
+        ("causal", lambda x: x.astype(int), "these are numbers; True must say that a query may attend to a key"),
+        ("causal", lambda x: x[:, 0], "axis 1 is missing"),
+        ("causal", lambda x: x[0, 0].T, "axes are put side by side from the last one on"),
+    ],
+)
+def test_a_form_comes_first(name, change, sentence):
+    one = exercise(name)
+    verdict = verdict_of(one, Attempt(tuple((change(place.wanted[0]),) for place in bench(one).places)))
+    assert verdict.status == "wrong"
+    assert verdict.form == verdict.line
+    assert sentence in verdict.line
+
+
+def test_arrays_in_another_order():
+    one = exercise("gradient-of-scores")
+    verdict = verdict_of(one, Attempt(tuple(place.wanted[::-1] for place in bench(one).places)))
+    assert verdict.line.startswith("what it returns is (d_keys, d_queries); it must be (d_queries, d_keys)")
