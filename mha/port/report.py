@@ -31,7 +31,7 @@ def print_report(console: Console, report: PortReport) -> None:
         equal, worst = sum(result.equal for result in in_file), max(result.ratio for result in in_file)
         _line(
             console,
-            f"With rows as the file has them, pairs (2 k, 2 k + 1): {equal} of {len(in_file)} equal, worst {worst:.2g}.",
+            f"Rows as the file has them, pairs (2 k, 2 k + 1): {equal} of {len(in_file)} equal, worst {worst:.2g}.",
         )
     if report.embeddings:
         console.print(f"\n{report.outputs.capitalize()}, with each backend's layers in the model", style="bold")

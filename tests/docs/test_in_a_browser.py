@@ -143,7 +143,8 @@ def test_the_gallery_has_pictures(browser, site):
 
 def test_the_first_page_has_one_figure_and_says_where_to_start(browser, site):
     assert len(figures(browser, site, "index")) == 1
-    link = "return document.querySelector('.sd-card').innerText + document.querySelector('.sd-card a').href"
+    card = "document.querySelector('.sd-row .sd-card')"
+    link = f"return {card}.innerText + {card}.querySelector('a').href"
     assert re.fullmatch(r"Start here\s.*start\.html", browser.run(link), re.DOTALL)
     first = "return document.querySelector('.sidebar-tree a').getAttribute('href')"
     assert browser.run(first) == "start.html"
