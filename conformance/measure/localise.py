@@ -159,12 +159,17 @@ def _chosen(measured: Measured, further: Sequence[Problem]) -> Iterator[Problem]
 
 
 def _simple_first(problems: Iterable[Problem]) -> list[Problem]:
-    """Those with projections, several keys and finite numbers, the simple ones first."""
+    """Those with projections, several keys, finite numbers and no part, the simple ones first.
+
+    A fault of a part shows beside it alone, and no place that is solved for is one of a part's.
+    """
 
     def is_usable(problem: Problem) -> bool:
         inputs = problem.inputs
         finite = all(np.isfinite(array).all() for array in (inputs.queries, inputs.keys, inputs.values))
-        return problem.config.projections and finite and 1 < problem.sizes.key_len <= 24 and problem.sizes.batch <= 4
+        if problem.config.parts or not problem.config.projections or not finite:
+            return False
+        return 1 < problem.sizes.key_len <= 24 and problem.sizes.batch <= 4
 
     def burden(problem: Problem) -> int:
         return len(bending(problem.config)) + (problem.inputs.dropout_keep is not None)
