@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sphinx.util.docutils import SphinxDirective
 
-from _ext import symbols
+from _ext import families, symbols
 from _ext.figures import gallery
 from _ext.lessons import course
 from _ext.pages import (
@@ -36,6 +36,7 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "commands": commands.markdown,
     "course": course.markdown,
     "gallery": gallery.markdown,
+    "families": families.markdown,
     "heads": heads.markdown,
     "layer-phrases": layers.markdown,
     "layers": public.layers,

@@ -66,13 +66,15 @@ class Recipe:
         repeated: whether the cache of a module holds a key and a value for each query head.
         only: the attention implementation that it computes by whatever its config says; "" if it asks the config.
         needs_mask: whether "eager" can't be called without a mask.
+        scales_mask: whether a mask is added before the scores are scaled, so that a bias is scaled too.
         sees: the keys that `core` lets Lq queries see of Lk keys, bool (Lq, Lk), besides the mask of a call.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
         turn: how it turns queries and keys; None if it has no rotary positions.
         norms: its query-key norm; None without one.
         softcap: the attribute of `core` with the softcap of the scores; "" if it has none, or does not use it.
         refused: settings of a module or of the model's config that ask for something else -> the value that does not.
-        scale_of: the factor of the scores of a live module.
+        scale: the settings that make the factor of the scores another one than 1 / sqrt(d); "" for none.
+        scale_of: that factor, of a live module.
         scale_in: the factor of the scores, from a model's config, the layer's prefix and the width of a head.
         models: published models whose layers it reads.
     """
@@ -95,12 +97,14 @@ class Recipe:
     repeated: Callable[[Any], bool] = lambda core: False
     only: str = ""
     needs_mask: bool = False
+    scales_mask: bool = False
     sees: Callable[[Any, int, int], NDArray] | None = None
     softmax_in_float32: bool = False
     turn: Turn | None = None
     norms: Norms | None = None
     softcap: str = ""
     refused: Mapping[str, Any] = field(default_factory=dict)
+    scale: str = ""
     scale_of: Callable[[Any], float] = own_scale
     scale_in: Callable[[Mapping[str, Any], str, int], float] = usual_scale
     models: tuple[str, ...] = ()

@@ -74,6 +74,7 @@ GPT2 = Recipe(
     dropout_key="attn_pdrop",
     out="c_proj",
     other_mask="encoder_attention_mask",
+    scale="scale_attn_weights, scale_attn_by_inverse_layer_idx",
     scale_in=_scale_of_gpt2,
 )
 
@@ -160,7 +161,11 @@ CLIP = replace(
     models=("CLIP",),
     summary="images without a mask, texts causal; the scale is called `scale`",
     classes=tuple(attentions("AltCLIP", "ChineseCLIPVision", "CLIP", "CLIPSeg", "MetaClip2", "XCLIP")),
-    model_types=("clip_text_model", "clip_vision_model"),
+    model_types=(
+        *("altclip_vision_model", "chinese_clip_vision_model", "clip_text_model", "clip_vision_model"),
+        *("clipseg_text_model", "clipseg_vision_model", "metaclip_2_text_model", "metaclip_2_vision_model"),
+        *("xclip_text_model", "xclip_vision_model"),
+    ),
     scale_of=lambda core: float(core.scale),
 )
 
@@ -170,7 +175,7 @@ SIGLIP = replace(
     models=("SigLIP",),
     summary="as CLIP; its pooling head is a torch.nn.MultiheadAttention, which no recipe reads",
     classes=tuple(attentions("Siglip", "Siglip2")),
-    model_types=("siglip_text_model", "siglip_vision_model"),
+    model_types=("siglip2_text_model", "siglip2_vision_model", "siglip_text_model", "siglip_vision_model"),
 )
 
 WAV2VEC2 = replace(
@@ -198,6 +203,7 @@ GPT_BIGCODE = replace(
     cache="layer_past",
     softmax_in_float32=True,
     refused={"is_cross_attention": False},
+    scale="scale_attn_weights",
 )
 
 GPT_NEO = replace(
@@ -212,6 +218,7 @@ GPT_NEO = replace(
     place="layer_id",
     only="eager",
     sees=lambda core, queries, keys: core.bias[0, 0, keys - queries : keys, :keys].cpu().numpy(),
+    scale="none: 1",
     scale_of=lambda core: 1.0,
     scale_in=lambda model_config, prefix, head_dim: 1.0,
 )
