@@ -200,7 +200,7 @@ def undetectable_bugs(
             never[need] = (*never.get(need, ()), id)
         else:
             lists[verdict.kind].append(id)
-    lists["within"].sort(key=lambda id: -verdicts[id].change)
+    lists["within"].sort(key=lambda id: -verdicts[id].order)
     lists["idle"].sort(key=lambda id: id.startswith(LAST))
     return UndetectableBugs(
         len(problems),
@@ -212,6 +212,10 @@ def undetectable_bugs(
     )
 
 
+ROUNDING = 2.0**-40
+"""A change of an output, relative to its size, that the order of its sums makes in float64."""
+
+
 @dataclass
 class _Verdict:
     """The findings about one bug: whether it was run, could be made, was seen, and its largest change."""
@@ -221,6 +225,11 @@ class _Verdict:
     possible: bool = False
     seen: bool = False
     change: float = 0.0
+
+    @property
+    def order(self) -> float:
+        """Its change, to be sorted by: in two digits, and 0 where it is rounding, which differs between machines."""
+        return float(f"{self.change:.1e}") if self.change > ROUNDING else 0.0
 
     def add(self, found: tuple[bool, float] | None) -> None:
         """Take in the result of one run (see `_run`)."""
