@@ -127,8 +127,14 @@ STEP_AXES: Mapping[str, tuple[str, ...]] = {
         name: tuple(axis.format("new key") for axis in _PLAIN)
         for name in ("key_inputs", "value_inputs", "k_proj", "v_proj")
     },
-    **{name: tuple(axis.format("query") for axis in _HEADS) for name in ("queries", "heads")},
-    **dict.fromkeys(("new_keys", "new_values"), ("item", "kv head", "new key", "channel")),
+    **{
+        name: tuple(axis.format("query") for axis in _HEADS)
+        for name in ("projected_queries", "normed_queries", "rotated_queries", "queries", "heads")
+    },
+    **dict.fromkeys(
+        ("projected_keys", "normed_keys", "rotated_keys", "new_keys", "new_values"),
+        ("item", "kv head", "new key", "channel"),
+    ),
     **dict.fromkeys(("keys", "values"), ("item", "kv head", "key", "channel")),
     **dict.fromkeys(("allowed", "unscaled", "similarity", "capped", "scores", "weights", "kept_weights"), _SCORED),
     "additive_hidden": (*_SCORED, "hidden"),
