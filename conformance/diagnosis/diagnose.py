@@ -15,9 +15,9 @@ from functools import partial
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
-from conformance.diagnosis.evidence import Evidence
+from conformance.diagnosis.evidence import Evidence, inside_of
 from conformance.diagnosis.hypotheses import Hypothesis, Score, Search
-from conformance.diagnosis.observations import Observation, Runs, observe
+from conformance.diagnosis.observations import Observation, Runs, observe, parts_of_all
 from conformance.diagnosis.seen import Exchanged, SecondCall, Seen, is_exchanged
 from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
@@ -26,7 +26,6 @@ from conformance.measure.evidence import gives
 from conformance.measure.faults import is_measured, unwarned
 from conformance.measure.localise import Located, localise
 from conformance.measure.outcome import Measured, Model
-from conformance.measure.search.behaviour import narrower
 from conformance.measure.search.measure import measure
 from conformance.measure.search.ranking import preference
 from conformance.subjects.in_time import in_time
@@ -66,6 +65,7 @@ class Diagnosis:
     Attributes:
         failing, passing: ids of the cases where it differs, and where it is equal.
         deviating: id of each case where it differs only as is listed -> the ids of these deviations.
+        unasked: the parts of a layer that every failing case has; experiments may have none of them.
         ended: why the search for a reason ended before it was through, in one line; else None.
         left_out: case id -> why it could not be judged.
         mismatch: the first array over its bound, in the failing case that shows it earliest.
@@ -96,6 +96,7 @@ class Diagnosis:
     again: Diagnosis | None = None
     exchanged: Diagnosis | None = None
     deviating: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unasked: tuple[str, ...] = ()
     ended: str | None = None
 
     @property
@@ -166,6 +167,7 @@ def diagnose(
         mismatch=_earliest(failing),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
         deviating={one.case.id: ids for one, ids in listed.items() if ids},
+        unasked=parts_of_all(failing),
     )
     asked = _Asked(subject, cases, bugs, runs, experiments, known, progress)
     search = partial(_searched, found, asked, observations)
@@ -219,7 +221,7 @@ def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) 
 def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Diagnosis:
     subject, bugs, progress = asked.subject, asked.bugs, asked.progress
     observations = [one for one in observed if one.case.id not in found.deviating]
-    inside = _inside(subject, observed, found.deviating)
+    inside = inside_of(subject, observed, found.deviating)
     zoo = [bug for bug in (all_bugs() if bugs is None else bugs) if not bug.equivalent]
     larger = bugs_of_large_blocks() if bugs is None else ()
     search = Search(observations, Evidence(asked.runs or Runs(), subject.dtype, inside))
@@ -248,19 +250,6 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     progress("looking for the first wrong step")
     located = localise(found.measured, [one.wanted.problem for one in observations if one.mismatches])
     return replace(found, located=located and _as_explained(located, found.partly, found.measured.asker))
-
-
-def _inside(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
-    """The dtype by whose errors the subject is judged, if it is narrower than its own.
-
-    It gives numbers of that dtype alone; or it deviates from float64 as is listed, by no more than float32 errs.
-    """
-    inside = narrower([one.arrays["output"] for one in observed], subject.dtype)
-    if subject.dtype != "float64":
-        return inside
-    listed = [one for one in observed if one.case.id in deviating]
-    errs = bool(listed) and not any(map(Evidence(Runs(), subject.dtype, "float32").wrong, listed))
-    return "float32" if inside or errs else None  # what rounds to less than float32 is a bug on top of that
 
 
 def _again(found: Diagnosis, asked: _Asked) -> Diagnosis | None:

@@ -21,6 +21,8 @@ from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.compare import worst
 from conformance.judging.expected import expected
 from conformance.judging.near import Nearness
+from conformance.measure.search.behaviour import narrower
+from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
 from mha_core import STAGES
 from mha_core.reference import pipeline as reference
@@ -214,3 +216,16 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
         return f"where {name} has shape {own.shape} and this gives {shape}"
     place = worst(own, made, 1.0).index
     return f"where {name}[{', '.join(map(str, place))}] is {own[place]:.6g} and this gives {made[place]:.6g}"
+
+
+def inside_of(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
+    """The dtype by whose errors the subject is judged, if it is narrower than its own.
+
+    It gives numbers of that dtype alone; or it deviates from float64 as is listed, by no more than float32 errs.
+    """
+    inside = narrower([one.arrays["output"] for one in observed], subject.dtype)
+    if subject.dtype != "float64":
+        return inside
+    listed = [one for one in observed if one.case.id in deviating]
+    errs = bool(listed) and not any(map(Evidence(Runs(), subject.dtype, "float32").wrong, listed))
+    return "float32" if inside or errs else None  # what rounds to less than float32 is a bug on top of that

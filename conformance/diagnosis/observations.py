@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.call.call import FLOATS
+from mha_core.config import PARTS
 from mha_core.stages import is_gradient
 
 
@@ -112,3 +113,9 @@ def observe(subject: Subject, cases: Iterable[Case]) -> tuple[list[Observation],
             continue
         observations.append(Observation(case, wanted, trace.arrays(), wanted.judge(trace, subject.dtype)[1]))
     return observations, left_out
+
+
+def parts_of_all(failing: Sequence[Observation]) -> tuple[str, ...]:
+    """The parts of `mha_core.config.PARTS` that the layer of every failing case has."""
+    configs = [one.wanted.problem.config for one in failing]
+    return tuple(part for part in PARTS if configs and all(getattr(config, part) is not None for config in configs))

@@ -9,6 +9,7 @@ from conformance.measure.faults import is_measured
 from conformance.measure.text import experiments_text, located_text
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
+from mha_core.features import FEATURES
 
 ENDED = "The diagnosis ended early, so no reason is known:"
 
@@ -28,11 +29,21 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
         if diagnosis.measured is not None:
             said = bool(diagnosis.explanations or diagnosis.partly or diagnosis.closest)
             paragraphs += experiments_text(diagnosis.measured, details=details, said=said)
+            paragraphs += _unasked(diagnosis)
     if diagnosis.again is not None:
         paragraphs.append(_again(diagnosis.again))
     if diagnosis.left_out:
         paragraphs.append(f"Left out, and so not explained:\n{_left_out(diagnosis)}")
     return "\n\n".join(paragraphs)
+
+
+def _unasked(diagnosis: Diagnosis) -> list[str]:
+    """That no experiment could have found what is wrong, where all that is wrong has a part that none asks for."""
+    configs = () if diagnosis.measured is None else diagnosis.measured.asker.configs
+    parts = [part for part in diagnosis.unasked if all(getattr(config, part) is None for config in configs)]
+    words = " and ".join(row.words for row in FEATURES if row.name in parts)
+    said = f"Every case that fails has {words}, which no experiment asks for: what is wrong there is not known."
+    return [said] if words and not (diagnosis.explanations or diagnosis.partly) else []
 
 
 def _again(again: Diagnosis) -> str:

@@ -26,6 +26,7 @@ from conformance.measure.read.solve import solved
 from conformance.zoo.bug import GRADIENTS
 from conformance.zoo.variants import Variants
 from mha_core import STAGES
+from mha_core.config import PARTS
 from mha_core.features import bending
 
 MOST_PROBLEMS = 5
@@ -159,12 +160,18 @@ def _chosen(measured: Measured, further: Sequence[Problem]) -> Iterator[Problem]
 
 
 def _simple_first(problems: Iterable[Problem]) -> list[Problem]:
-    """Those with projections, several keys and finite numbers, the simple ones first."""
+    """Those with projections, several keys, finite numbers and no part, the simple ones first.
+
+    A fault of a part shows beside it alone, and no place that is solved for is one of a part's.
+    """
 
     def is_usable(problem: Problem) -> bool:
         inputs = problem.inputs
         finite = all(np.isfinite(array).all() for array in (inputs.queries, inputs.keys, inputs.values))
-        return problem.config.projections and finite and 1 < problem.sizes.key_len <= 24 and problem.sizes.batch <= 4
+        has_part = any(getattr(problem.config, part) is not None for part in PARTS)
+        if has_part or not problem.config.projections or not finite:
+            return False
+        return 1 < problem.sizes.key_len <= 24 and problem.sizes.batch <= 4
 
     def burden(problem: Problem) -> int:
         return len(bending(problem.config)) + (problem.inputs.dropout_keep is not None)

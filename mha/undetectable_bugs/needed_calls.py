@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from functools import partial
 
 import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.zoo.blocked import queries as blocks
 from conformance.zoo.bug import GRADIENTS, Bug
-from mha_core import AttentionMask
+from mha_core import AttentionMask, Rotary
+from mha_core.config import PARTS
 from mha_core.features import FEATURES, Feature, plain_fields
+from mha_core.parts.frequencies import rule_of
 
 Asks = Callable[[Problem], bool]
 
@@ -72,7 +75,40 @@ def _need_of(feature: Feature, pattern: str) -> tuple[str, Asks, tuple[str, ...]
     return feature.words, lambda one: feature.present(one.config, one.inputs), (feature.name + pattern,)
 
 
+def _rotary(asks: Callable[[Rotary], object]) -> Asks:
+    return lambda one: one.config.rotary is not None and bool(asks(one.config.rotary))
+
+
+def _has_tables(one: Problem) -> bool:
+    return one.inputs.rotary is not None and one.inputs.rotary.has_tables
+
+
+def _has_rule(one: Problem, names: tuple[str, ...] = ()) -> bool:
+    settings = one.config.rotary
+    rule = None if settings is None else rule_of(settings.rule)
+    return rule is not None and (not names or rule.rope_type in names) and not _has_tables(one)
+
+
+OF_PARTS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
+    ("given tables of rotary positions", _has_tables, ("rotary-given-*",)),
+    (
+        "given positions",
+        lambda one: one.inputs.rotary is not None and not _has_tables(one),
+        ("rotary-positions-ignored", "rotary-positions-of-first-item"),
+    ),
+    ("several axes of positions", _rotary(lambda settings: settings.sections), ("rotary-axes-*",)),
+    *(
+        (f"rotary positions with the {name} rule", partial(_has_rule, names=(name,)), (f"rotary-{name}-*",))
+        for name in ("llama3", "yarn", "longrope")
+    ),
+    ("rotary positions with a rule", _has_rule, ("rotary-rule-*", "rotary-factor-*")),
+    ("rotary positions", _rotary(lambda settings: True), ("rotary-*",)),
+    ("query-key norm", lambda one: one.config.query_key_norm is not None, ("norm-*",)),
+)
+"""The needs of the parts of `mha_core.parts`, as in NEEDS."""
+
 NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
+    *OF_PARTS,
     ("a keep-mask of dropout", lambda one: one.inputs.dropout_keep is not None, ("block-dropout-*",)),
     (
         "a dropout rate outside training",
@@ -83,7 +119,7 @@ NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
     *(
         _need_of(row, "-given-*" if row.name == "scale" else "-*")
         for row in FEATURES
-        if row.arithmetic and not row.alone
+        if row.arithmetic and not row.alone and row.name not in PARTS
     ),
     ("-inf in a bias", _infinite_bias, ("bias-infinity-*",)),
     ("an additive bias", lambda one: _mask(one).bias is not None, ("bias-*", "block-bias-*")),
@@ -121,7 +157,7 @@ NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
     ),
     (
         "a causal mask or a window",
-        lambda one: _positions(one) or _lengths_by_query(one),
+        lambda one: _positions(one) or _lengths_by_query(one) or _empty_rows(one),
         ("block-position-*", "block-not-masked-*", "block-skipped-by-*-query", "block-keys-to-*", "block-keys-from-*"),
     ),
     ("lengths", _lengths, ("block-keys-of-first-item", "block-skipped-by-first-item")),
