@@ -235,6 +235,11 @@ Got embed_dim=100, num_heads=3.
         )
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """The fields of the parts that the layer has, of PARTS."""
+        return tuple(name for name in PARTS if getattr(self, name) is not None)
+
+    @property
     def norm_sizes(self) -> tuple[int, ...] | tuple[None, None]:
         """The sizes of the weights of `q_norm` and `k_norm`; None and None without them."""
         shapes = norm_shapes(self)

@@ -117,5 +117,5 @@ def observe(subject: Subject, cases: Iterable[Case]) -> tuple[list[Observation],
 
 def parts_of_all(failing: Sequence[Observation]) -> tuple[str, ...]:
     """The parts of `mha_core.config.PARTS` that the layer of every failing case has."""
-    configs = [one.wanted.problem.config for one in failing]
-    return tuple(part for part in PARTS if configs and all(getattr(config, part) is not None for config in configs))
+    found = [one.wanted.problem.config.parts for one in failing]
+    return tuple(part for part in PARTS if found and all(part in parts for parts in found))

@@ -40,7 +40,7 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
 def _unasked(diagnosis: Diagnosis) -> list[str]:
     """That no experiment could have found what is wrong, where all that is wrong has a part that none asks for."""
     configs = () if diagnosis.measured is None else diagnosis.measured.asker.configs
-    parts = [part for part in diagnosis.unasked if all(getattr(config, part) is None for config in configs)]
+    parts = [part for part in diagnosis.unasked if not any(part in config.parts for config in configs)]
     words = " and ".join(row.words for row in FEATURES if row.name in parts)
     said = f"Every case that fails has {words}, which no experiment asks for: what is wrong there is not known."
     return [said] if words and not (diagnosis.explanations or diagnosis.partly) else []

@@ -26,7 +26,6 @@ from conformance.measure.read.solve import solved
 from conformance.zoo.bug import GRADIENTS
 from conformance.zoo.variants import Variants
 from mha_core import STAGES
-from mha_core.config import PARTS
 from mha_core.features import bending
 
 MOST_PROBLEMS = 5
@@ -168,8 +167,7 @@ def _simple_first(problems: Iterable[Problem]) -> list[Problem]:
     def is_usable(problem: Problem) -> bool:
         inputs = problem.inputs
         finite = all(np.isfinite(array).all() for array in (inputs.queries, inputs.keys, inputs.values))
-        has_part = any(getattr(problem.config, part) is not None for part in PARTS)
-        if has_part or not problem.config.projections or not finite:
+        if problem.config.parts or not problem.config.projections or not finite:
             return False
         return 1 < problem.sizes.key_len <= 24 and problem.sizes.batch <= 4
 

@@ -53,6 +53,8 @@ class Limits:
 
     def why_not(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         """None, or what it refuses, in words."""
+        if config.parts:
+            return f"no {', '.join(config.parts)}"
         if self.config is not None and config != self.config:
             return "another config than the one it was built for"
         view = View(config, {}, inputs)

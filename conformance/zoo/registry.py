@@ -7,6 +7,7 @@ from functools import cache
 from conformance import zoo
 from conformance.cases.select import select_by_id
 from conformance.discovery import members
+from conformance.zoo import parts
 from conformance.zoo.blocked import gradients, keys, queries
 from conformance.zoo.bug import Bug
 
@@ -20,6 +21,12 @@ def all_bugs() -> tuple[Bug, ...]:
     """
     topics = (topic for folder in members(zoo, folders=True) for topic in members(folder))
     return tuple(bug for topic in topics for bug in topic.BUGS)
+
+
+@cache
+def bugs_of_parts() -> frozenset[str]:
+    """The ids of the bugs of rotary positions and of the query-key norm, which show in layers that have these alone."""
+    return frozenset(bug.id for topic in members(parts) for bug in topic.BUGS)
 
 
 LARGE_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from conformance.bounds.precision import Precision
+from conformance.subjects.ask import CannotExpress
 
 THEMES = ("scores", "masks", "softmaxes", "heads", "parameters", "positions", "calls")
 
@@ -58,6 +59,8 @@ class HeldOut:
         return self.layer.supports(config, inputs)
 
     def prepare(self, config, weights):
+        if config.parts:
+            raise CannotExpress(f"no {config.parts[0]}")
         return lambda inputs: {"output": self.layer(config, weights, inputs).output()}
 
 

@@ -20,7 +20,7 @@ from mha_core import STAGES
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
 
-CASES = [case for case in all_cases() if not case.expensive]
+CASES = [case for case in all_cases() if not (case.expensive or case.config.parts)]
 
 
 def test_without_a_fault_every_stage_and_gradient_of_every_case_is_right():
