@@ -95,4 +95,22 @@ def cases() -> list[Case]:
             input_scale=0.01,
             same_sizes=OF_HEADS,
         ),
+        case(
+            "query-key-norm-half-precision",
+            "wrong gradients of its weights and biases, for which the bounds of half precision leave room elsewhere",
+            AttentionConfig(
+                *(8, 2),
+                head_dim=4,
+                value_head_dim=7,
+                projections=False,
+                scale=0.25,
+                rotary={"base": 20.0},
+                query_key_norm={"kind": "layer", "weight": "per_head", "bias": True, "eps": 0.2},
+            ),
+            batch=1,
+            query_len=1,
+            key_len=3,
+            weight_scale=0.3,
+            same_sizes=OF_HEADS,
+        ),
     ]
