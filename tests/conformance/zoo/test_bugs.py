@@ -25,6 +25,7 @@ from mha_core.reference import forward
 from mha_core.reference import pipeline as reference
 from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import FORWARD
+from tests.conformance.zoo.several import SEVERAL
 from tests.conformance.zoo.smallest_set import SMALLEST_SET
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
@@ -73,50 +74,6 @@ def test_each_replaces_steps_that_exist():
         assert set(bug.forward) <= set(FORWARD), bug.id
         assert set(bug.backward) <= set(BACKWARD), bug.id
         assert (bug.stage == GRADIENTS) == (not bug.forward), bug.id
-
-
-SEVERAL = {
-    "one mistake in each projection": """
-        weights-read-as-in-out packed-read-per-head packed-read-per-channel gradient-of-inputs-weight-untransposed
-        """,
-    "two projections exchange something": """
-        q-k-weights-exchanged k-v-weights-exchanged q-k-biases-exchanged keys-and-values-exchanged
-        """,
-    "every product, in another format": "products-in-bfloat16 products-in-tf32",
-    "one mistake in the split of queries, keys and values": "split-d-h split-without-transpose",
-    "the same for keys as for values": """
-        padding-not-zeroed past-dropped past-behind past-reversed past-not-padded
-        groups-tiled groups-first-only groups-averaged groups-off-by-one
-        gradient-of-group-averaged gradient-of-group-first gradient-of-group-last
-        """,
-    "the same for the gradients of queries and keys": "gradient-without-scale gradient-scaled-twice",
-    "an operation left out in one place and done in another": """
-        bias-after-softmax dropout-on-scores dropout-as-exclusion dropout-in-returned-weights
-        """,
-    "recomputed once, used for two gradients": """
-        gradient-recomputed-unnormalised gradient-recomputed-without-mask gradient-recomputed-without-bias
-        gradient-dropout-drawn-again
-        """,
-    "the same turn for queries as for keys": """
-        rotary-ignored rotary-reversed rotary-without-sign rotary-overwritten rotary-first-channels-only
-        rotary-layout-exchanged rotary-axes-taken-for-layout rotary-partner-of-head rotary-other-end
-        rotary-all-channels rotary-pairs-taken-apart rotary-tables-tiled rotary-tables-repeated
-        rotary-factor-on-all-channels
-        gradient-of-rotation-inverse gradient-of-rotation-forward gradient-of-rotation-missing
-        """,
-    "the same norm for queries as for keys, before the rotation and after it": """
-        norm-ignored norm-kind-exchanged norm-eps-outside norm-eps-missing norm-eps-as-floor norm-by-length
-        norm-square-missing norm-unbiased norm-in-float32 norm-scope-exchanged norm-over-positions
-        norm-of-turning-channels norm-weight-ignored norm-weight-without-one norm-weight-plus-one norm-weight-first
-        norm-bias-missing norm-weight-of-first-head norm-weight-channel-first
-        gradient-of-norm-size-detached gradient-of-norm-detached gradient-of-norm-missing
-        gradient-of-norm-mean-missing gradient-of-norm-without-weight gradient-of-norm-without-size
-        """,
-    "the norm of keys, before the rotation or after it": "norm-of-keys-missing norm-weight-of-queries-for-keys",
-    "an operation in another place": "norm-order-exchanged",
-    "excluded values get a gradient, and it is not set to 0 in padding": "gradient-leaks-to-padding",
-}
-"""The bugs that are wrong in several steps, by why they are."""
 
 
 def test_each_replaces_one_step_unless_it_is_listed():
