@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from conformance.bounds.precision import Precision
-from conformance.subjects.ask import CannotExpress
+from conformance.zoo.rows import require
 from mha_core import Trace
 from tests.conformance.diagnosis.plain_layers import STYLES, Backward, Layer, Single, Textbook
 
@@ -40,8 +40,7 @@ class OtherCode:
         return replace(self, stages=stages, gradients=gradients)
 
     def prepare(self, config, weights):
-        if config.parts:
-            raise CannotExpress(f"no {config.parts[0]}")
+        require(not config.parts, f"no {', '.join(config.parts)}")
 
         def run(inputs):
             trace = self.layer(config, weights, inputs).run(gradients=self.gradients, backward=self.backward)

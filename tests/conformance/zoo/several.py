@@ -1,4 +1,4 @@
-"""Bugs that replace several steps of the reference; each is a decision."""
+"""The bugs that are wrong in several steps, and why each is one bug."""
 
 from __future__ import annotations
 

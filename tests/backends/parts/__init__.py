@@ -1,1 +1,0 @@
-"""Tests of the parts of `mha_core.parts` in every backend."""
