@@ -131,10 +131,14 @@ def find_decoder(name: str) -> Path:
 
 
 def padded(run: Run) -> Run:
-    """`run` with every past padded in front to a multiple of PADDED_TO keys, which nothing attends to."""
+    """`run` with every past padded in front to a multiple of PADDED_TO keys, which nothing attends to.
+
+    Only of calls whose rotary tables are given: positions would be counted from behind the padding.
+    """
 
     def padded_run(inputs: AttentionInputs) -> Trace:
-        if inputs.past_keys is None or inputs.past_values is None:
+        tables_are_given = inputs.rotary is not None and inputs.rotary.has_tables
+        if inputs.past_keys is None or inputs.past_values is None or not tables_are_given:
             return run(inputs)
         more = -inputs.past_keys.shape[2] % PADDED_TO
         trace = run(_with_padding(inputs, more))

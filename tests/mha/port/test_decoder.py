@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -127,14 +128,17 @@ def test_a_padded_past_changes_nothing():
     x, bias = rng.normal(size=(2, 1, 24)), rng.normal(size=(2, 1, 1, 6))
     past = {f"past_{name}": rng.normal(size=(2, 1, 5, 8)) for name in ("keys", "values")}
     inputs = AttentionInputs(x, x, x, AttentionMask(bias=bias, query_offset=5), **past)
+    tables = inputs.rotary_tables(config)
     seen = []
 
     def run(given):
         seen.append(given.past_keys.shape[2])
         return reference.run(config, weights, given)
 
-    wanted, made = reference.run(config, weights, inputs), padded(run)(inputs)
-    assert seen == [PADDED_TO]
+    wanted = reference.run(config, weights, inputs)
+    counted, made = (padded(run)(one) for one in (inputs, replace(inputs, rotary=tables)))
+    assert seen == [5, PADDED_TO]  # positions are counted from behind the past
+    assert np.array_equal(counted.output, wanted.output)
     np.testing.assert_allclose(made.output, wanted.output, atol=1e-14)
     assert made.keys.shape == wanted.keys.shape
     np.testing.assert_allclose(made.keys, wanted.keys, atol=1e-14)
