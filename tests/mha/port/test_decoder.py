@@ -1,4 +1,4 @@
-"""Decoders of `mha port`: a small GGUF file that is written here, and the trained one where its package is installed."""
+"""Decoders of `mha port`: a small GGUF file, written here, and the trained one where its package is installed."""
 
 from __future__ import annotations
 
