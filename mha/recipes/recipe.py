@@ -66,6 +66,7 @@ class Recipe:
         repeated: whether the cache of a module holds a key and a value for each query head.
         only: the attention implementation that it computes by whatever its config says; "" if it asks the config.
         needs_mask: whether "eager" can't be called without a mask.
+        scales_mask: whether a mask is added before the scores are scaled, so that a bias is scaled too.
         sees: the keys that `core` lets Lq queries see of Lk keys, bool (Lq, Lk), besides the mask of a call.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
         turn: how it turns queries and keys; None if it has no rotary positions.
@@ -95,6 +96,7 @@ class Recipe:
     repeated: Callable[[Any], bool] = lambda core: False
     only: str = ""
     needs_mask: bool = False
+    scales_mask: bool = False
     sees: Callable[[Any, int, int], NDArray] | None = None
     softmax_in_float32: bool = False
     turn: Turn | None = None

@@ -105,7 +105,7 @@ OTHERS = (
     like_llama(
         "codegen",
         ("CodeGen",),
-        "as GPT-J, with one matrix of four blocks (queries, values, keys)",
+        "as GPT-J, with one matrix of four blocks (queries, values, keys); a mask is added before the scale",
         models=("CodeGen",),
         layouts=("codegen",),
         heads="num_attention_heads",
@@ -113,6 +113,7 @@ OTHERS = (
         out="out_proj",
         cache="layer_past",
         only="eager",
+        scales_mask=True,
         turn=OwnTables(),
         scale_of=lambda core: 1.0 / float(core.scale_attn),
     ),

@@ -28,6 +28,29 @@ SIZES = {
     },
 }
 WIDE = {"head_dim": 8}
+LLAMA3 = {
+    "rope_type": "llama3",
+    **{"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 50.0},
+    "original_max_position_embeddings": 32,
+}
+LONG = {
+    "rope_type": "longrope",
+    **{"rope_theta": 50.0, "short_factor": [1.0, 1.1, 1.2], "long_factor": [1.5, 2.0, 3.0], "factor": 4.0},
+    "original_max_position_embeddings": 6,
+}
+OWN_TABLES = {"max_position_embeddings": 512, "n_inner": 20, "rotary_dim": 4}  # longer than the longest probe
+AXES = {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 1, 2]}}
+GPT_NEO = {
+    "max_position_embeddings": 512,
+    **{"num_hidden_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 3},
+}
+
+
+def share(turning):
+    """The rotary parameters with which this share of each head turns."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": turning}}
+
+
 FAMILIES = {
     "llama": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0}},
     "mistral": WIDE,
@@ -59,18 +82,46 @@ FAMILIES = {
     "glm4": WIDE,
     "helium": {"head_dim": 6},
     "ernie4_5": WIDE,
+    "minimax": {**WIDE, "num_local_experts": 2, "num_experts_per_tok": 1, "layer_types": ["full_attention"]},
+    "llama:3": {"rope_parameters": LLAMA3},
+    "phi": {"qk_layernorm": True, **share(0.67)},
+    "phi3": share(0.67),
+    "phi3:long": {"rope_parameters": LONG, "original_max_position_embeddings": 6},
+    "gpt_neox": share(0.67),
+    "persimmon": {"qk_layernorm": True, **share(0.67)},
+    "falcon:one": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": 6, "bias": True},
+    "falcon:some": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon:all": {"multi_query": False, "new_decoder_architecture": False, "num_kv_heads": 6},
+    "gptj": OWN_TABLES,
+    "codegen": {**OWN_TABLES, "num_attention_heads": 4},
+    "nanochat": WIDE,
+    "qwen2_vl_text": {**AXES, "hidden_size": 48},
+    "qwen2_5_vl_text": {**AXES, "hidden_size": 48},
+    "qwen3_vl_text": AXES,
+    "qwen3_vl_moe_text": {
+        **AXES,
+        "hidden_size": 32,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 16,
+    },
+    "gpt_bigcode:one": {"n_inner": 20, "multi_query": True},
+    "gpt_bigcode:all": {"n_inner": 20, "multi_query": False},
+    "gpt_neo": GPT_NEO,
+    "opt": {"ffn_dim": 20, "word_embed_proj_dim": 36, "dropout": 0.0},
 }
-"""model_type -> what of its config differs from SIZES; many layers where they differ from each other."""
+"""model_type, a colon and a variant -> what of its config differs from SIZES; many layers where they differ from each other."""
 
-WITHOUT_SDPA = ("gemma2",)
+WITHOUT_SDPA = ("codegen", "gemma2", "gpt_neo", "gptj")
 
 
 def model_of(model_type, implementation="eager", dtype="float32"):
     """A model whose weights are large, and whose norms are not 1."""
-    config = hf.AutoConfig.for_model(model_type, **{**SIZES, **FAMILIES[model_type]})
+    config = hf.AutoConfig.for_model(model_type.split(":")[0], **{**SIZES, **FAMILIES[model_type]})
+    kind = hf.AutoModel if model_type.endswith("_text") and "vl_" in model_type else hf.AutoModelForCausalLM
     with torch.random.fork_rng():
         torch.manual_seed(len(model_type))
-        model = hf.AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
+        model = kind.from_config(config, attn_implementation=implementation).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.add_(torch.randn_like(parameter) * (0.4 if "norm" in name else 0.2))
@@ -83,10 +134,14 @@ def calls_of(model, layers):
     ids, more = (torch.randint(3, 31, (2, length), generator=random) for length in (7, 1))
     mask = torch.ones(2, 8, dtype=torch.long)
     mask[0, :3] = 0
+    here, there = {}, {}
+    if "mrope_section" in (getattr(model.config, "rope_parameters", None) or {}):  # positions in time, rows and columns
+        places = torch.randint(0, 40, (3, 2, 8), generator=random)
+        here, there = {"position_ids": places[..., :7]}, {"position_ids": places[..., 7:]}
 
     def run():
-        first = model(ids, attention_mask=mask[:, :7], use_cache=True)
-        model(more, attention_mask=mask, past_key_values=first.past_key_values, use_cache=True)
+        first = model(ids, attention_mask=mask[:, :7], use_cache=True, **here)
+        model(more, attention_mask=mask, past_key_values=first.past_key_values, use_cache=True, **there)
 
     with torch.no_grad():
         return record(layers, run)[1]
@@ -98,14 +153,26 @@ def test_what_a_decoder_computes_is_the_definition(model_type):
     for implementation in ("eager", "sdpa") if model_type not in WITHOUT_SDPA else ("eager",):
         model = model_of(model_type, implementation)
         layers = attention_layers(model)
-        assert layers[0].config.rotary is not None
+        assert (layers[0].config.rotary is None) == (layers[0].recipe.turn is None)
         for site in layers:
-            first, decoded = calls_of(model, [site])[site.name]
-            assert decoded.sizes.past_len == 7 or type(site.module).__name__ == "Exaone4Attention"
-            for problem in (first, decoded):
-                found = judge_original(problem, site.precision("float32"))
-                assert found.equal, (implementation, site.name, found.mismatches)
-                assert found.rows_without_key in (0, 3 * 6)  # the rows of padding
+            check_calls(model, site, "float32")
+
+
+def check_calls(model, site, dtype):
+    """Judge what a layer computes for texts and for one more token."""
+    first, decoded = calls_of(model, [site])[site.name]
+    assert decoded.sizes.past_len == 7 or type(site.module).__name__ == "Exaone4Attention"
+    for problem in (first, decoded):
+        found = judge_original(problem, site.precision(dtype))
+        assert found.equal, (site.implementation, site.name, found.mismatches)
+        assert found.rows_without_key in (0, 3 * site.config.num_heads)  # the rows of padding
+
+
+@pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "olmo2", "persimmon", "falcon:some", "gptj", "cohere2"])
+def test_a_decoder_in_bfloat16_is_the_definition_by_the_tables_that_it_is_given(model_type):
+    model = model_of(model_type, dtype="bfloat16")
+    check_calls(model, attention_layers(model)[0], "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -125,8 +192,14 @@ def test_every_backend_computes_the_same_from_the_same_inputs(model_type, backen
 
 
 def test_configs_say_what_is_special():
-    config = {name: attention_layers(model_of(name))[0].config for name in FAMILIES}
+    config = {name: attention_layers(model_of(name), probe=False)[0].config for name in FAMILIES}
     assert config["llama"].rotary == Rotary(6)
+    assert [config[f"falcon:{kind}"].num_kv_heads for kind in ("one", "some", "all")] == [1, 2, 6]
+    assert [config[f"gpt_bigcode:{kind}"].num_kv_heads for kind in ("one", "all")] == [1, 6]
+    assert config["persimmon"].query_key_norm == QueryKeyNorm("layer", eps=1e-5, bias=True)
+    assert config["nanochat"].query_key_norm == QueryKeyNorm("rms", eps=1e-6, order="after", weight="none")
+    assert config["codegen"].rotary == Rotary(4, interleaved=True)
+    assert config["gpt_neo"].scale == 1.0
     assert config["nemotron"].rotary == Rotary(6)  # half of 12
     assert config["glm"].rotary == Rotary(4, interleaved=True)
     assert config["cohere"].query_key_norm == QueryKeyNorm("layer", eps=1e-5, weight="per_head")
