@@ -73,7 +73,8 @@ class Recipe:
         norms: its query-key norm; None without one.
         softcap: the attribute of `core` with the softcap of the scores; "" if it has none, or does not use it.
         refused: settings of a module or of the model's config that ask for something else -> the value that does not.
-        scale_of: the factor of the scores of a live module.
+        scale: the settings that make the factor of the scores another one than 1 / sqrt(d); "" for none.
+        scale_of: that factor, of a live module.
         scale_in: the factor of the scores, from a model's config, the layer's prefix and the width of a head.
         models: published models whose layers it reads.
     """
@@ -103,6 +104,7 @@ class Recipe:
     norms: Norms | None = None
     softcap: str = ""
     refused: Mapping[str, Any] = field(default_factory=dict)
+    scale: str = ""
     scale_of: Callable[[Any], float] = own_scale
     scale_in: Callable[[Mapping[str, Any], str, int], float] = usual_scale
     models: tuple[str, ...] = ()

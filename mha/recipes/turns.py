@@ -22,6 +22,7 @@ class Turn:
         acts: whether a module turns at all; some layers of a model may not.
         backwards: whether it turns by the negative angles.
         patches_alone: whether tables are of the last tokens alone, and the first ones do not turn.
+        share: the setting that says how much of a head turns; "" where all of it does.
     """
 
     interleaved: bool = False
@@ -29,6 +30,7 @@ class Turn:
     acts: Callable[[Any], bool] = lambda module: True
     backwards: bool = False
     patches_alone: bool = False
+    share: str = "partial_rotary_factor"
 
     def settings(self, core: Any, head_dim: int) -> Rotary:
         """The rotary settings of a module."""
@@ -40,7 +42,7 @@ class Turn:
         given, types = getattr(model, "rope_parameters", None) or {}, getattr(model, "layer_types", None)
         # Some models have parameters for each kind of layer.
         own = given.get(types[core.layer_idx], given) if types else given
-        share = own.get("partial_rotary_factor", getattr(model, "partial_rotary_factor", None))
+        share = own.get(self.share, getattr(model, self.share, None)) if self.share else None
         return int(head_dim * (1.0 if share is None else float(share)))
 
     def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
@@ -89,6 +91,7 @@ class SinusoidalTurn(Turn):
     """The model hands down one table `sinusoidal_pos` (1, 1, L, d): all sines, then all cosines."""
 
     interleaved: bool = True
+    share: str = ""
 
     def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
         """See `Turn.take`."""
@@ -107,6 +110,7 @@ class OwnTables(Turn):
     """The module itself keeps `embed_positions` (positions, r), sines before cosines, and is given `position_ids`."""
 
     interleaved: bool = True
+    share: str = "rotary_dim"
 
     def _width(self, core: Any, head_dim: int) -> int:
         return int(core.rotary_dim or head_dim)

@@ -14,7 +14,7 @@ LLAMA = Recipe(
     family="llama",
     models=(
         *("Llama 1/2", "Llama 3.x", "Mistral", "Mixtral", "Qwen 2/2.5", "StarCoder 2", "Granite 3", "Gemma 1"),
-        *("Nemotron", "MiniMax-Text (its softmax layers)"),
+        *("Nemotron", "MiniMax-Text (its softmax layers)", "Qwen 2-VL, 2.5-VL"),
     ),
     summary="pairs (k, k + r / 2) turn by the tables that the model makes; grouped heads",
     classes=(
@@ -32,11 +32,12 @@ LLAMA = Recipe(
     out="o_proj",
     softmax_in_float32=True,
     turn=Turn(),
+    scale="attention_multiplier (Granite)",
 )
 
 
 def like_llama(family: str, classes: tuple[str, ...], summary: str, **changes: Any) -> Recipe:
-    changes = {"model_types": (family,), **changes}
+    changes = {"model_types": (family,), "models": (), "scale": "", **changes}
     return replace(LLAMA, family=family, classes=tuple(attentions(*classes)), summary=summary, **changes)
 
 
@@ -50,6 +51,7 @@ DECODERS = (
         ("Gemma2",),
         "a softcap of the scores; a scale of its own",
         softcap="attn_logit_softcapping",
+        scale="query_pre_attn_scalar",
         models=("Gemma 2",),
     ),
     like_llama(
@@ -82,6 +84,7 @@ DECODERS = (
         norms=Norms(QueryKeyNorm("rms", offset=1), eps="eps"),
         model_types=("gemma3_text",),
         models=("Gemma 3",),
+        scale="query_pre_attn_scalar",
     ),
     like_llama(
         "hunyuan",
@@ -96,6 +99,7 @@ DECODERS = (
         ("Olmo",),
         "projections are clipped if clip_qkv is set, which is refused",
         refused={"clip_qkv": None},
+        models=("OLMo 1 without clip_qkv",),
     ),
     like_llama(
         "olmo2",

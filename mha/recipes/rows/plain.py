@@ -74,6 +74,7 @@ GPT2 = Recipe(
     dropout_key="attn_pdrop",
     out="c_proj",
     other_mask="encoder_attention_mask",
+    scale="scale_attn_weights, scale_attn_by_inverse_layer_idx",
     scale_in=_scale_of_gpt2,
 )
 
@@ -198,6 +199,7 @@ GPT_BIGCODE = replace(
     cache="layer_past",
     softmax_in_float32=True,
     refused={"is_cross_attention": False},
+    scale="scale_attn_weights",
 )
 
 GPT_NEO = replace(
@@ -212,6 +214,7 @@ GPT_NEO = replace(
     place="layer_id",
     only="eager",
     sees=lambda core, queries, keys: core.bias[0, 0, keys - queries : keys, :keys].cpu().numpy(),
+    scale="none: 1",
     scale_of=lambda core: 1.0,
     scale_in=lambda model_config, prefix, head_dim: 1.0,
 )

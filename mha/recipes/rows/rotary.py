@@ -133,7 +133,8 @@ OTHERS = (
         classes=("DINOv3ViTAttention", "EomtDinov3Attention"),
         model_types=("dinov3_vit", "eomt_dinov3"),
         softmax_in_float32=False,
-        turn=Turn(patches_alone=True),
+        scale="",
+        turn=Turn(patches_alone=True, share=""),
     ),
     replace(
         ROFORMER,
@@ -144,7 +145,7 @@ OTHERS = (
         model_types=("esm",),
         only="",
         refused={"is_decoder": False},
-        turn=Turn(acts=lambda core: core.position_embedding_type == "rotary"),
+        turn=Turn(acts=lambda core: core.position_embedding_type == "rotary", share=""),
     ),
     ROFORMER,
 )

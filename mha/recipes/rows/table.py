@@ -1,0 +1,98 @@
+"""The families as a table: what each is, what it adds, and whether its layers can be expressed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mha.recipes.recipe import Recipe
+from mha.recipes.rows import RECIPES, REFUSED, Refused
+
+
+@dataclass(frozen=True)
+class Row:
+    """One family.
+
+    Attributes:
+        family: its name.
+        state: "expressed" or "refused".
+        model_types: the `model_type` of their configs.
+        models: published models with such layers.
+        layouts: the layouts of its modules; none if refused.
+        rotary: which channels are a pair, and how much of a head turns; "" for none.
+        norm: the query-key norm; "" for none.
+        softcap: the setting with the softcap; "" for none.
+        scale: the settings that make the scale another one than 1 / sqrt(d); "" for none.
+        refused_settings: settings that are refused in an expressed family.
+        says: its particulars, or the reason why it is refused.
+    """
+
+    family: str
+    state: str
+    model_types: tuple[str, ...]
+    models: tuple[str, ...]
+    layouts: tuple[str, ...]
+    rotary: str
+    norm: str
+    softcap: str
+    scale: str
+    refused_settings: tuple[str, ...]
+    says: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as a dict of JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def rows() -> list[Row]:
+    """Every family, those that are expressed first.
+
+    >>> [row.family for row in rows() if row.softcap], [row.rotary for row in rows() if row.family == "gptj"]
+    (['gemma2'], ['interleaved, rotary_dim'])
+    """
+    return [*map(_expressed, RECIPES.values()), *map(_refused, REFUSED)]
+
+
+def counts() -> dict[str, int]:
+    """How many published models are of expressed and of refused families."""
+    found = {"expressed": 0, "refused": 0}
+    for row in rows():
+        found[row.state] += len(row.models)
+    return found
+
+
+def _expressed(recipe: Recipe) -> Row:
+    return Row(
+        recipe.family,
+        "expressed",
+        recipe.model_types,
+        recipe.models,
+        recipe.layouts,
+        _rotary(recipe),
+        _norm(recipe),
+        recipe.softcap,
+        recipe.scale,
+        tuple(recipe.refused),
+        recipe.summary,
+    )
+
+
+def _rotary(recipe: Recipe) -> str:
+    if recipe.turn is None:
+        return ""
+    return f"{'interleaved' if recipe.turn.interleaved else 'half'}, {recipe.turn.share or 'whole head'}"
+
+
+def _norm(recipe: Recipe) -> str:
+    if recipe.norms is None:
+        return ""
+    own = recipe.norms.settings
+    scope = "whole projection" if own.scope == "all" else "each head"
+    weight = {"none": "no weight", "per_head": "a weight of its own for each head"}.get(own.weight, "one weight")
+    weight = "weight" if own.scope == "all" else weight
+    parts = (own.kind, scope, f"{own.order} the rotation", weight, recipe.norms.on and f"if {recipe.norms.on}")
+    return ", ".join(filter(None, parts))
+
+
+def _refused(row: Refused) -> Row:
+    return Row(row.family, "refused", row.model_types, row.models, (), "", "", "", "", (), row.reason)
