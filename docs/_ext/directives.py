@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sphinx.util.docutils import SphinxDirective
 
-from _ext import symbols
+from _ext import families, symbols
 from _ext.pages import (
     bugs,
     commands,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 DIRECTIVES: dict[str, Callable[..., str]] = {
     "bugs": bugs.markdown,
     "commands": commands.markdown,
+    "families": families.markdown,
     "heads": heads.markdown,
     "layers": public.layers,
     "masks": masks.markdown,

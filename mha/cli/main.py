@@ -17,6 +17,7 @@ from mha.cli.porter.compare import compare
 from mha.cli.porter.convert import convert
 from mha.cli.porter.infer import infer
 from mha.cli.porter.port import port
+from mha.cli.porter.recipes import recipes
 from mha.cli.porter.replay import replay
 from mha.cli.porter.where import where
 from mha.cli.suite.backends import backends
@@ -43,7 +44,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-for command in (check, diagnose, compare, deviations, convert, infer, port, replay, where, audit, bench):
+for command in (check, diagnose, compare, deviations, convert, infer, recipes, port, replay, where, audit, bench):
     main.add_command(command)
 for command in (heads, learn, view):
     main.add_command(command)

@@ -135,7 +135,9 @@ class Site:
             query_len=states.shape[1],
         )
         if recipe.scales_mask and translated.bias is not None:
-            translated = replace(translated, bias=translated.bias * translated.bias.dtype.type(self.config.softmax_scale))
+            translated = replace(
+                translated, bias=translated.bias * translated.bias.dtype.type(self.config.softmax_scale)
+            )
         if recipe.sees is not None:
             past_len = past["past_keys"].shape[2] if past else 0
             seen = recipe.sees(core, states.shape[1], past_len + keys.shape[1])

@@ -14,7 +14,7 @@ LLAMA = Recipe(
     family="llama",
     models=(
         *("Llama 1/2", "Llama 3.x", "Mistral", "Mixtral", "Qwen 2/2.5", "StarCoder 2", "Granite 3", "Gemma 1"),
-        *("Nemotron", "MiniMax-Text (its softmax layers)", "Qwen 2-VL, 2.5-VL"),
+        *("Nemotron", "MiniMax-Text (its softmax layers)", "Qwen 2-VL, 2.5-VL", "SmolLM 2"),
     ),
     summary="pairs (k, k + r / 2) turn by the tables that the model makes; grouped heads",
     classes=(
@@ -59,7 +59,7 @@ DECODERS = (
         ("SmolLM3",),
         "every fourth layer does not turn",
         turn=Turn(acts=lambda core: bool(core.use_rope)),
-        models=("SmolLM 2/3",),
+        models=("SmolLM 3",),
     ),
     like_llama(
         "qwen3",

@@ -39,6 +39,17 @@ class Row:
     refused_settings: tuple[str, ...]
     says: str
 
+    @property
+    def adds(self) -> str:
+        """What it adds to plain attention: rotary positions, norm, softcap, scale; "-" for nothing."""
+        parts = {"rotary": self.rotary, "norm": self.norm, "softcap": self.softcap, "scale": self.scale}
+        return "; ".join(f"{name}: {text}" for name, text in parts.items() if text) or "-"
+
+    @property
+    def words(self) -> str:
+        """Its particulars, or that it is refused and why."""
+        return self.says if self.state == "expressed" else f"refused: {self.says}"
+
     def to_dict(self) -> dict[str, Any]:
         """The row as a dict of JSON values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}

@@ -162,6 +162,14 @@ def test_bugs_and_deviations(tmp_path, monkeypatch):
     assert ends(0, "deviations", "--probe", "--id", first)["deviations"][0]["outcome"] == "happens"
 
 
+def test_recipes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    everything = ends(0, "recipes")["families"]
+    assert {row["state"] for row in everything} == {"expressed", "refused"}
+    (one,) = ends(0, "recipes", "--model-type", "qwen3_m*")["families"]
+    assert (one["family"], one["softcap"], one["models"]) == ("qwen3", "", ["Qwen 3", "Qwen 3-VL"])
+
+
 def test_calibrate_and_trials(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert ends(0, "calibrate", "--runs", 2, "--formulation", "plain", "--workers", 0)["rejected"] == []
