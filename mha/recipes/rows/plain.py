@@ -161,7 +161,11 @@ CLIP = replace(
     models=("CLIP",),
     summary="images without a mask, texts causal; the scale is called `scale`",
     classes=tuple(attentions("AltCLIP", "ChineseCLIPVision", "CLIP", "CLIPSeg", "MetaClip2", "XCLIP")),
-    model_types=("clip_text_model", "clip_vision_model"),
+    model_types=(
+        *("altclip_vision_model", "chinese_clip_vision_model", "clip_text_model", "clip_vision_model"),
+        *("clipseg_text_model", "clipseg_vision_model", "metaclip_2_text_model", "metaclip_2_vision_model"),
+        *("xclip_text_model", "xclip_vision_model"),
+    ),
     scale_of=lambda core: float(core.scale),
 )
 
@@ -171,7 +175,7 @@ SIGLIP = replace(
     models=("SigLIP",),
     summary="as CLIP; its pooling head is a torch.nn.MultiheadAttention, which no recipe reads",
     classes=tuple(attentions("Siglip", "Siglip2")),
-    model_types=("siglip_text_model", "siglip_vision_model"),
+    model_types=("siglip2_text_model", "siglip2_vision_model", "siglip_text_model", "siglip_vision_model"),
 )
 
 WAV2VEC2 = replace(

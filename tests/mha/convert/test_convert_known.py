@@ -88,6 +88,8 @@ def _known_and_proved(model, name, folder, save=True):
 def test_the_families_are_those_of_the_recipes_and_some_more():
     names = {family.name: family for family in FAMILIES}
     for recipe in RECIPES.values():
+        if not recipe.checkpoint_layouts:
+            continue
         assert set(names[recipe.family].model_types) == set(recipe.model_types)
         for model_type in recipe.model_types:
             content = hf.AutoConfig.for_model(model_type).to_dict()

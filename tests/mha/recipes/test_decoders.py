@@ -82,6 +82,15 @@ FAMILIES = {
     "glm4": WIDE,
     "helium": {"head_dim": 6},
     "ernie4_5": WIDE,
+    "dots1": {
+        **WIDE,
+        "n_routed_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 16,
+        "n_shared_experts": 1,
+    },
+    "olmoe": {"num_experts": 2, "num_experts_per_tok": 1},
+    "minimax_m2": {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, **share(0.5)},
     "minimax": {**WIDE, "num_local_experts": 2, "num_experts_per_tok": 1, "layer_types": ["full_attention"]},
     "llama:3": {"rope_parameters": LLAMA3},
     "phi": {"qk_layernorm": True, **share(0.67)},
@@ -110,7 +119,7 @@ FAMILIES = {
     "gpt_neo": GPT_NEO,
     "opt": {"ffn_dim": 20, "word_embed_proj_dim": 36, "dropout": 0.0},
 }
-"""model_type, a colon and a variant -> what of its config differs from SIZES; many layers where they differ from each other."""
+"""model_type, a colon and a variant -> what of its config differs from SIZES; many layers where they differ."""
 
 WITHOUT_SDPA = ("codegen", "gemma2", "gpt_neo", "gptj")
 

@@ -31,7 +31,20 @@ def test_an_example_prints_what_the_page_says(number, capsys, backend_names):
 
 
 def test_every_family_has_a_row():
+    from _ext import families
     from mha.recipes import RECIPES
+    from mha.recipes.rows import REFUSED
 
-    rows = re.findall(r"^\| `(\w+)` \|", DOC.read_text(), flags=re.MULTILINE)
-    assert rows == list(RECIPES)
+    assert re.findall(r"^\| `([\w-]+)` \|", families.expressed(), flags=re.MULTILINE) == list(RECIPES)
+    assert all(row.reason.split("(")[0].strip() in families.refused() for row in REFUSED)
+    assert re.findall(r"{families} (\w+)", DOC.read_text()) == ["counts", "expressed", "refused"]
+
+
+def test_a_model_is_of_one_family_and_counted_once():
+    from mha.recipes.rows.table import counts, rows
+
+    every = rows()
+    for names in ([name for row in every for name in row.models], [name for row in every for name in row.model_types]):
+        assert len(set(names)) == len(names)
+    assert counts() == {"expressed": 54, "refused": 24}
+    assert all(row.models for row in every)
