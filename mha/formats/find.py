@@ -11,9 +11,13 @@ from mha_core import SpecError
 from mha_core.errors import listed
 from mha_core.layouts import LAYOUTS, Layout, get
 
-CAVEATS = dict.fromkeys(
-    ("llama", "llama-kernel"), "the Llama family also turns queries and keys by their position, which no array says"
-)
+_TURNS = "also turns queries and keys by their position, which no array says"
+
+CAVEATS = {
+    **dict.fromkeys(("llama", "llama-kernel"), f"the Llama family {_TURNS}"),
+    **dict.fromkeys(("phi", "phi3", "modernbert", "codegen"), f"such a layer {_TURNS}"),
+    "gpt-neox": f"such a layer {_TURNS}; one of BLOOM adds a bias by distance",
+}
 """Layout -> arithmetic that its layers may have although the arrays don't show it, in words."""
 
 

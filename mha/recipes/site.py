@@ -73,7 +73,7 @@ class Site:
     def dropout(self) -> float:
         """The probability that a weight is dropped in training."""
         key, core = self.recipe.dropout_key, self.core
-        rate = getattr(getattr(core, "config", None), key, None)
+        rate: Any = getattr(getattr(core, "config", None), key, None)
         rate = getattr(core, key, getattr(core, "dropout", 0.0)) if rate is None else rate
         return float(getattr(rate, "p", rate))  # a number, or a module of PyTorch
 

@@ -21,6 +21,7 @@ from tests.mha.convert.weight_files import (
     PREFIXES,
     arrays_of,
     assert_holds,
+    config_for,
     mha,
     move,
     torch_source,
@@ -54,17 +55,18 @@ FILES = {
 @pytest.mark.usefixtures("without_frameworks")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_goes_to_canonical_and_back_to_the_bit(layout, tmp_path):
-    arrays = two_layers(layout)
+    config = config_for(layout)
+    arrays = two_layers(layout, config)
     save_file(arrays, tmp_path / "a.safetensors")
     move(
         tmp_path / "a.safetensors",
         from_layout=layout,
         to_layout="canonical",
         out=tmp_path / "b.safetensors",
-        num_heads=3,
+        num_heads=config.num_heads,
         every=True,
     )
-    wanted = two_layers("canonical")
+    wanted = two_layers("canonical", config)
     separator = get(layout).separator
     assert_holds(tmp_path / "b.safetensors", wanted)
     move(tmp_path / "b.safetensors", to_layout=layout, out=tmp_path / "c.safetensors", every=True)

@@ -14,12 +14,18 @@ from mha_core import AttentionConfig, init_weights
 from mha_core.layouts import get
 
 CONFIG = AttentionConfig(12, 3, bias=True)
+FOUR_HEADS = AttentionConfig(12, 4, bias=True)
 GROUPED = AttentionConfig(20, 4, num_kv_heads=2, bias=True)
 PREFIXES = ("encoder.layers.0.attn", "encoder.layers.1.attn")
 
 
 def weights_of(config, seed, dtype="float32"):
     return {name: array.astype(dtype) for name, array in init_weights(config, seed, bias_scale=1.0).items()}
+
+
+def config_for(layout):
+    """A config that a layer of this layout can have: CodeGen's packs heads by four."""
+    return FOUR_HEADS if layout == "codegen" else CONFIG
 
 
 def arrays_of(layout, config=CONFIG, prefix="", seed=0, dtype="float32"):
