@@ -10,7 +10,6 @@ import click
 
 from mha.cli.common import consoles, finish, progress, say, write_asked
 from mha.cli.options import OutputFile
-from mha_core.errors import SpecError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,6 +105,7 @@ def class_(folders: tuple[Path, ...], only: tuple[str, ...], json_path: Path | N
     """
     from mha.learn.handout.folder import there
     from mha.learn.progress import Progress, to_json
+    from mha_core.errors import SpecError
 
     console, errors = consoles()
     found: dict[str, Progress] = {}
