@@ -8,7 +8,6 @@ import click
 
 from mha.cli.common import CouldNotRun, consoles
 from mha.cli.learning.learners import FOLDER, ONLY, TIME_LIMIT, check, class_, end, go_on
-from mha_core.errors import SpecError
 
 FRAMEWORKS = ("numpy", "torch", "tf", "jax", "mxnet")
 FRAMEWORK = click.option("--framework", type=click.Choice(FRAMEWORKS), default="numpy", show_default=True)
@@ -31,6 +30,7 @@ def learn(context: click.Context) -> None:
 def _what_next(folder: Path) -> None:
     """How far the folder is, and what comes next; how to begin where there are no exercises."""
     from mha.learn.handout.folder import there
+    from mha_core.errors import SpecError
 
     try:
         there(folder)
