@@ -73,13 +73,13 @@ class RotaryInputs:
 
         Args:
             positions: an array or a list, or a tuple of two: those of the queries, and of the new keys.
-            rotary: a tuple (cos, sin), or a tuple of two such, in the same order.
+            rotary: a tuple (cos, sin), or a tuple of two such, in the same order; or RotaryInputs, as they are.
 
         >>> RotaryInputs.of(positions=([4], [0, 1])).key_positions
         array([0, 1])
         """
-        if positions is None and rotary is None:
-            return None
+        if positions is None and (rotary is None or isinstance(rotary, cls)):
+            return rotary
         of_queries, of_keys = positions if _is_pair(positions) else (positions, None)
         if rotary is None:
             return cls(of_queries, of_keys)

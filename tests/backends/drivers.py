@@ -22,7 +22,7 @@ def as_call(arrays: list[Any], keywords: dict[str, Any]) -> tuple[Call, dict[str
     queries, keys, values, *lens = arrays
     given = {**keywords, **({"valid_lens": lens[0]} if lens else {})}
     mask = AttentionMask(**{name: given.pop(name) for name in (*ARRAY_SOURCES, "causal", "window") if name in given})
-    own = {name: given.pop(name) for name in ("dropout_keep", "past_keys", "past_values") if name in given}
+    own = {name: given.pop(name) for name in ("dropout_keep", "past_keys", "past_values", "rotary") if name in given}
     return Call(queries, keys, values, mask, **own), given
 
 

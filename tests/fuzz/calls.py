@@ -106,6 +106,8 @@ def _without_projections(problem: Problem, rng: np.random.Generator) -> Problem:
         scale=old.scale,
         score_dim=old.score_dim,
         softcap=old.softcap,
+        rotary=old.rotary,
+        query_key_norm=old.query_key_norm,
         projections=False,
         dropout=old.dropout,
     )
