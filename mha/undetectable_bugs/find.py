@@ -228,8 +228,8 @@ class _Verdict:
 
     @property
     def order(self) -> float:
-        """Its change, to be sorted by: in two digits, and 0 where it is rounding, which differs between machines."""
-        return float(f"{self.change:.1e}") if self.change > ROUNDING else 0.0
+        """Its change, to be sorted by: in one digit, and 0 where it is rounding; more differs between machines."""
+        return float(f"{self.change:.0e}") if self.change > ROUNDING else 0.0
 
     def add(self, found: tuple[bool, float] | None) -> None:
         """Take in the result of one run (see `_run`)."""

@@ -140,7 +140,7 @@ def test_bad_arguments_exit_2(arguments, message):
         (None, "has no config.json; it must be a model's folder as save_pretrained writes it"),
         ("{", "is not JSON"),
         ("[]", "must be a JSON object. Got []."),
-        ('{"model_type": "t5"}', "model type 't5' has no recipe (families: bert, gpt2, vit, bart, whisper)"),
+        ('{"model_type": "t5"}', "model type 't5' can't be expressed: the definition has no bias by relative position"),
         ('{"model_type": "gpt2"}', "Got model type 'gpt2'; docs/recipes.md has what there is for the family gpt2."),
     ],
 )
