@@ -16,7 +16,11 @@ pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
 
 @pytest.mark.parametrize(
-    "layout", ["canonical", "d2l-jax", "torch", "gpt2", "mxnet-selfatt", "mxnet-encdec", "torch-separate", "keras"]
+    "layout",
+    [
+        *("canonical", "d2l-jax", "torch", "gpt2", "mxnet-selfatt", "mxnet-encdec", "torch-separate", "keras"),
+        *("gpt-neox", "gpt-bigcode", "phi3", "modernbert"),
+    ],
 )
 def test_every_layout_is_recognised_without_its_names(layout):
     weights = drawn(CONFIG)
@@ -26,7 +30,8 @@ def test_every_layout_is_recognised_without_its_names(layout):
 
 def test_all_kinds_of_layouts_are_among_those_tested():
     kinds = {type(layout) for layout in LAYOUTS.values()}
-    assert {type(get(name)) for name in ("canonical", "torch", "mxnet-selfatt", "torch-separate", "keras")} == kinds
+    tested = ("canonical", "torch", "mxnet-selfatt", "torch-separate", "keras", "gpt-neox")
+    assert {type(get(name)) for name in tested} == kinds
 
 
 def packed(weights, axes):
