@@ -161,6 +161,16 @@ NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
         ("block-position-*", "block-not-masked-*", "block-skipped-by-*-query", "block-keys-to-*", "block-keys-from-*"),
     ),
     ("lengths", _lengths, ("block-keys-of-first-item", "block-skipped-by-first-item")),
+    (
+        "queries that do not fill a block",
+        lambda one: _several_blocks(one) or one.sizes.query_len % blocks.QUERIES != 0,
+        ("block-of-last-queries-dropped",),
+    ),
+    (
+        "as many keys as a block has",
+        lambda one: _several_blocks(one) or one.sizes.key_len >= blocks.KEYS,
+        ("block-keys-one-short",),
+    ),
     ("several blocks of queries and keys", _several_blocks, ("block-*", "online-*")),
 )
 """A requirement in words, a test of a problem for it, and patterns of the bugs that need it.
