@@ -50,7 +50,7 @@ AS_IN_FILE = "file"
 DIAGNOSED = 6
 """How many of a backend's differing layers a diagnosis looks at; more tell little and take long."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)

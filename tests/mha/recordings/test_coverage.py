@@ -199,10 +199,10 @@ def test_models_of_transformers_are_surveyed():
 
     model = model_of("bert")
     assert len(attention_layers(model, strict=True)) == 2
-    sizes = {"n_layers": 2, "n_heads": 3, "dim": 12, "hidden_dim": 10, "vocab_size": 23}
-    model.more = hf.DistilBertModel(hf.DistilBertConfig(**sizes))
+    sizes = {"num_layers": 2, "num_heads": 3, "d_model": 12, "d_kv": 4, "d_ff": 10, "vocab_size": 23}
+    model.more = hf.T5EncoderModel(hf.T5Config(**sizes))
     model.own = torch.nn.MultiheadAttention(12, 4)
-    names = ["more.transformer.layer.0.attention", "more.transformer.layer.1.attention", "own"]
+    names = ["more.encoder.block.0.layer.0.SelfAttention", "more.encoder.block.1.layer.0.SelfAttention", "own"]
     with pytest.warns(UnreadWarning, match="read 2 of 5 modules") as heard:
         attention_layers(model)
     assert all(name in str(heard[0].message) for name in names)
