@@ -23,7 +23,7 @@ from backends.mxnet.ops.framework import KeywordBlock, dense, in_width, mx
 from backends.mxnet.ops.heads import merge_heads, split_heads
 from backends.mxnet.ops.masks import Mask, Window, build_mask, expected_dtype, placed
 from backends.mxnet.ops.scores import AdditiveScore, DotScore
-from backends.mxnet.parts.query_key_norm import HeadNorm
+from backends.mxnet.parts.query_key_norm import HeadNorm, Unnormed, unnormed
 from backends.mxnet.parts.rotary import rotary_tables, rotate
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
@@ -85,9 +85,13 @@ class MultiHeadAttention(KeywordBlock):
             else:
                 unchanged: Any = _unchanged
                 self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
-            q_size, k_size = config.norm_sizes
-            self.q_norm = HeadNorm(config.query_key_norm, q_size, dtype=dtype, prefix="q_norm_")
-            self.k_norm = HeadNorm(config.query_key_norm, k_size, dtype=dtype, prefix="k_norm_")
+            if config.query_key_norm is None:
+                self.q_norm: HeadNorm | Unnormed = unnormed
+                self.k_norm: HeadNorm | Unnormed = unnormed
+            else:
+                q_size, k_size = config.norm_sizes
+                self.q_norm = HeadNorm(config.query_key_norm, q_size, dtype=dtype, prefix="q_norm_")
+                self.k_norm = HeadNorm(config.query_key_norm, k_size, dtype=dtype, prefix="k_norm_")
             if config.score_dim is None:
                 self.score: DotScore | AdditiveScore = DotScore(config.softmax_scale)
             else:

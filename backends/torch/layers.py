@@ -27,7 +27,7 @@ from backends.torch.ops.framework import in_width, linear
 from backends.torch.ops.heads import merge_heads, split_heads
 from backends.torch.ops.masks import Mask, Window, build_mask, check_first_call, expected_dtype, placed, traceable
 from backends.torch.ops.scores import AdditiveScore, DotScore
-from backends.torch.parts.query_key_norm import HeadNorm
+from backends.torch.parts.query_key_norm import HeadNorm, Unnormed, unnormed
 from backends.torch.parts.rotary import rotary_tables, rotate
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
@@ -84,9 +84,13 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         else:
             unchanged: Any = nn.Identity()
             self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
-        norm_sizes = config.norm_sizes
-        self.q_norm = HeadNorm(config.query_key_norm, norm_sizes[0], **factory)
-        self.k_norm = HeadNorm(config.query_key_norm, norm_sizes[1], **factory)
+        if config.query_key_norm is None:
+            self.q_norm: HeadNorm | Unnormed = unnormed
+            self.k_norm: HeadNorm | Unnormed = unnormed
+        else:
+            q_size, k_size = config.norm_sizes
+            self.q_norm = HeadNorm(config.query_key_norm, q_size, **factory)
+            self.k_norm = HeadNorm(config.query_key_norm, k_size, **factory)
         if config.score_dim is None:
             self.score: DotScore | AdditiveScore = DotScore(config.softmax_scale)
         else:

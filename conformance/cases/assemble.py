@@ -76,7 +76,7 @@ def problem_of(description: Description, weights: Weights | None = None) -> Prob
     """The problem, the same one each time. `weights`: `weights_of` the same description, if at hand.
 
     >>> from conformance.cases.choices import SMALL, describe
-    >>> problem_of(describe(lambda name, options: options[1], SMALL)).inputs.queries.shape
+    >>> problem_of(describe(lambda name, options: options[min(1, len(options) - 1)], SMALL)).inputs.queries.shape
     (2, 2, 2)
     """
     config, sizes, made = description.config, description.sizes, description.made

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from mha_core.parts.query_key_norm import Order, QueryKeyNorm, by_head, mean_axes
+
+Unnormed = Callable[[Tensor, Order], Tensor]
+
+
+def unnormed(x: Tensor, order: Order) -> Tensor:
+    """Return x: a layer without a norm calls this in its place."""
+    return x
 
 
 class HeadNorm(nn.Module):
     """The norm of the queries or of the keys of a layer: `q_norm` or `k_norm`.
 
     Args:
-        settings: those of the layer; None makes a module that changes nothing.
+        settings: those of the layer.
         size: of weight and bias, (d,) or (heads * d,); None without them.
         device, dtype: of the parameters.
     """
 
     def __init__(
         self,
-        settings: QueryKeyNorm | None,
+        settings: QueryKeyNorm,
         size: int | None,
         *,
         device: torch.device | str | None = None,
@@ -28,7 +37,7 @@ class HeadNorm(nn.Module):
         super().__init__()
         self.settings = settings
         weight = bias = None
-        if settings is not None and size is not None:
+        if size is not None:
             weight = nn.Parameter(torch.full((size,), settings.start, device=device, dtype=dtype))
             bias = nn.Parameter(torch.zeros(size, device=device, dtype=dtype)) if settings.bias else None
         self.register_parameter("weight", weight)
@@ -37,7 +46,7 @@ class HeadNorm(nn.Module):
     def forward(self, x: Tensor, order: Order) -> Tensor:
         """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
         settings = self.settings
-        if settings is None or settings.order != order:
+        if settings.order != order:
             return x
         axes = mean_axes(settings)
         exact = x.to(torch.promote_types(x.dtype, torch.float32))  # half precision is too coarse for a mean of squares
