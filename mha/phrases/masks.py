@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mha.phrases.causal import makes_causal
 from mha.phrases.native import Arguments
 from mha.phrases.said import Mask, both
 
-CAUSAL = re.compile(r"\btri[lu]?\(|\bcausal|subsequent_mask|is_causal", re.IGNORECASE)
 NUMBERS = re.compile(r"\binf\b|-\s*1e\d|\bfloat\d*\b|finfo|\bzeros\(|\brandn?\(|\bnormal\(|subsequent_mask")
 BOOL = re.compile(r"\bbool\b|[<>=!]=|[<>]|\bTrue\b|\bFalse\b|logical_")
 """What shows, in the code that makes an array, which kind of mask it is."""
@@ -83,9 +83,8 @@ def masks_of(given: Arguments, text: str, *, axes: str, attend: bool) -> Found:
     for part in _parts(text, ast.BitAnd if attend else ast.BitOr):
         mask = mask_of(part, attend=attend, axes=axes)
         made = given.assigned.get(mask.text, mask.text)
-        if CAUSAL.search(made):
+        if makes_causal(made, attend=mask.attend):
             causal = True
-            notes.append(f"{mask.text} is taken for the causal mask of whoever may not look ahead")
         elif NUMBERS.search(made) and not BOOL.search(made):
             return Found(added=Mask(mask.text, mask.axes))
         elif mask.axes == "bk":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from mha.phrases.masks import Found, masks_of
@@ -159,9 +160,11 @@ class TorchMultiheadAttention(Native):
         weights = "" if not shown else "mean" if averaged else "heads"
         found = masks_of(given, mask, axes="qk", attend=False)
         if causal and mask and not found.causal:
-            found = Found(
-                causal=True, notes=(f"is_causal=True says that {mask} is the causal mask: taken at its word",)
-            )
+            if shown or padding:  # with these PyTorch computes by attn_mask, whatever the hint says
+                words = f"is_causal=True is a hint: with weights or padding it is {mask} that PyTorch applies"
+                found = replace(found, notes=(*found.notes, words))
+            else:
+                found = Found(causal=True, notes=(f"is_causal=True replaces {mask}, which PyTorch then does not read",))
         keys = masks_of(given, padding, axes="bk", attend=False)
         if keys.added and found.added:
             raise SpecError(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from mha.phrases.causal import makes_causal
 from mha.phrases.reading import LARGEST, read, read_file
 from mha.phrases.said import STATEMENTS, Calling, Making, Mask
 from mha.phrases.table import NATIVES, find
@@ -194,3 +195,35 @@ def test_nothing_of_a_file_is_run(tmp_path):
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\na = nn.MultiheadAttention(8, 2)\n")
     assert read_file(file).making == Making("8", "2", "4")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("made", "attend", "causal"),
+    [
+        ("torch.ones(L, L, dtype=torch.bool).triu(1)", False, True),
+        ("torch.triu(torch.ones(L, M), diagonal=1).bool()", False, True),
+        ("~torch.tril(torch.ones(L, L)).bool()", False, True),
+        ("torch.tril(torch.ones(L, L, dtype=torch.bool))", True, True),
+        ("jnp.tri(L, M, dtype=bool)", True, True),
+        ("nn.Transformer.generate_square_subsequent_mask(L)", False, True),
+        ("torch.full((L, L), float('-inf')).triu(1)", False, True),
+        ("torch.ones(L, L, dtype=torch.bool).triu(2)", False, False),
+        ("torch.ones(L, L, dtype=torch.bool).triu(k)", False, False),
+        ("torch.triu(torch.ones(L, M), 1 + M - L).bool()", False, False),
+        ("torch.triu(torch.ones(L, L), diagonal=1)", False, False),
+        ("torch.tril(torch.ones(L, L)).bool()", False, False),
+        ("torch.triu(torch.ones(L, L)).bool()", False, False),
+        ("torch.ones(L, L, dtype=torch.bool).triu(1)", True, False),
+        ("jnp.tri(L, L, 1, dtype=bool)", True, False),
+        ("causal_mask", False, False),
+    ],
+)
+def test_only_the_causal_mask_is_taken_for_it(made, attend, causal):
+    assert makes_causal(made, attend=attend) is causal
+
+
+def test_a_hint_does_not_replace_a_mask_that_pytorch_reads():
+    code = "a = nn.MultiheadAttention(8, 2, batch_first=True)\na(x, x, x, attn_mask=window, is_causal=True{more})"
+    said = read(code.replace("{more}", ""))
+    assert (said.calling.causal, said.calling.allowed.text) == (False, "window")
+    assert read(code.replace("{more}", ", need_weights=False")).calling.causal
