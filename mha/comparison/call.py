@@ -214,8 +214,8 @@ def _compare_pasts(both: CallDifferences, a: AttentionInputs, b: AttentionInputs
 
 
 def _compare_positions(both: CallDifferences, a: Problem, b: Problem) -> None:
-    """Find whether queries or new keys stand elsewhere; other settings of positions are a difference of the layers."""
-    if a.config.rotary is None or a.config.rotary != b.config.rotary:
+    """Find whether queries or new keys turn by other angles; other channels or pairs are a difference of the layers."""
+    if a.config.rotary is None or b.config.rotary is None or a.config.rotary.layout != b.config.rotary.layout:
         return
     one, other = (
         tables_of_call(p.config.rotary, p.inputs.rotary, p.inputs.mask.query_offset, p.sizes)
@@ -246,6 +246,10 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
     taken = [name for part in parts for name in FIELDS[part]]
     inputs = replace(own.inputs, **{name: getattr(other.inputs, name) for name in taken})
     layer = other if "layer" in parts else own
+    # Angles belong to the inputs, whether they were given as tables or follow from the layer's settings.
+    angles = other if "inputs" in parts else own
+    if layer.config.rotary is not None:
+        inputs = replace(inputs, rotary=angles.inputs.rotary_tables(angles.config))
     try:
         output = reference.run(layer.config, layer.weights, inputs).output
     except SpecError:

@@ -17,6 +17,7 @@ from mha_core import AttentionConfig
 from mha_core.config import PROJECTIONS, ProjectionBias
 from mha_core.dtypes import round_to
 from mha_core.heads import repeat_kv_heads
+from mha_core.parts.rotary import Rotary
 from mha_core.weights import Weights, weight_shapes
 
 APART = ("embed_dim", "bias", "scale", "score_dim")
@@ -143,6 +144,8 @@ def _settings(a: RecordedLayer, b: RecordedLayer, dtype: str) -> tuple[dict[str,
     found, notes = {}, []
     for name in SETTINGS:
         own, other = getattr(a.config, name), getattr(b.config, name)
+        if isinstance(own, Rotary) and isinstance(other, Rotary):
+            own, other = own.layout, other.layout  # the angles are compared call by call: recorded ones may be tables
         if own == other or (name == "score" and {own, other} == {"dot", "scaled_dot"}):
             continue
         if name == "dropout":

@@ -108,6 +108,11 @@ class Rotary:
         return settings
 
     @property
+    def layout(self) -> Rotary:
+        """Which channels turn in which pairs, alone: what tables that are given leave open."""
+        return Rotary(self.width, self.interleaved, self.start)
+
+    @property
     def axes(self) -> int:
         """How many axes positions have."""
         return len(self.sections or (1,))
