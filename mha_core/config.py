@@ -76,7 +76,7 @@ PARTS = ("rotary", "query_key_norm")
 """The fields of an AttentionConfig that hold the settings of a part, or None in a layer without it."""
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class AttentionConfig:
     """Every size of a multi-head attention layer. Frozen; validated when it is made.
 
@@ -217,6 +217,12 @@ Got embed_dim=100, num_heads=3.
         }
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        """The fields without parts that the layer lacks; what is drawn for a config goes by it."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        said = (f"{name}={value!r}" for name, value in given.items() if not (name in PARTS and value is None))
+        return f"AttentionConfig({', '.join(said)})"
 
     @property
     def softmax_scale(self) -> float:
