@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
 from mha_core.weights import Weights
+from mha_einsum.parts import Parts
 
 einsum = partial(np.einsum, optimize=True)
 """As products of matrices where it can, not as one loop over all letters."""
@@ -41,8 +42,10 @@ class _Pass:
         for name in ("keys", "values"):
             x = getattr(inputs, name)
             self.given[name] = np.where(_rows(new_padding, x), self.dtype(0), x)
-        self.q = self._project("q_proj", self.given["queries"], config.num_heads)
-        self.k = self._with_past(inputs.past_keys, self._project("k_proj", self.given["keys"], config.num_kv_heads))
+        self.parts = Parts(config, self.weights, inputs, self.sizes)
+        self.q = self.parts.forward("q", self._project("q_proj", self.given["queries"], config.num_heads))
+        new_k = self.parts.forward("k", self._project("k_proj", self.given["keys"], config.num_kv_heads))
+        self.k = self._with_past(inputs.past_keys, new_k)
         self.v = self._with_past(inputs.past_values, self._project("v_proj", self.given["values"], config.num_kv_heads))
         scores = self.similarity = self._similarity()
         if config.softcap is not None:
@@ -81,8 +84,8 @@ class _Pass:
                 found[f"past_{name}"] = np.where(
                     _rows(self.padding[:, :past_len], past), self.dtype(0), d[:, :, :past_len]
                 )
-        self._project_backward("q_proj", "queries", d_q, found)
-        self._project_backward("k_proj", "keys", d_k[:, :, past_len:], found)
+        self._project_backward("q_proj", "queries", self.parts.backward("q", d_q, found), found)
+        self._project_backward("k_proj", "keys", self.parts.backward("k", d_k[:, :, past_len:], found), found)
         self._project_backward("v_proj", "values", d_v[:, :, past_len:], found)
         for name in ("keys", "values"):
             rows = _rows(self.padding[:, past_len:], found[name])
