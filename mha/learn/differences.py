@@ -152,7 +152,7 @@ def _function(pairs: Sequence[Pair]) -> str:
         "it is the square of the right one": np.square,
         "it is the inverse of the right one: 1 / x": lambda x: 1.0 / x,
         "it is all zeros": np.zeros_like,
-        **{f"it is rounded to {n} decimals": lambda x, n=n: np.round(x, n) for n in range(9)},  # type: ignore[misc]
+        **{f"it is rounded to {n} decimals": lambda x, n=n: np.round(x, n) for n in range(9)},  # type: ignore[misc]  # mypy cannot infer a default
     }
     return next((words for words, f in functions.items() if all(pair.is_near(f(pair.right)) for pair in pairs)), "")
 

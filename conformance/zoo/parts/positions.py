@@ -98,7 +98,7 @@ def _keys_from_queries(state: State, right: Positions) -> Positions:
 def _as_counted(state: State, right: Positions) -> Positions:
     made = positions_of(None, state.inputs.mask.query_offset, state.sizes)
     axes = settings_of(state).axes
-    return made if axes == 1 else tuple(np.broadcast_to(x, (axes, *x.shape)) for x in made)  # type: ignore[return-value]
+    return made if axes == 1 else tuple(np.broadcast_to(x, (axes, *x.shape)) for x in made)  # type: ignore[return-value]  # of the queries and of the keys
 
 
 _row = Table("queries", "Query i stands at query_offset + i, new key j at Lp + j, unless the call says where.")

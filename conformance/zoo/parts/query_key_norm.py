@@ -27,7 +27,7 @@ class Given:
 
     def result(self, **changes: object) -> NDArray:
         """The definition's norm, of other settings."""
-        return norm(self.x, replace(self.settings, **changes), self.weight, self.bias).result  # type: ignore[arg-type]
+        return norm(self.x, replace(self.settings, **changes), self.weight, self.bias).result  # type: ignore[arg-type]  # each change is of its field's type
 
     def finished(self, unit: NDArray) -> NDArray:
         """What was divided, times the weight, plus the bias."""
