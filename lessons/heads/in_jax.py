@@ -20,7 +20,7 @@ def attend(q, k, v):  # (..., L, d) each
     return weights, weights @ v
 
 
-parts = [attend(x @ w_q[h].T, x @ w_k[h].T, x @ w_v[h].T)[1] for h in range(3)]
+parts = [attend(x @ w_q[head].T, x @ w_k[head].T, x @ w_v[head].T)[1] for head in range(3)]
 merged = jnp.concatenate(parts, axis=1)
 print([part.shape for part in parts], "->", merged.shape)
 
@@ -37,7 +37,7 @@ print("as the loop:", jnp.allclose(heads.swapaxes(0, 1).reshape(5, 12), merged, 
 
 # %% output
 output = merged @ w_o.T
-summed = sum(parts[h] @ w_o[:, 4 * h : 4 * h + 4].T for h in range(3))  # a block of W_o for each head
+summed = sum(parts[head] @ w_o[:, 4 * head : 4 * head + 4].T for head in range(3))  # a block of W_o for each head
 print(output.shape, "as the sum over heads:", jnp.allclose(summed, output, atol=1e-6))
 
 # %% cost

@@ -22,7 +22,7 @@ def attend(q, k, v):  # (..., L, d) each
     return weights, np.matmul(weights, v)
 
 
-parts = [attend(np.dot(x, w_q[h].T), np.dot(x, w_k[h].T), np.dot(x, w_v[h].T))[1] for h in range(3)]
+parts = [attend(np.dot(x, w_q[head].T), np.dot(x, w_k[head].T), np.dot(x, w_v[head].T))[1] for head in range(3)]
 merged = np.concatenate(parts, axis=1)
 print([part.shape for part in parts], "->", merged.shape)
 
@@ -39,7 +39,9 @@ print("as the loop:", np.abs(heads.swapaxes(0, 1).reshape(5, 12) - merged).max()
 
 # %% output
 output = np.dot(merged, w_o.T)
-summed = sum(np.dot(parts[h], w_o[:, 4 * h : 4 * h + 4].T) for h in range(3))  # a block of W_o for each head
+summed = sum(
+    np.dot(parts[head], w_o[:, 4 * head : 4 * head + 4].T) for head in range(3)
+)  # a block of W_o for each head
 print(output.shape, "as the sum over heads:", np.abs(summed - output).max().item() < 1e-6)
 
 # %% cost

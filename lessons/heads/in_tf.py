@@ -23,7 +23,7 @@ def attend(q, k, v):  # (..., L, d) each
     return weights, weights @ v
 
 
-parts = [attend(project(x, w_q[h]), project(x, w_k[h]), project(x, w_v[h]))[1] for h in range(3)]
+parts = [attend(project(x, w_q[head]), project(x, w_k[head]), project(x, w_v[head]))[1] for head in range(3)]
 merged = tf.concat(parts, axis=1)
 print([tuple(part.shape) for part in parts], "->", tuple(merged.shape))
 
@@ -40,7 +40,7 @@ print("as the loop:", np.allclose(tf.reshape(tf.transpose(heads, (1, 0, 2)), (5,
 
 # %% output
 output = project(merged, w_o)
-summed = sum(project(parts[h], w_o[:, 4 * h : 4 * h + 4]) for h in range(3))  # a block of W_o for each head
+summed = sum(project(parts[head], w_o[:, 4 * head : 4 * head + 4]) for head in range(3))  # a block of W_o for each head
 print(tuple(output.shape), "as the sum over heads:", np.allclose(summed, output, atol=1e-6))
 
 # %% cost

@@ -19,7 +19,7 @@ def attend(q, k, v):  # (..., L, d) each
     return weights, weights @ v
 
 
-parts = [attend(x @ w_q[h].T, x @ w_k[h].T, x @ w_v[h].T)[1] for h in range(3)]
+parts = [attend(x @ w_q[head].T, x @ w_k[head].T, x @ w_v[head].T)[1] for head in range(3)]
 merged = torch.cat(parts, dim=1)
 print([tuple(part.shape) for part in parts], "->", tuple(merged.shape))
 
@@ -36,7 +36,7 @@ print("as the loop:", torch.allclose(heads.transpose(0, 1).flatten(1), merged, a
 
 # %% output
 output = merged @ w_o.T
-summed = sum(parts[h] @ w_o[:, 4 * h : 4 * h + 4].T for h in range(3))  # a block of W_o for each head
+summed = sum(parts[head] @ w_o[:, 4 * head : 4 * head + 4].T for head in range(3))  # a block of W_o for each head
 print(tuple(output.shape), "as the sum over heads:", torch.allclose(summed, output, atol=1e-6))
 
 # %% cost

@@ -26,3 +26,10 @@ bias = jnp.broadcast_to(-(keys.T**2) / (2 * 0.5**2), products.shape)  # a longer
 attention = jax.nn.softmax(products + bias, axis=-1)
 output = attention @ values
 print("the same weights:", jnp.allclose(attention, weights, atol=1e-5))
+
+# %% many
+many_weights = jnp.stack([weights, weights[::-1]])[:, None]  # (2, 1, 51, 40): two items, one head
+many_values = jnp.stack([values, 10 * values])[:, None]  # (2, 1, 40, 1)
+answers = many_weights @ many_values
+alone = weights[::-1] @ (10 * values)
+print(answers.shape, "the second item by itself:", jnp.allclose(answers[1, 0], alone, atol=1e-5))

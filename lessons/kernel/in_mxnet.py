@@ -27,3 +27,10 @@ bias = np.broadcast_to(-(keys.T**2) / (2 * 0.5**2), products.shape)  # a longer 
 attention = npx.softmax(products + bias, axis=-1)
 output = np.dot(attention, values)
 print("the same weights:", np.abs(attention - weights).max().item() < 1e-5)
+
+# %% many
+many_weights = np.stack([weights, weights[::-1]])[:, None]  # (2, 1, 51, 40): two items, one head
+many_values = np.stack([values, 10 * values])[:, None]  # (2, 1, 40, 1)
+answers = np.matmul(many_weights, many_values)
+alone = np.dot(weights[::-1], 10 * values)
+print(answers.shape, "the second item by itself:", np.abs(answers[1, 0] - alone).max().item() < 1e-4)

@@ -24,3 +24,9 @@ powers = np.exp(products + bias - (products + bias).max(axis=-1, keepdims=True))
 attention = powers / powers.sum(axis=-1, keepdims=True)
 output = attention @ values
 print("the same weights:", np.allclose(attention, weights, atol=1e-5))
+
+# %% many
+many_weights = np.stack([weights, weights[::-1]])[:, None]  # (2, 1, 51, 40): two items, one head
+many_values = np.stack([values, 10 * values])[:, None]  # (2, 1, 40, 1)
+answers = many_weights @ many_values
+print(answers.shape, "the second item by itself:", np.allclose(answers[1, 0], weights[::-1] @ (10 * values)))

@@ -25,3 +25,10 @@ bias = tf.broadcast_to(-(tf.transpose(keys) ** 2) / (2 * 0.5**2), products.shape
 attention = tf.nn.softmax(products + bias, axis=-1)
 output = attention @ values
 print("the same weights:", np.allclose(attention, weights, atol=1e-5))
+
+# %% many
+many_weights = tf.stack([weights, weights[::-1]])[:, None]  # (2, 1, 51, 40): two items, one head
+many_values = tf.stack([values, 10 * values])[:, None]  # (2, 1, 40, 1)
+answers = many_weights @ many_values
+alone = weights[::-1] @ (10 * values)
+print(tuple(answers.shape), "the second item by itself:", np.allclose(answers[1, 0], alone, atol=1e-5))

@@ -25,3 +25,10 @@ bias = (-(keys.T**2) / (2 * 0.5**2)).expand(products.shape)  # a longer key gets
 attention = torch.softmax(products + bias, dim=-1)
 output = attention @ values
 print("the same weights:", torch.allclose(attention, weights, atol=1e-5))
+
+# %% many
+many_weights = torch.stack([weights, weights.flip(0)])[:, None]  # (2, 1, 51, 40): two items, one head
+many_values = torch.stack([values, 10 * values])[:, None]  # (2, 1, 40, 1)
+answers = many_weights @ many_values
+alone = weights.flip(0) @ (10 * values)
+print(tuple(answers.shape), "the second item by itself:", torch.allclose(answers[1, 0], alone, atol=1e-5))

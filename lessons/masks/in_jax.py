@@ -22,6 +22,13 @@ length_weights = masked_softmax(scores, lengths)
 causal_output, length_output = causal_weights @ x, length_weights @ x
 print(f"largest score: {scores.max():.1f} its weight behind the mask: {length_weights[:, 4].max()}")
 
+# %% batch
+valid_lens = jnp.array([3, 5])  # of two items
+allowed_keys = jnp.arange(5) < valid_lens[:, None, None, None]  # (2, 1, 1, 5)
+many_scores = jnp.stack([scores, scores])[:, None]  # (2, 1, 5, 5): two items, one head, five queries and keys
+many_weights = masked_softmax(many_scores, allowed_keys)
+print(allowed_keys.shape, many_weights.shape, f"padding of the first item: {many_weights[0, ..., 3:].max()}")
+
 # %% empty
 queries = jnp.array([[1.0], [1000.0]])
 keys = jnp.array([[1.0], [2.0], [3.0]])

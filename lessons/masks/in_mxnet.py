@@ -26,6 +26,14 @@ causal_output, length_output = np.dot(causal_weights, x), np.dot(length_weights,
 most = length_weights[:, 4].max().item()
 print(f"largest score: {scores.max().item():.1f} its weight behind the mask: {most}")
 
+# %% batch
+valid_lens = np.array([3, 5])  # of two items
+allowed_keys = np.arange(5) < valid_lens[:, None, None, None]  # (2, 1, 1, 5)
+many_scores = np.stack([scores, scores])[:, None]  # (2, 1, 5, 5): two items, one head, five queries and keys
+many_weights = masked_softmax(many_scores, allowed_keys)
+most = many_weights[0, ..., 3:].max().item()
+print(allowed_keys.shape, many_weights.shape, f"padding of the first item: {most}")
+
 # %% empty
 queries = np.array([[1.0], [1000.0]])
 keys = np.array([[1.0], [2.0], [3.0]])

@@ -22,6 +22,13 @@ length_weights = masked_softmax(scores, lengths)
 causal_output, length_output = causal_weights @ x, length_weights @ x
 print("largest score:", scores.max().round(1), "its weight behind the mask:", length_weights[:, 4].max())
 
+# %% batch
+valid_lens = np.array([3, 5])  # of two items
+allowed_keys = np.arange(5) < valid_lens[:, None, None, None]  # (2, 1, 1, 5)
+many_scores = np.stack([scores, scores])[:, None]  # (2, 1, 5, 5): two items, one head, five queries and keys
+many_weights = masked_softmax(many_scores, allowed_keys)
+print(allowed_keys.shape, many_weights.shape, "padding of the first item:", many_weights[0, ..., 3:].max())
+
 # %% empty
 queries = np.array([[1.0], [1000.0]])
 keys = np.array([[1.0], [2.0], [3.0]])

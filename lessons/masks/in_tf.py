@@ -23,6 +23,14 @@ causal_output, length_output = causal_weights @ x, length_weights @ x
 most = tf.reduce_max(length_weights[:, 4])
 print(f"largest score: {tf.reduce_max(scores):.1f} its weight behind the mask: {most}")
 
+# %% batch
+valid_lens = tf.constant([3, 5])  # of two items
+allowed_keys = tf.range(5) < valid_lens[:, None, None, None]  # (2, 1, 1, 5)
+many_scores = tf.stack([scores, scores])[:, None]  # (2, 1, 5, 5): two items, one head, five queries and keys
+many_weights = masked_softmax(many_scores, allowed_keys)
+most = tf.reduce_max(many_weights[0, ..., 3:])
+print(allowed_keys.shape, many_weights.shape, f"padding of the first item: {most}")
+
 # %% empty
 queries = tf.constant([[1.0], [1000.0]])
 keys = tf.constant([[1.0], [2.0], [3.0]])

@@ -6,8 +6,8 @@ import numpy as np
 rng = np.random.default_rng(0)
 x = jnp.asarray(rng.normal(size=(8, 32)), jnp.float32)  # 8 words; 4 heads of width 8
 w_q, w_k, w_v, w_o = jnp.asarray(rng.normal(size=(4, 32, 32)) / 32**0.5, jnp.float32)
-w_q = w_q.at[8:16].multiply(8)  # head 1 looks sharply,
-w_o = w_o.at[:, 8:16].multiply(0.1)  # but little of what it finds gets out
+w_q = w_q.at[8:16].multiply(8)  # sharp weights for head 1,
+w_o = w_o.at[:, 8:16].multiply(0.1)  # and a small block of W_o
 w_o = w_o.at[:, 24:].multiply(0.5)
 
 

@@ -5,8 +5,8 @@ import torch
 rng = np.random.default_rng(0)
 x = torch.tensor(rng.normal(size=(8, 32)), dtype=torch.float32)  # 8 words; 4 heads of width 8
 w_q, w_k, w_v, w_o = torch.tensor(rng.normal(size=(4, 32, 32)) / 32**0.5, dtype=torch.float32)
-w_q[8:16] *= 8  # head 1 looks sharply,
-w_o[:, 8:16] *= 0.1  # but little of what it finds gets out
+w_q[8:16] *= 8  # sharp weights for head 1,
+w_o[:, 8:16] *= 0.1  # and a small block of W_o
 w_o[:, 24:] *= 0.5
 
 

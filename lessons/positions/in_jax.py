@@ -41,3 +41,8 @@ seen_weights, seen = attend(x, x)
 again = vectors[shuffled] + positions  # the same words in another order
 print("with positions:", jnp.allclose(attend(x, again)[1], seen, atol=1e-5))
 print("the first position with itself and the next four:", (positions @ positions[0]).round(1))
+
+# %% offset
+old, fresh = 3, 2
+place = old + jnp.arange(fresh)[:, None]  # (2, 1): the new words stand at 3 and 4
+print((jnp.arange(old + fresh) <= place).astype(int))

@@ -44,3 +44,8 @@ seen_weights, seen = attend(x, x)
 again = vectors[shuffled] + positions  # the same words in another order
 print("with positions:", np.abs(attend(x, again)[1] - seen).max().item() < 1e-5)
 print("the first position with itself and the next four:", np.dot(positions, positions[0]).asnumpy().round(1))
+
+# %% offset
+old, fresh = 3, 2
+place = old + np.arange(fresh)[:, None]  # (2, 1): the new words stand at 3 and 4
+print((np.arange(old + fresh) <= place).asnumpy().astype(int))

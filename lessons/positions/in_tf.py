@@ -39,3 +39,8 @@ seen_weights, seen = attend(x, x)
 again = tf.gather(vectors, shuffled) + positions  # the same words in another order
 print("with positions:", np.allclose(attend(x, again)[1], seen, atol=1e-5))
 print("the first position with itself and the next four:", tf.linalg.matvec(positions, positions[0]).numpy().round(1))
+
+# %% offset
+old, fresh = 3, 2
+place = old + tf.range(fresh)[:, None]  # (2, 1): the new words stand at 3 and 4
+print(tf.cast(tf.range(old + fresh) <= place, tf.int32).numpy())

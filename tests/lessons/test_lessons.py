@@ -119,15 +119,37 @@ def test_every_lesson_has_its_page_in_the_order_of_the_course():
 
 @pytest.mark.parametrize("lesson", COURSE, ids=NAMES)
 def test_a_lesson_has_all_its_parts(lesson):
-    """A question, a formula, a figure, code, a prediction, a summary, minutes and exercises."""
+    """A question, a formula, a figure, code, a prediction, a summary, minutes; and exercises that there are."""
     text = (runner.HERE / lesson.name / "lesson.md").read_text()
     assert lesson.title.endswith("?")
     assert "```{math}" in text
     assert text.count(f"```{{plot}} {lesson.name}\n") == 1
     assert text.count(":::{dropdown} Predict before you look: ") == 1
     assert "\n## In short\n\n- " in text
-    assert 5 <= lesson.minutes <= 15
-    assert [exercise(name).name for name in lesson.exercises] == list(lesson.exercises) != []
+    assert 5 <= lesson.reading <= 15
+    assert [exercise(name).name for name in lesson.exercises + lesson.extra] == [*lesson.exercises, *lesson.extra]
+
+
+ANSWERED = {
+    "kernel": "{plot} kernel",
+    "angle": "{cell} long",
+    "scaling": "{cell} dots",
+    "softmax": "{cell} textbook",
+    "masks": "{cell} empty",
+    "projections": "{cell} projected",
+    "heads": "{cell} one",
+    "layer": "{cell} split",
+    "positions": "{cell} broadcast",
+    "block": "{cell} alone",
+    "own": "{cell} layer",
+}
+"""Lesson -> what on its page gives its prediction away."""
+
+
+@pytest.mark.parametrize("lesson", NAMES)
+def test_a_prediction_stands_before_its_answer(lesson):
+    text = (runner.HERE / lesson / "lesson.md").read_text()
+    assert 0 < text.index(":::{dropdown} Predict before you look: ") < text.index(ANSWERED[lesson])
 
 
 def test_files_import_nothing_of_this_project():

@@ -12,7 +12,8 @@ from sphinx.errors import ExtensionError
 
 from _ext import run
 from _ext.figures.plots import PLOTS, plot
-from _ext.lessons.course import COURSE, above, below, named
+from _ext.lessons.course import COURSE, Lesson, above, below, named
+from _ext.lessons.course import markdown as table_of_course
 from _ext.lessons.notebooks import notebook
 from lessons import runner
 from mha.learn import check_here
@@ -69,12 +70,49 @@ def test_a_figure_shows_the_arrays():
 
 def test_a_lesson_begins_with_its_place_and_ends_with_its_exercises_and_the_next():
     first, last = COURSE[0], COURSE[-1]
-    assert (
-        above(first) == f"*Lesson 1 of {len(COURSE)}, {first.minutes} minutes;* [exercise](#exercise) `weighted-sum`\n"
-    )
+    begins = f"*Lesson 1 of {len(COURSE)}: {first.reading} minutes to read, 1 for its* [exercise](#exercises)"
+    assert above(first) == f"{begins} `weighted-sum`\n"
     assert "`mha learn check weighted-sum` | Sum the values of all keys" in below(first)
     assert f"Next: [{COURSE[1].title}]({COURSE[1].page}.md)" in below(first)
     assert "Next:" not in below(last)
+
+
+def test_a_lesson_without_exercises_asks_for_none_and_extra_ones_stand_apart():
+    without, extra = named("block"), named("layer")
+    assert "for its" not in above(without)
+    assert below(without) == f"Next: [{named('own').title}](own-heads.md)\n"
+    asked, _, rest = below(extra).partition("Extra, which no later lesson needs:")
+    assert [re.findall(r"`mha learn check ([\w-]+)`", part) for part in (asked, rest)] == [
+        list(extra.exercises),
+        list(extra.extra),
+    ]
+
+
+def test_the_course_takes_three_hours_at_most_by_its_own_minutes():
+    """What the first page sums up: reading, and the exercises without the extra ones."""
+    reading, solving = (sum(getattr(one, name) for one in COURSE) for name in ("reading", "solving"))
+    hours, rest = divmod(reading + solving, 60)
+    assert reading + solving <= 180
+    assert f"**in sum: {hours} hours {rest} minutes** | {reading} | | {solving} |" in re.sub(
+        " +", " ", table_of_course()
+    )
+    assert all(f"`{name}`" in table_of_course() for one in COURSE for name in one.exercises)
+    assert not any(f"`{name}`" in table_of_course() for one in COURSE for name in one.extra)
+
+
+def test_more_text_code_or_figures_take_more_minutes(tmp_path, monkeypatch):
+    """150 words, ten lines, one figure: a minute each; what is no prose is not counted as words."""
+    monkeypatch.setattr(runner, "HERE", tmp_path)
+
+    def reading(words, lines, figures):
+        folder = tmp_path / "own"
+        folder.mkdir(exist_ok=True)
+        blocks = "\n```{plot} own\n```" * figures + "\n```{math}\nx = 1\n```"
+        (folder / "lesson.md").write_text("word " * words + blocks)
+        (folder / "in_numpy.py").write_text("# %% one\n" + "x = 1\n\n" * lines)
+        return Lesson("own", "own-heads").reading
+
+    assert [reading(150, 10, 1), reading(300, 10, 1), reading(150, 30, 1), reading(150, 10, 3)] == [3, 4, 5, 5]
 
 
 @pytest.mark.parametrize("framework", run.DIALECTS)
@@ -93,14 +131,16 @@ def test_a_notebook_is_valid_and_the_same_each_time(framework):
         shown = ["".join(output.text for output in cell.outputs) for cell in cells]
         assert shown == [printed[name] for name in code]
         assert "figure.svg" in next(cell for cell in book.cells if cell.id == "figure").attachments
-        for rest in ("```{", ":::", ".md)"):
+        for rest in ("```{", ":::", ".md)", "{math}"):
             assert rest not in made
 
 
 def test_a_formula_and_a_prediction_are_those_of_notebooks():
-    text = "```{math}\nx^2\n```\n\n:::{dropdown} Predict: x?\nIt is [1](masks.md).\n:::\n\n```{gallery} all\n```\n"
+    text = (
+        "```{math}\nx^2\n```\n\n:::{dropdown} Predict: x?\n{math}`x` is [1](masks.md).\n:::\n\n```{gallery} all\n```\n"
+    )
     [cell] = nbformat.reads(notebook(named("angle"), text, {}, {}, "", "numpy"), as_version=4).cells[2:3]
-    assert cell.source == "$$x^2$$\n\n<details><summary>Predict: x?</summary>\n\nIt is 1.\n\n</details>"
+    assert cell.source == "$$x^2$$\n\n<details><summary>Predict: x?</summary>\n\n$x$ is 1.\n\n</details>"
 
 
 def code_of(lesson):
@@ -128,7 +168,7 @@ def test_a_notebook_runs_from_its_first_cell_to_its_exercises(lesson, capsys):
 
 
 def test_an_exercise_is_judged_in_the_notebook(capsys):
-    source = code_of(named("softmax"))["task-softmax"]
+    source = code_of(named("masks"))["task-softmax"]
     head, _, check = source.partition("from mha.learn import check_here")
     right = (
         "def mine(scores, allowed):\n"

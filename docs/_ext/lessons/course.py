@@ -1,17 +1,29 @@
-"""The course: its lessons in their order, and what stands above and below the text of each.
+"""The course: its lessons in their order, their exercises and minutes, and what stands above and below each text.
 
 `course` is the table of the lessons, for the page that begins.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from _ext.common import escaped, table
+from lessons import runner
 from mha.learn.exercises import exercise
+from mha.learn.tracks.course import lesson as row_of
 
 PAGES = Path(__file__).parents[2]
+
+WORDS, LINES, FIGURES = 150, 10, 1
+"""That a reader who thinks along takes in a minute: words of prose, lines of code, figures."""
+
+BLOCKS = re.compile(r"^```\{.*?^```$", re.MULTILINE | re.DOTALL)
+"""Cells, figures and formulas in the text of a lesson."""
 
 
 @dataclass(frozen=True)
@@ -21,33 +33,48 @@ class Lesson:
     Attributes:
         name: of its folder in `lessons`.
         page: where it stands, without ".md".
-        minutes: that reading it takes, without its exercises.
-        exercises: of `mha learn`, those that belong to it.
+        exercises: of `mha learn`, those of the course that belong to it.
+        extra: those that its page makes possible, beyond the course.
     """
 
     name: str
     page: str
-    minutes: int
-    exercises: tuple[str, ...]
+    exercises: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """The heading of its page: the question that it answers."""
         return (PAGES / f"{self.page}.md").read_text("utf-8").splitlines()[0].removeprefix("# ")
 
+    @cached_property
+    def reading(self) -> int:
+        """Minutes that reading it takes, code and figures with it."""
+        folder = runner.HERE / self.name
+        text = (folder / "lesson.md").read_text("utf-8")
+        code = "".join(runner.cells_of((folder / "in_numpy.py").read_text("utf-8")).values())
+        lines = sum(bool(line.strip()) for line in code.splitlines())
+        figures = text.count("```{plot}") + text.count("```{gallery}") + text.count("```{heads}")
+        return math.ceil(len(BLOCKS.sub("", text).split()) / WORDS + lines / LINES + figures / FIGURES)
+
+    @property
+    def solving(self) -> int:
+        """Minutes that its exercises take, without the extra ones."""
+        return minutes(self.exercises)
+
 
 COURSE = (
-    Lesson("kernel", "attention", 7, ("weighted-sum",)),
-    Lesson("angle", "scores", 8, ("weights-by-angle", "scores")),
-    Lesson("scaling", "scale", 6, ("deviation-of-scores",)),
-    Lesson("softmax", "softmax", 8, ("softmax",)),
-    Lesson("masks", "masks", 9, ("lengths", "causal", "empty-row")),
-    Lesson("projections", "projections", 7, ("project",)),
-    Lesson("heads", "heads-lesson", 9, ("split", "output")),
-    Lesson("layer", "layer-in-code", 12, ("merge", "groups", "plain-function")),
-    Lesson("positions", "positions", 8, ("window",)),
-    Lesson("block", "block", 8, ("module-with-state",)),
-    Lesson("own", "own-heads", 9, ("head-importance", "cut-heads")),
+    Lesson("kernel", "attention", ("weighted-sum",)),
+    Lesson("angle", "scores"),
+    Lesson("scaling", "scale", ("scores",), ("deviation-of-scores",)),
+    Lesson("softmax", "softmax", ("weights-by-angle",)),
+    Lesson("masks", "masks", ("lengths", "softmax", "empty-row")),
+    Lesson("projections", "projections", ("project",)),
+    Lesson("heads", "heads-lesson", ("split", "output"), ("merge",)),
+    Lesson("layer", "layer-in-code", ("plain-function",), ("groups", "module-with-state")),
+    Lesson("positions", "positions", ("causal",), ("window",)),
+    Lesson("block", "block"),
+    Lesson("own", "own-heads", ("cut-heads", "head-importance")),
 )
 
 
@@ -56,45 +83,58 @@ def named(name: str) -> Lesson:
     return {lesson.name: lesson for lesson in COURSE}[name]
 
 
+def minutes(exercises: Iterable[str]) -> int:
+    """What `mha learn` says that these take."""
+    return sum(row_of(exercise(name)).minutes for name in exercises)
+
+
 def above(lesson: Lesson) -> str:
     """The line under the heading."""
-    number = COURSE.index(lesson) + 1
-    listed = ", ".join(f"`{one}`" for one in lesson.exercises)
+    place = f"*Lesson {COURSE.index(lesson) + 1} of {len(COURSE)}: {lesson.reading} minutes to read"
+    if not lesson.exercises:
+        return f"{place}.*\n"
     noun = "exercise" if len(lesson.exercises) == 1 else "exercises"
-    return f"*Lesson {number} of {len(COURSE)}, {lesson.minutes} minutes;* [{noun}](#exercise) {listed}\n"
+    listed = ", ".join(f"`{one}`" for one in lesson.exercises)
+    return f"{place}, {lesson.solving} for its* [{noun}](#exercises) {listed}\n"
 
 
 def below(lesson: Lesson) -> str:
     """The exercises, and the way to the next lesson."""
-    rows = [[f"`mha learn check {one}`", escaped(exercise(one).task)] for one in lesson.exercises]
-    following = COURSE[COURSE.index(lesson) + 1 :][:1]
-    onward = [f"Next: [{one.title}]({one.page}.md)" for one in following]
-    return "\n".join(
-        [
-            "## Exercise",
-            "",
-            "`mha learn start play` writes the files, once; then, in the folder `play`:",
-            "",
-            table(["", "what to write"], rows),
-            "",
+    asked, extra = _asked(lesson.exercises), _asked(lesson.extra)
+    parts = []
+    if asked:
+        parts += [
+            "## Exercises",
+            "In the folder that `mha learn start play` [made](start.md#the-exercises):",
+            asked,
             "A wrong answer is [told what is wrong](learn.md): `mha learn hint NAME`.",
-            "",
-            *onward,
-            "",
         ]
-    )
+    if extra:
+        parts += ["Extra, which no later lesson needs:", extra]
+    parts += [f"Next: [{one.title}]({one.page}.md)" for one in COURSE[COURSE.index(lesson) + 1 :][:1]]
+    return "\n\n".join(parts) + "\n"
+
+
+def _asked(names: Iterable[str]) -> str:
+    """A table of exercises; "" for none."""
+    rows = [[f"`mha learn check {one}`", escaped(exercise(one).task), str(minutes([one]))] for one in names]
+    return table(["judge it", "what to write", "minutes"], rows, numbers=["minutes"]) if rows else ""
 
 
 def markdown() -> str:
-    """The lessons as a table."""
+    """The lessons as a table, with what they take in sum."""
     rows = [
         [
             str(number),
             f"[{one.title}]({one.page}.md)",
-            str(one.minutes),
+            str(one.reading),
             ", ".join(f"`{name}`" for name in one.exercises),
+            str(one.solving) if one.exercises else "",
         ]
         for number, one in enumerate(COURSE, start=1)
     ]
-    total = sum(one.minutes for one in COURSE)
-    return table(["", "question", "minutes", "exercises"], [*rows, ["", "", str(total), ""]], numbers=["", "minutes"])
+    reading, solving = sum(one.reading for one in COURSE), sum(one.solving for one in COURSE)
+    hours, rest = divmod(reading + solving, 60)
+    head = ["", "question", "minutes to read", "exercises", "minutes to solve"]
+    sums = ["", f"**in sum: {hours} hours {rest} minutes**", str(reading), "", str(solving)]
+    return table(head, [*rows, sums], numbers=["", "minutes to read", "minutes to solve"])

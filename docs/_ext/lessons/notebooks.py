@@ -19,6 +19,7 @@ BLOCK = re.compile(r"^```\{(cell|plot|judged)\} (\w+)\n```\n?", re.MULTILINE)
 
 PLAIN = (
     (re.compile(r"^```\{math\}\n(.*?)\n```", re.MULTILINE | re.DOTALL), r"$$\1$$"),
+    (re.compile(r"\{math\}`([^`]*)`"), r"$\1$"),
     (
         re.compile(r"^:::\{dropdown\} (.*?)\n(.*?)\n:::", re.MULTILINE | re.DOTALL),
         r"<details><summary>\1</summary>\n\n\2\n\n</details>",
@@ -74,7 +75,9 @@ def notebook(
 
 
 def exercises(lesson: Lesson) -> list[nbformat.NotebookNode]:
-    """Cells to be filled in, which judge themselves. A whole layer is judged as a file alone."""
+    """Cells to fill in, which judge themselves; none without exercises. A whole layer is judged as a file alone."""
+    if not lesson.exercises:
+        return []
     found = [v4.new_markdown_cell("## Exercises\n\nFill in, and run: what is wrong is said by name.", id="exercises")]
     for asked in map(exercise, lesson.exercises):
         if isinstance(asked, LayerExercise):
