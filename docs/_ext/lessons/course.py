@@ -135,6 +135,6 @@ def markdown() -> str:
     ]
     reading, solving = sum(one.reading for one in COURSE), sum(one.solving for one in COURSE)
     hours, rest = divmod(reading + solving, 60)
-    head = ["", "question", "minutes to read", "exercises", "minutes to solve"]
+    head = ["", "question", "reading", "exercises", "solving"]
     sums = ["", f"**in sum: {hours} hours {rest} minutes**", str(reading), "", str(solving)]
-    return table(head, [*rows, sums], numbers=["", "minutes to read", "minutes to solve"])
+    return table(head, [*rows, sums], numbers=["", "reading", "solving"])
