@@ -30,7 +30,7 @@ STYLE: Any = {
     "legend.frameon": False,
 }
 
-FIRST, SECOND, THIRD = "#2a7fbf", "#d9541e", "#3f9142"
+FIRST, SECOND, THIRD, GREY = "#2a7fbf", "#d9541e", "#3f9142", "#808080"
 
 WIDTH = 5.4
 """Inches: on a narrow screen text is still as large as the page's small print."""
@@ -78,9 +78,14 @@ def diagram(width: float, height: float, inches: float) -> tuple[Figure, Axes]:
     """A figure for boxes and arrows, whose coordinates are 0 to `width` and 0 to `height`."""
     made = figure(inches)
     axes = made.add_subplot()
+    sheet(axes, width, height)
+    return made, axes
+
+
+def sheet(axes: Axes, width: float, height: float) -> None:
+    """Make axes a sheet for boxes and arrows."""
     axes.set(xlim=(0, width), ylim=(0, height))
     axes.set_axis_off()
-    return made, axes
 
 
 def to_svg(made: Figure, caption: str) -> str:

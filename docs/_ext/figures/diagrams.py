@@ -5,13 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from numpy.typing import NDArray
 
-from _ext.figures.base import FIRST, INK, SECOND, THIRD, Arrays, arrow, box, diagram, to_html
+from _ext.figures.base import FIRST, GREY, INK, SECOND, THIRD, Arrays, arrow, box, diagram, figure, sheet, to_html
 
 
 def heads(arrays: Arrays) -> str:
-    """Heads side by side, concatenated and multiplied by W_o."""
+    """Heads side by side, concatenated and multiplied by W_o; below, whose weights stand where in two matrices."""
     count = int(arrays["loop/num_heads"])
     queries, output = arrays["loop/queries"], arrays["loop/output"]
     fused, w_o = arrays["loop/q_proj.weight"], arrays["loop/out_proj.weight"]
@@ -19,7 +21,10 @@ def heads(arrays: Arrays) -> str:
     part = (len(queries), own[0])
     merged = (len(queries), count * own[0])
     width = 3.2 * count
-    made, axes = diagram(width, 10.4, 4.4)
+    made = figure(7)
+    grid = made.add_gridspec(2, 2, height_ratios=(4.4, 2.6))
+    axes = made.add_subplot(grid[0, :])
+    sheet(axes, width, 10.4)
     inputs = [("queries", FIRST), ("keys", SECOND), ("values", THIRD)]
     for place, (name, color) in enumerate(inputs):
         box(axes, (width * (place + 0.5) / 3, 0.5), (2.4, 0.9), f"{name} {queries.shape}", color)
@@ -37,10 +42,13 @@ def heads(arrays: Arrays) -> str:
     box(axes, (width / 2, 8), (3, 1), f"$W_o$ {w_o.shape}")
     arrow(axes, (width / 2, 8.5), (width / 2, 9))
     box(axes, (width / 2, 9.5), (3, 1), f"output {output.shape}")
+    _owned(made.add_subplot(grid[1, 0]), fused, FIRST, count, 0, f"fused $W_q$ {fused.shape}: rows of each head")
+    _owned(made.add_subplot(grid[1, 1]), w_o, GREY, count, 1, f"$W_o$ {w_o.shape}: columns of each head")
     return to_html(
         made,
         f"{count} heads, from below: each has three matrices {own} of its own; what they give stands side by side and "
-        "goes through one more matrix.",
+        "goes through one more matrix. Under it, two matrices, the darker the larger a number: in the fused one a head "
+        "owns rows, in the last one columns.",
         ("part", "shape"),
         [
             ["queries, keys, values", str(queries.shape)],
@@ -51,6 +59,25 @@ def heads(arrays: Arrays) -> str:
             ["output", str(output.shape)],
         ],
     )
+
+
+def _owned(axes: Axes, weights: NDArray, color: str, count: int, axis: int, title: str) -> None:
+    """A matrix as cells, the darker the larger, cut along an axis into what belongs to each head."""
+    image = np.empty((*weights.shape, 4))
+    image[..., :3], image[..., 3] = to_rgb(color), 0.1 + 0.9 * np.abs(weights) / np.abs(weights).max()
+    axes.imshow(image, interpolation="none")
+    axes.set_title(title, fontsize=8)
+    size = weights.shape[axis] // count
+    middles = size * np.arange(count) + (size - 1) / 2
+    labels = [f"head {head}" for head in range(count)]
+    axes.set(xticks=(), yticks=())
+    if axis:
+        axes.set_xticks(middles, labels, fontsize=8)
+    else:
+        axes.set_yticks(middles, labels, fontsize=8, rotation=90, va="center")
+    axes.tick_params(length=0)
+    for edge in size * np.arange(1, count) - 0.5:
+        (axes.axvline if axis else axes.axhline)(edge, color=INK, linewidth=1.5)
 
 
 def layer(arrays: Arrays) -> str:
