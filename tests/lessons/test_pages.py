@@ -72,7 +72,8 @@ def test_a_lesson_begins_with_its_place_and_ends_with_its_exercises_and_the_next
     first, last = COURSE[0], COURSE[-1]
     begins = f"*Lesson 1 of {len(COURSE)}: {first.reading} minutes to read, 1 for its* [exercise](#exercises)"
     assert above(first) == f"{begins} `weighted-sum`\n"
-    assert "`mha learn check weighted-sum` | Sum the values of all keys" in below(first)
+    assert "| `write/weighted_sum.py` | Sum the values of all keys" in below(first)
+    assert "| `mha learn check weighted-sum` | 1 |" in below(first)
     assert f"Next: [{COURSE[1].title}]({COURSE[1].page}.md)" in below(first)
     assert "Next:" not in below(last)
 

@@ -117,8 +117,11 @@ def below(lesson: Lesson) -> str:
 
 def _asked(names: Iterable[str]) -> str:
     """A table of exercises; "" for none."""
-    rows = [[f"`mha learn check {one}`", escaped(exercise(one).task), str(minutes([one]))] for one in names]
-    return table(["judge it", "what to write", "minutes"], rows, numbers=["minutes"]) if rows else ""
+    rows = [
+        [f"`{exercise(one).file}`", escaped(exercise(one).task), f"`mha learn check {one}`", str(minutes([one]))]
+        for one in names
+    ]
+    return table(["file", "what to write", "judge it", "minutes"], rows, numbers=["minutes"]) if rows else ""
 
 
 def markdown() -> str:
