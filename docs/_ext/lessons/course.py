@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ class Lesson:
         code = "".join(runner.cells_of((folder / "in_numpy.py").read_text("utf-8")).values())
         lines = sum(bool(line.strip()) for line in code.splitlines())
         figures = text.count("```{plot}") + text.count("```{gallery}") + text.count("```{heads}")
-        return math.ceil(len(BLOCKS.sub("", text).split()) / WORDS + lines / LINES + figures / FIGURES)
+        return round(len(BLOCKS.sub("", text).split()) / WORDS + lines / LINES + figures / FIGURES)
 
     @property
     def solving(self) -> int:
