@@ -18,6 +18,8 @@ from mha.recipes.judge import Judgement, judge_recorded
 from mha_core import SpecError
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.rotary import tables_of_call
+from mha_core.parts.angles import base_in, in_words, positions_in
+from mha_core.parts.rotary import Table
 from mha_core.reference import pipeline as reference
 
 GIVEN = ("queries", "keys", "values")
@@ -228,7 +230,20 @@ def _compare_positions(both: CallDifferences, a: Problem, b: Problem) -> None:
         if any(one.any() for one in apart):
             rows = (apart[0] | apart[1]).any(axis=-1)
             words = f"{side} turn by other angles at {int(rows.sum())} of {rows.size} positions"
+            turned = [_settled(p, table) for p, table in ((a, of_one), (b, of_other))]
+            if None not in turned and turned[0] != turned[1]:
+                words += f": by {turned[1]}, the original's by {turned[0]}"
             both.found.append(Difference("inputs", words, "rotary"))
+
+
+def _settled(problem: Problem, table: Table) -> str | None:
+    """By which base and rule a call's tables turn, in words; None if that is not found."""
+    settings = problem.config.rotary
+    assert settings is not None
+    if positions_in(table, settings, problem.sizes.key_len) is not None:
+        return in_words(settings)
+    base = base_in(table, settings)
+    return None if base is None else in_words(replace(settings, base=base, rule=None))
 
 
 # Outputs ---------------------------------------------------------------------------------------------

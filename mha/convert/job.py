@@ -8,16 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mha.convert.causal import calls_are_causal
 from mha.convert.original import OriginalLayer, as_recorded
 from mha.convert.proof import Proof, prove
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
-from mha.formats.layer import read_layer
+from mha.formats.layer import arrays_in, read_layer
+from mha.models.decoders import DecoderLayers
 from mha.models.neighbours import refuse_unknown
 from mha.models.standing import KNOWN, MOVED, PROVED, LayerFacts, Standing, refusal
 from mha_core import AttentionConfig, SpecError
-from mha_core.layouts import Layout
+from mha_core.dtypes import storage_dtype
+from mha_core.layouts import Layout, get
 from mha_core.weights import Weights
 
 
@@ -71,6 +75,8 @@ class Job:
         Args:
             dtype: read in this dtype instead of the one that was asked for.
         """
+        if self.facts.decoder is not None:
+            return self._of_decoder(self.facts.decoder, dtype or self.dtype)
         for last, layout in enumerate(self.layouts, start=1):
             try:
                 config, weights, held = read_layer(
@@ -86,6 +92,23 @@ class Job:
                 if last == len(self.layouts):
                     raise SpecError(f"{self.checkpoint.path}: {self.at}: {error}") from error
         raise AssertionError("a found layer has a layout")
+
+    def _of_decoder(self, decoder: DecoderLayers, dtype: str | None) -> tuple[Layout, AttentionConfig, Weights, str]:
+        """What `read` returns, by the recipe of a decoder."""
+        try:
+            arrays, held = arrays_in(self.checkpoint, {name: name for name in decoder.names(self.prefix)}, dtype)
+            constants = {
+                name: self.checkpoint.array(name)
+                for name in self.checkpoint.entries
+                if name.startswith(f"{self.prefix}.") and name.endswith("inv_freq")
+            }
+            wide = {
+                name: array if array.dtype == np.float64 else array.astype(np.float32) for name, array in arrays.items()
+            }
+            config, weights = decoder.read({**constants, **wide}, self.prefix)
+        except SpecError as error:
+            raise SpecError(f"{self.checkpoint.path}: {self.at}: {error}") from error
+        return get(self.facts.layout), config, {k: x.astype(storage_dtype(held)) for k, x in weights.items()}, held
 
     def settle(self) -> tuple[Standing, Proof | None]:
         """Its Standing: proved, known, or else moved, with the reason why it is neither; and the proof, or None.

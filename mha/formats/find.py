@@ -143,3 +143,17 @@ def _found(checkpoint: Checkpoint, prefix: str, layouts: Sequence[Layout]) -> Fo
 def _first_name(checkpoint: Checkpoint, layer: FoundLayer) -> str:
     layout = get(layer.layouts[0])
     return layout.names_of(layer.prefix, checkpoint.entries)[layout.required[0]]
+
+
+def projection_sizes(layer: FoundLayer) -> list[tuple[int, int]]:
+    """(rows, inputs) of each projection, that of the queries first, from the shapes; (0, 0) where these do not tell."""
+    layout = get(layer.layouts[0])
+    packs = getattr(layout, "packs", {})
+    found = []
+    for name in layout.required:
+        shape = layer.shapes[name]
+        if name.endswith("bias"):
+            continue
+        shape = shape[::-1] if getattr(layout, "transposed", False) else shape
+        found.append((shape[0] // len(packs.get(name, "q")), shape[1]) if len(shape) == 2 else (0, 0))
+    return found

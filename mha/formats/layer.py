@@ -42,14 +42,7 @@ def read_layer(
         names = {name: start + name for name in every if start + name in checkpoint.entries}
     else:
         names = layout.names_of(prefix, checkpoint.entries)
-    arrays = {own: checkpoint.array(full) for own, full in names.items()}
-    given = {str(array.dtype) for array in arrays.values()}
-    if dtype is None and len(given) > 1:
-        raise SpecError(
-            f"its arrays have several dtypes; say which it shall have (--dtype). Got {', '.join(sorted(given))}."
-        )
-    dtype = dtype or given.pop()
-    held = {name: _cast(name, array, dtype) for name, array in arrays.items()}
+    held, dtype = arrays_in(checkpoint, names, dtype)
     if config is None:
         config, weights = layout.read(held, num_heads=num_heads, num_kv_heads=num_kv_heads)
     else:
@@ -57,6 +50,22 @@ def read_layer(
     if layout.name != "canonical":
         check_same(f"layout {layout.name!r} written again", held, layout.write(_plain(config), weights))
     return config, weights, dtype
+
+
+def arrays_in(checkpoint: Checkpoint, names: Mapping[str, str], dtype: str | None) -> tuple[dict[str, NDArray], str]:
+    """Arrays of a file by their names in a layer, in a dtype or the one that they have, and which that is.
+
+    Raises:
+        SpecError: they have several dtypes and none was asked for, or do not fit in the one asked for.
+    """
+    arrays = {own: checkpoint.array(full) for own, full in names.items()}
+    given = {str(array.dtype) for array in arrays.values()}
+    if dtype is None and len(given) > 1:
+        raise SpecError(
+            f"its arrays have several dtypes; say which it shall have (--dtype). Got {', '.join(sorted(given))}."
+        )
+    dtype = dtype or given.pop()
+    return {name: cast(name, array, dtype) for name, array in arrays.items()}, dtype
 
 
 def _read_as(
@@ -89,7 +98,8 @@ def _plain(config: AttentionConfig) -> AttentionConfig:
     return replace(config, **plain_fields())
 
 
-def _cast(name: str, array: NDArray, dtype: str) -> NDArray:
+def cast(name: str, array: NDArray, dtype: str) -> NDArray:
+    """An array in a dtype; bfloat16 numbers in float32. SpecError if its numbers do not fit in."""
     wide = array.astype(np.float32) if str(array.dtype) == "bfloat16" else array
     cast = round_to(wide, dtype)
     if np.isfinite(wide).all() and not np.isfinite(cast).all():

@@ -18,6 +18,7 @@ from mha.formats.readers.sharded import read_index
 from mha.models.config import FILE, LARGEST, ModelConfig
 from mha.models.places import kind_of
 from mha.models.settings import strange_setting
+from mha.models.table import has_row
 from mha_core import SpecError
 from mha_core.errors import one_line, shown
 from mha_core.files.outside import parse_json, parse_json_object
@@ -176,7 +177,7 @@ def _read(file: Path, model_type: str) -> str:
         kinds = [str(module.get("type")) if isinstance(module, dict) else str(module) for module in modules]
         strange = next((kind for kind in kinds if not kind.startswith("sentence_transformers.")), "")
         return f"says with the module {shown(strange)}" if strange else ""
-    if file.name == "bert_config.json":
+    if file.name == "bert_config.json" and has_row(model_type):
         strange = strange_setting(content, model_type)
         return f"says with {strange.split()[0]}" if strange else ""
     strange = next((key for key in content if key not in DEEPSPEED), "")
@@ -188,6 +189,9 @@ def _has_only_known_arrays(file: Path, model_type: str) -> bool:
     try:
         with open_checkpoint(file) as checkpoint:
             own = any(key.startswith("mha_") for key in checkpoint.metadata)
-            return own or all(name in ONE_MATRIX or kind_of(name, model_type) for name in checkpoint.entries)
+            known = has_row(model_type)
+            return own or all(
+                name in ONE_MATRIX or (known and kind_of(name, model_type)) for name in checkpoint.entries
+            )
     except SpecError:
         return False

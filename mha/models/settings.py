@@ -7,7 +7,7 @@ stands here, with the reason why it changes nothing. Any other is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,13 +182,24 @@ def strange_setting(config: Mapping[str, Any], name: str) -> str:
     'head_dim=6 may change what attention computes; only what follows from the other sizes is what the class has'
     """
     known = model_type(name)
-    for key, value in config.items():
-        row = _BY_KEY.get(key)
-        if key in known.settings:
-            continue
-        if row is None and key not in generation_settings():
-            said = f"is no setting of {known.config} in transformers, and may change what attention computes"
-            return f"{shown(key)}={shown(value)} {said}"
-        if row is not None and not row.fits(value, config):
-            return f"{shown(key)}={shown(value)} may change what attention computes; {row.why}"
+    found = (strange_key(key, value, config, known.settings, known.config) for key, value in config.items())
+    return next(filter(None, found), "")
+
+
+def strange_key(key: str, value: Any, config: Mapping[str, Any], settings: Collection[str], kind: str) -> str:
+    """How one key of a config may change what attention computes, in words; "" if it does not.
+
+    Args:
+        key, value, config: the key, its value, and the whole config.
+        settings: the keys of transformers' class.
+        kind: the name of that class.
+    """
+    row = _BY_KEY.get(key)
+    if key in settings:
+        return ""
+    if row is None and key not in generation_settings():
+        said = f"is no setting of {kind} in transformers, and may change what attention computes"
+        return f"{shown(key)}={shown(value)} {said}"
+    if row is not None and not row.fits(value, config):
+        return f"{shown(key)}={shown(value)} may change what attention computes; {row.why}"
     return ""

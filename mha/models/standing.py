@@ -19,8 +19,9 @@ from typing import Any
 
 from mha import rotary
 from mha.formats.checkpoint import Checkpoint
-from mha.formats.find import FoundLayer
+from mha.formats.find import FoundLayer, projection_sizes
 from mha.models.beside import beside_file, strange_files
+from mha.models.decoders import DecoderLayers, decoder_beside, is_constant_name, is_decoder
 from mha.models.families import MODEL_TYPES, Family, KnownLayer, changed, known_layer, place_of
 from mha.models.keras_archive import archive_layers
 from mha.models.neighbours import Neighbours, meaning_of, named
@@ -64,6 +65,7 @@ class LayerFacts:
         causal: whether its model calls it causally; None where that is unknown.
         left: names below its prefix that are left out.
         strays: names below its prefix that are no part of its layout, and that nobody has named to be left out.
+        decoder: what reads it, if it is a layer of a decoder.
     """
 
     known: str
@@ -76,6 +78,7 @@ class LayerFacts:
     causal: bool | None = None
     left: tuple[str, ...] = ()
     strays: tuple[str, ...] = ()
+    decoder: DecoderLayers | None = None
 
 
 class About:
@@ -143,8 +146,12 @@ class About:
             facts = replace(facts, known="", unknown=f"it is read as {layout}, and its class has layout {facts.layout}")
         others = self._neighbours.of(layer.prefix, get(layout))
         stored = self.checkpoint.configs.get(layer.prefix)
-        own = weight_shapes(AttentionConfig.from_dict(dict(stored))) if stored and layout == "canonical" else ()
+        own: Collection[str] = ()
+        if stored and layout == "canonical":
+            own = weight_shapes(AttentionConfig.from_dict(dict(stored)))
         start = layer.prefix + get(layout).separator if layer.prefix else ""
+        if facts.decoder is not None:
+            own = [name.removeprefix(start) for name in facts.decoder.names(layer.prefix)]
         strange = [name for name in others if name not in own and not harmless(start + name)]
         kept = [name for name in strange if not self._is_left(name, start + name)]
         if strange and not kept and facts.known:
@@ -217,7 +224,9 @@ class About:
         }
         if self._changed:
             return LayerFacts("", self._changed, **said), _none
-        (rows, inputs), *others = _sizes(layer)
+        if config.model_type not in MODEL_TYPES and not config.of_other_file and is_decoder(config.model_type):
+            return self._of_decoder(layer, said)
+        (rows, inputs), *others = projection_sizes(layer)
         found = known_layer(config, layer.prefix, layer.layouts, rows, inputs)
         fewer = next((other for other, _ in others if other != rows), None)
         if isinstance(found, KnownLayer) and fewer is not None:
@@ -236,6 +245,19 @@ class About:
             layout=next(name for name in layer.layouts if name in family.layouts),
             causal=found.causal,
         ), lambda name: name not in own
+
+    @cached_property
+    def _decoder(self) -> DecoderLayers | str:
+        assert self.config is not None
+        return decoder_beside(self.config, self.checkpoint.entries, self._is_left)
+
+    def _of_decoder(self, layer: FoundLayer, said: dict[str, Any]) -> tuple[LayerFacts, Callable[[str], bool]]:
+        decoder = self._decoder
+        doubt = decoder if isinstance(decoder, str) else decoder.doubt(layer.prefix, layer.layouts)
+        if isinstance(decoder, str) or doubt:
+            return LayerFacts("", doubt, **said), _none
+        layout = decoder.sites[layer.prefix].recipe.layouts[0]
+        return LayerFacts(decoder.why, "", **said, layout=layout, causal=True, decoder=decoder), is_constant_name
 
     def _doubt(self, layer: FoundLayer, family: Family) -> tuple[str, str]:
         """Why the arrays of the file make a layer unknown, in words, or ""; and those that are left at the user's word.
@@ -312,17 +334,3 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str) -> SpecErr
         'numpy.savez("call.npz", queries=x, output=y)\n'
         "To move the bits alone, with nothing said of what they compute: --moved (docs/convert.md)"
     )
-
-
-def _sizes(layer: FoundLayer) -> list[tuple[int, int]]:
-    """(rows, inputs) of each projection, that of the queries first, from the shapes; (0, 0) where these do not tell."""
-    layout = get(layer.layouts[0])
-    packs = getattr(layout, "packs", {})
-    found = []
-    for name in layout.required:
-        shape = layer.shapes[name]
-        if name.endswith("bias"):
-            continue
-        shape = shape[::-1] if getattr(layout, "transposed", False) else shape
-        found.append((shape[0] // len(packs.get(name, "q")), shape[1]) if len(shape) == 2 else (0, 0))
-    return found

@@ -61,6 +61,11 @@ def model_type(name: str) -> ModelType:
     )
 
 
+def has_row(name: str) -> bool:
+    """Whether the table has a row of this `model_type`."""
+    return name in _table()["models"]
+
+
 @cache
 def generation_settings() -> frozenset[str]:
     """The keys of a config that transformers hands to text generation."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha_core import Rotary, RotaryInputs, SpecError
+from mha_core.parts.frequencies import RULES
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Turn:
         backwards: whether it turns by the negative angles.
         patches_alone: whether tables are of the last tokens alone, and the first ones do not turn.
         share: the setting that says how much of a head turns; "" where all of it does.
+        in_config: whether `rope_parameters` say how its positions turn; else by angles of its own.
     """
 
     interleaved: bool = False
@@ -31,18 +33,32 @@ class Turn:
     backwards: bool = False
     patches_alone: bool = False
     share: str = "partial_rotary_factor"
+    in_config: bool = True
 
     def settings(self, core: Any, head_dim: int) -> Rotary:
-        """The rotary settings of a module."""
-        return Rotary(self._width(core, head_dim), self.interleaved)
+        """The rotary settings of a module; base and rule are its config's, where they are of a kind that is known.
+
+        A call has the tables that the model made, which need not be those: `mha_core.parts.angles` compares them.
+        """
+        layout = Rotary(self._width(core, head_dim), self.interleaved)
+        own = {**_parameters(core)}
+        if not self.in_config or "rope_theta" not in own or "mrope_section" in own:  # several axes of positions
+            return layout
+        kind = RULES.get(own.get("rope_type", "default"))
+        rule = None
+        if kind is not None:
+            known = {"max_position_embeddings": core.config.max_position_embeddings, **own}
+            rule = {field.name: known[field.name] for field in fields(kind) if known.get(field.name) is not None}
+        try:
+            return replace(layout, base=float(own["rope_theta"]), rule=rule)
+        except SpecError:  # a rule without its numbers, or one whose base is none
+            return layout
 
     def _width(self, core: Any, head_dim: int) -> int:
         """How many channels of a head a module turns, by its config."""
-        model = getattr(core, "config", None)
-        given, types = getattr(model, "rope_parameters", None) or {}, getattr(model, "layer_types", None)
-        # Some models have parameters for each kind of layer.
-        own = given.get(types[core.layer_idx], given) if types else given
-        share = own.get(self.share, getattr(model, self.share, None)) if self.share else None
+        own = _parameters(core)
+        proportional = own.get("rope_type") == "proportional"  # whose share is of the pairs that do turn
+        share = own.get(self.share, getattr(core.config, self.share, None)) if self.share and not proportional else None
         return int(head_dim * (1.0 if share is None else float(share)))
 
     def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
@@ -84,6 +100,14 @@ class Turn:
         if self.doubled == "halves":
             return {"position_embeddings": tuple(np.concatenate([table] * 2, axis=-1) for table in (cos, sin))}
         return {"position_embeddings": tuple(np.repeat(table, 2, axis=-1) for table in (cos, sin))}
+
+
+def _parameters(core: Any) -> Mapping[str, Any]:
+    """The `rope_parameters` of a module's config; some models have some for each kind of layer."""
+    model = getattr(core, "config", None)
+    given, types = getattr(model, "rope_parameters", None) or {}, getattr(model, "layer_types", None)
+    own: Mapping[str, Any] = given.get(types[core.layer_idx], given) if types else given
+    return own
 
 
 @dataclass(frozen=True)

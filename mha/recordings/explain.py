@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.subjects.items import take_items
 from conformance.zoo.registry import all_bugs
 from mha.recordings.packing_bugs import packing_bugs
-from mha.recordings.recording import Recording
+from mha.recordings.recording import RecordedCall, Recording
 from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
-from mha_core import AttentionConfig, SpecError
+from mha_core import AttentionConfig, Rotary, RotaryInputs, SpecError
+from mha_core.call.rotary import Tables
+from mha_core.parts.angles import base_in, in_words, positions_in
 from mha_core.weights import Weights, load_weights
 
 
@@ -89,7 +92,7 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
     else:
         theirs = {names[0]: original}
     meant = recording.with_weights({name: theirs[name] for name in names})
-    lines = []
+    meant, lines = (meant, []) if isinstance(original, Recording) else _by_angles(meant, str(path))
     for held, right in zip(recording.layers, meant.layers, strict=True):
         both = right.weights.keys() & held.weights.keys()
         other = [name for name in right.weights if name in both]
@@ -98,6 +101,57 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
         what = f"other weights than {path}: {', '.join(other)}" if other else f"the weights of {path}"
         lines.append(f"{held.name or 'The layer'} holds {what}.")
     return meant, lines
+
+
+def _by_angles(recording: Recording, path: str) -> tuple[Recording, list[str]]:
+    """The recording with positions in place of tables that turn otherwise than its layers' settings say.
+
+    Tables are what a call was given: a layer that was given those of another base follows the definition.
+
+    Args:
+        recording: whose layers have the settings of the layer that was ported.
+        path: the file with these, for messages.
+
+    Returns:
+        The recording, and a line for each layer whose tables are others, or can't be compared.
+
+    Raises:
+        SpecError: tables that neither the settings nor any base without a rule gives.
+    """
+    calls, lines = [], dict[str, None]()
+    for call in recording.calls:
+        layer = recording.layers[call.layer]
+        settings, given = layer.config.rotary, call.inputs.rotary
+        if settings is None or given is None or not given.has_tables:
+            calls.append(call)
+            continue
+        name, made = layer.name or "The layer", given.tables()
+        if _positions(made, settings, call) is not None:
+            calls.append(call)
+            continue
+        base = base_in(made.queries, settings)
+        other = None if base is None else replace(settings, base=base, rule=None)
+        found = None if other is None else _positions(made, other, call)
+        if other is not None and found is not None:
+            lines[f"{name} turns by {in_words(other)}; {path} says {in_words(settings)}."] = None
+            calls.append(replace(call, inputs=replace(call.inputs, rotary=RotaryInputs(*found))))
+            continue
+        if settings != settings.layout:
+            raise SpecError(f"{name} turns by angles that {in_words(settings)} of {path} give at no position")
+        # Settings by default may be those of a file that does not know them.
+        lines[f"{name} turns by angles that {path} does not say, so they are not compared."] = None
+        calls.append(call)
+    return replace(recording, calls=tuple(calls)), list(lines)
+
+
+def _positions(made: Tables, settings: Rotary, call: RecordedCall) -> tuple[NDArray[np.int64], ...] | None:
+    """The positions of queries and new keys at which the settings make these tables; None if at none."""
+    past = call.inputs.past_keys
+    key_len = call.inputs.keys.shape[1] + (0 if past is None else past.shape[2])
+    found = [positions_in(table, settings, key_len) for table in (made.queries, made.keys)]
+    batch = len(call.inputs.queries)
+    whole = [np.broadcast_to(one, (batch, one.shape[-1])) for one in found if one is not None]
+    return tuple(whole) if len(whole) == 2 else None
 
 
 def meant_by(path: str | os.PathLike[str]) -> Recording | tuple[AttentionConfig, Weights]:

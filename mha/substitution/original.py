@@ -16,7 +16,7 @@ from mha.recordings.capture import hooks_of
 from mha.recordings.modules.gradients import calling, floating
 from mha.recordings.modules.numbers import Numbers, shape_and_numbers, total
 from mha.recordings.modules.recording import Parameter
-from mha.recordings.modules.values import Place, changed, leaves, snapshot
+from mha.recordings.modules.values import Place, as_called, changed, leaves, snapshot
 from mha_core import SpecError
 from mha_core.capture import Pulled
 from mha_core.errors import listed, one_line
@@ -154,6 +154,7 @@ class Original:
         return self.native.to_native(value, None) if isinstance(value, np.ndarray) else value
 
     def _begin(self, name: str, module: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
+        signature = as_called(signature, args)
         arguments = dict(signature.bind(*args, **kwargs).arguments)
         arguments = changed(arguments, lambda place, leaf: self._snapshot(leaf))
         self._open.append((len(self.calls), module))

@@ -220,6 +220,10 @@ def rule_of(given: FrequencyRule | Mapping[str, Any] | None) -> FrequencyRule | 
     Traceback (most recent call last):
     ...
     mha_core.errors.SpecError: rotary.rule 'linear' has no field 'factr' (its fields: factor)
+    >>> rule_of({"rope_type": "default", "rope_theta": 5e5})
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: rotary.rule does not take 'rope_theta': give it as base=500000.0, and leave it out
     """
     if given is None or isinstance(given, FrequencyRule):
         return given
@@ -227,6 +231,10 @@ def rule_of(given: FrequencyRule | Mapping[str, Any] | None) -> FrequencyRule | 
         raise SpecError(f"rotary.rule must have a rope_type of default, {', '.join(RULES)}. Got {given!r}.")
     named = dict(given)
     name = named.pop("rope_type")
+    for field, instead in ELSEWHERE.items():
+        if field in named and field not in NEEDED.get(name, ()):
+            said = instead.format(named[field])
+            raise SpecError(f"rotary.rule does not take {field!r}: give it as {said}, and leave it out")
     if name == "default" and not named:
         return None
     if name not in RULES:
@@ -240,6 +248,14 @@ def rule_of(given: FrequencyRule | Mapping[str, Any] | None) -> FrequencyRule | 
         raise SpecError(f"rotary.rule {name!r} lacks {missing[0]!r} (it needs: {', '.join(NEEDED[name])})")
     return RULES[name](**named)
 
+
+ELSEWHERE = {
+    "rope_theta": "base={}",
+    "partial_rotary_factor": "width={} * head_dim",
+    "mrope_section": "sections={}",
+    "mrope_interleaved": "sections_interleaved={}",
+}
+"""A key of `rope_parameters` that is no field of a rule -> the field of Rotary that takes it."""
 
 NEEDED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),

@@ -21,6 +21,10 @@ class RecipesOptions(Options):
     json_path: Path | None = options.json_file("Also write the families to this file.")
 
 
+WIDTH = 120
+"""Columns of the table where no terminal says how many there are."""
+
+
 @options.command(RecipesOptions)
 def recipes(asked: RecipesOptions) -> None:
     """List the families of transformers whose attention layers are read, what each adds, and those that are refused.
@@ -44,8 +48,12 @@ def recipes(asked: RecipesOptions) -> None:
     console, _ = consoles()
     table = Table("family", "model types", "adds", "what is special", show_lines=True)
     table.columns[0].no_wrap = True
+    for column in table.columns:
+        column.overflow = "fold"  # a name that is cut would be another one
     for row in selected:
         table.add_row(row.family, ", ".join(row.model_types), row.adds, row.words)
+    if not console.is_terminal:
+        console.width = WIDTH
     console.print(table)
     if not asked.types:
         found = counts()

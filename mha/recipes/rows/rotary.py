@@ -122,7 +122,7 @@ OTHERS = (
         ("NanoChat",),
         "turns by the negative angles; RMS norm of each head without a weight, after the rotation",
         models=("nanochat",),
-        turn=Turn(backwards=True),
+        turn=Turn(backwards=True, in_config=False),
         norms=Norms(QueryKeyNorm("rms", order="after", weight="none"), eps="eps"),
     ),
     replace(
@@ -134,7 +134,7 @@ OTHERS = (
         model_types=("dinov3_vit",),
         softmax_in_float32=False,
         scale="",
-        turn=Turn(patches_alone=True, share=""),
+        turn=Turn(patches_alone=True, share="", in_config=False),
     ),
     replace(
         ROFORMER,
@@ -145,7 +145,7 @@ OTHERS = (
         model_types=("esm",),
         only="",
         refused={"is_decoder": False},
-        turn=Turn(acts=lambda core: core.position_embedding_type == "rotary", share=""),
+        turn=Turn(acts=lambda core: core.position_embedding_type == "rotary", share="", in_config=False),
     ),
     ROFORMER,
 )

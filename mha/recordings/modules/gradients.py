@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.recordings.modules.stream import ArrayStream
-from mha.recordings.modules.values import Place, changed, leaves, named, snapshot
+from mha.recordings.modules.values import Place, as_called, changed, leaves, named, snapshot
 from mha_core import SpecError
 from mha_core.capture import Pulled
 from mha_core.errors import one_line
@@ -57,6 +57,7 @@ class GradientRecorder:
         self, position: int, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Keep what a call is given."""
+        signature = as_called(signature, args)
         valued = getattr(self._hooks.modules, "valued", lambda leaf: leaf)
         arguments = changed(
             dict(signature.bind(*args, **kwargs).arguments),

@@ -94,3 +94,20 @@ def named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str
         else:
             found[name] = value
     return found
+
+
+def as_called(signature: inspect.Signature, args: Sequence[Any]) -> inspect.Signature:
+    """The signature with what a call gives by name as keywords alone, so that the call is made again as it was made.
+
+    Decorators of transformers add keywords of their own, which would meet the same argument given by position.
+
+    >>> def forward(x, mask=None, **more): ...
+    >>> inspect.BoundArguments(as_called(inspect.signature(forward), [1]), {"x": 1, "mask": 2}).kwargs
+    {'mask': 2}
+    """
+    either, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        one.replace(kind=keyword) if one.kind is either and position >= len(args) else one
+        for position, one in enumerate(signature.parameters.values())
+    ]
+    return signature.replace(parameters=sorted(parameters, key=lambda one: one.kind))

@@ -132,6 +132,14 @@ def test_axes_take_turns_until_a_section_is_full():
         ("linear", r"^rotary.rule must have a rope_type of default, .* Got 'linear'\.$"),
         ({"rope_type": "ntk"}, r"^rotary.rule 'ntk' is not known \(known: default, linear, "),
         ({"rope_type": "linear"}, r"^rotary.rule 'linear' lacks 'factor' \(it needs: factor\)$"),
+        (
+            {"rope_type": "default", "rope_theta": 5e5},
+            r"^rotary.rule does not take 'rope_theta': give it as base=500000.0",
+        ),
+        (
+            {"rope_type": "llama3", "partial_rotary_factor": 0.5},
+            r"'partial_rotary_factor': give it as width=0.5 \* head_dim",
+        ),
         ({"rope_type": "yarn", "factor": 4.0}, "lacks 'original_max_position_embeddings'"),
         ({"rope_type": "linear", "factr": 2.0}, r"has no field 'factr' \(its fields: factor\)$"),
         ({"rope_type": "linear", "factor": "2"}, r"'linear': factor must be a number. Got '2'\.$"),

