@@ -110,13 +110,14 @@ class RotaryInputs:
 def positions_of(
     given: RotaryInputs | None, query_offset: Any, sizes: CallSizes
 ) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """The positions of queries and new keys, in NumPy: as they are given, else counted from query_offset and Lp."""
+    """Positions of queries and new keys, in NumPy: as given, else counted from query_offset and Lp; one if equal."""
     if given is not None and given.positions is not None:
         queries = np.asarray(given.positions)
         return queries, queries if given.key_positions is None else np.asarray(given.key_positions)
     offset = np.asarray(query_offset, dtype=np.int64).reshape(-1, 1)
     queries = offset + np.arange(sizes.query_len)
-    return queries, np.arange(sizes.past_len, sizes.key_len)[None]
+    keys = np.arange(sizes.past_len, sizes.key_len)[None]
+    return queries, queries if np.array_equal(queries, keys) else keys  # one array, so that there is one table
 
 
 def tables_of_call(settings: Rotary, given: RotaryInputs | None, query_offset: Any, sizes: CallSizes) -> Tables:

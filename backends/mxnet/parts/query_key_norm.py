@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from backends.mxnet.ops.framework import check_computes, mx, nothing
-from mha_core.parts.query_key_norm import Order, QueryKeyNorm, by_head, mean_axes
+from backends.mxnet.ops.operators import operator, record, view
+from mha_core.parts.query_key_norm import Order, QueryKeyNorm, by_head
 
 Unnormed = Callable[[Any, Order], Any]
+
+_connected = operator("_npx_fully_connected", no_bias=True, flatten=False)
+_matmul = operator("_linalg_gemm2")
 
 
 def unnormed(x: mx.np.ndarray, order: Order) -> mx.np.ndarray:
@@ -46,11 +50,53 @@ class HeadNorm(mx.gluon.Block):
         weight, bias = (None if own is None else own.data(x.ctx) for own in (self.weight, self.bias))
         if x.size == 0:
             return nothing(x.shape, x, *(own for own in (weight, bias) if own is not None))
-        axes = mean_axes(settings)
-        if settings.kind == "layer":
-            x = x - mx.np.mean(x, axis=axes, keepdims=True)
         # settings.product has no effect: there is no half precision in MXNet's layers.
-        normed = x / mx.np.sqrt(mx.np.mean(mx.np.square(x), axis=axes, keepdims=True) + settings.eps)
-        if weight is not None:
-            normed = normed * (settings.offset + by_head(weight, x.shape))
-        return normed if bias is None else normed + by_head(bias, x.shape)
+        return _normed(x, weight, bias, settings)
+
+
+def _normed(
+    x: mx.np.ndarray, weight: mx.np.ndarray | None, bias: mx.np.ndarray | None, settings: QueryKeyNorm
+) -> mx.np.ndarray:
+    """(B, heads, L, d): x normed, with a gradient of its own: MXNet's sums along the last axis are slow."""
+    present = [own for own in (weight, bias) if own is not None]
+    with mx.autograd.pause(train_mode=True):  # in prediction FullyConnected would reorder its weights in place
+        centred = x - _mean(x, settings) if settings.kind == "layer" else x.detach()
+        factor = 1.0 / mx.np.sqrt(_mean(mx.np.square(centred), settings) + settings.eps)  # (B, heads or 1, L, 1)
+        unit = centred * factor
+        scale = None if weight is None else settings.offset + by_head(weight, x.shape)
+        normed = unit if scale is None else unit * scale
+        normed = normed if bias is None else normed + by_head(bias, x.shape)
+
+    def backward(cotangents: Sequence[mx.np.ndarray], wanted: Sequence[bool]) -> list[mx.np.ndarray]:
+        cotangent = cotangents[0]
+        with mx.autograd.pause(train_mode=True):
+            through = cotangent if scale is None else cotangent * scale
+            inside = through - unit * _mean(through * unit, settings)
+            if settings.kind == "layer":
+                inside = inside - _mean(through, settings)
+            of_parameters = [_to_parameter(one, settings) for one in (cotangent * unit, cotangent)[: len(present)]]
+            return [inside * factor, *of_parameters]
+
+    record([x, *present], [normed], backward)
+    return normed
+
+
+def _mean(x: mx.np.ndarray, settings: QueryKeyNorm) -> mx.np.ndarray:
+    """The mean over a head, (B, heads, L, 1), or over all heads of a token, (B, 1, L, 1): a product with ones."""
+    width = x.shape[3]
+    ones = mx.np.full((1, width), 1.0 / width, x.dtype, ctx=x.ctx)
+    of_heads = _connected(x, ones, num_hidden=1)
+    return mx.np.mean(of_heads, axis=1, keepdims=True) if settings.scope == "all" else of_heads
+
+
+def _to_parameter(x: mx.np.ndarray, settings: QueryKeyNorm) -> mx.np.ndarray:
+    """(B, heads, L, d) -> (d,) or (heads * d,): the sum over everything that shares one number of a weight."""
+    batch, heads, length, width = x.shape
+    if settings.weight == "shared":
+        return _rows_summed(view(x, (1, -1, width))).reshape(-1)
+    return mx.np.sum(_rows_summed(view(x, (-1, length, width))).reshape(batch, heads, width), axis=0).reshape(-1)
+
+
+def _rows_summed(x: mx.np.ndarray) -> mx.np.ndarray:
+    """(n, rows, d) -> (n, 1, d): a product with ones."""
+    return _matmul(mx.np.ones((x.shape[0], 1, x.shape[1]), x.dtype, ctx=x.ctx), x)

@@ -52,13 +52,18 @@ def rotate(x: Tensor, table: Table | None, settings: Rotary | None) -> Tensor:
     turning = x[..., part]
     if settings.interleaved:
         a, b = turning[..., 0::2], turning[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        turned = torch.stack(_turned(a, b, cos, sin), dim=-1).flatten(-2)
     else:
         a, b = turning.chunk(2, dim=-1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        turned = torch.cat(_turned(a, b, cos, sin), dim=-1)
     if turning.shape == x.shape:
         return turned
     return torch.cat((x[..., : part.start], turned, x[..., part.stop :]), dim=-1)
+
+
+def _turned(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The two channels of each pair after the turn; addcmul reads and writes once where two operations do twice."""
+    return torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
 
 
 @torch.compiler.assume_constant_result

@@ -8,8 +8,10 @@ import pytest
 from backends.mxnet import MultiHeadAttention
 from backends.mxnet.backend import MXNetBackend
 from backends.mxnet.ops.framework import mx
+from backends.mxnet.parts.rotary import rotate
 from backends.mxnet.weights import from_weights
 from mha_core import AttentionConfig, AttentionInputs, QueryKeyNorm, Rotary, RotaryInputs, SpecError, init_weights
+from mha_core.parts.rotary import Table
 from mha_core.reference import run
 
 NORM = QueryKeyNorm("layer", "all", "before", 1e-2, 1, "per_head", bias=True)
@@ -40,6 +42,28 @@ def test_gradients_go_through_where_numpy_semantics_are_off(start):
         norm, kind = name.split(".")
         found = getattr(getattr(layer, norm), kind).grad().asnumpy()
         np.testing.assert_allclose(found, wanted[name], rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("items", [1, B])
+@pytest.mark.parametrize("start", ["first", "last"])
+def test_tables_of_a_caller_have_gradients(items, start):
+    """The turn is linear in its tables: moving them by `step` moves <cotangent, turned> by <gradient, step>."""
+    settings = config_of(start).rotary
+    x, cotangent = RNG.normal(size=(2, B, 6, LQ, 7))
+    tables, step = (Table(*RNG.normal(size=(2, items, LQ, 2))) for _ in range(2))
+
+    def turned(cos, sin):
+        return rotate(mx.np.array(x, dtype="float64"), Table(cos, sin), settings)
+
+    leaves = [mx.np.array(table, dtype="float64") for table in tables]
+    for leaf in leaves:
+        leaf.attach_grad()
+    with mx.autograd.record():
+        output = turned(*leaves)
+    output.backward(mx.np.array(cotangent, dtype="float64"))
+    moved = turned(*(leaf + mx.np.array(by, dtype="float64") for leaf, by in zip(leaves, step, strict=True)))
+    predicted = sum((leaf.grad.asnumpy() * by).sum() for leaf, by in zip(leaves, step, strict=True))
+    assert ((moved - output).asnumpy() * cotangent).sum() == pytest.approx(predicted, rel=1e-10)
 
 
 @pytest.mark.parametrize("shape", [(0, LQ), (B, 0)], ids=["no item", "no query"])
