@@ -14,6 +14,7 @@
     parts/           what a layer may have beside that, as in `mha_core.parts`
         rotary.py          tables of positions, and the turn of queries and keys
         query_key_norm.py  the norm of queries and keys
+        query_scale.py     the factors of queries by their positions
     fast/            attention without an array of all scores
         attend.py      block by block, with gradients of its own
     native/          the framework's own layers
@@ -66,6 +67,10 @@ GLOSSARY: dict[str, dict[str, str]] = {
     },
     "parts.query_key_norm": {
         "HeadNorm": "settings, size",  # q_norm or k_norm; called with x (B, heads, L, d) and an order
+    },
+    "parts.query_scale": {
+        "query_factors": "call, settings",  # (Lq,) or (1 or B, Lq); None without a query scale
+        "scale_queries": "queries, factors",  # (B, H, Lq, d)
     },
     "fast.attend": {
         "attend_in_blocks": "operands, score, mask, dropout, training",  # and query_block=: -> (B, H, Lq, dv)

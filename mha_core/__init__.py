@@ -25,6 +25,7 @@ from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig, ProjectionBias
 from mha_core.errors import BackendError, SpecError
 from mha_core.parts.query_key_norm import QueryKeyNorm
+from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import Rotary
 from mha_core.stages import STAGES, Trace, stage_shapes
 from mha_core.weights import (
@@ -43,6 +44,7 @@ __all__ = [
     "BackendError",
     "ProjectionBias",
     "QueryKeyNorm",
+    "QueryScale",
     "Rotary",
     "RotaryInputs",
     "SpecError",

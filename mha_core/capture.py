@@ -20,6 +20,9 @@ from mha_core.weights import Weights
 ToArray = Callable[[Any], NDArray]
 """Copies a framework's array, or anything that NumPy takes, to a NumPy array."""
 
+PLACES = ("positions", "rotary", "query_scale")
+"""The arguments of `RotaryInputs.of`."""
+
 MASK_FIELDS = ("valid_lens", "allowed", "bias", "causal", "query_offset", "window")
 
 
@@ -71,7 +74,7 @@ def own_call(
     given: dict[str, Any] = {
         name: value if isinstance(value, plain) else to_array(value)
         for name, value in arguments.items()
-        if name not in ("positions", "rotary")
+        if name not in PLACES
     }
     if given["dropout_keep"] is None:
         refuse_dropout(training=training, rate=config.dropout)
@@ -79,7 +82,7 @@ def own_call(
         given["window"] = tuple(given["window"])
     mask = AttentionMask(**{name: given[name] for name in MASK_FIELDS})
     own = {name: given[name] for name in ("dropout_keep", "past_keys", "past_values") if name in given}
-    rotary = RotaryInputs.of(arguments.get("positions"), arguments.get("rotary"))
+    rotary = RotaryInputs.of(*map(arguments.get, PLACES))
     rotary = rotary and rotary.map_arrays(lambda _, array: to_array(array))
     inputs = AttentionInputs(given["queries"], given["keys"], given["values"], mask, **own, rotary=rotary)
     results = output if isinstance(output, tuple) else (output,)

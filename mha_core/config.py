@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, get_args
 from mha_core.errors import SpecError
 from mha_core.heads import HeadShapes
 from mha_core.parts.query_key_norm import QueryKeyNorm
+from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import Rotary
 
 ScoreName = Literal["scaled_dot", "dot", "additive"]
@@ -70,9 +71,10 @@ class ConfigOptions(TypedDict, total=False):
     projections: bool
     rotary: Rotary | Mapping[str, Any] | bool | None
     query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None
+    query_scale: QueryScale | Mapping[str, Any] | bool | None
 
 
-PARTS = ("rotary", "query_key_norm")
+PARTS = ("rotary", "query_key_norm", "query_scale")
 """The fields of an AttentionConfig that hold the settings of a part, or None in a layer without it."""
 
 
@@ -106,6 +108,8 @@ class AttentionConfig:
             for its defaults. Default: not at all.
         query_key_norm: how they are normed: `mha_core.QueryKeyNorm`, a mapping of its fields, or a kind. Default:
             not at all.
+        query_scale: how queries are scaled by their positions: `mha_core.QueryScale`, a mapping of its fields, or
+            True where calls give the factors. Default: not at all.
         dropout: probability that an attention weight is dropped in training, 0 <= dropout < 1.
 
     Raises:
@@ -138,6 +142,7 @@ Got embed_dim=100, num_heads=3.
     projections: bool
     rotary: Rotary | None
     query_key_norm: QueryKeyNorm | None
+    query_scale: QueryScale | None
     dropout: float
 
     def __init__(
@@ -160,6 +165,7 @@ Got embed_dim=100, num_heads=3.
         projections: bool = True,
         rotary: Rotary | Mapping[str, Any] | bool | None = None,
         query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None = None,
+        query_scale: QueryScale | Mapping[str, Any] | bool | None = None,
         dropout: float = 0.0,
     ) -> None:
         embed_dim = check_size("embed_dim", embed_dim)
@@ -195,7 +201,9 @@ Got embed_dim=100, num_heads=3.
             name: check_size(name, width, default=embed_dim if projections else of_heads[name])
             for name, width in given.items()
         }
-        bias, turning = ProjectionBias.of(bias), Rotary.of(rotary)
+        bias, turning, by_position = ProjectionBias.of(bias), Rotary.of(rotary), QueryScale.of(query_scale)
+        if by_position is not None and by_position.rule is not None and turning is not None and turning.axes > 1:
+            raise SpecError(f"query_scale.rule takes positions of one axis. Got rotary.sections={turning.sections}.")
         if not projections:
             _check_without_projections(widths, of_heads, bias)
         resolved = {
@@ -213,6 +221,7 @@ Got embed_dim=100, num_heads=3.
             "projections": projections,
             "rotary": turning and turning.within(head_dim),
             "query_key_norm": QueryKeyNorm.of(query_key_norm),
+            "query_scale": by_position,
             "dropout": check_dropout(dropout),
         }
         for name, value in resolved.items():

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.call.inputs import AttentionInputs
+from mha_core.call.query_scale import scale_of_call
 from mha_core.call.rotary import Tables, tables_of_call
 from mha_core.config import AttentionConfig
 
@@ -130,6 +131,13 @@ def _rotary(config: AttentionConfig, inputs: AttentionInputs) -> Tables | None:
     if config.rotary is None:
         return None
     return tables_of_call(config.rotary, inputs.rotary, inputs.mask.query_offset, inputs.check(config))
+
+
+def _query_scale(config: AttentionConfig, inputs: AttentionInputs) -> NDArray | None:
+    """(1 or B, Lq): the factors of a call's queries; None without a query scale."""
+    if config.query_scale is None:
+        return None
+    return scale_of_call(config.query_scale, inputs.rotary, inputs.mask.query_offset, inputs.check(config))
 
 
 SCALED = "belongs to layers that scale by 1 / sqrt(head_dim)"
@@ -248,6 +256,15 @@ FEATURES: tuple[Feature, ...] = (
         lambda config, inputs: config.query_key_norm is not None,
         needs=(Need("query-key norm", ("config",)),),
         plain={"query_key_norm": None},
+        arithmetic=True,
+    ),
+    Feature(
+        "query_scale",
+        "a query scale by position",
+        lambda config, inputs: config.query_scale is not None,
+        options={"query_scale": _query_scale},
+        needs=(Need("query scale", ("query_scale",)),),
+        plain={"query_scale": None},
         arithmetic=True,
     ),
 )

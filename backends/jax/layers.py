@@ -28,6 +28,7 @@ from backends.jax.ops.heads import merge_heads, split_heads
 from backends.jax.ops.masks import Mask, Window, build_mask, placed
 from backends.jax.ops.scores import AdditiveScore, DotScore
 from backends.jax.parts.query_key_norm import HeadNorm
+from backends.jax.parts.query_scale import query_factors, scale_queries
 from backends.jax.parts.rotary import rotary_tables, rotate
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
@@ -37,6 +38,7 @@ from mha_core.call.results import Attended, Stages, returned
 from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig, ProjectionBias, ScoreName, check_size
 from mha_core.parts.query_key_norm import QueryKeyNorm
+from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import Rotary
 from mha_core.weights import weight_shapes
 
@@ -45,7 +47,7 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention as `mha_core` defines it.
 
     Attributes:
-        embed_dim, num_heads, dropout, bias, and the keywords up to `query_key_norm`: see
+        embed_dim, num_heads, dropout, bias, and the keywords up to `query_scale`: see
             `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
             first call decides it, as in every linen layer.
         dtype, param_dtype, precision: as in `flax.linen.Dense`, but for two things. Only a given
@@ -84,6 +86,7 @@ class MultiHeadAttention(nn.Module):
     projections: bool = True
     rotary: Rotary | Mapping[str, Any] | bool | None = None
     query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None = None
+    query_scale: QueryScale | Mapping[str, Any] | bool | None = None
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     precision: PrecisionLike = "highest"
@@ -93,7 +96,7 @@ class MultiHeadAttention(nn.Module):
         self._config = AttentionConfig(**{field.name: getattr(self, field.name) for field in fields(AttentionConfig)})
         # Hashable, as jax.jit wants a module's fields to be.
         self.bias, self.rotary = self._config.bias, self._config.rotary
-        self.query_key_norm = self._config.query_key_norm
+        self.query_key_norm, self.query_scale = self._config.query_key_norm, self._config.query_scale
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
@@ -131,6 +134,7 @@ class MultiHeadAttention(nn.Module):
         tables = rotary_tables(call, config.rotary, dtype=queries.dtype)
         queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
         queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
+        queries = scale_queries(queries, query_factors(call, config.query_scale, dtype=queries.dtype))
         return queries, keys, values
 
     def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
@@ -194,6 +198,7 @@ class MultiHeadAttention(nn.Module):
         past_values: Array | None = None,
         positions: Any = None,
         rotary: Any = None,
+        query_scale: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
         deterministic: bool = True,
@@ -210,9 +215,11 @@ class MultiHeadAttention(nn.Module):
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
-                positions; a tuple of two if they differ. Default: queries at query_offset + i, keys at Lp + j.
+                positions or a query scale; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
                 tuple of two such.
+            query_scale: (Lq,) or (B, Lq), factors of the queries in a layer with a query scale. Default: by its rule,
+                from positions.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
             deterministic: no dropout. If False, dropout draws from the rng "dropout".
@@ -225,7 +232,8 @@ class MultiHeadAttention(nn.Module):
         """
         mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = (past_keys, past_values)
-        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
+        places = RotaryInputs.of(positions, rotary, query_scale)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, places)
         made = (
             self.stages(call, deterministic=deterministic)
             if return_weights

@@ -24,6 +24,7 @@ from backends.mxnet.ops.heads import merge_heads, split_heads
 from backends.mxnet.ops.masks import Mask, Window, build_mask, expected_dtype, placed
 from backends.mxnet.ops.scores import AdditiveScore, DotScore
 from backends.mxnet.parts.query_key_norm import HeadNorm, Unnormed, unnormed
+from backends.mxnet.parts.query_scale import query_factors, scale_queries
 from backends.mxnet.parts.rotary import rotary_tables, rotate
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
@@ -114,6 +115,7 @@ class MultiHeadAttention(KeywordBlock):
         tables = rotary_tables(call, config.rotary)
         queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
         queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
+        queries = scale_queries(queries, query_factors(call, config.query_scale))
         return queries, keys, values
 
     def stages(self, call: Call[Any]) -> Stages[mx.np.ndarray]:
@@ -171,6 +173,7 @@ class MultiHeadAttention(KeywordBlock):
         past_values: mx.np.ndarray | None = None,
         positions: Any = None,
         rotary: Any = None,
+        query_scale: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
     ) -> mx.np.ndarray | tuple[Any, ...]:
@@ -186,9 +189,11 @@ class MultiHeadAttention(KeywordBlock):
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
-                positions; a tuple of two if they differ. Default: queries at query_offset + i, keys at Lp + j.
+                positions or a query scale; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
                 tuple of two such.
+            query_scale: (Lq,) or (B, Lq), factors of the queries in a layer with a query scale. Default: by its rule,
+                from positions.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 
@@ -201,7 +206,8 @@ class MultiHeadAttention(KeywordBlock):
         """
         mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = (past_keys, past_values)
-        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
+        places = RotaryInputs.of(positions, rotary, query_scale)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, places)
         made = self.stages(call) if return_weights else self.attend(call, return_present=return_present)
         return returned(made, return_weights=return_weights, return_present=return_present)
 

@@ -28,6 +28,7 @@ from backends.tf.ops.layer import AttentionLayer, LayerOptions, input_widths, sp
 from backends.tf.ops.masks import Mask, Window, build_mask
 from backends.tf.ops.scores import AdditiveScore, DotScore
 from backends.tf.parts.query_key_norm import HeadNorm
+from backends.tf.parts.query_scale import query_factors, scale_queries
 from backends.tf.parts.rotary import rotary_tables, rotate
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec
@@ -103,6 +104,7 @@ class MultiHeadAttention(AttentionLayer):
         tables = rotary_tables(call, config.rotary)
         queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
         queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
+        queries = scale_queries(queries, query_factors(call, config.query_scale))
         return queries, keys, values
 
     def stages(self, call: Call[Any], *, training: bool | None = None) -> Stages[tf.Tensor]:
@@ -165,6 +167,7 @@ class MultiHeadAttention(AttentionLayer):
         past_values: tf.Tensor | None = None,
         positions: Any = None,
         rotary: Any = None,
+        query_scale: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
         training: bool | None = None,
@@ -180,9 +183,11 @@ class MultiHeadAttention(AttentionLayer):
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
-                positions; a tuple of two if they differ. Default: queries at query_offset + i, keys at Lp + j.
+                positions or a query scale; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
                 tuple of two such.
+            query_scale: (Lq,) or (B, Lq), factors of the queries in a layer with a query scale. Default: by its rule,
+                from positions.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
             training: whether dropout acts. None: as in the layer around this one, or else False.
@@ -195,7 +200,8 @@ class MultiHeadAttention(AttentionLayer):
         """
         mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = (past_keys, past_values)
-        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
+        places = RotaryInputs.of(positions, rotary, query_scale)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, places)
         if return_weights:
             made: Stages[tf.Tensor] | Attended[tf.Tensor] = self.stages(call, training=training)
         else:

@@ -28,6 +28,7 @@ from backends.torch.ops.heads import merge_heads, split_heads
 from backends.torch.ops.masks import Mask, Window, build_mask, check_first_call, expected_dtype, placed, traceable
 from backends.torch.ops.scores import AdditiveScore, DotScore
 from backends.torch.parts.query_key_norm import HeadNorm, Unnormed, unnormed
+from backends.torch.parts.query_scale import query_factors, scale_queries
 from backends.torch.parts.rotary import rotary_tables, rotate
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
@@ -111,6 +112,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         tables = rotary_tables(call, config.rotary)
         queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
         queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
+        queries = scale_queries(queries, query_factors(call, config.query_scale))
         return queries, keys, values
 
     def stages(self, call: Call[Any]) -> Stages[Tensor]:
@@ -168,6 +170,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         past_values: Tensor | None = None,
         positions: Any = None,
         rotary: Any = None,
+        query_scale: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
     ) -> Tensor | tuple[Any, ...]:
@@ -181,9 +184,11 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
-                positions; a tuple of two if they differ. Default: queries at query_offset + i, keys at Lp + j.
+                positions or a query scale; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
                 tuple of two such.
+            query_scale: (Lq,) or (B, Lq), factors of the queries in a layer with a query scale. Default: by its rule,
+                from positions.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 
@@ -202,7 +207,8 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             window,
         )
         past = (past_keys, past_values)
-        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
+        places = RotaryInputs.of(positions, rotary, query_scale)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, places)
         made = self.stages(call) if return_weights else self.attend(call, return_present=return_present)
         return returned(made, return_weights=return_weights, return_present=return_present)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from conformance.bounds.bounded import Bounded, Rounding
 from conformance.bounds.forward import TANH_ULPS, before_cap, moved_through, scaled_product
 from conformance.bounds.parts.query_key_norm import d_norm_parameters, through_norm
+from conformance.bounds.parts.query_scale import scaled
 from conformance.bounds.parts.rotary import rotated
 from conformance.bounds.steps import Bound, Bounds
 from mha_core.heads import merge_heads, split_heads
@@ -240,6 +241,11 @@ def d_new_keys(b: Bounds) -> Bounded:
     return gradient.map(lambda array: array[:, :, b.state.sizes.past_len :])
 
 
+def d_unscaled_queries(b: Bounds) -> Bounded:
+    """(B, H, Lq, d): the bound of the gradient before the queries are scaled by their positions."""
+    return scaled(b, b["d_queries"])
+
+
 def normed(order: str, name: str, b: Bounds) -> Bounded:
     """(B, heads, L, d): the bound of the gradient of the norm's input, where the layer norms in this order."""
     return through_norm(b, order, name).x
@@ -303,6 +309,7 @@ BACKWARD_BOUNDS: Mapping[str, Bound] = {
     "d_queries": d_queries,
     "d_keys": d_keys,
     "d_score_parameters": d_score_parameters,
+    "d_unscaled_queries": d_unscaled_queries,
     "d_new_keys": d_new_keys,
     "d_rotated_queries": partial(normed, "after", "q_norm"),
     "d_rotated_keys": partial(normed, "after", "k_norm"),

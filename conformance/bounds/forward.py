@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
 from conformance.bounds.parts.query_key_norm import norm_if
+from conformance.bounds.parts.query_scale import factors, scaled
 from conformance.bounds.parts.rotary import rotated
 from conformance.bounds.softmax import heads, weights
 from conformance.bounds.steps import Bound, Bounds
@@ -76,7 +77,7 @@ def normed(order: str, name: str, step: str, b: Bounds) -> Bounded:
 
 def queries(b: Bounds) -> Bounded:
     """(B, H, Lq, d)."""
-    return Bounded(b.state["queries"], normed("after", "q_norm", "rotated_queries", b).e)
+    return Bounded(b.state["queries"], scaled(b, b["unscaled_queries"]).e)
 
 
 def after_past(step: str, b: Bounds) -> Bounded:
@@ -192,6 +193,8 @@ FORWARD_BOUNDS: Mapping[str, Bound] = {
     "normed_keys": partial(normed, "before", "k_norm", "projected_keys"),
     "rotated_queries": rotated_queries,
     "rotated_keys": rotated_keys,
+    "unscaled_queries": partial(normed, "after", "q_norm", "rotated_queries"),
+    "query_scale": factors,
     "queries": queries,
     "new_keys": partial(normed, "after", "k_norm", "rotated_keys"),
     "new_values": partial(split, "v_proj", "num_kv_heads"),

@@ -27,7 +27,7 @@ from mha_core.weights import Weights
 
 FORMULATIONS: Mapping[str, Ways] = {
     "plain": Ways(),
-    "scale-on-queries": Ways(scale="queries", softcap="multiply", rotation="full", norm="division"),
+    "scale-on-queries": Ways(scale="queries", softcap="multiply", rotation="full", norm="division", query_scale="wide"),
     "scale-on-keys": Ways(scale="keys", slope="factors", rotation="complex", norm="folded"),
     "scale-on-both": Ways(scale="both", slope="capped"),
     "bias-first": Ways(bias="first", scale="queries"),
@@ -41,7 +41,9 @@ FORMULATIONS: Mapping[str, Ways] = {
     "transposed": Ways(order="transposed", scale="keys"),
     "sequential": Ways(order="sequential", rotation="matrices", norm="length", norm_back="chain"),
     "sequential-folded": Ways(order="sequential", bias="first", groups="folded", scale="both"),
-    "reversed": Ways(order="reversed", bias="last", rotation="complex", norm="division", norm_back="chain"),
+    "reversed": Ways(
+        order="reversed", bias="last", rotation="complex", norm="division", norm_back="chain", query_scale="base 2"
+    ),
     "shuffled": Ways(order="shuffled", row_sum="heads"),
     "pairwise": Ways(
         order="pairwise", additive="expm1", softcap="expm1", slope="factors", rotation="matrices", norm="length"
@@ -52,7 +54,7 @@ FORMULATIONS: Mapping[str, Ways] = {
     "accumulate-in-float64": Ways(order="float64"),
     "reciprocal": Ways(softmax="reciprocal", softcap="multiply", slope="factors"),
     "logsumexp": Ways(softmax="logsumexp"),
-    "base-2": Ways(softmax="base 2", scale="queries", softcap="folded", slope="squares"),
+    "base-2": Ways(softmax="base 2", scale="queries", softcap="folded", slope="squares", query_scale="base 2"),
     "base-2-logsumexp": Ways(softmax="base 2 logsumexp", row_sum="heads"),
     "divide-last": Ways(softmax="divide last", softcap="expm1"),
     "online": Ways(softmax="online", scale="queries", softcap="folded", slope="capped"),
@@ -71,7 +73,9 @@ FORMULATIONS: Mapping[str, Ways] = {
     "query-blocks-per-head": Ways(
         softmax="divide last", recompute=True, row_sum="heads", layout="tiles", scale="queries", order="sequential"
     ),
-    "online-recomputed": Ways(softmax="online", recompute=True, row_sum="heads", layout="queries", backward="split"),
+    "online-recomputed": Ways(
+        softmax="online", recompute=True, row_sum="heads", layout="queries", backward="split", query_scale="wide"
+    ),
     "two-parts": Ways(softmax="two parts", groups="folded", slope="factors"),
     "row-sum-of-heads": Ways(row_sum="heads"),
     "split-backward": Ways(backward="split", additive="expm1", softcap="expm1", slope="squares"),

@@ -1,4 +1,4 @@
-"""Rotary positions and the query-key norm between projection and scores, in every way that `Ways` can name."""
+"""Rotary positions, query-key norm and query scale between projection and scores, in every way of `Ways`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.calibration.arithmetic import Arithmetic
+from conformance.calibration.query_scale import Scaling
 from conformance.calibration.ways import Ways
 from mha_core import AttentionConfig, AttentionInputs, QueryKeyNorm, Rotary
 from mha_core.call.rotary import positions_of
@@ -37,6 +38,9 @@ class Parts:
         self.ways, self.a, self.weights, self.norm = ways, arithmetic, weights, config.query_key_norm
         self.rotations: dict[str, _Rotation] = {}
         self.normed: dict[str, _Norm] = {}
+        self.scaling = None
+        if config.query_scale is not None:
+            self.scaling = Scaling(ways, arithmetic, config.query_scale, inputs, sizes)
         if config.rotary is not None:
             tables = _tables(config.rotary, inputs, sizes)
             make = {"complex": _Complex, "full": _Full, "matrices": _Matrices}.get(ways.rotation, _Rotation)
@@ -44,18 +48,20 @@ class Parts:
                 self.rotations[side] = make(arithmetic, config.rotary, config.head_dim, cos, sin)
 
     def forward(self, side: str, x: NDArray) -> NDArray:
-        """(B, heads, L, d): normed and turned, stored."""
+        """(B, heads, L, d): normed, turned, and queries scaled; stored."""
         if self.norm is not None and self.norm.order == "before":
             x = self._norm(side, self.norm, x)
         if self.rotations:
             x = self.rotations[side].turned(x, back=False)
         if self.norm is not None and self.norm.order == "after":
             x = self._norm(side, self.norm, x)
-        return x
+        return x if self.scaling is None or side == "keys" else self.scaling.scaled(x)
 
     def backward(self, side: str, gradient: NDArray) -> tuple[NDArray, dict[str, NDArray]]:
         """The gradient (B, heads, L, d) of what was projected, and those of the weights of the norm."""
         found: dict[str, NDArray] = {}
+        if self.scaling is not None and side == "queries":
+            gradient = self.scaling.scaled(gradient)
         if self.norm is not None and self.norm.order == "after":
             gradient, found = self.normed[side].backward(gradient)
         if self.rotations:

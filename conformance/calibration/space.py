@@ -17,6 +17,7 @@ from conformance.cases.choices import (
     ways_to_stand,
     weights_of_scope,
 )
+from conformance.cases.drawn.query_scale import scales_of
 from mha_core.config import PROJECTIONS
 
 HEADS = (1, 2, 3, 4, 6, 8)
@@ -83,6 +84,14 @@ def _ways_to_stand(made: Made) -> Sequence[str]:
     return [way for way in ways_to_stand(made) if not (way == "counted" and made.get("query_offset") == "per item")]
 
 
+def _scales(made: Made) -> Sequence[Any]:
+    """None in 8 of 11, as rules need it; offsets by item differ from call to call, and may be negative."""
+    known = scales_of(made)
+    if not made.get("rotary") and made.get("query_offset") == "per item":
+        known = (None, "given")
+    return (None,) * 7 + tuple(known)
+
+
 WIDE: Space = {
     "G": tuple(groups for groups, _ in _PAIRS),
     "H/G": _heads_of_a_group,
@@ -145,6 +154,9 @@ WIDE: Space = {
     "norm.eps": (1e-6, 1e-5, *spread(1e-8, 1.0)),
     "norm.offset": (0, 1),
     "norm.bias": odds({False: 2, True: 1}),
+    "query scale": _scales,
+    "query scale.beta": (0.1, *spread(0.01, 2.0), -0.3),
+    "query scale.length": (1, 3, 16, 100, 8192),
 }
 """What the problems of calibration are chosen from."""
 

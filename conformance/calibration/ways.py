@@ -36,6 +36,8 @@ class Ways:
         norm: times 1 / sqrt(mean square + eps); divided by the root; the weight folded into the factor; or by the root
             of the sum, over sqrt(n).
         norm_back: by the formula of its derivative, or through the root, the mean and the product ("chain").
+        query_scale: times factors that are made in float64 and rounded; times factors of the accumulator's dtype, as
+            they are ("wide"); or times such by a logarithm of base 2, rounded.
     """
 
     order: str = "blas"
@@ -57,6 +59,7 @@ class Ways:
     rotation: Literal["pairs", "complex", "full", "matrices"] = "pairs"
     norm: Literal["factor", "division", "folded", "length"] = "factor"
     norm_back: Literal["formula", "chain"] = "formula"
+    query_scale: Literal["factors", "wide", "base 2"] = "factors"
 
     def describe(self) -> str:
         """What is different from the plain way.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.case import Rng
 from conformance.cases.choices import Description
+from conformance.cases.drawn import query_scale
 from conformance.cases.parts import poison_past
 from conformance.cases.problem import Problem
 from mha_core import AttentionInputs, AttentionMask, RotaryInputs, init_weights
@@ -109,6 +110,9 @@ def problem_of(description: Description, weights: Weights | None = None) -> Prob
     )
     if config.rotary is not None:
         inputs = replace(inputs, rotary=_positions(np.random.default_rng([made["seed"], 2]), description))
+    if description.made.get("query scale") == "given":
+        given = query_scale.factors(np.random.default_rng([made["seed"], 3]), sizes)
+        inputs = replace(inputs, rotary=replace(inputs.rotary or RotaryInputs(), query_scale=given))
     problem = Problem(config, weights_of(description) if weights is None else weights, inputs)
     return poison_past(rng, problem) if made.get("padding is NaN") else problem
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from conformance.cases.drawn import query_scale
 from mha_core import AttentionConfig
 from mha_core.call.sizes import CallSizes
 from mha_core.config import PROJECTIONS
@@ -30,8 +31,14 @@ Options that stand there more than once are as much more likely. A choice with a
 without being asked for. Where there is a choice for each item of the batch, "*" stands for its number.
 """
 
-PARTS = ("rotary", "norm")
-"""The choices of whether there is a part of attention; they come last."""
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "-parts": ("rotary", "norm"),
+    "-parts2": ("rotary", "norm", "query scale"),
+}
+"""End of the name of a numbered case -> the choices of whether there is a part of attention, which come last.
+
+Those that a name does not have draw nothing. A part that is new belongs to an end that is new.
+"""
 
 ARRAYS = ("queries", "keys", "values", "cotangent", "past_keys", "past_values")
 """What numbers are drawn for, besides weights and mask."""
@@ -150,6 +157,7 @@ SMALL: Space = {
     "norm.eps": (1e-6, 1e-2, 1.0),
     "norm.offset": (0, 1),
     "norm.bias": (False, True),
+    **query_scale.CHOICES,
 }
 """Small sizes, or a few of `LARGE`, and every feature, with Gaussian numbers: what random cases are chosen from."""
 
@@ -216,7 +224,12 @@ def describe(choose: Choose, space: Space) -> Description:
     if ask.made.get("valid_lens") or ask.made.get("allowed"):
         ask("padding is NaN")
     _numbers(ask, config, sizes)
-    return Description(replace(config, rotary=_rotary(ask), query_key_norm=_norm(ask)), sizes, ask.made)
+    parts: dict[str, Any] = {
+        "rotary": _rotary(ask),
+        "query_key_norm": _norm(ask),
+        "query_scale": query_scale.chosen(ask),
+    }
+    return Description(replace(config, **parts), sizes, ask.made)
 
 
 def _config(ask: Asker) -> AttentionConfig:

@@ -12,7 +12,7 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from mha_core import AttentionInputs, AttentionMask, RotaryInputs
-from mha_core.call.rotary import ARRAYS, TABLES
+from mha_core.call.rotary import ANGLES, ARRAYS
 from mha_core.heads import split_heads
 
 PAST = "past keys and values"
@@ -45,7 +45,7 @@ AXES: Mapping[str, Mapping[str, int]] = {
     **{name: {"batch": -4, "query_len": -2, "key_len": -1} for name in ("allowed", "bias", "dropout_keep")},
     "valid_lens": {"batch": 0, "query_len": 1},
     "query_offset": {"batch": 0},
-    "positions": {"batch": -2, "query_len": -1},
+    **{name: {"batch": -2, "query_len": -1} for name in ("positions", "query_scale")},
     "key_positions": {"batch": -2, "key_len": -1},
     **{name: {"batch": -3, "query_len": -2} for name in ("cos", "sin")},
     **{name: {"batch": -3, "key_len": -2} for name in ("key_cos", "key_sin")},
@@ -54,7 +54,7 @@ AXES: Mapping[str, Mapping[str, int]] = {
 
 OF_MASK = tuple(name for name in AttentionMask().__dict__)
 
-BROADCAST = ("allowed", "bias", *TABLES)
+BROADCAST = ("allowed", "bias", *ANGLES)
 """Arrays that are broadcast along an axis of size 1."""
 
 

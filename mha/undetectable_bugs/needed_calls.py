@@ -83,6 +83,10 @@ def _has_tables(one: Problem) -> bool:
     return one.inputs.rotary is not None and one.inputs.rotary.has_tables
 
 
+def _has_factors(one: Problem) -> bool:
+    return one.inputs.rotary is not None and one.inputs.rotary.query_scale is not None
+
+
 def _has_rule(one: Problem, names: tuple[str, ...] = ()) -> bool:
     settings = one.config.rotary
     rule = None if settings is None else rule_of(settings.rule)
@@ -104,6 +108,8 @@ OF_PARTS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
     ("rotary positions with a rule", _has_rule, ("rotary-rule-*", "rotary-factor-*")),
     ("rotary positions", _rotary(lambda settings: True), ("rotary-*",)),
     ("query-key norm", lambda one: one.config.query_key_norm is not None, ("norm-*",)),
+    ("given factors of a query scale", _has_factors, ("query-scale-given-*",)),
+    ("a query scale", lambda one: one.config.query_scale is not None, ("query-scale-*",)),
 )
 """The needs of the parts of `mha_core.parts`, as in NEEDS."""
 

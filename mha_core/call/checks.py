@@ -20,6 +20,7 @@ import numpy as np
 from mha_core.call.arguments import holds_long_integers
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.masks import AttentionMask
+from mha_core.call.query_scale import check_query_scale
 from mha_core.call.rotary import check_rotary
 from mha_core.call.sizes import ArraySpec, CallSizes, Dim, describe_array
 from mha_core.dtypes import DTYPES
@@ -66,7 +67,13 @@ def check_call(
     sizes = CallSizes(batch, query_len, key_len, past_len)
     full = (batch, layer.num_heads, query_len, sizes.key_len)
     _check_mask(call.mask, sizes, full, dtype, describe)
-    check_rotary(call.rotary, layer.rotary, sizes, dtype, lambda name, array: describe_argument(name, array, describe))
+    scale, has_rule = layer.query_scale, layer.query_scale is not None and layer.query_scale.rule is not None
+
+    def described(name: str, array: Any) -> ArraySpec:
+        return describe_argument(name, array, describe)
+
+    check_rotary(call.rotary, layer.rotary, sizes, dtype, described, has_rule=has_rule)
+    check_query_scale(call.rotary, scale, sizes, dtype, described)
     if call.dropout_keep is not None:
         spec = describe_argument("dropout_keep", call.dropout_keep, describe)
         if spec.dtype != "bool":

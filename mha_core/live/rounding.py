@@ -135,6 +135,9 @@ def _through_parts(state: State, side: str, error: NDArray, unit: float) -> NDAr
             a_out, b_out = pairs(turned, rotary)
             a_out[...], b_out[...] = a * cos + b * sin + own, b * cos + a * sin + own
             error = turned
+    scale = state["query_scale"]
+    if side == "queries" and scale is not None:
+        error = (scale[:, None, :, None] ** 2) * error + 16.0 * unit**2 * state["queries"] ** 2
     return error
 
 

@@ -17,6 +17,7 @@ from mha_core.heads import merge_heads, split_heads, sum_kv_groups
 from mha_core.parts.query_key_norm import NORMS, NormGradients, norm_back
 from mha_core.parts.rotary import rotate_back
 from mha_core.reference.forward import PROJECTED, dropout_factor, new_padding, normed, unscaled
+from mha_core.reference.parts.query_scale import d_unscaled_queries
 from mha_core.reference.state import State, Step
 
 # From the output to the scores ----------------------------------------------------------------------
@@ -133,7 +134,7 @@ def d_new_keys(state: State) -> NDArray:
 NORMED = {
     ("before", "q_norm"): ("projected_queries", "d_normed_queries"),
     ("before", "k_norm"): ("projected_keys", "d_normed_keys"),
-    ("after", "q_norm"): ("rotated_queries", "d_queries"),
+    ("after", "q_norm"): ("rotated_queries", "d_unscaled_queries"),
     ("after", "k_norm"): ("rotated_keys", "d_new_keys"),
 }
 """Each norm in each order -> the step that it is applied to, and the gradient of the step that it gives."""
@@ -279,6 +280,7 @@ BACKWARD: Mapping[str, Step] = {
     "d_queries": d_queries,
     "d_keys": d_keys,
     "d_score_parameters": d_score_parameters,
+    "d_unscaled_queries": d_unscaled_queries,
     "d_new_keys": d_new_keys,
     "d_rotated_queries": d_rotated_queries,
     "d_rotated_keys": d_rotated_keys,

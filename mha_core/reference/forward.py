@@ -7,7 +7,8 @@
     rotary_tables                              cosine and sine of each position
     normed_queries, normed_keys                query-key norm, if it comes before the rotation
     rotated_queries, rotated_keys              turned by their positions
-    queries, new_keys                          query-key norm, if it comes after
+    unscaled_queries, new_keys                 query-key norm, if it comes after
+    query_scale, queries                       factors by position, and the queries times them
     new_values                                 split into heads
     keys, values                               those of the past in front
     additive_hidden, unscaled, similarity      the score function, then times the scale
@@ -30,6 +31,7 @@ from mha_core.call.rotary import Tables, tables_of_call
 from mha_core.heads import merge_heads, split_heads
 from mha_core.parts.query_key_norm import Normed, norm
 from mha_core.parts.rotary import rotate
+from mha_core.reference.parts.query_scale import queries, query_scale
 from mha_core.reference.state import State, Step
 
 # The mask and the inputs ----------------------------------------------------------------------------
@@ -155,8 +157,8 @@ def rotated_keys(state: State) -> NDArray:
     return x if settings is None else rotate(x, state["rotary_tables"].keys, settings)
 
 
-def queries(state: State) -> NDArray:
-    """(B, H, Lq, d)."""
+def unscaled_queries(state: State) -> NDArray:
+    """(B, H, Lq, d): the queries before they are scaled by their positions."""
     return norm_if(state, "after", "q_norm", state["rotated_queries"])
 
 
@@ -289,6 +291,8 @@ FORWARD: Mapping[str, Step] = {
     "normed_keys": normed_keys,
     "rotated_queries": rotated_queries,
     "rotated_keys": rotated_keys,
+    "unscaled_queries": unscaled_queries,
+    "query_scale": query_scale,
     "queries": queries,
     "new_keys": new_keys,
     "new_values": new_values,
@@ -312,6 +316,8 @@ PART_OF: Mapping[str, str] = {
     "projected_queries": "queries",
     "normed_queries": "queries",
     "rotated_queries": "queries",
+    "unscaled_queries": "queries",
+    "query_scale": "queries",
     "key_inputs": "keys",
     "k_proj": "keys",
     "projected_keys": "keys",

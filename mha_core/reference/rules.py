@@ -147,6 +147,13 @@ RULES: dict[str, Rule] = {
             "that do not turn too.",
         ),
         Rule(
+            "query-scale",
+            "`query_scale`, settings",
+            "Each query is multiplied by 1 + beta * log(1 + floor((position + shift) / length)), shift 1 with rule "
+            '"llama4" and 0 with "ministral3", after norm and rotation; keys, values and the past are not. '
+            "`query_scale` (Lq,) or (B, Lq) in the call is taken in place of the rule, as it is; it gets no gradient.",
+        ),
+        Rule(
             "scores",
             "What is a score?",
             "`scaled_dot` (q.k / sqrt(d), or times `scale`), `dot` (q.k), `additive` (w . tanh(A q + C k)).",

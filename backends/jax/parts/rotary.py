@@ -39,6 +39,7 @@ def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> 
     if settings is None:
         return Tables()
     given, offset = call.rotary, call.mask.query_offset
+    given = given if given is not None and given.is_placed else None
     if given is not None and given.has_tables:
         return given.tables().map(lambda table: table.astype(dtype))
     past_len = 0 if call.past_keys is None else call.past_keys.shape[2]

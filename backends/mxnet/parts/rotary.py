@@ -30,6 +30,7 @@ def rotary_tables(call: Call[mx.np.ndarray], settings: Rotary | None) -> Tables:
     if settings is None:
         return Tables()
     given, x, offset = call.rotary, call.queries, call.mask.query_offset
+    given = given if given is not None and given.is_placed else None
     if given is not None and given.has_tables:
         return given.tables()
     past_len = 0 if call.past_keys is None else call.past_keys.shape[2]

@@ -22,7 +22,7 @@ from mha_core.call.sizes import ArraySpec
 from mha_core.config import ConfigOptions, check_dropout
 from mha_core.errors import SpecError
 
-_ARRAYS = (*FLOATS, *ARRAY_SOURCES, "dropout_keep")
+_ARRAYS = (*FLOATS, *ARRAY_SOURCES, "dropout_keep", "query_scale")
 """The arguments of a call that may be arrays."""
 
 _TUPLES = ("positions", "rotary")

@@ -52,6 +52,6 @@ def _of_table(b: Bounds, table: NDArray) -> Bounded:
 def _furthest(b: Bounds) -> float:
     """The largest angle that a pair turns by is at most the largest position, as no frequency exceeds 1."""
     given, sizes = b.state.inputs.rotary, b.state.sizes
-    if given is None:
+    if given is None or not given.is_placed:
         return float(np.max(b.state.inputs.mask.query_offset, initial=0)) + sizes.query_len + sizes.key_len
     return max(float(np.max(x, initial=0)) for x in (given.positions, given.key_positions) if x is not None)

@@ -52,7 +52,7 @@ def settings_of(state: State) -> QueryKeyNorm:
 
 
 BEFORE = {"queries": "normed_queries", "keys": "normed_keys"}
-AFTER = {"queries": "queries", "keys": "new_keys"}
+AFTER = {"queries": "unscaled_queries", "keys": "new_keys"}
 
 
 def _normed(

@@ -1,4 +1,4 @@
-"""Query-key norm and rotary positions, between the projections and the scores; the arithmetic is mha_core's NumPy."""
+"""Query-key norm, rotary positions and query scale, between projections and scores; the arithmetic is mha_core's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core import AttentionConfig, AttentionInputs
+from mha_core.call.query_scale import scale_of_call
 from mha_core.call.rotary import tables_of_call
 from mha_core.call.sizes import CallSizes
 from mha_core.parts.query_key_norm import Normed, norm, norm_back
@@ -20,6 +21,10 @@ class Parts:
         self.norm, self.rotary, self.weights = config.query_key_norm, config.rotary, weights
         self.normed: dict[str, Normed] = {}
         self.tables: dict[str, Table] = {}
+        self.factors: NDArray | None = None  # (1 or B, 1, Lq, 1)
+        if config.query_scale is not None:
+            factors = scale_of_call(config.query_scale, inputs.rotary, inputs.mask.query_offset, sizes)
+            self.factors = factors.astype(inputs.queries.dtype)[:, None, :, None]
         if self.rotary is not None:
             made = tables_of_call(self.rotary, inputs.rotary, inputs.mask.query_offset, sizes)
             dtype = inputs.queries.dtype
@@ -28,7 +33,7 @@ class Parts:
             }
 
     def forward(self, side: str, x: NDArray) -> NDArray:
-        """(B, heads, L, d): normed and turned, in the layer's order."""
+        """(B, heads, L, d): normed and turned, in the layer's order; queries scaled."""
         for order in ("before", "after"):
             if self.norm is not None and self.norm.order == order:
                 parameters = (self.weights.get(f"{side}_norm.{kind}") for kind in ("weight", "bias"))
@@ -36,10 +41,12 @@ class Parts:
                 x = self.normed[side].result
             if self.rotary is not None and order == "before":
                 x = rotate(x, self.tables[side], self.rotary)
-        return x
+        return x if self.factors is None or side == "k" else x * self.factors
 
     def backward(self, side: str, d: NDArray, found: dict[str, NDArray]) -> NDArray:
         """The gradient of what `forward` was given; those of weights and biases go into `found`."""
+        if self.factors is not None and side == "q":
+            d = d * self.factors
         for order in ("after", "before"):
             if self.rotary is not None and order == "before":
                 d = rotate_back(d, self.tables[side], self.rotary)

@@ -149,11 +149,13 @@ def test_names_of_random_cases_stay_what_they_were():
 
 def test_random_cases_have_parts_under_names_of_their_own():
     cases = random_cases(120, 9)
-    with_parts = [case for case in cases if case.id.endswith("-parts")]
+    with_parts = [case for case in cases if "-parts" in case.id]
     assert len(with_parts) == 30
-    assert all(
-        case.config.rotary is case.config.query_key_norm is None for case in cases if not case.id.endswith("-parts")
-    )
+    assert not any(case.config.parts for case in cases if "-parts" not in case.id)
+    assert not any(case.config.query_scale for case in cases if case.id.endswith("-parts"))
+    with_more = [case for case in with_parts if case.id.endswith("-parts2")]
+    scales = {"none" if case.config.query_scale is None else case.config.query_scale.rule for case in with_more}
+    assert scales == {"none", None, "llama4", "ministral3"}
     found = [case.config.rotary for case in with_parts if case.config.rotary is not None]
     assert {settings.interleaved for settings in found} == {settings.start == "last" for settings in found} == {0, 1}
     assert any(settings.rule is not None for settings in found)

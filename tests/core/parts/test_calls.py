@@ -21,6 +21,10 @@ def table(*shape, dtype="float64"):
     return RNG.normal(size=shape).astype(dtype)
 
 
+SCALED = AttentionConfig(30, 3, head_dim=10, query_scale={"rule": "llama4", "beta": 0.1, "length": 3})
+BY_CALL = AttentionConfig(30, 3, head_dim=10, query_scale=True)
+BOTH = AttentionConfig(30, 3, head_dim=10, rotary={"width": 6}, query_scale=SCALED.query_scale)
+
 TWO = RotaryInputs(np.arange(4), np.arange(5))
 BAD = {
     "no such layer": (PLAIN, TWO, r"^positions and rotary tables belong to a layer with rotary positions\."),
@@ -54,6 +58,35 @@ BAD = {
         RotaryInputs(None, None, table(4, 3), table(4, 3), table(4, 3), table(4, 3)),
         r"key_cos must have shape .* Got \(4, 3\)",
     ),
+    "no query scale": (PLAIN, RotaryInputs(query_scale=table(4)), "^query_scale belongs to a layer with a query scale"),
+    "factors missing": (BY_CALL, None, r"query_scale must be given, \(Lq,\)=\(4,\) or \(B, Lq\)=\(2, 4\): .* no rule"),
+    "positions without a rule": (
+        BY_CALL,
+        replace(TWO, query_scale=table(4)),
+        "belong to a layer with rotary positions",
+    ),
+    "factors of keys": (BY_CALL, RotaryInputs(query_scale=table(5)), r"query_scale must have shape .* Got \(5,\)"),
+    "factors of heads": (
+        BY_CALL,
+        RotaryInputs(query_scale=table(2, 3, 4)),
+        r"query_scale must have shape \(Lq,\)=\(4,\) or \(B, Lq\)=\(2, 4\)\. Got \(2, 3, 4\)",
+    ),
+    "factors of another dtype": (
+        SCALED,
+        RotaryInputs(query_scale=table(4, dtype="float32")),
+        "query_scale must have the dtype of queries, float64. Got float32",
+    ),
+    "factors of integers": (
+        SCALED,
+        RotaryInputs(query_scale=np.arange(4)),
+        "query_scale must have the dtype of queries, float64. Got int64",
+    ),
+    "negative places of queries": (SCALED, RotaryInputs(np.arange(4) - 2), "positions must be at least 0. Got -2"),
+    "tables tell no positions": (
+        BOTH,
+        RotaryInputs(None, None, table(4, 3), table(4, 3), table(5, 3), table(5, 3)),
+        "query_scale must be given, .*: rotary tables don't say where queries stand",
+    ),
 }
 
 
@@ -78,8 +111,8 @@ def test_a_call_that_does_not_fit_is_refused_in_the_same_words(name, backend):
 def test_a_negative_query_offset_needs_positions(backend):
     """Counted positions would begin before 0."""
     inputs = call(None, causal=True, query_offset=-1)
-    layer = backend.prepare(ROTARY, init_weights(ROTARY, seed=0))
-    for run in (layer, lambda inputs: inputs.check(ROTARY)):
+    layers = [backend.prepare(config, init_weights(config, seed=0)) for config in (ROTARY, SCALED)]
+    for run in (*layers, lambda inputs: inputs.check(ROTARY), lambda inputs: inputs.check(SCALED)):
         with pytest.raises(SpecError, match="positions must be at least 0. Got -1"):
             run(inputs)
 

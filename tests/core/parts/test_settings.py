@@ -7,7 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from mha_core import AttentionConfig, QueryKeyNorm, Rotary, SpecError, init_weights, weight_shapes
+from mha_core import AttentionConfig, QueryKeyNorm, QueryScale, Rotary, SpecError, init_weights, weight_shapes
+
+LLAMA4 = {"rule": "llama4", "beta": 0.1, "length": 4}
 
 BAD = [
     ({"rotary": {"width": 3}}, r"^rotary.width must be even and positive. Got 3\.$"),
@@ -33,6 +35,20 @@ BAD = [
     ({"query_key_norm": {"weight": "none", "bias": True}}, "query_key_norm.bias and offset belong to weights"),
     ({"query_key_norm": {"epsilon": 1e-6}}, r"query_key_norm has no field 'epsilon' \(known: kind, scope, "),
     ({"query_key_norm": True}, "query_key_norm must be QueryKeyNorm settings, a mapping of their fields, or None"),
+    ({"query_scale": {"rule": "llama5"}}, "query_scale.rule must be one of llama4, ministral3, or None. Got 'llama5'"),
+    ({"query_scale": {"rule": "llama4", "beta": 0.1}}, r"query_scale.rule 'llama4' lacks 'length' \(it needs: beta, "),
+    ({"query_scale": {"rule": "llama4", "length": 4}}, r"query_scale.rule 'llama4' lacks 'beta' \(it needs: beta, "),
+    ({"query_scale": {"beta": 0.1}}, r"query_scale.beta belongs to a rule \(llama4, ministral3\). Got 0.1"),
+    ({"query_scale": {"rule": "llama4", "floor_scale": 4}}, r"query_scale has no field 'floor_scale' \(known: rule, "),
+    ({"query_scale": {**LLAMA4, "length": 0}}, "query_scale.length must be a positive integer. Got 0"),
+    ({"query_scale": {**LLAMA4, "length": 4.0}}, "query_scale.length must be a positive integer. Got 4.0"),
+    ({"query_scale": {**LLAMA4, "beta": True}}, "query_scale.beta must be a finite number. Got True"),
+    ({"query_scale": {**LLAMA4, "beta": float("nan")}}, "query_scale.beta must be a finite number. Got nan"),
+    ({"query_scale": "llama4"}, "query_scale must be QueryScale settings, a mapping of their fields, or None. Got 'll"),
+    (
+        {"query_scale": LLAMA4, "rotary": {"sections": (3, 2)}},
+        r"query_scale.rule takes positions of one axis. Got rotary.sections=\(3, 2\)",
+    ),
 ]
 
 
@@ -45,7 +61,7 @@ def test_bad_settings_are_refused_in_one_line(settings, message):
 
 def test_configs_without_parts_are_written_and_read_as_before():
     config = AttentionConfig(12, 3)
-    assert not {"rotary", "query_key_norm"} & set(config.to_dict())
+    assert not {"rotary", "query_key_norm", "query_scale"} & set(config.to_dict())
     assert AttentionConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert (config.rotary, config.query_key_norm) == (None, None)
     assert not any("norm" in name for name in weight_shapes(config))
@@ -58,6 +74,7 @@ def test_configs_with_parts_come_back_from_json():
         num_kv_heads=2,
         rotary=Rotary(6, interleaved=True, start="last", base=500.0, rule=rule, sections=(2, 1)),
         query_key_norm=QueryKeyNorm("layer", "all", "after", 1e-3, 1, "per_head", True, "dtype"),
+        query_scale=QueryScale(),
     )
     again = AttentionConfig.from_dict(json.loads(json.dumps(config.to_dict())))
     assert again == config

@@ -1,4 +1,4 @@
-"""Rotary positions and the query-key norm of one token, number by number, for the loops."""
+"""Rotary positions, query-key norm and query scale of one token, number by number, for the loops."""
 
 from __future__ import annotations
 
@@ -44,6 +44,21 @@ def turned(settings, head, turns):
         x, y = head[start + a], head[start + b]
         made[start + a], made[start + b] = x * cos - y * sin, y * cos + x * sin
     return np.array(made)
+
+
+def factor_of_query(config, inputs, b, i):
+    settings, given = config.query_scale, inputs.rotary
+    if settings is None:
+        return 1.0
+    if given is not None and given.query_scale is not None:
+        return (given.query_scale if given.query_scale.ndim == 1 else given.query_scale[b])[i]
+    position = int(np.broadcast_to(inputs.mask.query_offset, (inputs.queries.shape[0],))[b]) + i
+    if given is not None and given.positions is not None:
+        position = int((given.positions if given.positions.ndim == 1 else given.positions[b])[i])
+    whole = 0  # counted, not divided
+    while (whole + 1) * settings.length <= position + (1 if settings.rule == "llama4" else 0):
+        whole += 1
+    return 1.0 + settings.beta * math.log(1 + whole)
 
 
 def turns_of_query(config, inputs, b, i):

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
-from tests.core.reference.loop_parts import through_parts, turns_of_key, turns_of_query
+from tests.core.reference.loop_parts import factor_of_query, through_parts, turns_of_key, turns_of_query
 
 
 def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +43,8 @@ def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs)
             x, heads = channels(inputs.queries, b, i), range(config.num_heads)
             queries = [project_head(config, weights, "q_proj", x, h, config.head_dim) for h in heads]
             queries = through_parts(config, weights, "q_norm", queries, turns_of_query(config, inputs, b, i))
-            for h, query in enumerate(queries):
+            factor = factor_of_query(config, inputs, b, i)
+            for h, query in enumerate(factor * query for query in queries):
                 scores = {}
                 for j in range(key_len):
                     if may_attend(inputs.mask, b, h, i, j):

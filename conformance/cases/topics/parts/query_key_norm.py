@@ -8,7 +8,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.parts import case, poison_past
-from conformance.cases.topics.rotary import placed
+from conformance.cases.topics.parts.rotary import placed
 from mha_core import AttentionConfig
 
 OF_HEADS = "without projections the widths are those of the heads"
