@@ -72,6 +72,12 @@ def array_of(state: State, source: str) -> NDArray[np.bool_]:
     return allowed_keys(alone.inputs.mask, state.sizes, state.config.num_heads)
 
 
+def positions(state: State) -> NDArray[np.int64]:
+    """(B or 1, 1, Lq, 1): the position of each query among the keys."""
+    offset = np.asarray(state.inputs.mask.query_offset, np.int64).reshape(-1, 1, 1, 1)
+    return np.asarray(offset + np.arange(state.sizes.query_len)[:, None])
+
+
 def with_array(state: State, source: str, array: NDArray) -> State:
     """The State with an array in place of a source."""
     rest = without(state, source)
