@@ -191,17 +191,3 @@ def _within(wanted: NDArray, array: NDArray, allowed: NDArray) -> NDArray:
     with any_numbers:
         near = np.abs(wanted - array) <= allowed
     return near | (wanted == array) | (np.isnan(wanted) & np.isnan(array))
-
-
-def differing_items(evidence: Evidence, problem: Problem) -> NDArray[np.bool_] | None:
-    """Bool (B,): the items whose outputs the model does not give; None without an answer."""
-    got, made = evidence.got(problem), evidence.made(problem)
-    if got is None or made is None:
-        return None
-    with any_numbers:
-        most = np.abs(got[np.isfinite(got)]).max(initial=0.0)
-        near = (
-            (np.abs(got - made) <= 1e5 * evidence.asker.unit * most) | (got == made) | (np.isnan(got) & np.isnan(made))
-        )
-    found: NDArray[np.bool_] = ~near.all(axis=(1, 2))
-    return found

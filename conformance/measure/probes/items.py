@@ -29,6 +29,10 @@ OF_ITEMS = (
 )
 
 
+OF_CALLS = ("output", "heads", "weights", "values", "scores", "queries", "keys")
+"""Places that are looked at where some kinds of calls, or some items, alone differ."""
+
+
 def _several_biased(asker: Asker) -> Sequence[Problem]:
     found = []
     for config, (batch, query_len, key_len) in zip(asker.configs, SIZES[1:], strict=False):
@@ -43,9 +47,6 @@ def of_several(evidence: Evidence) -> Iterator[Candidate]:
     some = [problem for problem in evidence.problems if problem.sizes.batch > 1][:4]
     yield from at_places(evidence, some, OF_ITEMS)
     yield from other_weights(evidence, ())
-
-
-CIRCUMSTANCES = (*AMONG_ITEMS, *AMONG_MASKS)
 
 
 # Layers of equal widths ---------------------------------------------------------------------------------------
@@ -97,8 +98,8 @@ PROBES = (
         "calls-alike",
         "One call as each item of a batch, and under masks that hide nothing.",
         r"o(x, m) = o(x) \quad \text{where} \quad m_{ij} = 1, \qquad o_b(x_1, \ldots, x_B) = o(x_b)",
-        lambda asker: asked_in(CIRCUMSTANCES, [generic(config) for config in asker.configs[:3]]),
-        circumstances=CIRCUMSTANCES,
+        lambda asker: asked_in((*AMONG_ITEMS, *AMONG_MASKS), [generic(config) for config in asker.configs[:3]]),
+        of_places(*OF_CALLS),
         unknown="whether something befalls some kinds of calls or items alone",
     ),
     Probe(

@@ -186,6 +186,6 @@ PROBES = (
         "One call as each item of batches of 2 to 4, with equal scores: as if alone.",
         r"o_b(x_1, \ldots, x_B) = o(x_b)",
         lambda asker: asked_in(AMONG_ITEMS, [generic(c, weights=EQUAL_SCORES) for c in asker.configs[:3]]),
-        circumstances=AMONG_ITEMS,
+        of_places("output", "heads", "values"),
     ),
 )

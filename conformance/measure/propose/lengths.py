@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.measure.designs import EQUAL_SCORES, generic
 from conformance.measure.evidence import Evidence, fits
-from conformance.measure.faults import bug_of, only_at
+from conformance.measure.faults import only_at
 from conformance.measure.grammar.sample import Sample
 from conformance.measure.grammar.where import Where, calls_changes, conditions_of_samples, parts_of
 from conformance.measure.places import PLACES, fault
@@ -28,11 +28,9 @@ from conformance.measure.read.fit import gives, one_change
 from conformance.measure.read.solve import sample_of, solved
 from conformance.zoo.blocked import keys, queries
 from conformance.zoo.blocked.queries import in_blocks_of
-from conformance.zoo.bug import Bug, DoesNotApply
+from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
 from mha_core import AttentionConfig
-from mha_core.reference import forward
-from mha_core.reference.state import State, Step
 
 Sizes = tuple[int, int]
 
@@ -116,8 +114,8 @@ def _of_sweep(
     if narrowly and not conditions:
         return
     numbers = _numbers(conditions)
-    yield from _filed_blocks(numbers)
-    yield from _padded(numbers)
+    for number in numbers:
+        yield from (in_blocks_of(bug, number) for bug in (*queries.BUGS, *keys.KEY_BLOCKS))
     some = [one for one in differing if one.sizes.query_len * one.sizes.key_len <= 40][:MOST_SOLVED]
     for id in IDS:
         place = PLACES[id]
@@ -181,80 +179,3 @@ def _numbers(conditions: Sequence[Where]) -> list[int]:
     """The numbers in the conditions, the tightest ones' first."""
     found = [int(number) for condition in conditions for number in re.findall(r"\d+", condition.slug)]
     return [number for number in dict.fromkeys(found) if number > 1][:FEW]
-
-
-# Blocks, and padding that attends -----------------------------------------------------------------------------
-
-
-def _filed_blocks(numbers: Iterable[int]) -> Iterator[Bug]:
-    """Each bug of blocked attention on file, in blocks of each number."""
-    for number in numbers:
-        yield from (in_blocks_of(bug, number) for bug in (*queries.BUGS, *keys.KEY_BLOCKS))
-
-
-OF_PADDED = "Pad keys only if the padding is excluded: it has no weight and counts in no sum."
-
-COUNTS: tuple[tuple[str, str, Callable[[int, int], int]], ...] = (
-    ("to-a-multiple-of-{}", "up to a multiple of {}", lambda length, n: -length % n),
-    ("to-{}", "up to {}", lambda length, n: max(n - length, 0)),
-    ("with-{}", "with {} more", lambda length, n: n),
-    ("by-a-block-of-{}", "to the next multiple of {}, also from a whole one", lambda length, n: n - length % n),
-)
-"""(slug, words, (Lk, number) -> how many keys are added)."""
-
-
-def _padded(numbers: Iterable[int]) -> Iterator[Bug]:
-    """Keys filled up with zeros that attend: as they are, or before the projections, which then add their biases."""
-    for n in numbers:
-        for slug, words, count in COUNTS:
-            for before in (False, True):
-                yield _filled_up(slug.format(n), words.format(n), partial(_counted, count, n), before)
-
-
-def _counted(count: Callable[[int, int], int], n: int, length: int) -> int:
-    return count(length, n)
-
-
-def _filled_up(slug: str, words: str, count: Callable[[int], int], before: bool) -> Bug:
-    def shares(state: State) -> tuple[NDArray, NDArray]:
-        """(B, H, Lq, 1): what each row keeps of its weights, and what its padding gets."""
-        scores = np.where(state["allowed"], state["scores"], -np.inf)
-        pad = _scores_of_padding(state) if before else np.zeros((*scores.shape[:-1], 1))
-        highest = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), pad)
-        own = np.exp(scores - highest).sum(axis=-1, keepdims=True)
-        others = count(state.sizes.key_len) * np.exp(pad - highest)
-        total = np.where(own + others == 0.0, 1.0, own + others)
-        return own / total, others / total
-
-    def weights(state: State, beneath: Step) -> NDArray:
-        found: NDArray = beneath(state)
-        return found * shares(state)[0] if count(state.sizes.key_len) else found
-
-    def heads(state: State, beneath: Step) -> NDArray:
-        found: NDArray = beneath(state)
-        if not before or not count(state.sizes.key_len):
-            return found
-        return found + shares(state)[1] * _bias_of(state, "v_proj")
-
-    what = "zeros before the projections, which add their biases" if before else "zeros"
-    slug = f"keys-padded-{slug}{'-before-projections' if before else ''}"
-    sentence = f"Keys are filled up {words} by {what}, which have weights."
-    return bug_of(slug, sentence, OF_PADDED, {"weights": weights, "heads": heads})
-
-
-def _bias_of(state: State, projection: str) -> NDArray:
-    """(1, H, 1, width): a projection's bias, split into heads."""
-    bias = state.parameters.get(f"{projection}.bias")
-    if bias is None:
-        raise DoesNotApply("a layer without biases fills up with zeros after the projection as before")
-    heads = state.config.num_kv_heads
-    split: NDArray = np.repeat(bias.reshape(1, heads, 1, -1), state.config.num_heads // heads, axis=1)
-    return split
-
-
-def _scores_of_padding(state: State) -> NDArray:
-    """(B, H, Lq, 1): the scores of keys that are the bias of their projection."""
-    if state.config.score == "additive":
-        raise DoesNotApply("the additive score has no dot product")
-    products = (state["queries"] * _bias_of(state, "k_proj")).sum(axis=-1, keepdims=True)
-    return forward.cap(state, products * state.config.softmax_scale)

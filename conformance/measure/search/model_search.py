@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, islice
 
 from conformance.cases.problem import Problem
@@ -20,7 +19,6 @@ from conformance.measure.propose.equivalent_calls import revisions
 from conformance.measure.propose.lengths import other_lengths
 from conformance.measure.propose.steps import anywhere
 from conformance.measure.search.ranking import distinct, likeliest
-from conformance.measure.search.through_calls import through_calls
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.errors import one_line
@@ -61,7 +59,6 @@ class ModelSearch:
         asker: asks the subject.
         zoo: the bugs on file.
         variants: runs models.
-        within: (runs, asker, probes, models) -> the models that another asker leaves, after as many runs at most.
         on_file: whether only the bugs on file are tried, one at a probe.
 
     Attributes:
@@ -75,7 +72,6 @@ class ModelSearch:
     asker: Asker
     zoo: Sequence[Bug]
     variants: Variants
-    within: Callable[[int, Asker, Sequence[Probe], Sequence[Model]], Sequence[Model]]
     on_file: bool = False
     passed: list[tuple[Probe, tuple[Problem, ...]]] = field(default_factory=list)
     later: Sequence[Probe] = ()
@@ -173,14 +169,12 @@ class ModelSearch:
                 yield (*base, bug)
 
     def _limited(self, probe: Probe, beam: Sequence[Model], problems: tuple[Problem, ...]) -> list[Model]:
-        """Models of the beam whose bugs act in some calls alone, or with bugs that do, that give all so far."""
+        """Models of the beam with one of their bugs in some calls alone, that give all so far."""
         if probe.gradients or self.on_file:
             return []
-        views = [Evidence(self.asker, self.variants, base, problems) for base in beam]
-        inside = through_calls(probe, views, self.passed, partial(self.within, self.left // 2))
-        revised = [model for evidence in views for model in revisions(evidence.model, next(evidence.differing()))]
-        found = [model for model in revised if self._explains(model, probe, problems)]
-        return found or [model for model in inside if self._explains(model, probe, problems)]
+        views = (Evidence(self.asker, self.variants, base, problems) for base in beam)
+        revised = (model for evidence in views for model in revisions(evidence.model, next(evidence.differing())))
+        return [model for model in revised if self._explains(model, probe, problems)]
 
     def _conditioned(self, model: Model, probe: Probe, problems: tuple[Problem, ...]) -> Iterator[Model]:
         """A model that gives a probe's problems and breaks earlier ones: its last bug in calls like these alone."""
