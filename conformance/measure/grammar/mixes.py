@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from conformance.zoo.bug import DoesNotApply
 NONE = 1e-9
 """A part of a mix that counts as absent."""
 
-Along = Callable[..., NDArray]
+Along = Callable[..., Any]
 """(array, axis) -> an array that broadcasts to its shape."""
 
 

@@ -21,7 +21,7 @@ from conformance.measure.probes.scores import LONGER
 from conformance.measure.propose.equal_shapes import biases_where_equal
 from conformance.measure.propose.equivalent_calls import AMONG_ITEMS, asked_in
 from conformance.measure.propose.scores import up_to_scores
-from conformance.measure.propose.steps import Candidate, at_places, elsewhere, of_places, reordered, wide_first
+from conformance.measure.propose.steps import Candidate, at_places, of_places, reordered
 from mha_core import AttentionConfig
 
 KEY_LENGTHS = (5, 4)
@@ -89,8 +89,7 @@ _of_sums = of_places("kept_weights", "output", "heads", "merged")
 
 def _of_weighted_sums(evidence: Evidence) -> Iterator[Candidate]:
     """What differs in the weighted sum, and in the values that each key gives."""
-    bugs = (bug for bug in _of_sums(evidence) if not isinstance(bug, tuple))
-    yield from elsewhere(bugs, BLIND, ("query", "key"))
+    yield from _of_sums(evidence)
     if evidence.explained:
         return
     by_key = [
@@ -104,8 +103,7 @@ def _of_weighted_sums(evidence: Evidence) -> Iterator[Candidate]:
 def _of_equal_scores(evidence: Evidence) -> Iterator[Candidate]:
     if _are_unequal(evidence):
         yield from up_to_scores(evidence)
-    wide = (*_equal(evidence.asker), *_chosen_keys(evidence.asker))
-    yield from wide_first(evidence, wide, _of_weighted_sums)
+    yield from _of_weighted_sums(evidence)
 
 
 def _are_unequal(evidence: Evidence) -> bool:

@@ -66,12 +66,6 @@ def some_of_sweep(
     ]
 
 
-def other_lengths(configs: Sequence[AttentionConfig]) -> list[Problem]:
-    """A few calls of the sweep: what a model must give if it is more than an accident."""
-    few = ((2, 4), (2, 9), (7, 3), (5, 5))
-    return some_of_sweep(configs, few, few)
-
-
 def of_lengths(evidence: Evidence) -> Iterator[Bug]:
     """What depends on lengths or places; only if it gives all of the sweep."""
     own = {

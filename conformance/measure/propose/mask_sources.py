@@ -49,7 +49,8 @@ def _combined() -> Iterator[Bug]:
         for other in others:
             said = f"{named([source])} is ignored unless {named([other])} is given too"
             yield _where(f"{source}-only-with-{other}", said, partial(_dropped_without, source, other))
-    for some, (slug, join) in product(_some(SOURCES, 2), (("or", np.logical_or), ("xor", np.logical_xor))):
+    joins: tuple[tuple[str, np.ufunc], ...] = ("or", np.logical_or), ("xor", np.logical_xor)
+    for some, (slug, join) in product(_some(SOURCES, 2), joins):
         said = f"{named(some)} are combined with {slug.upper()}, not AND"
         yield _where(f"{slug}-{'-'.join(some)}", said, partial(_joined, some, join))
     for some in (some for some in _some(SOURCES) if "window" in some):

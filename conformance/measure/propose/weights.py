@@ -5,7 +5,7 @@ a_ij = f(s_i1, ..., s_in)_j:  which f, with which number, gives the weights of e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -24,9 +24,9 @@ from conformance.measure.propose.steps import at_places
 from conformance.measure.softmax import forms
 from conformance.measure.softmax.forms import FAMILIES, Family
 from conformance.measure.softmax.left_out import left_out
-from conformance.measure.softmax.scored import Form, Make, Scored
+from conformance.measure.softmax.scored import Form, Make
 from conformance.measure.softmax.weighed import Weighed, softmax_bug, weighed
-from conformance.zoo.bug import Bug, DoesNotApply
+from conformance.zoo.bug import Bug
 
 MOST_SAMPLES, MOST_IN_PARTS = 6, 8
 """Calls of a probe whose weights are read; softmaxes that are tried in each part."""
@@ -53,7 +53,7 @@ def other_weights(evidence: Evidence, longer: Sequence[Problem]) -> Iterator[Bug
         yield from (*found, *lost)
         fitted = list(at_places(evidence, problems, ("sums", "weights", "kept_weights", "scores")))
         yield from fitted
-        parts = [] if found or fitted else list(_by_head(samples)) or list(_in_parts(evidence, samples))
+        parts = [] if found or fitted else list(_in_parts(evidence, samples))
         yield from parts
         if found or fitted or (parts and not lost) or not any(one.sample.differs for one in rows):
             return
@@ -126,61 +126,12 @@ def _of_family(family: Family, samples: Sequence[Weighed]) -> Iterator[Bug]:
                 yield softmax_bug(f"{family.name}-{expression.slug}", make, said, excluded=True)
 
 
-def _by_head(samples: Sequence[Weighed]) -> Iterator[Bug]:
-    """The families of which each head has a number of its own, the same in every layer; one key tells none."""
-    for family in FAMILIES if all(one.scored.scores.shape[-1] > 1 for one in samples) else ():
-        numbers: list[float] = []
-        for head in range(max(one.scored.scores.shape[1] for one in samples)):
-            inside = (_of_head(one, head) for one in samples if head < one.scored.scores.shape[1])
-            number = _the_same(_number_of(family, one, numbers) for one in inside if one.sample.differs)
-            if number is None:
-                break
-            numbers.append(snapped(number, 1e-8))
-        else:
-            make = _member_by_head(family, np.array(numbers))
-            if all(one.is_given_by(one.made(make)) for one in samples):
-                words = f"a number of each head ({', '.join(f'{number:.6g}' for number in numbers)})"
-                yield softmax_bug(f"{family.name}-by-head-{numbers[0]:.6g}", make, family.words.format(words))
-
-
-def _the_same(numbers: Iterable[float | None]) -> float | None:
-    """The first of some numbers, if all are about the same; None if they are not, one is None, or there is none."""
-    found: list[float] = []
-    for number in numbers:  # most families have none in the first call: the others need not be looked at
-        if number is None:
-            return None
-        found.append(number)
-        if np.ptp(found) > 1e-6 * np.abs(found).max():
-            return None
-    return found[0] if found else None
-
-
-def _of_head(one: Weighed, head: int) -> Weighed:
-    """One head alone."""
-    at = (slice(None), slice(head, head + 1))
-    sample, scored = one.sample, one.scored
-    return Weighed(
-        replace(sample, measured=sample.measured[at], expected=sample.expected[at]),
-        Scored.right(scored.scores[at], np.broadcast_to(scored.allowed, scored.scores.shape)[at], scored.setting),
-    )
-
-
 def _number_of(family: Family, one: Weighed, starts: Sequence[float]) -> float | None:
     return solve(
         lambda number: one.off(one.made(lambda s: family.make(s, number))),
         (*family.starts, *starts),
         one.sample.tolerance,
     )
-
-
-def _member_by_head(family: Family, numbers: NDArray) -> Make:
-    def make(s: Scored) -> NDArray:
-        heads = s.scores.shape[1]
-        if heads > len(numbers):
-            raise DoesNotApply(f"{heads} heads; numbers of {len(numbers)} are known")
-        return family.make(s, numbers[:heads, None, None])  # type: ignore[arg-type]
-
-    return make
 
 
 def _member(family: Family, number: Expression) -> Make:

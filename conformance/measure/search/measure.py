@@ -83,8 +83,7 @@ class Search:
         beam: list[Model] = list(start)
         outcomes: list[Outcome] = []
         search = self._models
-        for place, probe in enumerate(probes):
-            search.later = [later for later in probes[place + 1 :] if not later.gradients]
+        for probe in probes:
             if probe.gradients and self.asker.hides_gradients:
                 continue
             problems = self._answered(probe, beam)
