@@ -7,11 +7,11 @@ all of them, with the condition that tells them apart.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.measure.designs import EQUAL_SCORES, generic
@@ -58,36 +58,26 @@ def some_of_sweep(
     configs: Sequence[AttentionConfig], equal: Sequence[Sizes], generic: Sequence[Sizes]
 ) -> list[Problem]:
     """Some calls of the sweep, with equal and with generic scores."""
-    return [
-        sweep(config, equal_scores=equal_scores)[SWEEP.index(one)]
-        for config in configs[:1]
-        for sizes, equal_scores in ((equal, True), (generic, False))
-        for one in sizes
-    ]
+    both = [*((True, one) for one in equal), *((False, one) for one in generic)]
+    return [sweep(config, equal_scores=are)[SWEEP.index(one)] for config in configs[:1] for are, one in both]
 
 
 def of_lengths(evidence: Evidence) -> Iterator[Bug]:
     """What depends on lengths or places; only if it gives all of the sweep."""
-    own = {
-        one
-        for config in evidence.asker.configs[:1]
-        for equal in (True, False)
-        for one in sweep(config, equal_scores=equal)
-    }
-    if not own & {*evidence.problems} and evidence.asker.costs.slow:
+    asker = evidence.asker
+    sweeps = [sweep(config, equal_scores=equal) for equal in (True, False) for config in asker.configs[:1]]
+    narrowly = not {*evidence.problems} & {one for problems in sweeps for one in problems}
+    if narrowly and asker.costs.slow:
         return  # a sweep would take all the time of a subject that compiles for each size
-    for equal_scores in (True, False):
-        problems = [one for config in evidence.asker.configs[:1] for one in sweep(config, equal_scores=equal_scores)]
-        answered = [problem for problem in problems if evidence.asker.ask(problem) is not None]
-        differing = [one for one in answered if not fits(evidence.asker, evidence.variants, one, evidence.model)]
-        if not differing:
-            continue
-        rest = [one for one in answered if one not in differing]
+    for problems in sweeps:
+        seen = replace(evidence, problems=tuple(one for one in problems if asker.ask(one) is not None))
+        differing = list(seen.differing())
+        rest = [one for one in seen.problems if one not in differing]
         tried: set[str] = set()
-        for bug in _of_sweep(evidence, differing, rest, narrowly=not own & {*evidence.problems}):
+        for bug in _of_sweep(evidence, differing, rest, narrowly=narrowly) if differing else ():
             model = (*evidence.model, bug)
             order = (*differing, *rest)
-            if bug.id not in tried and all(fits(evidence.asker, evidence.variants, one, model) for one in order):
+            if bug.id not in tried and all(fits(asker, evidence.variants, one, model) for one in order):
                 yield bug
             tried.add(bug.id)
 
@@ -102,18 +92,20 @@ def _of_sweep(
     evidence: Evidence, differing: Sequence[Problem], rest: Sequence[Problem], *, narrowly: bool
 ) -> Iterator[Bug]:
     seen = [sample for problem in (*differing, *rest) if (sample := _seen(evidence, problem)) is not None]
-    if not rest and not any(_parts(seen)):
+    parts = _parts(seen)
+    if not rest and not parts:
         return  # what befalls all calls is no matter of lengths
-    conditions = [*_parts(seen), *conditions_of_samples(seen)][:MOST_CONDITIONS] if rest else _parts(seen)
+    conditions = [*parts, *conditions_of_samples(seen)][:MOST_CONDITIONS] if rest else parts
     if narrowly and not conditions:
         return
-    numbers = _numbers(conditions)
-    for number in numbers:
+    numbers = (int(number) for condition in conditions for number in re.findall(r"\d+", condition.slug))
+    for number in [number for number in dict.fromkeys(numbers) if number > 1][:FEW]:
         yield from (in_blocks_of(bug, number) for bug in (*queries.BUGS, *keys.KEY_BLOCKS))
     some = [one for one in differing if one.sizes.query_len * one.sizes.key_len <= 40][:MOST_SOLVED]
-    for id in IDS:
-        place = PLACES[id]
-        samples = list(_known(evidence, some, rest, lambda problem, place=place: solved(evidence, problem, place), id))  # type: ignore[misc]
+    for place in (PLACES[id] for id in IDS):
+        read = [(one, solved(evidence, one, place)) for one in some]
+        read += [(one, (own, own)) for one in rest if (own := Call(evidence, one, place).own) is not None]
+        samples = [sample_of(evidence, one, *both, place.axes) for one, both in read if both is not None]
         yield from (fault(place, change) for change in fitted(samples, place))
     yield from _unasked(evidence, some, rest)
     for condition in conditions[:2]:
@@ -135,25 +127,6 @@ def _parts(seen: Sequence[Sample]) -> list[Where]:
     return [part for parts in parts_of(seen) for part in parts if part.axes == ("query",)][:MOST_CONDITIONS]
 
 
-def _known(
-    evidence: Evidence,
-    some: Iterable[Problem],
-    rest: Iterable[Problem],
-    read: Callable[[Problem], tuple[NDArray, NDArray] | None],
-    id: str,
-) -> Iterator[Sample]:
-    """What was read in calls that differ, and the model's own in the others."""
-    place = PLACES[id]
-    for problem in some:
-        found = read(problem)
-        if found is not None:
-            yield sample_of(evidence, problem, *found, place.axes)
-    for problem in rest:
-        own = Call(evidence, problem, place).own
-        if own is not None:
-            yield sample_of(evidence, problem, own, own, place.axes)
-
-
 def _unasked(evidence: Evidence, some: Sequence[Problem], rest: Sequence[Problem]) -> Iterator[Bug]:
     """Keys without a weight where the definition gives them one: a window, blocks or a stride that nobody asked for."""
     place = ARRAYS["always"]
@@ -167,9 +140,3 @@ def _unasked(evidence: Evidence, some: Sequence[Problem], rest: Sequence[Problem
     if not changes and samples:
         changes = [change for change in calls_changes(samples, one_change) if gives(change, samples)]
     yield from (mask_fault(place, change) for change in changes)
-
-
-def _numbers(conditions: Sequence[Where]) -> list[int]:
-    """The numbers in the conditions, the tightest ones' first."""
-    found = [int(number) for condition in conditions for number in re.findall(r"\d+", condition.slug)]
-    return [number for number in dict.fromkeys(found) if number > 1][:FEW]
