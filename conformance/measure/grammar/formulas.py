@@ -161,10 +161,15 @@ def _over_queries(state: State, x: NDArray) -> NDArray:
     return softmax(state["scores"].swapaxes(-1, -2), state["allowed"].swapaxes(-1, -2)).swapaxes(-1, -2)
 
 
+def _exchanged(state: State) -> NDArray:
+    assert state.inputs.dropout_keep is not None
+    return np.asarray((1.0 - state.inputs.dropout_keep) / (1.0 - state.config.dropout))
+
+
 FACTORS: tuple[tuple[str, Array], ...] = (
     ("with keep in place of keep / (1 - p)", lambda s: s.inputs.dropout_keep),
     ("with dropout's factor squared", lambda s: np.square(dropout_factor(s))),
-    ("with dropped and kept exchanged", lambda s: (1.0 - s.inputs.dropout_keep) / (1.0 - s.config.dropout)),
+    ("with dropped and kept exchanged", _exchanged),
 )
 """Words, and what is in place of dropout's factor."""
 

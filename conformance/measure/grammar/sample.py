@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
+from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.call.sizes import CallSizes
 from mha_core.features import FEATURES
@@ -54,7 +55,7 @@ class Setting:
         return frozenset((*(row.name for row in FEATURES if row.present(self.config, self.inputs)), *masks))
 
     @classmethod
-    def of(cls, state: State) -> Setting:
+    def of(cls, state: State | Problem) -> Setting:
         return cls(state.config, state.sizes, state.inputs)
 
 

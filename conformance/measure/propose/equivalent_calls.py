@@ -79,7 +79,7 @@ def asked_in(circumstances: Sequence[Circumstance], problems: Sequence[Problem])
 
 def revisions(model: tuple[Bug, ...], wrong: Problem) -> Iterator[tuple[Bug, ...]]:
     """The model with one of its bugs limited to some calls or items, of those that change what a problem gives."""
-    setting, batch = Setting(wrong.config, wrong.sizes, wrong.inputs), wrong.sizes.batch
+    setting, batch = Setting.of(wrong), wrong.sizes.batch
     there = ((where, where.flags((batch,), ("item",), setting)) for where in (*FEATURED, *ITEMS))
     conditions = [where for where, flags in there if not np.broadcast_to(flags, batch).all()]
     for place, bug in enumerate(model):

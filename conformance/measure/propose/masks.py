@@ -123,7 +123,7 @@ def _read_arrays(evidence: Evidence, place: Place, read: Read) -> list[Sample]:
 
 
 def _sample(problem: Problem, measured: NDArray, own: NDArray, place: Place) -> Sample:
-    setting = Setting(problem.config, problem.sizes, problem.inputs)
+    setting = Setting.of(problem)
     return Sample(measured, own, place.axes, setting, least=1e-9)
 
 

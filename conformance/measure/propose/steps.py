@@ -134,7 +134,7 @@ def amounts(evidence: Evidence, made: Callable[[Expression], Bug], start: float 
         number = solve(off, (start,), enough)
         if number is None:
             return
-        numbers.append((number, Setting(problem.config, problem.sizes, problem.inputs)))
+        numbers.append((number, Setting.of(problem)))
     yield from map(made, expressions_of(numbers, unit=100 * evidence.asker.unit))
 
 

@@ -169,18 +169,13 @@ class ModelSearch:
         """A model that gives a probe's problems and breaks earlier ones: its last bug in calls like these alone."""
         if probe.gradients or not is_measured(model[-1]):
             return
-        wrong = [_setting(one) for one in problems if not self.fits(model[:-1], one, probe)]
-        right = [_setting(one) for before, there in self.passed for one in there if not self._gives(model, one, before)]
+        wrong = [Setting.of(one) for one in problems if not self.fits(model[:-1], one, probe)]
+        asked = [(one, before) for before, there in self.passed for one in there]
+        right = [Setting.of(one) for one, before in asked if not self._explains(model, before, (one,), passed=False)]
         for where in islice(conditions_of(wrong, right), 4):
             limited = only_at(model[-1], where)
             if limited is not None and self._explains((*model[:-1], limited), probe, problems):
                 yield (*model[:-1], limited)
-
-    def _gives(self, model: Model, problem: Problem, probe: Probe) -> bool:
-        try:
-            return self.fits(model, problem, probe)
-        except TROUBLE:
-            return False
 
     def _explains(self, model: Model, probe: Probe, problems: tuple[Problem, ...], *, passed: bool = True) -> bool:
         """Whether a model gives a probe's problems, and if asked for those of every probe so far."""
@@ -248,7 +243,3 @@ class ModelSearch:
                 yield from one.propose(evidence)
             except TROUBLE as error:
                 self.troubles[f"{one.id}: {one_line(error)}"] = None
-
-
-def _setting(problem: Problem) -> Setting:
-    return Setting(problem.config, problem.sizes, problem.inputs)

@@ -82,7 +82,7 @@ def weighed(evidence: Evidence, problems: Iterable[Problem]) -> list[Weighed]:
         if made is None or measured is None or expected is None or not np.isfinite(measured).all():
             continue
         if np.allclose(expected, made["weights"], rtol=1e-6, atol=1e-9, equal_nan=True):
-            setting = Setting(problem.config, problem.sizes, problem.inputs)
+            setting = Setting.of(problem)
             scored = Scored.right(made["scores"], problem.allowed(), setting)
             found.append(Weighed(Sample(measured, made["weights"], AXES, setting, unit), scored))
     return found
