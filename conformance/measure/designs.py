@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -14,45 +14,27 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights
 
+_SIZES = ("num_kv_heads", "head_dim", "value_head_dim", "query_dim", "key_dim", "value_dim", "output_dim")
 
-def _all_different(
-    heads: int, kv_heads: int, d: int, dv: int, widths: tuple[int, int, int, int], *, embed_dim: int
-) -> AttentionConfig:
-    query_dim, key_dim, value_dim, output_dim = widths
-    return AttentionConfig(
-        embed_dim,
-        heads,
-        num_kv_heads=kv_heads,
-        head_dim=d,
-        value_head_dim=dv,
-        query_dim=query_dim,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        output_dim=output_dim,
-        bias=True,
-    )
+
+def _all_different(embed_dim: int, heads: int, *others: int) -> AttentionConfig:
+    sizes: dict[str, Any] = dict(zip(_SIZES, others, strict=True))
+    return AttentionConfig(embed_dim, heads, bias=True, **sizes)
 
 
 CONFIGS: tuple[AttentionConfig, ...] = (
-    _all_different(4, 2, 3, 6, (9, 7, 10, 11), embed_dim=13),
-    _all_different(6, 3, 2, 7, (8, 11, 5, 9), embed_dim=10),
-    _all_different(3, 3, 5, 4, (7, 13, 8, 10), embed_dim=14),
-    _all_different(5, 5, 4, 6, (10, 7, 9, 8), embed_dim=11),
+    _all_different(13, 4, 2, 3, 6, 9, 7, 10, 11),
+    _all_different(10, 6, 3, 2, 7, 8, 11, 5, 9),
+    _all_different(14, 3, 3, 5, 4, 7, 13, 8, 10),
+    _all_different(11, 5, 5, 4, 6, 10, 7, 9, 8),
     AttentionConfig(12, 4, query_dim=9, key_dim=7, value_dim=10, bias=True),
     AttentionConfig(10, 2, query_dim=7, key_dim=9, value_dim=8, bias=True),
-    AttentionConfig(15, 3, bias=True),
-    AttentionConfig(8, 2, bias=True),
-    AttentionConfig(12, 4, bias=True),
-    AttentionConfig(15, 3),
-    AttentionConfig(8, 2),
-    AttentionConfig(12, 4),
-    AttentionConfig(4, 1),
-    AttentionConfig(7, 1),
-    AttentionConfig(9, 1),
+    *(AttentionConfig(*widths, bias=bias) for bias in (True, False) for widths in ((15, 3), (8, 2), (12, 4))),
+    *(AttentionConfig(width, 1) for width in (4, 7, 9)),
 )
 """Layers to be asked as, the richest first: no two sizes of one are equal unless the layer has no argument for it."""
 
-MANY_HEADS = _all_different(12, 12, 3, 2, (9, 7, 10, 11), embed_dim=13)
+MANY_HEADS = _all_different(13, 12, 12, 3, 2, 9, 7, 10, 11)
 """A layer of more heads than those: what each head has of its own is read in it."""
 
 BATCH, QUERY_LEN, KEY_LEN = 1, 3, 5
@@ -97,6 +79,14 @@ def generic(
     """
     problem = _generic(config, seed, batch, query_len, key_len)
     return changed(problem, weights, mask=AttentionMask() if mask is None else mask, **inputs)
+
+
+def in_turn(configs: Sequence[AttentionConfig], sizes: Sequence[tuple[int, int, int]], **how: Any) -> list[Problem]:
+    """A call of each (batch, query length, key length), each of the next layer, over and over again."""
+    return [
+        generic(configs[place % len(configs)], batch=batch, query_len=query_len, key_len=key_len, **how)
+        for place, (batch, query_len, key_len) in enumerate(sizes if configs else ())
+    ]
 
 
 def changed(problem: Problem, weights: Mapping[str, NDArray | float] | None = None, **inputs: Any) -> Problem:
@@ -177,16 +167,6 @@ def _of_mask(array: NDArray, batch: int, query_len: int, key_len: int) -> NDArra
     return array
 
 
-def selector(rows: int, columns: int, first: int = 0) -> NDArray[np.float64]:
-    """(rows, columns): row i is the unit vector of column first + i; rows without a column are 0.
-
-    >>> selector(2, 3, first=1).astype(int)
-    array([[0, 1, 0],
-           [0, 0, 1]])
-    """
-    return np.eye(rows, columns, first)
-
-
 NO_BIASES: Mapping[str, float] = {f"{name}.bias": 0.0 for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
 """`weights` for `generic`: every bias of a projection is 0."""
 
@@ -206,7 +186,7 @@ def each_key_chosen(config: AttentionConfig, length: int) -> Problem:
     places = root * np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
     def passing(heads: int, width: int) -> NDArray:
-        return np.tile(selector(config.head_dim, width), (heads, 1))
+        return np.tile(np.eye(config.head_dim, width), (heads, 1))
 
     def rows(width: int) -> NDArray:
         found = np.zeros((1, length, width))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,6 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.faults import TROUBLE
-from conformance.measure.grammar.sample import Setting
-from conformance.measure.read.weights import read_weights, undone
 from conformance.subjects.ask import CannotExpress
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
@@ -30,12 +28,10 @@ class Asked:
     Args:
         answer: gives it.
         fixed: the weights that the subject has, if it takes no others.
-        undo: (problem, attention weights as they are read) -> as they were before what the model has wrong after them.
     """
 
     answer: Callable[[Problem], NDArray | None]
     fixed: Weights | None = None
-    undo: Callable[[Problem, NDArray], NDArray] | None = None
 
     def __call__(self, problem: Problem) -> NDArray | None:
         return self.answer(problem)
@@ -60,33 +56,21 @@ class Evidence:
     problems: tuple[Problem, ...]
     gradients: bool = False
     explained: bool = False
-    _backs: dict[Problem, Callable[[NDArray], NDArray] | None] = field(default_factory=dict, repr=False)
 
     @property
     def got(self) -> Asked:
         """Problem -> the subject's output, float64; None if it refuses. It is asked once per Problem object."""
-        return Asked(self.asker.output, self.asker.fixed_weights, self._undo)
+        return Asked(self.asker.output, self.asker.fixed_weights)
 
     @property
     def made(self) -> Asked:
         """Problem -> the model's output; None where the model can't be run."""
-        return Asked(self._made, self.asker.fixed_weights, self._undo)
+        return Asked(self._made, self.asker.fixed_weights)
 
     def got_all(self, problem: Problem) -> Arrays | None:
         """Every array that the subject shows, by name; gradients only if this probe compares them, "gradients.NAME"."""
         trace = self.asker.ask(problem, gradients=self.gradients)
         return None if trace is None else trace.arrays()
-
-    def _undo(self, problem: Problem, weights: NDArray) -> NDArray:
-        """Attention weights as they are read, as they were before what the model has wrong after them."""
-        if not self.model or problem.inputs.dropout_keep is not None:
-            return weights
-        if problem not in self._backs:
-            made, read = self.made_all(problem), read_weights(Asked(self._made), problem)
-            setting = Setting(problem.config, problem.sizes)
-            self._backs[problem] = None if made is None or read is None else undone(read, made["weights"], setting)
-        back = self._backs[problem]
-        return weights if back is None else back(weights)
 
     def _made(self, problem: Problem) -> NDArray | None:
         arrays = self.made_all(problem)
@@ -191,17 +175,3 @@ def _within(wanted: NDArray, array: NDArray, allowed: NDArray) -> NDArray:
     with any_numbers:
         near = np.abs(wanted - array) <= allowed
     return near | (wanted == array) | (np.isnan(wanted) & np.isnan(array))
-
-
-def differing_items(evidence: Evidence, problem: Problem) -> NDArray[np.bool_] | None:
-    """Bool (B,): the items whose outputs the model does not give; None without an answer."""
-    got, made = evidence.got(problem), evidence.made(problem)
-    if got is None or made is None:
-        return None
-    with any_numbers:
-        most = np.abs(got[np.isfinite(got)]).max(initial=0.0)
-        near = (
-            (np.abs(got - made) <= 1e5 * evidence.asker.unit * most) | (got == made) | (np.isnan(got) & np.isnan(made))
-        )
-    found: NDArray[np.bool_] = ~near.all(axis=(1, 2))
-    return found

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from conformance.measure import reads
-from conformance.measure.faults import (
-    STEP_AXES,
-    bug_of,
-    stage_of,
-)
+from conformance.measure.faults import STEP_AXES, bug_of, stage_of
 from conformance.measure.grammar.sample import Change, Setting
 from conformance.measure.reads import Get, Put
 from conformance.zoo.bug import Bug, DoesNotApply
@@ -31,6 +27,9 @@ def _result(state: State, beneath: Step) -> Any:
 
 def _in_its_place(state: State, beneath: Step, array: Any) -> Any:
     return array
+
+
+Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,173 +103,118 @@ def fault(place: Place, change: Change, *, at: str = "") -> Bug:
 
 # The table ------------------------------------------------------------------------------------------------
 
-OF_INPUT = "Project each input as it is given."
-OF_WEIGHT = "A weight is (out, in), W and b of its own projection: compute x @ W.T + b."
-OF_SPLIT = "Split as reshape(B, L, H, d).transpose(0, 2, 1, 3), and leave the numbers as they are."
-OF_PAST = "Keys and values are those of the past, as they are given, and behind them the new ones."
-OF_READ = "Query head h reads key/value head h // (H // G), as it is."
-OF_SCORES = "Compute queries @ keys^T, (B, H, Lq, Lk), times the config's softmax_scale."
-OF_ADDITIVE = "score = vector . tanh(A query + C key), A = score.query.weight, C = score.key.weight."
-OF_CAP = "The scaled score becomes c * tanh(score / c), before bias and exclusion."
-OF_SUM = "Add the bias to the scaled and capped scores, as it is, before the softmax."
-OF_WEIGHTS = "Weights are exp(score - maximum of the row) over their sum over the row's allowed keys, and nothing else."
-OF_DROPOUT = (
-    "Multiply the weights after the softmax by keep / (1 - p), element by element, and only where a keep-mask is given."
+FIX: Mapping[str, str] = {
+    "input": "Project each input as it is given.",
+    "weight": "A weight is (out, in), W and b of its own projection: compute x @ W.T + b.",
+    "split": "Split as reshape(B, L, H, d).transpose(0, 2, 1, 3), and leave the numbers as they are.",
+    "past": "Keys and values are those of the past, as they are given, and behind them the new ones.",
+    "read": "Query head h reads key/value head h // (H // G), as it is.",
+    "scores": "Compute queries @ keys^T, (B, H, Lq, Lk), times the config's softmax_scale.",
+    "additive": "score = vector . tanh(A query + C key), A = score.query.weight, C = score.key.weight.",
+    "cap": "The scaled score becomes c * tanh(score / c), before bias and exclusion.",
+    "sum": "Add the bias to the scaled and capped scores, as it is, before the softmax.",
+    "weights": (
+        "Weights are exp(score - maximum of the row) over their sum over the row's allowed keys, and nothing else."
+    ),
+    "kept": "Multiply the softmax's weights with the values.",
+    "dropout": (
+        "Multiply the weights after the softmax by keep / (1 - p), element by element, and only where a keep-mask is "
+        "given."
+    ),
+    "heads": "Compute weights @ values, each query head with the value head h // (H // G).",
+    "merged": "Merge as transpose(0, 2, 1, 3).reshape(B, L, H * dv), and leave the numbers as they are.",
+    "output": "Compute merged @ W_o^T + b_o, nothing else.",
+}
+"""Name -> what to do where places are wrong."""
+
+SCORED = ("item", "head", "query", "key")
+_MATRIX, _VECTOR = ("output channel", "input channel"), ("output channel",)
+_JOINED, _READ = ("item", "kv head", "key", "channel"), ("item", "head", "key", "channel")
+_NUMBER = ("number",)
+
+Row = tuple[str, str, str, tuple[str, ...], tuple[str, ...], tuple[Get, Put] | None, int | None]
+"""Id, words, name of FIX, axes, steps, (get, put), gauge: see Place."""
+
+
+def _parameter(name: str, fix: str, axes: tuple[str, ...], step: str) -> Row:
+    return name, f"the numbers of {name}, as used,", fix, axes, (step,), reads.parameter(name), None
+
+
+def _result_of(step: str, words: str, fix: str, gauge: int | None = None) -> Row:
+    return step, words, fix, (), (), None, gauge
+
+
+_ROWS: tuple[Row, ...] = (
+    _result_of("output", "the output's numbers", "output"),
+    _result_of("merged", "the merged heads", "merged"),
+    _result_of("heads", "the weighted sums of the heads", "heads"),
+    _result_of("kept_weights", "the weights that meet the values", "kept"),
+    ("dropout", "the factors of dropout", "dropout", SCORED, ("kept_weights",), reads.KEEP, None),
+    _result_of("weights", "the weights", "weights"),
+    ("sums", "the sums of a row's exponentials", "weights", SCORED[:3], ("weights",), reads.SUMS, None),
+    (
+        *("values read", "the values that each query head reads", "read", _READ, ("heads",)),
+        *(reads.read_by_heads("values"), None),
+    ),
+    _result_of("values", "the values of all keys, also those of a past,", "past"),
+    ("past_values", "the past values", "past", _JOINED, ("values",), reads.past("past_values"), None),
+    _result_of("new_values", "the values split into heads", "split"),
+    _result_of("v_proj", "the projected values", "weight"),
+    _result_of("value_inputs", "the inputs that values are projected from", "input"),
+    _result_of("scores", "scores with the additive bias", "sum", -1),
+    ("bias", "the numbers of the additive bias, as they are added,", "sum", SCORED, ("scores",), reads.BIAS, -1),
+    _result_of("capped", "scores after the softcap", "cap", -1),
+    ("fraction", "scores over the softcap", "cap", SCORED, ("capped",), reads.FRACTION, -1),
+    ("softcap", "softcaps", "cap", _NUMBER, ("capped",), reads.SOFTCAP, None),
+    _result_of("similarity", "scores", "scores", -1),
+    ("scale", "the scores' scales", "scores", _NUMBER, ("similarity",), reads.SCALE, None),
+    _result_of("unscaled", "scores before the scale", "scores", -1),
+    _result_of("additive_hidden", "hidden units of the additive score", "additive"),
+    (
+        *("additive inside", "hidden units of the additive score, before their tanh,", "additive"),
+        *((*SCORED, "hidden"), ("additive_hidden",), reads.INSIDE, None),
+    ),
+    _parameter("score.query.weight", "additive", _MATRIX, "additive_hidden"),
+    _parameter("score.key.weight", "additive", _MATRIX, "additive_hidden"),
+    _parameter("score.vector", "additive", _VECTOR, "unscaled"),
+    (
+        *("keys read", "the keys that each query head reads", "read", _READ, ("additive_hidden", "unscaled")),
+        *(reads.read_by_heads("keys"), -2),
+    ),
+    _result_of("keys", "keys, also those of a past,", "past", -2),
+    ("past_keys", "the past keys", "past", _JOINED, ("keys",), reads.past("past_keys"), -2),
+    _result_of("new_keys", "keys, split into heads,", "split", -2),
+    _result_of("k_proj", "projected keys", "weight", -2),
+    _result_of("key_inputs", "the inputs that keys are projected from", "input", -2),
+    _result_of("queries", "queries, split into heads,", "split"),
+    _result_of("q_proj", "projected queries", "weight"),
+    _result_of("query_inputs", "the inputs that queries are projected from", "input"),
+    *(
+        _parameter(f"{projection}.{kind}", "weight", axes, step)
+        for projection, (_, step) in PROJECTED.items()
+        for kind, axes in (("weight", _MATRIX), ("bias", _VECTOR))
+    ),
 )
-OF_HEADS = "Compute weights @ values, each query head with the value head h // (H // G)."
-OF_MERGED = "Merge as transpose(0, 2, 1, 3).reshape(B, L, H * dv), and leave the numbers as they are."
-OF_OUTPUT = "Compute merged @ W_o^T + b_o, nothing else."
-
-MATRIX, VECTOR, SCORED = ("output channel", "input channel"), ("output channel",), ("item", "head", "query", "key")
-JOINED = ("item", "kv head", "key", "channel")
-READ = ("item", "head", "key", "channel")
 
 
-def _of_projections() -> list[Place]:
-    found = []
-    for projection, (_, step) in PROJECTED.items():
-        for kind, axes in (("weight", MATRIX), ("bias", VECTOR)):
-            get, put = reads.parameter(f"{projection}.{kind}")
-            words = f"the numbers of {projection}.{kind}, as used,"
-            found.append(Place(f"{projection}.{kind}", words, OF_WEIGHT, axes, (step,), get, put))
-    return found
+def _place(
+    id: str, words: str, fix: str, axes: Axes, steps: Axes, read: tuple[Get, Put] | None, gauge: int | None
+) -> Place:
+    get, put = read or (_result, _in_its_place)
+    return Place(id, words, FIX[fix], axes, steps, get, put, gauge)
 
 
-def _table() -> list[Place]:
-    additive = ("additive_hidden",)
-    return [
-        Place("output", "the output's numbers", OF_OUTPUT),
-        Place("merged", "the merged heads", OF_MERGED),
-        Place("heads", "the weighted sums of the heads", OF_HEADS),
-        Place("kept_weights", "the weights that meet the values", "Multiply the softmax's weights with the values."),
-        Place(
-            "dropout", "the factors of dropout", OF_DROPOUT, SCORED, ("kept_weights",), reads.keep, reads.with_factor
-        ),
-        Place("weights", "the weights", OF_WEIGHTS),
-        Place(
-            "sums",
-            "the sums of a row's exponentials",
-            OF_WEIGHTS,
-            SCORED[:3],
-            ("weights",),
-            reads.sums,
-            reads.over_sums,
-        ),
-        Place(
-            "values read",
-            "the values that each query head reads",
-            OF_READ,
-            READ,
-            ("heads",),
-            *reads.read_by_heads("values"),
-        ),
-        Place("values", "the values of all keys, also those of a past,", OF_PAST),
-        Place("past_values", "the past values", OF_PAST, JOINED, ("values",), *reads.past("past_values")),
-        Place("new_values", "the values split into heads", OF_SPLIT),
-        Place("v_proj", "the projected values", OF_WEIGHT),
-        Place("value_inputs", "the inputs that values are projected from", OF_INPUT),
-        Place("scores", "scores with the additive bias", OF_SUM, gauge=-1),
-        Place(
-            "bias",
-            "the numbers of the additive bias, as they are added,",
-            OF_SUM,
-            SCORED,
-            ("scores",),
-            reads.bias,
-            reads.with_bias,
-            -1,
-        ),
-        Place("capped", "scores after the softcap", OF_CAP, gauge=-1),
-        Place(
-            "fraction",
-            "scores over the softcap",
-            OF_CAP,
-            SCORED,
-            ("capped",),
-            reads.capped_fraction,
-            reads.of_fraction,
-            -1,
-        ),
-        Place(
-            "softcap",
-            "softcaps",
-            OF_CAP,
-            ("number",),
-            ("capped",),
-            reads.softcap,
-            partial(reads.with_number, "softcap"),
-        ),
-        Place("similarity", "scores", OF_SCORES, gauge=-1),
-        Place(
-            "scale",
-            "the scores' scales",
-            OF_SCORES,
-            ("number",),
-            ("similarity",),
-            reads.scale,
-            partial(reads.with_number, "scale"),
-        ),
-        Place("unscaled", "scores before the scale", OF_SCORES, gauge=-1),
-        Place("additive_hidden", "hidden units of the additive score", OF_ADDITIVE),
-        Place(
-            "additive inside",
-            "hidden units of the additive score, before their tanh,",
-            OF_ADDITIVE,
-            (*SCORED, "hidden"),
-            additive,
-            reads.inside,
-            lambda state, beneath, array: np.tanh(array),
-        ),
-        *(
-            Place(name, f"the numbers of {name}, as used,", OF_ADDITIVE, axes, (step,), *reads.parameter(name))
-            for name, axes, step in (
-                ("score.query.weight", MATRIX, "additive_hidden"),
-                ("score.key.weight", MATRIX, "additive_hidden"),
-                ("score.vector", VECTOR, "unscaled"),
-            )
-        ),
-        Place(
-            "keys read",
-            "the keys that each query head reads",
-            OF_READ,
-            READ,
-            ("additive_hidden", "unscaled"),
-            *reads.read_by_heads("keys"),
-            -2,
-        ),
-        Place("keys", "keys, also those of a past,", OF_PAST, gauge=-2),
-        Place("past_keys", "the past keys", OF_PAST, JOINED, ("keys",), *reads.past("past_keys"), -2),
-        Place("new_keys", "keys, split into heads,", OF_SPLIT, gauge=-2),
-        Place("k_proj", "projected keys", OF_WEIGHT, gauge=-2),
-        Place("key_inputs", "the inputs that keys are projected from", OF_INPUT, gauge=-2),
-        Place("queries", "queries, split into heads,", OF_SPLIT),
-        Place("q_proj", "projected queries", OF_WEIGHT),
-        Place("query_inputs", "the inputs that queries are projected from", OF_INPUT),
-        *_of_projections(),
-    ]
-
-
-PLACES: Mapping[str, Place] = {place.id: place for place in _table()}
+PLACES: Mapping[str, Place] = {row[0]: _place(*row) for row in _ROWS}
 """Id -> place, the latest first; those of the mask are in `propose/masks`, those of gradients in `read/backward`."""
 
-BEFORE_SOFTMAX = frozenset(
-    (
-        *("scores", "bias", "capped", "fraction", "softcap", "similarity", "scale", "unscaled", "additive_hidden"),
-        *(
-            "additive inside",
-            "score.query.weight",
-            "score.key.weight",
-            "score.vector",
-            "keys read",
-            "keys",
-            "past_keys",
-        ),
-        *("new_keys", "k_proj", "key_inputs", "queries", "q_proj", "query_inputs", "q_proj.weight", "q_proj.bias"),
-        *("k_proj.weight", "k_proj.bias"),
-    )
-)
+
+def _between(first: str, last: str, *projections: str) -> frozenset[str]:
+    ids = list(PLACES)
+    parameters = (f"{projection}.{kind}" for projection in projections for kind in ("weight", "bias"))
+    return frozenset((*ids[ids.index(first) : ids.index(last) + 1], *parameters))
+
+
+BEFORE_SOFTMAX = _between("scores", "query_inputs", "q_proj", "k_proj")
 """Places whose arrays show in logarithms of weights."""
 
-OF_VALUES = frozenset(
-    ("values read", "values", "past_values", "new_values", "v_proj", "value_inputs", "v_proj.weight", "v_proj.bias")
-)
+OF_VALUES = _between("values read", "value_inputs", "v_proj")

@@ -12,7 +12,6 @@ from conformance.zoo.bug import Bug
 if TYPE_CHECKING:
     from conformance.measure.asker import Asker
     from conformance.measure.evidence import Evidence
-    from conformance.measure.propose.equivalent_calls import Circumstance
 
 Problems = Callable[["Asker"], Sequence[Problem]]
 Propose = Callable[["Evidence"], Iterable["Bug | tuple[Bug, ...]"]]
@@ -41,8 +40,6 @@ class Probe:
         everywhere: whether its candidates are tried at every probe that shows something: for steps that no probe can
             make harmless to those before it. "first": before the probe's own; "last": if these explain nothing, since
             it asks calls of many sizes.
-        circumstances: kinds of calls that its problems are asked in: if they differ, the probes before are asked of the
-            subject seen through one of them, and what they show is limited to such calls.
     """
 
     id: str
@@ -53,4 +50,3 @@ class Probe:
     gradients: bool = False
     unknown: str = ""
     everywhere: Literal["first", "last"] | None = None
-    circumstances: tuple[Circumstance, ...] = ()

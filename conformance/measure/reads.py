@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from conformance.any_numbers import any_numbers
-from conformance.measure.faults import (
-    with_arrays,
-    with_inputs,
-    with_parameters,
-)
+from conformance.measure.faults import with_arrays, with_inputs, with_parameters
 from conformance.measure.grammar.sample import Setting
 from conformance.measure.softmax.scored import Scored
 from conformance.zoo.bug import DoesNotApply
@@ -34,15 +31,15 @@ def parameter(name: str) -> tuple[Get, Put]:
     return lambda state, beneath: state.parameters.get(name), put
 
 
-def scale(state: State, beneath: Step) -> Any:
+def _scale(state: State, beneath: Step) -> Any:
     return np.array([state.config.softmax_scale]) if state.config.score == "scaled_dot" else None
 
 
-def softcap(state: State, beneath: Step) -> Any:
+def _softcap(state: State, beneath: Step) -> Any:
     return None if state.config.softcap is None else np.array([state.config.softcap])
 
 
-def with_number(name: str, state: State, beneath: Step, array: Any) -> Any:
+def _with_number(name: str, state: State, beneath: Step, array: Any) -> Any:
     found = state.copy()
     given: dict[str, Any] = {name: float(array[0])}
     try:
@@ -63,16 +60,23 @@ def read_by_heads(what: str) -> tuple[Get, Put]:
     return lambda state, beneath: state.heads_of(what), put
 
 
-def bias(state: State, beneath: Step) -> Any:
+SCALE: tuple[Get, Put] = _scale, partial(_with_number, "scale")
+SOFTCAP: tuple[Get, Put] = _softcap, partial(_with_number, "softcap")
+
+
+def _bias(state: State, beneath: Step) -> Any:
     mask = state.inputs.mask
     return None if mask.bias is None else np.broadcast_to(additive_bias(mask), state["capped"].shape)
 
 
-def with_bias(state: State, beneath: Step, array: Any) -> Any:
+def _with_bias(state: State, beneath: Step, array: Any) -> Any:
     return beneath(with_inputs(state, bias=array)) if state.inputs.mask.bias is not None else beneath(state)
 
 
-def inside(state: State, beneath: Step) -> Any:
+BIAS: tuple[Get, Put] = _bias, _with_bias
+
+
+def _inside(state: State, beneath: Step) -> Any:
     """A q + C k of the additive score; of a model with another one, what gives its hidden units."""
     hidden = beneath(state)
     if hidden is None:
@@ -86,12 +90,18 @@ def inside(state: State, beneath: Step) -> Any:
         return np.arctanh(hidden)
 
 
-def capped_fraction(state: State, beneath: Step) -> Any:
+INSIDE: tuple[Get, Put] = _inside, lambda state, beneath, array: np.tanh(array)
+
+
+def _fraction(state: State, beneath: Step) -> Any:
     return None if state.config.softcap is None else state["similarity"] / state.config.softcap
 
 
-def of_fraction(state: State, beneath: Step, array: Any) -> Any:
+def _of_fraction(state: State, beneath: Step, array: Any) -> Any:
     return beneath(state) if state.config.softcap is None else state.config.softcap * array
+
+
+FRACTION: tuple[Get, Put] = _fraction, _of_fraction
 
 
 def past(name: str) -> tuple[Get, Put]:
@@ -105,23 +115,25 @@ def past(name: str) -> tuple[Get, Put]:
     return get, put
 
 
-def sums(state: State, beneath: Step) -> Any:
+def _sums(state: State, beneath: Step) -> Any:
     """(B, H, Lq): the sums of the exponentials less the maximum of each row."""
     scored = Scored.right(state["scores"], state["allowed"], Setting.of(state))
     return scored.stable_sum[..., 0] if state["scores"].size else None
 
 
-def over_sums(state: State, beneath: Step, array: Any) -> Any:
+def _over_sums(state: State, beneath: Step, array: Any) -> Any:
     scored = Scored.right(state["scores"], state["allowed"], Setting.of(state))
     with any_numbers:
         return scored.kept(scored.stable / array[..., None])
 
 
-def keep(state: State, beneath: Step) -> Any:
+SUMS: tuple[Get, Put] = _sums, _over_sums
+
+
+def _keep(state: State, beneath: Step) -> Any:
     if state.inputs.dropout_keep is None or not state["weights"].size:
         return None
     return np.broadcast_to(dropout_factor(state), state["weights"].shape)
 
 
-def with_factor(state: State, beneath: Step, array: Any) -> Any:
-    return state["weights"] * array
+KEEP: tuple[Get, Put] = _keep, lambda state, beneath, array: state["weights"] * array

@@ -46,7 +46,7 @@ def formulas_of(step: str, state: State) -> Iterator[Formula]:
     yield from OF_STEP.get(step, ())
     for name in _read(step, state):
         for words, function in _in_place_of(name, step, state):
-            yield Formula(f"{OWN}{words}", _run(step, name, function))
+            yield Formula(f"{OWN}{words}", partial(_run, step, name, function))
     result = state[step]
     if isinstance(result, dict):
         yield Formula("the parameter itself", lambda s: s.parameters)
@@ -82,16 +82,12 @@ def _read(step: str, state: State) -> list[str]:
     return list(read)
 
 
-def _run(step: str, name: str, function: Function) -> Array:
+def _run(step: str, name: str, function: Function, state: State) -> Any:
     """The step with a function of an array, or of a parameter, in place of that one."""
-
-    def array(state: State) -> Any:
-        if name in state.parameters:
-            parameters = {**state.parameters, name: function(state, state.parameters[name])}
-            return BACKWARD[step](replace(state, parameters=parameters))
-        return BACKWARD[step](replace(state, arrays={**state.arrays, name: function(state, state[name])}))
-
-    return array
+    if name in state.parameters:
+        parameters = {**state.parameters, name: function(state, state.parameters[name])}
+        return BACKWARD[step](replace(state, parameters=parameters))
+    return BACKWARD[step](replace(state, arrays={**state.arrays, name: function(state, state[name])}))
 
 
 def _in_place_of(name: str, step: str, state: State) -> Iterator[tuple[str, Function]]:
@@ -107,13 +103,13 @@ def _in_place_of(name: str, step: str, state: State) -> Iterator[tuple[str, Func
         alike = isinstance(array, np.ndarray) and array.shape == seen[0].shape
         if alike and not any(np.array_equal(array, one) for one in seen):
             seen.append(array)
-            yield f"{other} in place of {name}", _another(other)
+            yield f"{other} in place of {name}", partial(_another, other)
     for words, function in (*(OF_PARAMETERS if is_parameter else OF_ARRAYS), *OF_ARRAY.get(name, ())):
         yield words.format(name), function
 
 
-def _another(name: str) -> Function:
-    return lambda state, x: 1.0 * (state.parameters[name] if name in state.parameters else state[name])
+def _another(name: str, state: State, x: NDArray) -> NDArray:
+    return np.asarray(1.0 * (state.parameters[name] if name in state.parameters else state[name]))
 
 
 def _transposed(state: State, x: NDArray) -> NDArray:
@@ -137,35 +133,24 @@ def _tiled(state: State, x: NDArray) -> NDArray:
     return np.tile(x, (1, heads // groups, 1, 1))
 
 
-def _one_of_group(place: int) -> Function:
+def _one_of_group(place: int, state: State, x: NDArray) -> NDArray:
     """One query head of each group, and 0 in place of the others."""
-
-    def function(state: State, x: NDArray) -> NDArray:
-        heads, groups = state.config.num_heads, state.config.num_kv_heads
-        if heads == groups or x.ndim < 4 or x.shape[1] != heads:
-            raise DoesNotApply("no groups of query heads")
-        split = x.reshape(len(x), groups, -1, *x.shape[2:])
-        found = np.zeros_like(split)
-        found[:, :, place] = split[:, :, place]
-        return found.reshape(x.shape)
-
-    return function
+    heads, groups = state.config.num_heads, state.config.num_kv_heads
+    if heads == groups or x.ndim < 4 or x.shape[1] != heads:
+        raise DoesNotApply("no groups of query heads")
+    kept = np.arange(heads) % (heads // groups) == place % (heads // groups)
+    return np.where(kept.reshape(-1, *(1,) * (x.ndim - 2)), x, 0.0)
 
 
-def _alone(axis: int, index: int) -> Function:
-    """One index of an axis, and 0 in place of the others."""
-
-    def function(state: State, x: NDArray) -> NDArray:
-        found = np.zeros_like(x)
-        at = (slice(None),) * axis + (index,)
-        found[at] = x[at]
-        return found
-
-    return function
+def _one_item(index: int, state: State, x: NDArray) -> NDArray:
+    """One item, and 0 in place of the others."""
+    found = np.zeros_like(x)
+    found[index] = x[index]
+    return found
 
 
-def _elementwise(name: str) -> Function:
-    return lambda state, x: FUNCTIONS[name][1](1.0 * x)
+def _elementwise(name: str, state: State, x: NDArray) -> NDArray:
+    return FUNCTIONS[name][1](1.0 * x)
 
 
 def _uniform(state: State, x: object = None) -> NDArray:
@@ -189,27 +174,20 @@ FACTORS: tuple[tuple[str, Array], ...] = (
 """Words, and what is in place of dropout's factor."""
 
 
-def _dropped(array: str, factor: Array) -> Array:
-    def function(state: State) -> Any:
-        if state.inputs.dropout_keep is None:
-            raise DoesNotApply("no keep-mask")
-        return state[array] * factor(state)
-
-    return function
-
-
-def _kept(factor: Array) -> Function:
-    return lambda state, x: _dropped("weights", factor)(state)
+def _dropped(array: str, factor: Array, state: State, x: object = None) -> Any:
+    if state.inputs.dropout_keep is None:
+        raise DoesNotApply("no keep-mask")
+    return state[array] * factor(state)
 
 
 OF_ARRAYS: tuple[tuple[str, Function], ...] = (
     ("{} transposed", _transposed),
     ("heads of {} tiled: 0, 1, 0, 1 in place of 0, 0, 1, 1", _tiled),
-    ("{} of the first query head of each group alone", _one_of_group(0)),
-    ("{} of the last query head of each group alone", _one_of_group(-1)),
-    ("the first item of {} alone", _alone(0, 0)),
-    ("the last item of {} alone", _alone(0, -1)),
-    *((f"{{}} {FUNCTIONS[name][0]}", _elementwise(name)) for name in ("squared", "abs", "sign")),
+    ("{} of the first query head of each group alone", partial(_one_of_group, 0)),
+    ("{} of the last query head of each group alone", partial(_one_of_group, -1)),
+    ("the first item of {} alone", partial(_one_item, 0)),
+    ("the last item of {} alone", partial(_one_item, -1)),
+    *((f"{{}} {FUNCTIONS[name][0]}", partial(_elementwise, name)) for name in ("squared", "abs", "sign")),
 )
 
 OF_PARAMETERS: tuple[tuple[str, Function], ...] = (
@@ -220,12 +198,12 @@ OF_PARAMETERS: tuple[tuple[str, Function], ...] = (
 WEIGHTS: tuple[tuple[str, Function], ...] = (
     ("uniform weights in place of {}", _uniform),
     ("a softmax over queries in place of {}", _over_queries),
-    ("1 - {}", _elementwise("one-minus")),
+    ("1 - {}", partial(_elementwise, "one-minus")),
 )
 
 OF_ARRAY: dict[str, tuple[tuple[str, Function], ...]] = {
     "weights": WEIGHTS,
-    "kept_weights": (*WEIGHTS, *((f"{{}} {words}", _kept(factor)) for words, factor in FACTORS)),
+    "kept_weights": (*WEIGHTS, *((f"{{}} {words}", partial(_dropped, "weights", factor)) for words, factor in FACTORS)),
     "padding": (("nothing as {}", lambda state, x: np.zeros_like(x)),),
 }
 """Array -> words and functions of it alone."""
@@ -243,20 +221,18 @@ def along(state: State) -> NDArray:
     return where_open(state, state["weights"] * state["d_weights"])
 
 
-def _sum(array: Array, *axes: int) -> Array:
-    return lambda state: array(state).sum(axis=axes, keepdims=True)
+def _sum(array: Array, state: State, axis: int = -1) -> NDArray:
+    return np.asarray(array(state).sum(axis=axis, keepdims=True))
 
 
 SUMS: tuple[tuple[str, Array], ...] = (
-    ("rowsum(P * dP)", _sum(along, -1)),
+    ("rowsum(P * dP)", partial(_sum, along)),
     ("P * dP", along),
-    ("the sum of P * dP over queries", _sum(along, -2)),
-    ("the sum of P * dP over heads", _sum(along, 1)),
-    ("the sum of P * dP over queries and keys", _sum(along, -2, -1)),
-    ("rowsum(P * dP before dropout)", _sum(lambda s: where_open(s, s["weights"] * s["d_kept_weights"]), -1)),
-    ("rowsum(dP)", _sum(lambda s: where_open(s, s["d_weights"]), -1)),
-    ("the mean of dP", _sum(lambda s: _uniform(s) * s["d_weights"], -1)),
-    ("the mean of dP over all keys", lambda s: s["d_weights"].mean(axis=-1, keepdims=True)),
+    ("the sum of P * dP over queries", partial(_sum, along, axis=-2)),
+    ("the sum of P * dP over heads", partial(_sum, along, axis=1)),
+    ("rowsum(P * dP before dropout)", partial(_sum, lambda s: where_open(s, s["weights"] * s["d_kept_weights"]))),
+    ("rowsum(dP)", partial(_sum, lambda s: where_open(s, s["d_weights"]))),
+    ("the mean of dP", partial(_sum, lambda s: _uniform(s) * s["d_weights"])),
     ("max(dP)", lambda s: s["d_weights"].max(axis=-1, keepdims=True)),
     ("0", lambda s: 0.0 * s["d_weights"]),
 )
@@ -270,12 +246,12 @@ def _of_softmax() -> Iterator[Formula]:
     for left, first in SIDES:
         for right, second in SIDES:
             for words, total in SUMS:
-                yield Formula(f"{left}dP - {right}{words}", _softmax_form(first, second, total))
+                yield Formula(f"{left}dP - {right}{words}", partial(_softmax_form, first, second, total))
     yield Formula("P * P * (dP - rowsum(P * dP))", lambda s: s["weights"] * s["d_scores"])
 
 
-def _softmax_form(first: Array, second: Array, total: Array) -> Array:
-    return lambda s: where_open(s, first(s) * s["d_weights"] - second(s) * total(s))
+def _softmax_form(first: Array, second: Array, total: Array, s: State) -> NDArray:
+    return where_open(s, first(s) * s["d_weights"] - second(s) * total(s))
 
 
 SLOPES: tuple[tuple[str, Callable[[NDArray], NDArray]], ...] = (
@@ -291,46 +267,44 @@ SLOPES: tuple[tuple[str, Callable[[NDArray], NDArray]], ...] = (
 Slope = Callable[[NDArray], NDArray]
 
 
-def _of_softcap(slope: Slope) -> Array:
-    def array(state: State) -> NDArray:
-        cap = state.config.softcap
-        if cap is None:
-            raise DoesNotApply("no softcap")
-        return where_open(state, state["d_scores"] * slope(np.tanh(unscaled(state) * state.config.softmax_scale / cap)))
-
-    return array
+def _of_softcap(slope: Slope, state: State) -> NDArray:
+    cap = state.config.softcap
+    if cap is None:
+        raise DoesNotApply("no softcap")
+    return where_open(state, state["d_scores"] * slope(np.tanh(unscaled(state) * state.config.softmax_scale / cap)))
 
 
-def _of_hidden(slope: Slope) -> Array:
-    return lambda s: s["d_similarity"][..., None] * s.parameters["score.vector"] * slope(s["additive_hidden"])
+def _of_hidden(slope: Slope, s: State) -> NDArray:
+    return np.asarray(s["d_similarity"][..., None] * s.parameters["score.vector"] * slope(s["additive_hidden"]))
 
 
-def _of_slopes(of: Callable[[Slope], Array]) -> tuple[Formula, ...]:
-    return tuple(Formula(f"{OWN}{words} as the tanh's slope", of(slope)) for words, slope in SLOPES)
+def _of_slopes(of: Callable[[Slope, State], NDArray]) -> tuple[Formula, ...]:
+    return tuple(Formula(f"{OWN}{words} as the tanh's slope", partial(of, slope)) for words, slope in SLOPES)
 
 
-def _of_tiled_groups(step: str) -> Formula:
+def _of_tiled_groups(step: str, state: State) -> Any:
     """The query heads of a group are g, g + G, ... in place of neighbours."""
-
-    def array(state: State) -> Any:
-        heads = state.config.num_heads
-        order = np.arange(heads).reshape(-1, state.config.num_kv_heads).T.ravel()
-        others = {
-            name: array[:, order]
-            for name, array in state.arrays.items()
-            if isinstance(array, np.ndarray) and array.ndim > 3 and array.shape[1] == heads
-        }
-        return BACKWARD[step](replace(state, arrays={**state.arrays, **others}))
-
-    return Formula("that of query heads g, g + G, ... for key head g", array)
+    heads = state.config.num_heads
+    order = np.arange(heads).reshape(-1, state.config.num_kv_heads).T.ravel()
+    others = {
+        name: array[:, order]
+        for name, array in state.arrays.items()
+        if isinstance(array, np.ndarray) and array.ndim > 3 and array.shape[1] == heads
+    }
+    return BACKWARD[step](replace(state, arrays={**state.arrays, **others}))
 
 
 OF_STEP: dict[str, tuple[Formula, ...]] = {
-    "d_weights": tuple(Formula(f"d_kept_weights {words}", _dropped("d_kept_weights", f)) for words, f in FACTORS),
+    "d_weights": tuple(
+        Formula(f"d_kept_weights {words}", partial(_dropped, "d_kept_weights", factor)) for words, factor in FACTORS
+    ),
     "d_scores": tuple(_of_softmax()),
     "d_similarity": _of_slopes(_of_softcap),
     "d_additive_hidden": _of_slopes(_of_hidden),
-    **{step: (_of_tiled_groups(step),) for step in ("d_keys", "d_values")},
+    **{
+        step: (Formula("that of query heads g, g + G, ... for key head g", partial(_of_tiled_groups, step)),)
+        for step in ("d_keys", "d_values")
+    },
 }
 """Step -> its formulas that no other array in place of one that it reads gives."""
 

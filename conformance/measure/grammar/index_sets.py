@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -75,15 +76,13 @@ BY_NUMBER: tuple[tuple[str, str, Callable[..., NDArray]], ...] = (
     ("but-{}", "all {{many}} but {}", lambda i, n, k: i != k),
 )
 
+_REST = "{many} after the last full block of #"
+
 BY_SIZE: tuple[tuple[str, str, Callable[[NDArray, int, int], NDArray]], ...] = (
-    (
-        "beyond-last-full-block",
-        "{many} after the last full block of # (where # does not divide their number)",
-        lambda i, n, m: i >= n // m * m,
-    ),
+    ("beyond-last-full-block", f"{_REST} (where # does not divide their number)", lambda i, n, m: i >= n // m * m),
     (
         "last-block-not-full",
-        "{many} after the last full block of # (where there is one, and # does not divide their number)",
+        f"{_REST} (where there is one, and # does not divide their number)",
         lambda i, n, m: (i >= n // m * m) & (n > m),
     ),
     ("within-full-blocks", "{many} of full blocks of #", lambda i, n, m: (i < n // m * m) & (n % m > 0)),
@@ -181,7 +180,7 @@ class Relation(NamedTuple):
     rule: Callable[[int, int], Flags]
 
 
-RELATIONS: tuple[tuple[str, str, Callable[[NDArray], NDArray]], ...] = (
+RELATIONS: tuple[tuple[str, str, Callable[..., NDArray]], ...] = (
     ("diagonal", "{b} = {a}", lambda d: d == 0),
     ("off-diagonal", "{b} other than {a}", lambda d: d != 0),
     ("after", "{b} after {a}", lambda d: d > 0),
@@ -192,7 +191,7 @@ RELATIONS: tuple[tuple[str, str, Callable[[NDArray], NDArray]], ...] = (
     ("even-distance", "{b} at an even distance from {a}", lambda d: d % 2 == 0),
 )
 
-RELATIONS_BY_NUMBER: tuple[tuple[str, str, Callable[[NDArray, int], NDArray]], ...] = (
+RELATIONS_BY_NUMBER: tuple[tuple[str, str, Callable[..., NDArray]], ...] = (
     ("at+{}", "{{b}} = {{a}} + {}", lambda d, k: d == k),
     ("at-{}", "{{b}} = {{a}} - {}", lambda d, k: d == -k),
     ("further+{}", "{{b}} > {{a}} + {}", lambda d, k: d > k),
@@ -207,42 +206,26 @@ RELATIONS_BY_NUMBER: tuple[tuple[str, str, Callable[[NDArray, int], NDArray]], .
 
 def relations_for(n: int) -> Iterator[Relation]:
     """Sets of pairs (i, j): words have {a} for the first axis and {b} for the second."""
-    for aligned, note in ((False, ""), (True, ", counted from the end")):
-        end = "-from-the-end" if aligned else ""
+    for aligned, note, end in ((False, "", ""), (True, ", counted from the end", "-from-the-end")):
         for slug, words, rule in RELATIONS:
-            yield Relation(f"{slug}{end}", words + note, _by_distance(rule, aligned))
-        for k in range(1, n):
-            for slug, words, by_number in RELATIONS_BY_NUMBER:
-                if k > 1 or not slug.startswith("every"):
-                    rule = _with(by_number, k)
-                    yield Relation(f"{slug.format(k)}{end}", words.format(k) + note, _by_distance(rule, aligned))
+            yield Relation(f"{slug}{end}", words + note, partial(_by_distance, rule, (), aligned))
+        for k, (slug, words, rule) in product(range(1, n), RELATIONS_BY_NUMBER):
+            if k > 1 or not slug.startswith("every"):
+                flags = partial(_by_distance, rule, (k,), aligned)
+                yield Relation(f"{slug.format(k)}{end}", words.format(k) + note, flags)
     for size in range(2, min(n, 9)):
-        yield Relation(
-            f"same-block-of-{size}", f"{{b}} in the block of {size} that {{a}} is in", _blocks(size, same=True)
-        )
-        yield Relation(
-            f"blocks-of-{size}-so-far", f"{{b}} in blocks of {size} up to that of {{a}}", _blocks(size, same=False)
-        )
+        own, so_far = partial(_blocks, size, np.equal), partial(_blocks, size, np.greater_equal)
+        yield Relation(f"same-block-of-{size}", f"{{b}} in the block of {size} that {{a}} is in", own)
+        yield Relation(f"blocks-of-{size}-so-far", f"{{b}} in blocks of {size} up to that of {{a}}", so_far)
 
 
-def _with(rule: Callable[[NDArray, int], NDArray], k: int) -> Callable[[NDArray], NDArray]:
-    return lambda distance: rule(distance, k)
+def _by_distance(rule: Callable[..., NDArray], numbers: tuple[int, ...], aligned: bool, n: int, m: int) -> Flags:
+    distance = np.arange(m)[None] - np.arange(n)[:, None] - ((m - n) if aligned else 0)
+    return np.asarray(rule(distance, *numbers), bool)
 
 
-def _by_distance(rule: Callable[[NDArray], NDArray], aligned: bool) -> Callable[[int, int], Flags]:
-    def flags(n: int, m: int) -> Flags:
-        distance = np.arange(m)[None] - np.arange(n)[:, None] - ((m - n) if aligned else 0)
-        return np.asarray(rule(distance), bool)
-
-    return flags
-
-
-def _blocks(size: int, *, same: bool) -> Callable[[int, int], Flags]:
-    def flags(n: int, m: int) -> Flags:
-        i, j = np.arange(n)[:, None] // size, np.arange(m)[None] // size
-        return np.asarray(i == j if same else j <= i, bool)
-
-    return flags
+def _blocks(size: int, holds: np.ufunc, n: int, m: int) -> Flags:
+    return np.asarray(holds(np.arange(n)[:, None] // size, np.arange(m)[None] // size))
 
 
 @lru_cache(maxsize=256)

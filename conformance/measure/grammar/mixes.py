@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from conformance.zoo.bug import DoesNotApply
 NONE = 1e-9
 """A part of a mix that counts as absent."""
 
-Along = Callable[..., NDArray]
+Along = Callable[..., Any]
 """(array, axis) -> an array that broadcasts to its shape."""
 
 
@@ -45,65 +45,64 @@ def _neighbours_within(x: NDArray, axis: int) -> NDArray:
     return taken(x, before, axis) + taken(x, after, axis)
 
 
-def _over(total: Callable[[NDArray, int], NDArray]) -> Along:
-    def over(x: NDArray, axis: int) -> NDArray:
-        by = total(x, axis)
-        return np.where(by == 0.0, x, x / np.where(by == 0.0, 1.0, by))
+def _over(total: Along, x: NDArray, axis: int) -> NDArray:
+    by = total(x, axis=axis, keepdims=True)
+    return np.where(by == 0.0, x, x / np.where(by == 0.0, 1.0, by))
 
-    return over
+
+def _abs_sum(x: NDArray, axis: int, keepdims: bool = True) -> NDArray:
+    return np.asarray(np.abs(x).sum(axis=axis, keepdims=keepdims))
+
+
+def _abs_max(x: NDArray, axis: int, keepdims: bool = True) -> NDArray:
+    return np.asarray(np.abs(x).max(axis=axis, keepdims=keepdims))
+
+
+def _norm(x: NDArray, axis: int, keepdims: bool = True) -> NDArray:
+    return np.sqrt((x * x).sum(axis=axis, keepdims=keepdims))
+
+
+def _rms(x: NDArray, axis: int, keepdims: bool = True) -> NDArray:
+    return np.sqrt((x * x).mean(axis=axis, keepdims=keepdims))
+
+
+def _from_the_end(x: NDArray, axis: int) -> NDArray:
+    return np.flip(np.cumsum(np.flip(x, axis), axis=axis), axis)
+
+
+def _around(x: NDArray, axis: int) -> NDArray:
+    return np.roll(x, 1, axis) + np.roll(x, -1, axis)
+
+
+def _standardised(x: NDArray, axis: int) -> NDArray:
+    return (x - x.mean(axis=axis, keepdims=True)) / x.std(axis=axis, keepdims=True)
+
+
+def _ordered(rule: Callable[[int], NDArray], x: NDArray, axis: int) -> NDArray:
+    return taken(x, rule(x.shape[axis]), axis)
 
 
 ALONG: dict[str, tuple[str, Along]] = {
-    "mean": ("its mean over the {} axis", lambda x, axis: x.mean(axis=axis, keepdims=True)),
-    "largest": ("its largest over the {} axis", lambda x, axis: x.max(axis=axis, keepdims=True)),
-    "smallest": ("its smallest over the {} axis", lambda x, axis: x.min(axis=axis, keepdims=True)),
-    "median": ("its median over the {} axis", lambda x, axis: np.median(x, axis=axis, keepdims=True)),
-    "running-sum": ("its running sum along the {} axis", lambda x, axis: np.cumsum(x, axis=axis)),
+    "mean": ("its mean over the {} axis", partial(np.mean, keepdims=True)),
+    "largest": ("its largest over the {} axis", partial(np.max, keepdims=True)),
+    "smallest": ("its smallest over the {} axis", partial(np.min, keepdims=True)),
+    "median": ("its median over the {} axis", partial(np.median, keepdims=True)),
+    "running-sum": ("its running sum along the {} axis", np.cumsum),
     "running-mean": ("its running mean along the {} axis", _running_mean),
-    "running-largest": (
-        "its largest so far on the {} axis",
-        lambda x, axis: np.maximum.accumulate(x, axis=axis),
-    ),
-    "sum-from-the-end": (
-        "its running sum from the end of the {} axis",
-        lambda x, axis: np.flip(np.cumsum(np.flip(x, axis), axis=axis), axis),
-    ),
-    "neighbours": (
-        "both its neighbours on the {} axis, in a ring",
-        lambda x, axis: np.roll(x, 1, axis) + np.roll(x, -1, axis),
-    ),
+    "running-largest": ("its largest so far on the {} axis", np.maximum.accumulate),
+    "sum-from-the-end": ("its running sum from the end of the {} axis", _from_the_end),
+    "neighbours": ("both its neighbours on the {} axis, in a ring", _around),
     "neighbours-within": ("both its neighbours on the {} axis", _neighbours_within),
-    "sorted": ("itself sorted along the {} axis", lambda x, axis: np.sort(x, axis=axis)),
-    "over-sum": ("itself over its sum on the {} axis", _over(lambda x, axis: x.sum(axis=axis, keepdims=True))),
-    "over-mean": ("itself over its mean on the {} axis", _over(lambda x, axis: x.mean(axis=axis, keepdims=True))),
-    "over-abs-sum": (
-        "itself over the sum of its absolute values on the {} axis",
-        _over(lambda x, axis: np.abs(x).sum(axis=axis, keepdims=True)),
-    ),
-    "over-largest": (
-        "itself over its largest on the {} axis",
-        _over(lambda x, axis: x.max(axis=axis, keepdims=True)),
-    ),
-    "over-largest-abs": (
-        "itself over its largest absolute value on the {} axis",
-        _over(lambda x, axis: np.abs(x).max(axis=axis, keepdims=True)),
-    ),
-    "over-norm": (
-        "itself over its norm on the {} axis",
-        _over(lambda x, axis: np.sqrt((x * x).sum(axis=axis, keepdims=True))),
-    ),
-    "standardised": (
-        "itself less its mean, over its standard deviation, on the {} axis",
-        lambda x, axis: (x - x.mean(axis=axis, keepdims=True)) / x.std(axis=axis, keepdims=True),
-    ),
+    "sorted": ("itself sorted along the {} axis", np.sort),
+    "over-sum": ("itself over its sum on the {} axis", partial(_over, np.sum)),
+    "over-mean": ("itself over its mean on the {} axis", partial(_over, np.mean)),
+    "over-abs-sum": ("itself over the sum of its absolute values on the {} axis", partial(_over, _abs_sum)),
+    "over-largest": ("itself over its largest on the {} axis", partial(_over, np.max)),
+    "over-largest-abs": ("itself over its largest absolute value on the {} axis", partial(_over, _abs_max)),
+    "over-norm": ("itself over its norm on the {} axis", partial(_over, _norm)),
+    "standardised": ("itself less its mean, over its standard deviation, on the {} axis", _standardised),
     "softmax": ("its softmax along the {} axis", _softmax),
-    **{
-        name: (
-            f"itself with its {{}} axis {words}",
-            lambda x, axis, rule=rule: taken(x, rule(x.shape[axis]), axis),
-        )
-        for name, (words, rule) in RULES.items()
-    },
+    **{name: (f"itself with its {{}} axis {words}", partial(_ordered, rule)) for name, (words, rule) in RULES.items()},
 }
 """Name -> (words, what is read along an axis)."""
 
@@ -236,13 +235,11 @@ class Norm(NamedTuple):
 
 
 NORMS: dict[str, Norm] = {
-    "norm": Norm("their norm", lambda x, axis: np.sqrt((x * x).sum(axis=axis, keepdims=True)), False),
-    "rms": Norm("their root mean square", lambda x, axis: np.sqrt((x * x).mean(axis=axis, keepdims=True)), False),
-    "spread": Norm("their standard deviation", lambda x, axis: x.std(axis=axis, keepdims=True), False),
+    "norm": Norm("their norm", _norm, False),
+    "rms": Norm("their root mean square", _rms, False),
+    "spread": Norm("their standard deviation", partial(np.std, keepdims=True), False),
     "layer-norm": Norm(
-        "their standard deviation, after their mean is subtracted,",
-        lambda x, axis: x.std(axis=axis, keepdims=True),
-        True,
+        "their standard deviation, after their mean is subtracted,", partial(np.std, keepdims=True), True
     ),
 }
 
@@ -280,11 +277,8 @@ def _norm_change(slug: str, name: str, axis: int, inside: bool, number: Expressi
     words = INSIDE[inside].format(norm.words, name, number.words)
     if number.words == "0":
         words = f"{norm.words} over the {name} axis"
-    return Change(
-        f"over-{slug}-of-{name}-plus-{'inside-' if inside else ''}{number.slug}",
-        f"divided by {words}",
-        _normalised(axis, norm, inside, number),
-    )
+    slug = f"over-{slug}-of-{name}-plus-{'inside-' if inside else ''}{number.slug}"
+    return Change(slug, f"divided by {words}", partial(_normalised, axis, norm, inside, number))
 
 
 def _added(sample: Sample, axis: int, norm: Norm, inside: bool) -> tuple[float, Setting, float] | None:
@@ -309,17 +303,14 @@ def _added(sample: Sample, axis: int, norm: Norm, inside: bool) -> tuple[float, 
 
 
 def _sized(x: NDArray, axis: int, norm: Norm) -> tuple[NDArray, NDArray]:
-    size = norm.size(x, axis)
+    size = norm.size(x, axis=axis)
     return (x - x.mean(axis=axis, keepdims=True) if norm.centred else x), size
 
 
 def _normalised(
-    axis: int, norm: Norm, inside: bool, number: Expression
-) -> Callable[[NDArray, tuple[str, ...], Setting], NDArray]:
-    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        x, size = _sized(array, axis, norm)
-        plus = number.at(setting)
-        by = np.sqrt(size * size + plus) if inside else size + plus
-        return np.where(by == 0.0, 0.0, x / np.where(by == 0.0, 1.0, by))
-
-    return apply
+    axis: int, norm: Norm, inside: bool, number: Expression, array: NDArray, axes: tuple[str, ...], setting: Setting
+) -> NDArray:
+    x, size = _sized(array, axis, norm)
+    plus = number.at(setting)
+    by = np.sqrt(size * size + plus) if inside else size + plus
+    return np.where(by == 0.0, 0.0, x / np.where(by == 0.0, 1.0, by))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -39,64 +39,59 @@ def _even(n: int) -> int:
     return n
 
 
-def _swapped(first: int, second: int) -> Callable[[int], Indices]:
-    def rule(n: int) -> Indices:
-        order = np.arange(n)
-        if max(first, -first - 1, second, -second - 1) < n:
-            order[[first, second]] = order[[second, first]]
-        return order
-
-    return rule
+def _swapped(first: int, second: int, n: int) -> Indices:
+    order = np.arange(n)
+    if max(first, -first - 1, second, -second - 1) < n:
+        order[[first, second]] = order[[second, first]]
+    return order
 
 
-def _shifted(by: int) -> Callable[[int], Indices]:
-    def rule(n: int) -> Indices:
-        order = np.arange(n) + by
-        return np.where((order < 0) | (order >= n), -1, order)
-
-    return rule
+def _shifted(by: int, n: int) -> Indices:
+    order = np.arange(n) + by
+    return np.where((order < 0) | (order >= n), -1, order)
 
 
-def _rolled(by: int) -> Callable[[int], Indices]:
-    return lambda n: np.roll(np.arange(n), by)
+def _rolled(by: int, n: int) -> Indices:
+    return np.roll(np.arange(n), by)
 
 
-def _clamped(by: int) -> Callable[[int], Indices]:
-    return lambda n: np.clip(np.arange(n) + by, 0, n - 1)
+def _clamped(by: int, n: int) -> Indices:
+    return np.clip(np.arange(n) + by, 0, n - 1)
 
 
-def _everywhere(index: int) -> Callable[[int], Indices]:
-    return lambda n: np.full(n, min(index, n - 1))
+def _everywhere(index: int, n: int) -> Indices:
+    return np.full(n, min(index, n - 1))
 
 
 def _evens_first(n: int) -> Indices:
     return np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)])
 
 
+def _evens_first_undone(n: int) -> Indices:
+    return np.argsort(_evens_first(n))
+
+
 NUMBERS = ("first", "second", "third", "fourth")
 
 RULES: dict[str, tuple[str, Callable[[int], Indices]]] = {
     "reversed": ("in reverse order", lambda n: np.arange(n)[::-1]),
-    **{f"rolled-{by:+d}": (f"rolled by {by:+d}", _rolled(by)) for by in (1, -1, 2, -2, 3, -3)},
+    **{f"rolled-{by:+d}": (f"rolled by {by:+d}", partial(_rolled, by)) for by in (1, -1, 2, -2, 3, -3)},
     "halves-exchanged": ("with the halves exchanged", lambda n: np.roll(np.arange(_even(n)), n // 2)),
     "rolled-1/2-of-it": ("rolled by half its length, rounded down", lambda n: np.roll(np.arange(n), n // 2)),
     "neighbours-exchanged": ("with neighbours 0 and 1, 2 and 3, ... exchanged", lambda n: np.arange(_even(n)) ^ 1),
-    "first-two-exchanged": ("with 0 and 1 exchanged", _swapped(0, 1)),
+    "first-two-exchanged": ("with 0 and 1 exchanged", partial(_swapped, 0, 1)),
     **{
-        f"{NUMBERS[a]}-and-{NUMBERS[b]}-exchanged": (f"with {a} and {b} exchanged", _swapped(a, b))
+        f"{NUMBERS[a]}-and-{NUMBERS[b]}-exchanged": (f"with {a} and {b} exchanged", partial(_swapped, a, b))
         for a, b in ((0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
     },
-    "last-two-exchanged": ("with the last two exchanged", _swapped(-1, -2)),
-    "ends-exchanged": ("with the first and the last exchanged", _swapped(0, -1)),
+    "last-two-exchanged": ("with the last two exchanged", partial(_swapped, -1, -2)),
+    "ends-exchanged": ("with the first and the last exchanged", partial(_swapped, 0, -1)),
     "all-first": ("the first one everywhere", lambda n: np.zeros(n, np.int64)),
     "all-last": ("the last one everywhere", lambda n: np.full(n, n - 1)),
-    **{f"shifted-{by:+d}": (f"shifted by {by:+d}, 0 at the end", _shifted(by)) for by in (1, -1)},
-    **{f"clamped-{by:+d}": (f"shifted by {by:+d}, the end repeated", _clamped(by)) for by in (1, -1, 2, -2)},
+    **{f"shifted-{by:+d}": (f"shifted by {by:+d}, 0 at the end", partial(_shifted, by)) for by in (1, -1)},
+    **{f"clamped-{by:+d}": (f"shifted by {by:+d}, the end repeated", partial(_clamped, by)) for by in (1, -1, 2, -2)},
     "evens-first": ("evens first, then odds", _evens_first),
-    "evens-first-undone": (
-        "the first half at even places, the second at odd ones",
-        lambda n: np.argsort(_evens_first(n)),
-    ),
+    "evens-first-undone": ("the first half at even places, the second at odd ones", _evens_first_undone),
 }
 """Name -> (words, rule): those that need no number."""
 
@@ -126,16 +121,16 @@ def orders_for(n: int, setting: Setting) -> Iterator[Order]:
         yield plain_order(name, words, plain)
     for by in (sign * k for k in range(2, n) for sign in (1, -1)):
         if abs(by) > 3:
-            yield plain_order(f"rolled-{by:+d}", f"rolled by {by:+d}", _rolled(by))
-        yield plain_order(f"shifted-{by:+d}", f"shifted by {by:+d}, 0 at the end", _shifted(by))
-        yield plain_order(f"clamped-{by:+d}", f"shifted by {by:+d}, the end repeated", _clamped(by))
+            yield plain_order(f"rolled-{by:+d}", f"rolled by {by:+d}", partial(_rolled, by))
+        yield plain_order(f"shifted-{by:+d}", f"shifted by {by:+d}, 0 at the end", partial(_shifted, by))
+        yield plain_order(f"clamped-{by:+d}", f"shifted by {by:+d}, the end repeated", partial(_clamped, by))
     for index in range(1, n - 1):
-        yield plain_order(f"all-{index}", f"number {index} everywhere", _everywhere(index))
+        yield plain_order(f"all-{index}", f"number {index} everywhere", partial(_everywhere, index))
     for name, size in BLOCKS.items():
         if 0 < size(setting) < n or size(setting) % n:
             yield from _by_size(name, size)
     for number in range(2, min(n, 9)):
-        yield from _by_blocks(str(number), _always(number))
+        yield from _by_blocks(str(number), partial(_always, number))
     for name, size in BLOCKS.items():
         if 1 < size(setting) < n:
             yield from _by_blocks(name, size)
@@ -145,8 +140,8 @@ def plain_order(slug: str, words: str, rule: Callable[[int], Indices]) -> Order:
     return Order(slug, words, lambda n, setting: rule(n))
 
 
-def _always(number: int) -> Callable[[Setting], int]:
-    return lambda setting: number
+def _always(number: int, setting: Setting) -> int:
+    return number
 
 
 def _by_size(name: str, size: Callable[[Setting], int]) -> Iterator[Order]:
@@ -154,11 +149,14 @@ def _by_size(name: str, size: Callable[[Setting], int]) -> Iterator[Order]:
     for sign, mark in ((1, "+"), (-1, "-")):
         for slug, words, rule in (("rolled", "", _rolled), ("shifted", ", 0 at the end", _shifted)):
             by = f"{mark}{name}"
-            yield Order(f"{slug}-{by}".replace(" ", "-"), f"{slug} by {by}{words}", _signed(rule, sign, size))
+            signed = partial(_signed, rule, sign, size)
+            yield Order(f"{slug}-{by}".replace(" ", "-"), f"{slug} by {by}{words}", signed)
 
 
-def _signed(rule: Callable[[int], Callable[[int], Indices]], sign: int, size: Callable[[Setting], int]) -> SizedRule:
-    return lambda n, setting: rule(sign * size(setting))(n)
+def _signed(
+    rule: Callable[[int, int], Indices], sign: int, size: Callable[[Setting], int], n: int, setting: Setting
+) -> Indices:
+    return rule(sign * size(setting), n)
 
 
 def _by_blocks(name: str, size: Callable[[Setting], int]) -> Iterator[Order]:
@@ -185,8 +183,8 @@ def _by_blocks(name: str, size: Callable[[Setting], int]) -> Iterator[Order]:
         yield order(what, words, behind)
     for inner in WITHIN:
         words, rule = RULES[inner]
-        yield order(f"within-blocks-{inner}", f"within each block of {{0}} {words}", _within(rule))
-        yield order(f"blocks-{inner}", f"blocks of {{0}} {words}", _of_blocks(rule))
+        yield order(f"within-blocks-{inner}", f"within each block of {{0}} {words}", partial(_within, rule))
+        yield order(f"blocks-{inner}", f"blocks of {{0}} {words}", partial(_of_blocks, rule))
 
 
 BEHIND: tuple[tuple[str, str, Callable[[Indices, int], Indices]], ...] = (
@@ -208,16 +206,8 @@ BEHIND: tuple[tuple[str, str, Callable[[Indices, int], Indices]], ...] = (
         lambda i, m: np.where(i < m, i, np.where(i == m, -1, i - 1)),
     ),
     ("ends-first", "with those from {0} on first", lambda i, m: (i + m) % len(i)),
-    (
-        "last-before-everywhere-before",
-        "with the last before {0} in all places before it",
-        lambda i, m: np.where(i < m, m - 1, i),
-    ),
-    (
-        "first-from-everywhere-before",
-        "with {0} in all places before it",
-        lambda i, m: np.where((i < m) & (m < len(i)), m, i),
-    ),
+    ("all-last-before", "with the last before {0} in all places before it", lambda i, m: np.where(i < m, m - 1, i)),
+    ("all-first-from", "with {0} in all places before it", lambda i, m: np.where((i < m) & (m < len(i)), m, i)),
 )
 """What may befall the places from a number on: new keys behind a past, of whose length it is."""
 
@@ -239,20 +229,14 @@ def _tiled(indices: Indices, m: int) -> Indices:
     return (indices % m) * (len(indices) // m)
 
 
-def _within(rule: Callable[[int], Indices]) -> Callable[[Indices, int], Indices]:
-    def apply(indices: Indices, m: int) -> Indices:
-        n = len(indices)
-        return np.concatenate([start + rule(min(m, n - start)) for start in range(0, n, m)])
-
-    return apply
+def _within(rule: Callable[[int], Indices], indices: Indices, m: int) -> Indices:
+    n = len(indices)
+    return np.concatenate([start + rule(min(m, n - start)) for start in range(0, n, m)])
 
 
-def _of_blocks(rule: Callable[[int], Indices]) -> Callable[[Indices, int], Indices]:
-    def apply(indices: Indices, m: int) -> Indices:
-        _divided(len(indices), m)
-        return indices.reshape(-1, m)[rule(len(indices) // m)].ravel()
-
-    return apply
+def _of_blocks(rule: Callable[[int], Indices], indices: Indices, m: int) -> Indices:
+    _divided(len(indices), m)
+    return indices.reshape(-1, m)[rule(len(indices) // m)].ravel()
 
 
 @lru_cache(maxsize=512)

@@ -7,6 +7,7 @@ is none of them it is a table, which holds for the indices that were seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ def profile_changes(samples: Sequence[Sample], *, by_rule: bool = True) -> Itera
             if found is not None:
                 rules = _of_index(samples, found, name) if by_rule else _table(found, name)
                 for slug, words, profile in rules:
-                    yield _change(way, f"{name}-{slug}", words, _on(axis, profile))
+                    yield _change(way, f"{name}-{slug}", words, partial(_on, axis, profile))
         for (i, first), (j, second) in combinations(axes, 2) if by_rule else ():
             a, b = i - count, j - count
             found = of_each(_constant_but(rest, one, (a, b), way) for rest, one in zip(rests, samples, strict=True))
@@ -140,22 +141,24 @@ def _of_index(samples: Sequence[Sample], read: Sequence[NDArray], name: str) -> 
         made = [form.of(np.arange(len(one), dtype=float), len(one)) for one in read]
         for c in _constants(samples, read, made):
             words = form.words.format(c=c.words, i=f"{name} index").removeprefix("1 * ")
-            yield f"{form.slug}-{c.slug}", words, _times_form(c, form)
+            yield f"{form.slug}-{c.slug}", words, partial(_times_form, c, form)
     for words, log, back in (
         ("{a} + {b} * {i}", False, lambda a, b, i: a + b * i),
         ("{a} * {b}^{i}", True, lambda a, b, i: a * b**i),
     ):
         for a, b in _lines(samples, read, log=log):
             said = words.format(a=a.words, b=b.words, i=f"{name} index").removeprefix("1 * ")
-            yield said.replace(" ", ""), said, _of_line(a, b, back)
+            yield said.replace(" ", ""), said, partial(_of_line, a, b, back)
 
 
-def _times_form(c: Expression, form: Form) -> Profile:
-    return lambda n, setting: c.at(setting) * form.of(np.arange(n, dtype=float), n)
+def _times_form(c: Expression, form: Form, n: int, setting: Setting) -> NDArray:
+    return c.at(setting) * form.of(np.arange(n, dtype=float), n)
 
 
-def _of_line(a: Expression, b: Expression, back: Callable[[float, float, NDArray], NDArray]) -> Profile:
-    return lambda n, setting: back(a.at(setting), b.at(setting), np.arange(n, dtype=float))
+def _of_line(
+    a: Expression, b: Expression, back: Callable[[float, float, NDArray], NDArray], n: int, setting: Setting
+) -> NDArray:
+    return back(a.at(setting), b.at(setting), np.arange(n, dtype=float))
 
 
 def _lines(samples: Sequence[Sample], read: Sequence[NDArray], *, log: bool) -> Iterator[tuple[Expression, Expression]]:
@@ -192,13 +195,8 @@ def _table(read: Sequence[NDArray], name: str) -> Iterator[tuple[str, str, Profi
     yield f"table-{said}".replace(", ", "-"), f"{said} for each {name} in turn", profile
 
 
-def _on(axis: int, profile: Profile) -> Callable[[Shape, Setting], NDArray]:
-    def along(shape: Shape, setting: Setting) -> NDArray:
-        wide = [1] * len(shape)
-        wide[axis] = shape[axis]
-        return np.asarray(profile(shape[axis], setting)).reshape(wide)
-
-    return along
+def _on(axis: int, profile: Profile, shape: Shape, setting: Setting) -> NDArray:
+    return np.asarray(profile(shape[axis], setting)).reshape([-1, *(1,) * (-axis - 1)])
 
 
 # Along two axes -----------------------------------------------------------------------------------------
@@ -213,7 +211,7 @@ def _of_distance(
             said = f"{names[1]} index - {names[0]} index" + (", both from the end" if aligned else "")
             words = form.words.format(c=c.words, i=said).removeprefix("1 * ")
             slug = f"{names[1]}-{names[0]}-{form.slug}-{c.slug}{'-from-the-end' if aligned else ''}"
-            yield _change(way, slug, words, _at_distance(axes, form, c, aligned))
+            yield _change(way, slug, words, partial(_at_distance, axes, form, c, aligned))
 
 
 def _distance(n: int, m: int, aligned: bool) -> NDArray:
@@ -221,15 +219,11 @@ def _distance(n: int, m: int, aligned: bool) -> NDArray:
 
 
 def _at_distance(
-    axes: tuple[int, int], form: Form, c: Expression, aligned: bool
-) -> Callable[[Shape, Setting], NDArray]:
-    def profile(shape: Shape, setting: Setting) -> NDArray:
-        n, m = shape[axes[0]], shape[axes[1]]
-        wide = [1] * len(shape)
-        wide[axes[0]], wide[axes[1]] = n, m
-        return (c.at(setting) * form.of(_distance(n, m, aligned), m)).reshape(wide)
-
-    return profile
+    axes: tuple[int, int], form: Form, c: Expression, aligned: bool, shape: Shape, setting: Setting
+) -> NDArray:
+    n, m = (shape[axis] for axis in axes)
+    wide = [size if axis - len(shape) in axes else 1 for axis, size in enumerate(shape)]
+    return (c.at(setting) * form.of(_distance(n, m, aligned), m)).reshape(wide)
 
 
 def _constants(samples: Sequence[Sample], read: Sequence[NDArray], forms: Sequence[NDArray]) -> list[Expression]:
@@ -252,11 +246,8 @@ def _constants(samples: Sequence[Sample], read: Sequence[NDArray], forms: Sequen
 
 
 def _change(way: str, slug: str, words: str, profile: Callable[[Shape, Setting], NDArray]) -> Change:
-    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        along = profile(array.shape, setting)
-        return array * along if way == "times" else array + along
-
-    return Change(f"{way}-{slug}", f"{way} {words}", apply)
+    both = np.multiply if way == "times" else np.add
+    return Change(f"{way}-{slug}", f"{way} {words}", lambda x, axes, setting: both(x, profile(x.shape, setting)))
 
 
 # Patterns of heads, queries and keys ----------------------------------------------------------------------
@@ -269,28 +260,26 @@ def pattern_changes(samples: Sequence[Sample]) -> Iterator[Change]:
     """
     if samples[0].axes[-3:] != ("head", "query", "key") or not any(sample.differs for sample in samples):
         return
-    for aligned in (False, True):
+    for aligned, form in product((False, True), DISTANCES):
         end = " (queries and keys aligned at their ends)" if aligned else ""
-        for form in DISTANCES:
-            words = form.words.format(c="{c}", i="key index - query index") + end
-            slug = f"pattern-{form.slug}{'-from-the-end' if aligned else ''}"
-            yield from _of_pattern(samples, slug, words, _grid_of_distance(form, aligned))
+        words = form.words.format(c="{c}", i="key index - query index") + end
+        slug = f"pattern-{form.slug}{'-from-the-end' if aligned else ''}"
+        yield from _of_pattern(samples, slug, words, partial(_by_distance, form, aligned))
     for form in (FORMS[0], FORMS[8]):
-        yield from _of_pattern(
-            samples, f"pattern-key-{form.slug}", form.words.format(c="{c}", i="key index"), _keys(form)
-        )
+        words = form.words.format(c="{c}", i="key index")
+        yield from _of_pattern(samples, f"pattern-key-{form.slug}", words, partial(_by_key, form))
 
 
 Grid = Callable[[int, int], NDArray]
 """(Lq, Lk) -> what a number of each head multiplies."""
 
 
-def _grid_of_distance(form: Form, aligned: bool) -> Grid:
-    return lambda n, m: form.of(_distance(n, m, aligned), m)
+def _by_distance(form: Form, aligned: bool, n: int, m: int) -> NDArray:
+    return form.of(_distance(n, m, aligned), m)
 
 
-def _keys(form: Form) -> Grid:
-    return lambda n, m: np.broadcast_to(form.of(np.arange(m, dtype=float), m), (n, m))
+def _by_key(form: Form, n: int, m: int) -> NDArray:
+    return np.broadcast_to(form.of(np.arange(m, dtype=float), m), (n, m))
 
 
 def _of_pattern(samples: Sequence[Sample], slug: str, words: str, grid: Grid) -> Iterator[Change]:
@@ -310,22 +299,22 @@ def _of_pattern(samples: Sequence[Sample], slug: str, words: str, grid: Grid) ->
             return
         read.append(numbers.reshape(-1, numbers.shape[-1])[0])
     for name, said, profile in _of_heads(samples, read):
-        yield _change("plus", f"{slug}-{name}", words.format(c=said), _pattern(profile, grid))
+        yield _change("plus", f"{slug}-{name}", words.format(c=said), partial(_pattern, profile, grid))
 
 
 def _of_heads(samples: Sequence[Sample], read: Sequence[NDArray]) -> Iterator[tuple[str, str, Profile]]:
     if all(np.ptp(one) <= 1e-8 * np.abs(one).max(initial=1e-300) for one in read):
         numbers = [(float(one[0]), sample.setting) for one, sample in zip(read, samples, strict=True)]
         for c in expressions_of(numbers, error=1e-8)[:2]:
-            yield c.slug, c.words, _same_for_all(c)
+            yield c.slug, c.words, partial(_same_for_all, c)
         return
     rules = list(_of_index(samples, read, "head"))
     yield from ((slug, f"({words})", profile) for slug, words, profile in rules or _table(read, "head"))
 
 
-def _same_for_all(c: Expression) -> Profile:
-    return lambda n, setting: np.full(n, c.at(setting))
+def _same_for_all(c: Expression, n: int, setting: Setting) -> NDArray:
+    return np.full(n, c.at(setting))
 
 
-def _pattern(profile: Profile, grid: Grid) -> Callable[[Shape, Setting], NDArray]:
-    return lambda shape, setting: profile(shape[-3], setting)[:, None, None] * grid(*shape[-2:])
+def _pattern(profile: Profile, grid: Grid, shape: Shape, setting: Setting) -> NDArray:
+    return profile(shape[-3], setting)[:, None, None] * grid(*shape[-2:])

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
+from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.call.sizes import CallSizes
 from mha_core.features import FEATURES
@@ -30,14 +31,6 @@ MASKS = {
 """Sources of a mask that are no row of FEATURES, in words; a bias is one."""
 
 
-def features_of(config: AttentionConfig, inputs: AttentionInputs) -> frozenset[str]:
-    """What a layer and a call have: names of FEATURES and of MASKS."""
-    found = {row.name for row in FEATURES if row.present(config, inputs)}
-    mask = inputs.mask
-    found |= {name for name in MASKS if getattr(mask, name) is not None and getattr(mask, name) is not False}
-    return frozenset(found)
-
-
 @dataclass(frozen=True, eq=False)
 class Setting:
     """One call, on whose sizes and features a change may depend. Calls of equal sizes are equal settings."""
@@ -54,11 +47,15 @@ class Setting:
 
     @cached_property
     def has(self) -> frozenset[str]:
-        """The names of its features."""
-        return frozenset() if self.inputs is None else features_of(self.config, self.inputs)
+        """What the layer and the call have: names of FEATURES and of MASKS."""
+        if self.inputs is None:
+            return frozenset()
+        mask = self.inputs.mask
+        masks = (name for name in MASKS if getattr(mask, name) is not None and getattr(mask, name) is not False)
+        return frozenset((*(row.name for row in FEATURES if row.present(self.config, self.inputs)), *masks))
 
     @classmethod
-    def of(cls, state: State) -> Setting:
+    def of(cls, state: State | Problem) -> Setting:
         return cls(state.config, state.sizes, state.inputs)
 
 

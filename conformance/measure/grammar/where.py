@@ -310,7 +310,7 @@ def part_changes(
     """Changes of a part, or of some calls; `inner` finds those that may be inside it."""
     for parts in parts_of(samples):
         # All of them are the same part of the samples: they differ in what they are at other sizes.
-        inside = [_inside(sample, parts[0]) for sample in samples if sample.differs]
+        inside = [inside_of(sample, parts[0]) for sample in samples if sample.differs]
         found = list(islice(inner(inside), most))
         yield from (at(change, part) for change in found for part in parts)
         if found:
@@ -339,6 +339,6 @@ def conditions_of_samples(samples: Sequence[Sample]) -> Iterator[Where]:
     yield from conditions_of([s.setting for s in samples if s.differs], [s.setting for s in samples if not s.differs])
 
 
-def _inside(sample: Sample, part: Where) -> Sample:
+def inside_of(sample: Sample, part: Where) -> Sample:
     flags = part.flags(sample.expected.shape, sample.axes, sample.setting)
     return sample.within(np.broadcast_to(flags, sample.expected.shape))

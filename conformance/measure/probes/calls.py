@@ -14,7 +14,7 @@ import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.designs import changed, generic
+from conformance.measure.designs import changed, generic, in_turn
 from conformance.measure.probe import Probe, Problems
 from conformance.measure.probes.items import of_several
 from conformance.measure.propose.lengths import of_large, of_lengths, some_of_sweep
@@ -66,11 +66,9 @@ def _with_lengths(config: AttentionConfig, batch: int) -> Problem:
 
 
 def _many(asker: Asker) -> Sequence[Problem]:
-    if not asker.configs:
-        return ()
-    configs = [asker.configs[index % len(asker.configs)] for index in range(len(MANY))]
-    some = [generic(config, batch=batch, query_len=2, key_len=3) for config, batch in zip(configs, MANY, strict=True)]
-    return [_repeated(configs[0]), *some, _with_lengths(configs[0], 5), _with_lengths(configs[1], 8)]
+    configs = asker.configs
+    some = in_turn(configs, [(batch, 2, 3) for batch in MANY])
+    return [_repeated(configs[0]), *some, *map(_with_lengths, configs[:2] * 2, (5, 8))] if configs else []
 
 
 # Lengths ------------------------------------------------------------------------------------------------------
@@ -84,14 +82,7 @@ GENERIC = ((2, 4), (2, 6), (2, 7), (2, 8), (2, 9), (2, 13), (2, 33), (4, 3), (7,
 
 
 def _of_sizes(sizes: Sequence[tuple[int, int]]) -> Problems:
-    def problems(asker: Asker) -> Sequence[Problem]:
-        return [
-            generic(asker.configs[place % len(asker.configs)], query_len=query_len, key_len=key_len)
-            for place, (query_len, key_len) in enumerate(sizes)
-            if asker.configs
-        ]
-
-    return problems
+    return lambda asker: in_turn(asker.configs, [(1, *lengths) for lengths in sizes])
 
 
 # A past -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.designs import NO_BIASES, generic
+from conformance.measure.designs import NO_BIASES, generic, in_turn
 from conformance.measure.evidence import Evidence
 from conformance.measure.probe import Probe, Problems
 from conformance.measure.propose.equal_shapes import where_equal
@@ -29,12 +29,8 @@ OF_ITEMS = (
 )
 
 
-def _several(asker: Asker) -> Sequence[Problem]:
-    configs = [asker.configs[index % len(asker.configs)] for index in range(len(SIZES))] if asker.configs else []
-    return [
-        generic(config, batch=batch, query_len=query_len, key_len=key_len)
-        for config, (batch, query_len, key_len) in zip(configs, SIZES, strict=False)
-    ]
+OF_CALLS = ("output", "heads", "weights", "values", "scores", "queries", "keys")
+"""Places that are looked at where some kinds of calls, or some items, alone differ."""
 
 
 def _several_biased(asker: Asker) -> Sequence[Problem]:
@@ -53,21 +49,12 @@ def of_several(evidence: Evidence) -> Iterator[Candidate]:
     yield from other_weights(evidence, ())
 
 
-CIRCUMSTANCES = (*AMONG_ITEMS, *AMONG_MASKS)
-
-
-def _alike(asker: Asker) -> Sequence[Problem]:
-    return asked_in(CIRCUMSTANCES, [generic(config) for config in asker.configs[:3]])
-
-
 # Layers of equal widths ---------------------------------------------------------------------------------------
 
+WIDTHS = ((15, 3, 3), (8, 2, 2), (12, 4, 2))
+
 EQUAL = {
-    bias: (
-        AttentionConfig(15, 3, bias=bias),
-        AttentionConfig(8, 2, bias=bias),
-        AttentionConfig(12, 4, num_kv_heads=2, bias=bias),
-    )
+    bias: [AttentionConfig(width, heads, num_kv_heads=groups, bias=bias) for width, heads, groups in WIDTHS]
     for bias in (True, False)
 }
 """With biases and without; in the last layer W_q and W_o have one shape, W_k and W_v another."""
@@ -95,7 +82,7 @@ PROBES = (
         "items",
         "Batches of 2 to 5 items without a mask: queries, keys and weights that are another item's.",
         r"s_{bij} = \sum_{b'} M_{bb'}\, c\, q_{b'i}^\top k_{bj}, \quad M = I",
-        _several,
+        lambda asker: in_turn(asker.configs, SIZES),
         of_several,
         unknown="what items of a batch do to each other",
     ),
@@ -111,8 +98,8 @@ PROBES = (
         "calls-alike",
         "One call as each item of a batch, and under masks that hide nothing.",
         r"o(x, m) = o(x) \quad \text{where} \quad m_{ij} = 1, \qquad o_b(x_1, \ldots, x_B) = o(x_b)",
-        _alike,
-        circumstances=CIRCUMSTANCES,
+        lambda asker: asked_in((*AMONG_ITEMS, *AMONG_MASKS), [generic(config) for config in asker.configs[:3]]),
+        of_places(*OF_CALLS),
         unknown="whether something befalls some kinds of calls or items alone",
     ),
     Probe(

@@ -21,6 +21,7 @@ from conformance.measure.designs import EQUAL_SCORES, NO_BIASES, generic
 from conformance.measure.probe import Probe, Problems
 from conformance.measure.propose.equivalent_calls import AMONG_MASKS, asked_in
 from conformance.measure.propose.masks import of_given, of_sources
+from conformance.measure.propose.steps import of_places
 from mha_core import AttentionConfig, AttentionMask
 
 EQUAL = {**NO_BIASES, "q_proj.weight": 0.0}
@@ -154,10 +155,6 @@ def _of_items(asker: Asker) -> Sequence[Problem]:
     return found
 
 
-def _alike(asker: Asker) -> Sequence[Problem]:
-    return asked_in(AMONG_MASKS, [generic(config, weights=EQUAL_SCORES) for config in asker.configs[:3]])
-
-
 PROBES = (
     Probe(
         "mask-lengths",
@@ -235,7 +232,7 @@ PROBES = (
         "calls-alike-of-equal-scores",
         "Masks that hide nothing, with equal scores: all as without them.",
         r"o(x, m) = o(x) \quad \text{where} \quad m_{ij} = 1",
-        _alike,
-        circumstances=AMONG_MASKS,
+        lambda asker: asked_in(AMONG_MASKS, [generic(c, weights=EQUAL_SCORES) for c in asker.configs[:3]]),
+        of_places("output", "heads", "values"),
     ),
 )

@@ -23,7 +23,7 @@ from conformance.measure.designs import MANY_HEADS, NO_BIASES, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.grammar.roundings import COMMON
 from conformance.measure.places import PLACES, fault
-from conformance.measure.probe import Probe
+from conformance.measure.probe import Probe, Problems
 from conformance.measure.propose.scores import up_to_scores
 from conformance.measure.propose.steps import Candidate, at_places
 from conformance.measure.propose.weights import other_weights
@@ -39,15 +39,6 @@ LONGER = ((6, 11), (11, 6), (5, 22), (22, 5))
 """Those of longer calls: enough for several places of each kind."""
 
 
-def _even(config: AttentionConfig, projection: str) -> dict[str, NDArray]:
-    """W that gives every channel of every head the mean of the input's channels."""
-    heads, columns = {
-        "q_proj": (config.num_heads, config.query_dim),
-        "k_proj": (config.num_kv_heads, config.key_dim),
-    }[projection]
-    return {f"{projection}.weight": np.full((heads * config.head_dim, columns), 1.0 / columns)}
-
-
 def _rows(length: int, width: int, first: float, last: float) -> NDArray:
     """(1, length, width): rows of equal channels, from `first` to `last`."""
     return np.broadcast_to(np.linspace(first, last, length)[None, :, None], (1, length, width)).copy()
@@ -58,44 +49,25 @@ def _calls(asker: Asker) -> Iterator[tuple[AttentionConfig, int, int]]:
         yield config, *LENGTHS[place % len(LENGTHS)]
 
 
-def _size_alone(asker: Asker) -> Sequence[Problem]:
-    return [
-        generic(
-            config,
-            query_len=1,
-            key_len=key_len,
-            weights={**NO_BIASES, **_even(config, "q_proj"), **_even(config, "k_proj")},
-            queries=_rows(1, config.query_dim, 0.4 + 0.2 * key_len, 0.4 + 0.2 * key_len),
-            keys=_rows(key_len, config.key_dim, -0.6, 0.9),
-        )
-        for config, _, key_len in _calls(asker)
-    ]
+def _alike(*, queries: bool = False, keys: bool = False) -> Problems:
+    """Queries, keys or both whose channels and heads are all alike, by equal rows and a W of equal numbers."""
 
+    def problem(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
+        weights: dict[str, NDArray | float] = {**NO_BIASES}
+        given: dict[str, Any] = {}
+        if queries:
+            size, query_len = (0.4 + 0.2 * key_len, 1) if keys else (0.0, query_len)
+            shape = config.num_heads * config.head_dim, config.query_dim
+            weights["q_proj.weight"] = np.full(shape, 1.0 / config.query_dim)
+            given["queries"] = _rows(query_len, config.query_dim, size or 0.7, size or 1.3)
+        if keys:
+            weights["k_proj.weight"] = np.full(
+                (config.num_kv_heads * config.head_dim, config.key_dim), 1.0 / config.key_dim
+            )
+            given["keys"] = _rows(key_len, config.key_dim, -0.6, 0.9)
+        return generic(config, query_len=query_len, key_len=key_len, weights=weights, **given)
 
-def _queries_alone(asker: Asker) -> Sequence[Problem]:
-    return [
-        generic(
-            config,
-            query_len=query_len,
-            key_len=key_len,
-            weights={**NO_BIASES, **_even(config, "k_proj")},
-            keys=_rows(key_len, config.key_dim, -0.6, 0.9),
-        )
-        for config, query_len, key_len in _calls(asker)
-    ]
-
-
-def _keys_alone(asker: Asker) -> Sequence[Problem]:
-    return [
-        generic(
-            config,
-            query_len=query_len,
-            key_len=key_len,
-            weights={**NO_BIASES, **_even(config, "q_proj")},
-            queries=_rows(query_len, config.query_dim, 0.7, 1.3),
-        )
-        for config, query_len, key_len in _calls(asker)
-    ]
+    return lambda asker: [problem(*call) for call in _calls(asker)]
 
 
 @lru_cache(maxsize=64)
@@ -103,21 +75,10 @@ def _plain(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
     return generic(config, query_len=query_len, key_len=key_len, weights=NO_BIASES)
 
 
-def _generic(asker: Asker) -> Sequence[Problem]:
-    return asker.nearest([_plain(*call) for call in _calls(asker)])
-
-
-def _square(asker: Asker) -> Sequence[Problem]:
-    return [_plain(config, key_len, key_len) for config, _, key_len in _calls(asker)]
-
-
 def longer(asker: Asker) -> Sequence[Problem]:
     """A call of each layer with more queries and keys than it has channels, without biases and masks."""
-    found = []
-    for place, config in enumerate(asker.configs):
-        query_len, key_len = LONGER[place % len(LONGER)]
-        found.append(_plain(config, max(query_len, config.head_dim), max(key_len, config.head_dim + 1)))
-    return asker.nearest(found)
+    calls = ((config, *LONGER[place % len(LONGER)]) for place, config in enumerate(asker.configs))
+    return asker.nearest([_plain(c, max(queries, c.head_dim), max(keys, c.head_dim + 1)) for c, queries, keys in calls])
 
 
 # The softmax --------------------------------------------------------------------------------------------------
@@ -126,16 +87,6 @@ def longer(asker: Asker) -> Sequence[Problem]:
 @lru_cache(maxsize=64)
 def _row(config: AttentionConfig) -> Problem:
     return generic(config, seed=7, query_len=4, key_len=7, weights=NO_BIASES)
-
-
-def _of_rows(asker: Asker) -> Sequence[Problem]:
-    return [_row(config) for config in asker.configs]
-
-
-def _of_many_heads(asker: Asker) -> Sequence[Problem]:
-    if asker.fixed_weights is not None:
-        return []
-    return [generic(MANY_HEADS, seed=7, query_len=4, key_len=7, weights=NO_BIASES)]
 
 
 def _of_each_head(evidence: Evidence) -> Iterator[Candidate]:
@@ -192,32 +143,38 @@ PROBES = (
         "score-size",
         "One query; all channels and heads of queries and keys alike, so only the size of scores can show.",
         r"\log a_{j} - \log a_{k} = c\, d\, \bar q\, (\bar k_j - \bar k_k)",
-        _size_alone,
+        _alike(queries=True, keys=True),
         up_to_scores,
     ),
     Probe(
         "queries",
         "All channels and heads of the keys alike, so only the queries can show: their heads and inputs.",
         r"\log a_{ij} - \log a_{ik} = c\, (\sum_c q_{ic}) (\bar k_j - \bar k_k)",
-        _queries_alone,
+        _alike(keys=True),
         up_to_scores,
     ),
     Probe(
         "keys",
         "All channels and heads of the queries alike, so only the keys can show.",
         r"\log a_{ij} - \log a_{ik} = c\, \bar q_i \sum_c (k_{jc} - k_{kc})",
-        _keys_alone,
+        _alike(queries=True),
         up_to_scores,
     ),
     Probe(
         "scores",
         "Queries and keys without biases or mask: the bilinear form of the scores.",
         SCORE,
-        _generic,
+        lambda asker: asker.nearest([_plain(*call) for call in _calls(asker)]),
         up_to_scores,
         unknown="Scores: the subject took no call without a mask.",
     ),
-    Probe("scores-square", "As many queries as keys, so what exchanges them can show.", SCORE, _square, up_to_scores),
+    Probe(
+        "scores-square",
+        "As many queries as keys, so what exchanges them can show.",
+        SCORE,
+        lambda asker: [_plain(config, key_len, key_len) for config, _, key_len in _calls(asker)],
+        up_to_scores,
+    ),
     Probe(
         "scores-longer",
         "More queries and keys: what is wrong at some positions only, or in longer calls, shows.",
@@ -229,7 +186,7 @@ PROBES = (
         "softmax",
         "More keys, without biases or mask: sums, other functions, temperatures, weights that are left out or rounded.",
         r"a_{ij} = f(s_{i1}, \ldots, s_{in})_j \text{ with } f = \mathrm{softmax}?",
-        _of_rows,
+        lambda asker: [_row(config) for config in asker.configs],
         _rounded_or_other,
         everywhere="first",
     ),
@@ -237,7 +194,7 @@ PROBES = (
         "softmax-of-many-heads",
         "12 heads, without biases or mask: what each head has of its own shows in heads that no other layer has.",
         r"a_{hij} = f_h(s_{hi1}, \ldots, s_{hin})_j \text{ with } f_h = \mathrm{softmax}?",
-        _of_many_heads,
+        lambda asker: [] if asker.fixed_weights is not None else [_row(MANY_HEADS)],
         _of_each_head,
     ),
     Probe(

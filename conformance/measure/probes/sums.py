@@ -14,19 +14,17 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.designs import EQUAL_SCORES, NO_BIASES, changed, each_key_chosen, generic
+from conformance.measure.designs import EQUAL_SCORES, NO_BIASES, changed, each_key_chosen, generic, in_turn
 from conformance.measure.evidence import Evidence
 from conformance.measure.probe import Probe, Problems
+from conformance.measure.probes.scores import LONGER
 from conformance.measure.propose.equal_shapes import biases_where_equal
 from conformance.measure.propose.equivalent_calls import AMONG_ITEMS, asked_in
 from conformance.measure.propose.scores import up_to_scores
-from conformance.measure.propose.steps import Candidate, at_places, elsewhere, of_places, reordered, wide_first
+from conformance.measure.propose.steps import Candidate, at_places, of_places, reordered
 from mha_core import AttentionConfig
 
 KEY_LENGTHS = (5, 4)
-
-LONGER = ((6, 11), (11, 6), (5, 22), (22, 5))
-"""Queries and keys of the layers' longer calls."""
 
 WITHOUT_BIASES = {**NO_BIASES, **EQUAL_SCORES}
 
@@ -43,12 +41,8 @@ def _equal_scores(
 
 
 @lru_cache(maxsize=64)
-def _long(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
-    return generic(config, query_len=query_len, key_len=key_len, weights=WITHOUT_BIASES)
-
-
-def _longer(asker: Asker) -> Sequence[Problem]:
-    return asker.nearest([_long(config, *LONGER[place % len(LONGER)]) for place, config in enumerate(asker.configs)])
+def _long(config: AttentionConfig, lengths: tuple[int, int]) -> Problem:
+    return generic(config, query_len=lengths[0], key_len=lengths[1], weights=WITHOUT_BIASES)
 
 
 def _same_value(config: AttentionConfig, keys: int) -> NDArray:
@@ -67,12 +61,12 @@ HIGHEST_SCORE = 600.0
 
 
 def _chosen_keys(asker: Asker) -> Sequence[Problem]:
-    """Queries that choose one key each, or all; equal channels throughout, so that no order but the keys' counts."""
     return asker.nearest([_chosen(config) for config in asker.configs])
 
 
 @lru_cache(maxsize=64)
 def _chosen(config: AttentionConfig) -> Problem:
+    """Queries that choose one key each, or all; equal channels throughout, so that no order but the keys' counts."""
     root = float(np.sqrt(HIGHEST_SCORE / (config.head_dim * config.softmax_scale)))
     queries = root * np.tile(np.array([1.0, 0.0, -1.0])[None, :, None], (1, 1, config.query_dim))
     keys = root * np.tile(np.array(CHOICES)[None, :, None], (1, 1, config.key_dim))
@@ -95,8 +89,7 @@ _of_sums = of_places("kept_weights", "output", "heads", "merged")
 
 def _of_weighted_sums(evidence: Evidence) -> Iterator[Candidate]:
     """What differs in the weighted sum, and in the values that each key gives."""
-    bugs = (bug for bug in _of_sums(evidence) if not isinstance(bug, tuple))
-    yield from elsewhere(bugs, BLIND, ("query", "key"))
+    yield from _of_sums(evidence)
     if evidence.explained:
         return
     by_key = [
@@ -110,8 +103,7 @@ def _of_weighted_sums(evidence: Evidence) -> Iterator[Candidate]:
 def _of_equal_scores(evidence: Evidence) -> Iterator[Candidate]:
     if _are_unequal(evidence):
         yield from up_to_scores(evidence)
-    wide = (*_equal(evidence.asker), *_chosen_keys(evidence.asker))
-    yield from wide_first(evidence, wide, _of_weighted_sums)
+    yield from _of_weighted_sums(evidence)
 
 
 def _are_unequal(evidence: Evidence) -> bool:
@@ -140,20 +132,7 @@ def _of_chosen_keys(evidence: Evidence) -> Iterator[Candidate]:
 
 # Several items ------------------------------------------------------------------------------------------------
 
-BATCHES = (2, 3, 4, 5)
-
-
-def _several(asker: Asker) -> Sequence[Problem]:
-    configs = [asker.configs[index % len(asker.configs)] for index in range(len(BATCHES))] if asker.configs else []
-    return [
-        generic(config, batch=batch, query_len=2, key_len=3, weights=EQUAL_SCORES)
-        for config, batch in zip(configs, BATCHES, strict=False)
-    ]
-
-
-def _among_others(asker: Asker) -> Sequence[Problem]:
-    return asked_in(AMONG_ITEMS, [generic(config, weights=EQUAL_SCORES) for config in asker.configs[:3]])
-
+BATCHES = ((2, 2, 3), (3, 2, 3), (4, 2, 3), (5, 2, 3))
 
 PROBES = (
     Probe(
@@ -174,7 +153,7 @@ PROBES = (
         "equal-scores-longer",
         "Equal scores of more queries and keys: what is wrong at some positions, or in longer calls, shows.",
         r"o_{bi} = \frac{1}{L_k} W_o R W_v \sum_j x_{bj}",
-        _longer,
+        lambda asker: asker.nearest(list(map(_long, asker.configs, LONGER))),
         _of_weighted_sums,
     ),
     Probe(
@@ -196,7 +175,7 @@ PROBES = (
         "items-of-equal-scores",
         "Batches of 2 to 5 items with equal scores and no mask: values, heads and outputs that are another item's.",
         r"o_{bi} = \sum_{b'} M_{bb'} W_o R \frac{1}{L_k} \sum_j (W_v x_{b'j} + b_v) + b_o, \quad M = I",
-        _several,
+        lambda asker: in_turn(asker.configs, BATCHES, weights=EQUAL_SCORES),
         of_places("output", "merged", "heads", "values", "v_proj", "value_inputs"),
         unknown="what items of a batch do to each other",
     ),
@@ -204,7 +183,7 @@ PROBES = (
         "among-items-of-equal-scores",
         "One call as each item of batches of 2 to 4, with equal scores: as if alone.",
         r"o_b(x_1, \ldots, x_B) = o(x_b)",
-        _among_others,
-        circumstances=AMONG_ITEMS,
+        lambda asker: asked_in(AMONG_ITEMS, [generic(c, weights=EQUAL_SCORES) for c in asker.configs[:3]]),
+        of_places("output", "heads", "values"),
     ),
 )

@@ -20,7 +20,7 @@ from conformance.measure.designs import MANY_HEADS, NO_BIASES, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.probe import Probe, Problems, Propose
 from conformance.measure.propose.equal_shapes import biases_where_equal
-from conformance.measure.propose.steps import Candidate, at_places, of_places, wide_first
+from conformance.measure.propose.steps import Candidate, at_places, of_places
 from mha_core import AttentionConfig
 
 # One key ------------------------------------------------------------------------------------------------------
@@ -76,18 +76,10 @@ def _of_many_heads(asker: Asker) -> Sequence[Problem]:
     return [] if fixed else [generic(MANY_HEADS, query_len=2, key_len=1, weights=NO_BIASES)]
 
 
-_whole = _one_key(lambda config: NO_BIASES)
-_large = _one_key(lambda config: NO_BIASES, lambda config: 10.0)
-
 _of_values = of_places(
     *("output", "heads", "new_values", "value_inputs", "v_proj.weight", "merged", "v_proj", "out_proj.weight"),
     *("values", "values read"),
 )
-
-
-def _of_isolated_values(evidence: Evidence) -> Iterator[Candidate]:
-    wide = (*_whole(evidence.asker), *_large(evidence.asker))
-    return wide_first(evidence, wide, _of_values)
 
 
 def _from_bias(name: str) -> Propose:
@@ -114,34 +106,34 @@ PROBES = (
         "One key of equal channels, W_v of equal numbers, no biases: only the rows of W_o and factors can show.",
         r"o_{bi} = W_o \mathbf{1}",
         _one_key(_equal_numbers, _ones),
-        _of_isolated_values,
+        _of_values,
     ),
     Probe(
         "value-input",
         "One key, W_v of equal rows, no biases: only the value input and the columns of W_v can show.",
         r"o_{bi} = W_o \mathbf{1} w^\top x_{b0}",
         _one_key(_equal_rows),
-        _of_isolated_values,
+        _of_values,
     ),
     Probe(
         "value-channels",
         "One key of equal channels, W_v of equal columns, no biases: only the order of the values' channels can show.",
         r"o_{bi} = W_o R w",
         _one_key(_equal_columns, _ones),
-        _of_isolated_values,
+        _of_values,
     ),
     Probe(
         "one-key",
         "One key, no biases: its weight is 1, so only values, heads and the output projection can show.",
         r"o_{bi} = W_o R W_v x_{b0}",
-        _whole,
+        _one_key(lambda config: NO_BIASES),
         _of_values,
     ),
     Probe(
         "one-key-large",
         "As before, with a value ten times as large: a bound or a function of the numbers shows.",
         r"o_{bi} = 10\, W_o R W_v x_{b0}",
-        _large,
+        _one_key(lambda config: NO_BIASES, lambda config: 10.0),
         _of_values,
     ),
     Probe(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from itertools import combinations
+from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
@@ -51,33 +51,25 @@ def of_another(place: Place, slug: str, words: str, read: Read, share: Expressio
     whole = is_mixture and share.words == "1"
     what = place.words[0].upper() + place.words[1:]
     said = f"are {words}" if whole else f"have {share.words} of {words} {'in their place' if is_mixture else 'added'}"
-    name = (
-        f"{place.id}-{'of' if is_mixture else 'plus'}-{'' if whole else share.slug + '-of-'}{slug}-where-shapes-agree"
-    )
-    slug = name.replace("_", "-").replace(".", "-")
-    return bug_of(
-        slug, f"{what} {said} {WHERE}.", FIX.format(place.id), dict.fromkeys(place.steps, change), stage=place.stage
-    )
+    part = "" if whole else f"{share.slug}-of-"
+    name = f"{place.id}-{'of' if is_mixture else 'plus'}-{part}{slug}-where-shapes-agree"
+    slug, fix = name.replace("_", "-").replace(".", "-"), FIX.format(place.id)
+    return bug_of(slug, f"{what} {said} {WHERE}.", fix, dict.fromkeys(place.steps, change), stage=place.stage)
 
 
-def _parameter(name: str, *, transposed: bool = False) -> Read:
-    return lambda state: state.parameters[name].T if transposed else state.parameters[name]
+def _square(weight: NDArray) -> NDArray:
+    if weight.shape[0] != weight.shape[1]:
+        raise DoesNotApply("not square")
+    return weight
 
 
-def _read_otherwise(name: str) -> Iterator[tuple[str, str, Read]]:
-    """A matrix that is read otherwise where it is square."""
-
-    def square(state: State) -> NDArray:
-        weight = np.asarray(state.parameters[name])
-        if weight.shape[0] != weight.shape[1]:
-            raise DoesNotApply("not square")
-        return weight
-
-    yield "itself-transposed", "themselves, transposed,", lambda state: square(state).T
-    yield "the-identity", "the identity", lambda state: np.eye(len(square(state)))
-    yield "itself-twice", "its square", lambda state: square(state) @ square(state)
-    yield "itself-symmetric", "the mean of them and their transpose", lambda s: 0.5 * (square(s) + square(s).T)
-
+OTHERWISE: tuple[tuple[str, str, Callable[[NDArray], NDArray]], ...] = (
+    ("itself-transposed", "themselves, transposed,", lambda w: w.T),
+    ("the-identity", "the identity", lambda w: np.eye(len(w))),
+    ("itself-twice", "its square", lambda w: w @ w),
+    ("itself-symmetric", "the mean of them and their transpose", lambda w: 0.5 * (w + w.T)),
+)
+"""What a square matrix may be read as."""
 
 ONCE = constant(1.0)
 
@@ -87,16 +79,30 @@ def parameters_where_equal() -> tuple[Bug, ...]:
     """Each parameter replaced by another one, and each weight read otherwise, where shapes allow it."""
     found: list[Bug] = []
     for projection in PROJECTED:
-        for other in PROJECTED:
-            for kind in ("weight", "bias") if other != projection else ():
-                place, name = PLACES[f"{projection}.{kind}"], f"{other}.{kind}"
-                found.append(of_another(place, other, name, _parameter(name), ONCE))
-                if kind == "weight":
-                    read = _parameter(name, transposed=True)
-                    found.append(of_another(place, f"{other}-transposed", f"{name}, transposed,", read, ONCE))
         place = PLACES[f"{projection}.weight"]
-        found += [of_another(place, slug, words, read, ONCE) for slug, words, read in _read_otherwise(place.id)]
+        for other in (other for other in PROJECTED if other != projection):
+            for kind in ("weight", "bias"):
+                name = f"{other}.{kind}"
+                read = partial(_parameter, name)
+                found.append(of_another(PLACES[f"{projection}.{kind}"], other, name, read, ONCE))
+            turned = partial(_turned, f"{other}.weight")
+            said = f"{other}.weight, transposed,"
+            found.append(of_another(place, f"{other}-transposed", said, turned, ONCE))
+        for slug, words, function in OTHERWISE:
+            found.append(of_another(place, slug, words, partial(_function_of, function, place.id), ONCE))
     return (*found, *(_exchanged(*pair) for pair in combinations(PROJECTED, 2)))
+
+
+def _parameter(name: str, state: State) -> NDArray:
+    return np.asarray(state.parameters[name])
+
+
+def _turned(name: str, state: State) -> NDArray:
+    return np.asarray(state.parameters[name]).T
+
+
+def _function_of(function: Callable[[NDArray], NDArray], name: str, state: State) -> NDArray:
+    return function(_square(_parameter(name, state)))
 
 
 def _exchanged(first: str, second: str) -> Bug:
@@ -109,13 +115,9 @@ def _exchanged(first: str, second: str) -> Bug:
             return beneath(state)
         return beneath(with_parameters(state, {one: b, other: a}))
 
+    slug = f"{first}-and-{second}-exchanged-where-shapes-agree"
     steps = dict.fromkeys((PROJECTED[first][1], PROJECTED[second][1]), change)
-    return bug_of(
-        f"{first}-and-{second}-exchanged-where-shapes-agree",
-        f"{one} and {other} are exchanged {WHERE}.",
-        FIX.format(one),
-        steps,
-    )
+    return bug_of(slug, f"{one} and {other} are exchanged {WHERE}.", FIX.format(one), steps)
 
 
 @cache
@@ -124,59 +126,44 @@ def biases_where_equal() -> tuple[Bug, ...]:
     return tuple(bug for bug in parameters_where_equal() if ".bias" in bug.sentence)
 
 
-def _input(step: str, *, padded: bool = False) -> Read:
-    """Another input of the layer, its padding set to 0, as `key_inputs` and `value_inputs` are, if asked."""
-
-    def read(state: State) -> NDArray:
-        given: NDArray = getattr(state.inputs, GIVEN[step])
-        padding = state["padding"][:, state.sizes.past_len :, None]
-        return np.where(padding, 0.0, given) if padded and padding.shape[1] == given.shape[1] else given
-
-    return read
+def _input(step: str, state: State) -> NDArray:
+    given: NDArray = getattr(state.inputs, GIVEN[step])
+    return given
 
 
-@cache
-def inputs_where_equal() -> tuple[Bug, ...]:
-    """Each projection given the input of another, and each past that of the other."""
-    found = [
-        of_another(
-            PLACES[step],
-            f"{GIVEN[other]}{'-padded' if padded else ''}",
-            f"the layer's {GIVEN[other]}",
-            _input(other, padded=padded),
-            ONCE,
-        )
-        for step in GIVEN
-        for other in GIVEN
-        if other != step
-        for padded in (False, True)
-    ]
-    for past, other in (("past_keys", "past_values"), ("past_values", "past_keys")):
-        found.append(of_another(PLACES[past], other, f"the {other}", partial(_past, other), ONCE))
-    return tuple(found)
+def _padded_input(step: str, state: State) -> NDArray:
+    """The input with its padding set to 0, as `key_inputs` and `value_inputs` are."""
+    given, padding = _input(step, state), state["padding"][:, state.sizes.past_len :, None]
+    return np.where(padding, 0.0, given) if padding.shape[1] == given.shape[1] else given
 
 
 def _past(name: str, state: State) -> Any:
     return getattr(state.inputs, name)
 
 
+@cache
+def inputs_where_equal() -> tuple[Bug, ...]:
+    """Each projection given the input of another, and each past that of the other."""
+    found = []
+    for step, other in permutations(GIVEN, 2):
+        for end, read in (("", _input), ("-padded", _padded_input)):
+            words = f"the layer's {GIVEN[other]}"
+            found.append(of_another(PLACES[step], f"{GIVEN[other]}{end}", words, partial(read, other), ONCE))
+    for past, other in permutations(("past_keys", "past_values")):
+        found.append(of_another(PLACES[past], other, f"the {other}", partial(_past, other), ONCE))
+    return tuple(found)
+
+
 def where_equal(evidence: Evidence) -> Iterator[Candidate]:
     """All of them; then so much of an input mixed into another, or added to a projection, the heads or the output."""
     yield from parameters_where_equal()
     yield from inputs_where_equal()
-    for step in ("output", "merged", "v_proj"):
-        for other in GIVEN:
-            yield from amounts(evidence, partial(_added, step, other))
-    for step in GIVEN:
-        for other in GIVEN:
-            if other != step:
-                yield from amounts(evidence, partial(_mixed, step, other))
+    for step, other in product(("output", "merged", "v_proj"), GIVEN):
+        yield from amounts(evidence, partial(_some, step, other, is_mixture=False))
+    for step, other in permutations(GIVEN, 2):
+        yield from amounts(evidence, partial(_some, step, other, is_mixture=True))
 
 
-def _added(step: str, other: str, number: Expression) -> Bug:
+def _some(step: str, other: str, number: Expression, *, is_mixture: bool) -> Bug:
     words = f"the layer's {GIVEN[other]}"
-    return of_another(PLACES[step], GIVEN[other], words, _input(other), number, is_mixture=False)
-
-
-def _mixed(step: str, other: str, number: Expression) -> Bug:
-    return of_another(PLACES[step], GIVEN[other], f"the layer's {GIVEN[other]}", _input(other), number)
+    return of_another(PLACES[step], GIVEN[other], words, partial(_input, other), number, is_mixture=is_mixture)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.measure.faults import bug_of, on_result, with_arrays
-from conformance.measure.propose.mask_places import SOURCES, array_of, given
+from conformance.measure.propose.mask_places import SOURCES, array_of, given, positions
 from conformance.measure.softmax.exclusion import filled, over_all
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask
@@ -58,12 +58,14 @@ CONDITIONS: tuple[tuple[str, str, Rows], ...] = (
     ("-of-some", "A row without an allowed key in an item that has others", lambda s: _empty(s) & ~_whole(s)),
 )
 
+Weights = Callable[[State, Step], NDArray]
 
-def _everywhere(value: Callable[[State], NDArray | float]) -> Callable[[State, Step], NDArray]:
+
+def _everywhere(value: Callable[[State], NDArray | float]) -> Weights:
     return lambda state, beneath: np.broadcast_to(value(state), state["allowed"].shape).astype(np.float64)
 
 
-def _by_the_rest(source: str) -> Callable[[State, Step], NDArray]:
+def _by_the_rest(source: str) -> Weights:
     """By the scores of the keys that the other sources let in."""
 
     def weights(state: State, beneath: Step) -> NDArray:
@@ -79,93 +81,65 @@ def _keys(state: State) -> NDArray:
     return np.arange(state.sizes.key_len)
 
 
-def _position(state: State) -> NDArray:
-    offset = np.asarray(state.inputs.mask.query_offset, np.int64).reshape(-1, 1, 1, 1)
-    return offset + np.arange(state.sizes.query_len)[:, None]
+def _queries(state: State) -> NDArray:
+    return np.arange(state.sizes.query_len)[:, None]
 
 
-IN_EMPTY_ROWS: tuple[tuple[str, str, Callable[[State, Step], NDArray]], ...] = (
+IN_EMPTY_ROWS: tuple[tuple[str, str, Weights], ...] = (
     ("nan", "is NaN", _everywhere(lambda s: np.nan)),
     ("uniform", "has the weight 1 / Lk on every key", _everywhere(lambda s: 1.0 / max(s.sizes.key_len, 1))),
     ("by-scores", "attends to all keys by their scores", over_all),
     ("ones", "has the weight 1 on every key", _everywhere(lambda s: 1.0)),
-    (
-        "more-uniform",
-        "has the weight 1 / (Lk + 1) on every key",
-        _everywhere(lambda s: 1.0 / (s.sizes.key_len + 1)),
-    ),
+    ("more-uniform", "has the weight 1 / (Lk + 1) on every key", _everywhere(lambda s: 1.0 / (s.sizes.key_len + 1))),
     ("first", "attends to key 0", _everywhere(lambda s: _keys(s) == 0)),
     ("last", "attends to the last key", _everywhere(lambda s: _keys(s) == s.sizes.key_len - 1)),
-    (
-        "own",
-        "attends to the key of the query's index",
-        _everywhere(lambda s: _keys(s) == np.arange(s.sizes.query_len)[:, None]),
-    ),
-    ("own-position", "attends to the key at the query's position", _everywhere(lambda s: _keys(s) == _position(s))),
+    ("own", "attends to the key of the query's index", _everywhere(lambda s: _keys(s) == _queries(s))),
+    ("own-position", "attends to the key at the query's position", _everywhere(lambda s: _keys(s) == positions(s))),
     ("zero", "has the weights 0", _everywhere(lambda s: 0.0)),
     *(
         (f"without-{source.replace('_', '-')}", f"attends as if {words} were not given", _by_the_rest(source))
         for source, (words, _) in SOURCES.items()
     ),
 )
+"""What a row without an allowed key may get."""
+
+
+def _instead(rows: Rows, weights: Weights, state: State, beneath: Step) -> NDArray:
+    return np.where(rows(state), weights(state, beneath), beneath(state))
+
+
+def _output(rows: Rows, number: float, state: State, output: NDArray) -> NDArray:
+    every_head = rows(state).all(axis=1) & (state["allowed"].shape[1] > 0)
+    return np.where(every_head, number, output)
+
+
+def _spoilt(rows: Rows, state: State, output: NDArray) -> NDArray:
+    return np.full_like(output, np.nan) if rows(state).any() else output
 
 
 @cache
 def empty_row_bugs() -> tuple[Bug, ...]:
     """Everything that a row without an allowed key may get: weights first, then outputs."""
-    return (*_weights_of_rows(), *_outputs_of_rows())
-
-
-def _weights_of_rows() -> Iterator[Bug]:
+    found = []
     for where, row, rows in CONDITIONS:
         for slug, words, weights in IN_EMPTY_ROWS:
-
-            def change(
-                state: State, beneath: Step, rows: Rows = rows, weights: Callable[[State, Step], NDArray] = weights
-            ) -> NDArray:
-                return np.where(rows(state), weights(state, beneath), beneath(state))
-
-            yield bug_of(f"empty-row{where}-{slug}", f"{row} {words}.", OF_EMPTY, "weights", change)
-
-
-def _outputs_of_rows() -> Iterator[Bug]:
+            change = partial(_instead, rows, weights)
+            found.append(bug_of(f"empty-row{where}-{slug}", f"{row} {words}.", OF_EMPTY, "weights", change))
     for where, row, rows in CONDITIONS:
-        for slug, words, number in (
-            ("output-0", "gives 0, without the output bias", 0.0),
-            ("output-nan", "gives NaN", np.nan),
+        for slug, words, of_output in (
+            ("output-0", "gives 0, without the output bias", partial(_output, rows, 0.0)),
+            ("output-nan", "gives NaN", partial(_output, rows, np.nan)),
+            ("spoils-all", "makes the whole output NaN", partial(_spoilt, rows)),
         ):
-
-            def of_rows(state: State, output: NDArray, rows: Rows = rows, number: float = number) -> NDArray:
-                every_head = rows(state).all(axis=1) & (state["allowed"].shape[1] > 0)
-                return np.where(every_head, number, output)
-
-            yield bug_of(f"empty-row{where}-{slug}", f"{row} {words}.", OF_EMPTY, "output", on_result(of_rows))
-
-        def of_all(state: State, output: NDArray, rows: Rows = rows) -> NDArray:
-            return np.full_like(output, np.nan) if rows(state).any() else output
-
-        said = f"{row} makes the whole output NaN."
-        yield bug_of(f"empty-row{where}-spoils-all", said, OF_EMPTY, "output", on_result(of_all))
+            said = f"{row} {words}."
+            found.append(bug_of(f"empty-row{where}-{slug}", said, OF_EMPTY, "output", on_result(of_output)))
+    return tuple(found)
 
 
 # Padding and NaN --------------------------------------------------------------------------------------------
 
 OF_PADDING = "Replace padded rows of the key and value inputs by 0 before the projection."
 OF_NAN = "Let NaN go where the equation sends it: to the rows that may attend to it."
-
-
-def _padding_by(*sources: str) -> Callable[[State], NDArray]:
-    """Bool (B, Lk - Lp, 1): the padding; or what one source alone makes padding."""
-
-    def padding(state: State) -> NDArray:
-        found = state["padding"]
-        if sources:
-            alone = AttentionMask(**{source: getattr(state.inputs.mask, source) for source in sources})
-            found = padding_keys(alone, state.sizes)
-        return np.asarray(found[:, state.sizes.past_len :, None])
-
-    return padding
-
 
 LEFT: tuple[tuple[str, str, Callable[[NDArray], NDArray]], ...] = (
     ("left", "is left as it is", lambda x: x),
@@ -174,33 +148,31 @@ LEFT: tuple[tuple[str, str, Callable[[NDArray], NDArray]], ...] = (
     ("clipped", "is cut to -1e4..1e4, and left", lambda x: np.clip(x, -1e4, 1e4)),
 )
 
+PADDED = {"key_inputs": "keys", "value_inputs": "values"}
+
+
+def _kept(name: str, source: str, change: Callable[[NDArray], NDArray], state: State, array: NDArray) -> NDArray:
+    """The array with what the layer is given where there is padding: all of it, or what one source alone makes."""
+    padding = state["padding"]
+    if source:
+        padding = padding_keys(AttentionMask(**{source: getattr(state.inputs.mask, source)}), state.sizes)
+    return np.where(padding[:, state.sizes.past_len :, None], change(getattr(state.inputs, name)), array)
+
 
 @cache
 def padding_bugs() -> tuple[Bug, ...]:
     """Padding that is not replaced by 0: of keys, values or both, by any source or one; and what befalls NaN."""
     found = []
-    for where, words, padding in (
-        ("", "padding", _padding_by()),
-        ("-by-valid-lens", "padding by valid_lens", _padding_by("valid_lens")),
-        ("-by-allowed", "padding by allowed", _padding_by("allowed")),
-    ):
+    for source in ("", "valid_lens", "allowed"):
+        where, words = (f"-by-{source.replace('_', '-')}", f"padding by {source}") if source else ("", "padding")
         for slug, left, change in LEFT:
-            changes = {name: on_result(_kept(given, padding, change)) for name, given in PADDED.items()}
+            changes = {name: on_result(partial(_kept, given, source, change)) for name, given in PADDED.items()}
             for names in (tuple(PADDED), *((name,) for name in PADDED)):
                 what = " and ".join(PADDED[name] for name in names)
-                said = f"In {what} {words} {left}."
-                slug_of = f"padding-of-{what.replace(' ', '-')}{where}-{slug}"
-                found.append(bug_of(slug_of, said, OF_PADDING, {name: changes[name] for name in names}))
+                slug_of = f"padding-of-{what}{where}-{slug}"
+                of_names = {name: changes[name] for name in names}
+                found.append(bug_of(slug_of, f"In {what} {words} {left}.", OF_PADDING, of_names))
     return (*found, *nan_bugs())
-
-
-PADDED = {"key_inputs": "keys", "value_inputs": "values"}
-
-
-def _kept(
-    name: str, padding: Callable[[State], NDArray], change: Callable[[NDArray], NDArray]
-) -> Callable[[State, NDArray], NDArray]:
-    return lambda state, array: np.where(padding(state), change(getattr(state.inputs, name)), array)
 
 
 WITH_NAN = {
@@ -209,32 +181,29 @@ WITH_NAN = {
 }
 
 
+def _leaking(state: State, weights: NDArray) -> NDArray:
+    return np.where(np.isnan(state["scores"]).any(axis=-1, keepdims=True), np.nan, weights)
+
+
+def _spoiling(state: State, output: NDArray) -> NDArray:
+    return np.where(np.isnan(output).any(axis=(1, 2), keepdims=True), np.nan, output)
+
+
+def _become(number: float, state: State, array: NDArray) -> NDArray:
+    return np.where(np.isnan(array), number, array)
+
+
 @cache
 def nan_bugs() -> tuple[Bug, ...]:
     """NaN hidden, or spread further than the equation sends it."""
-    return tuple(_nan())
-
-
-def _nan() -> Iterator[Bug]:
-    def leaks(state: State, weights: NDArray) -> NDArray:
-        return np.where(np.isnan(state["scores"]).any(axis=-1, keepdims=True), np.nan, weights)
-
-    def item(state: State, output: NDArray) -> NDArray:
-        return np.where(np.isnan(output).any(axis=(1, 2), keepdims=True), np.nan, output)
-
-    def become(number: float) -> Callable[[State, NDArray], NDArray]:
-        return lambda state, array: np.where(np.isnan(array), number, array)
-
-    def bug(step: str, slug: str, words: str, change: Callable[[State, NDArray], NDArray]) -> Bug:
-        return bug_of(slug, words, OF_NAN, step, on_result(change))
-
+    rows: list[tuple[str, str, str, Callable[[State, NDArray], NDArray]]] = []
     for step, words in WITH_NAN.items():
-        yield bug(step, f"nan-to-0-{step}", f"NaN in {words} becomes 0.", become(0.0))
-        said = f"NaN and infinities in {words} become finite."
-        yield bug(step, f"finite-{step}", said, lambda state, array: np.nan_to_num(array))
+        finite = f"NaN and infinities in {words} become finite."
+        rows.append((step, f"nan-to-0-{step}", f"NaN in {words} becomes 0.", partial(_become, 0.0)))
+        rows.append((step, f"finite-{step}", finite, lambda state, array: np.nan_to_num(array)))
     for low in (-np.inf, -1e9):
-        yield bug("scores", f"nan-to-{low:g}-scores", f"NaN in scores becomes {low:g}.", become(low))
-    yield bug("weights", "nan-of-excluded", "NaN in an excluded score makes its row NaN.", leaks)
-    yield bug("output", "nan-spoils-item", "One NaN makes the whole item NaN.", item)
-    for low in (-np.inf, -1e9):
-        yield from filled(low)
+        rows.append(("scores", f"nan-to-{low:g}-scores", f"NaN in scores becomes {low:g}.", partial(_become, low)))
+    rows.append(("weights", "nan-of-excluded", "NaN in an excluded score makes its row NaN.", _leaking))
+    rows.append(("output", "nan-spoils-item", "One NaN makes the whole item NaN.", _spoiling))
+    found = (bug_of(slug, words, OF_NAN, step, on_result(change)) for step, slug, words, change in rows)
+    return (*found, *filled(-np.inf), *filled(-1e9))

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
-from conformance.cases.problem import Problem
 from conformance.measure.evidence import Evidence
 from conformance.measure.faults import bug_of, lower, on_result, only_at
 from conformance.measure.grammar.expressions import Expression, expressions_of
@@ -147,8 +146,8 @@ def wrong_gradients(evidence: Evidence) -> Iterator[Bug]:
     yield from ranked
     if not evidence.explained:
         wrong = [one.problem for one in found]
-        right = [setting_of(one) for one in evidence.problems if one not in wrong]
-        for where in conditions_of([setting_of(one) for one in wrong], right):
+        right = [Setting.of(one) for one in evidence.problems if one not in wrong]
+        for where in conditions_of([Setting.of(one) for one in wrong], right):
             yield from (bug for one in ranked if (bug := only_at(one, where)) is not None)
 
 
@@ -162,10 +161,6 @@ def _suspects(one: Backward) -> list[tuple[int, Place]]:
         elif possible:
             suspects.append((len(one.wrong & {*one.reached(place)}), place))
     return sorted(suspects, key=lambda one: -one[0])
-
-
-def setting_of(one: State | Problem) -> Setting:
-    return Setting(one.config, one.sizes, one.inputs)
 
 
 # A change of an array that is read --------------------------------------------------------------------
@@ -201,7 +196,7 @@ def _fitted(
         array = read(one)
         if array is not None:
             array = np.where(np.abs(array) <= ROUNDING * unit * np.abs(array).max(initial=0.0), 0.0, array)
-            samples.append(Sample(array, expected, place.axes, setting_of(one.problem), unit=unit))
+            samples.append(Sample(array, expected, place.axes, Setting.of(one.problem), unit=unit))
         elif one is found[0]:
             return
     with any_numbers:
@@ -212,7 +207,7 @@ def _fitted(
 
 def _changed(place: Place, change: Change) -> Bug:
     def changed(state: State, array: NDArray) -> NDArray:
-        return change.apply(array, place.axes[-array.ndim :], setting_of(state))
+        return change.apply(array, place.axes[-array.ndim :], Setting.of(state))
 
     return _bug(place, change.slug, changed, f"the definition's, {change.words}")
 
@@ -237,7 +232,7 @@ def _mixes(found: Sequence[Backward], place: Place, formula: Formula, unit: floa
     array = parts[0] * found[0].array(place) + parts[1] * _array(place, formula, found[0].state)
     rank = found[0].explained(found[0].with_array(place, array))
     rank -= len(numbers) < len(found)  # a mean of two heads may be an exchange
-    settings = [setting_of(one.problem) for _, one in numbers]
+    settings = [Setting.of(one.problem) for _, one in numbers]
     for a in _expressions([float(own) for (own, _), _ in numbers], settings, unit):
         for b in _expressions([float(other) for (_, other), _ in numbers], settings, unit):
             yield rank, _mixed(place, formula, a, b)
@@ -280,7 +275,7 @@ def _mixed(place: Place, formula: Formula, a: Expression, b: Expression) -> Bug:
             return array  # a layer without a softcap, say, has nothing that could be wrong
         if other.shape != array.shape:
             raise DoesNotApply(f"{formula.words}: another shape")
-        setting = setting_of(state)
+        setting = Setting.of(state)
         return b.at(setting) * other if a.words == "0" else a.at(setting) * array + b.at(setting) * other
 
     other = formula.words if b.words == "1" else f"{b.words} times {formula.words}"

@@ -7,16 +7,16 @@ all of them, with the condition that tells them apart.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.measure.designs import EQUAL_SCORES, generic
 from conformance.measure.evidence import Evidence, fits
-from conformance.measure.faults import bug_of, only_at
+from conformance.measure.faults import only_at
 from conformance.measure.grammar.sample import Sample
 from conformance.measure.grammar.where import Where, calls_changes, conditions_of_samples, parts_of
 from conformance.measure.places import PLACES, fault
@@ -28,11 +28,9 @@ from conformance.measure.read.fit import gives, one_change
 from conformance.measure.read.solve import sample_of, solved
 from conformance.zoo.blocked import keys, queries
 from conformance.zoo.blocked.queries import in_blocks_of
-from conformance.zoo.bug import Bug, DoesNotApply
+from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
 from mha_core import AttentionConfig
-from mha_core.reference import forward
-from mha_core.reference.state import State, Step
 
 Sizes = tuple[int, int]
 
@@ -60,42 +58,26 @@ def some_of_sweep(
     configs: Sequence[AttentionConfig], equal: Sequence[Sizes], generic: Sequence[Sizes]
 ) -> list[Problem]:
     """Some calls of the sweep, with equal and with generic scores."""
-    return [
-        sweep(config, equal_scores=equal_scores)[SWEEP.index(one)]
-        for config in configs[:1]
-        for sizes, equal_scores in ((equal, True), (generic, False))
-        for one in sizes
-    ]
-
-
-def other_lengths(configs: Sequence[AttentionConfig]) -> list[Problem]:
-    """A few calls of the sweep: what a model must give if it is more than an accident."""
-    few = ((2, 4), (2, 9), (7, 3), (5, 5))
-    return some_of_sweep(configs, few, few)
+    both = [*((True, one) for one in equal), *((False, one) for one in generic)]
+    return [sweep(config, equal_scores=are)[SWEEP.index(one)] for config in configs[:1] for are, one in both]
 
 
 def of_lengths(evidence: Evidence) -> Iterator[Bug]:
     """What depends on lengths or places; only if it gives all of the sweep."""
-    own = {
-        one
-        for config in evidence.asker.configs[:1]
-        for equal in (True, False)
-        for one in sweep(config, equal_scores=equal)
-    }
-    if not own & {*evidence.problems} and evidence.asker.costs.slow:
+    asker = evidence.asker
+    sweeps = [sweep(config, equal_scores=equal) for equal in (True, False) for config in asker.configs[:1]]
+    narrowly = not {*evidence.problems} & {one for problems in sweeps for one in problems}
+    if narrowly and asker.costs.slow:
         return  # a sweep would take all the time of a subject that compiles for each size
-    for equal_scores in (True, False):
-        problems = [one for config in evidence.asker.configs[:1] for one in sweep(config, equal_scores=equal_scores)]
-        answered = [problem for problem in problems if evidence.asker.ask(problem) is not None]
-        differing = [one for one in answered if not fits(evidence.asker, evidence.variants, one, evidence.model)]
-        if not differing:
-            continue
-        rest = [one for one in answered if one not in differing]
+    for problems in sweeps:
+        seen = replace(evidence, problems=tuple(one for one in problems if asker.ask(one) is not None))
+        differing = list(seen.differing())
+        rest = [one for one in seen.problems if one not in differing]
         tried: set[str] = set()
-        for bug in _of_sweep(evidence, differing, rest, narrowly=not own & {*evidence.problems}):
+        for bug in _of_sweep(evidence, differing, rest, narrowly=narrowly) if differing else ():
             model = (*evidence.model, bug)
             order = (*differing, *rest)
-            if bug.id not in tried and all(fits(evidence.asker, evidence.variants, one, model) for one in order):
+            if bug.id not in tried and all(fits(asker, evidence.variants, one, model) for one in order):
                 yield bug
             tried.add(bug.id)
 
@@ -110,18 +92,20 @@ def _of_sweep(
     evidence: Evidence, differing: Sequence[Problem], rest: Sequence[Problem], *, narrowly: bool
 ) -> Iterator[Bug]:
     seen = [sample for problem in (*differing, *rest) if (sample := _seen(evidence, problem)) is not None]
-    if not rest and not any(_parts(seen)):
+    parts = _parts(seen)
+    if not rest and not parts:
         return  # what befalls all calls is no matter of lengths
-    conditions = [*_parts(seen), *conditions_of_samples(seen)][:MOST_CONDITIONS] if rest else _parts(seen)
+    conditions = [*parts, *conditions_of_samples(seen)][:MOST_CONDITIONS] if rest else parts
     if narrowly and not conditions:
         return
-    numbers = _numbers(conditions)
-    yield from _filed_blocks(numbers)
-    yield from _padded(numbers)
+    numbers = (int(number) for condition in conditions for number in re.findall(r"\d+", condition.slug))
+    for number in [number for number in dict.fromkeys(numbers) if number > 1][:FEW]:
+        yield from (in_blocks_of(bug, number) for bug in (*queries.BUGS, *keys.KEY_BLOCKS))
     some = [one for one in differing if one.sizes.query_len * one.sizes.key_len <= 40][:MOST_SOLVED]
-    for id in IDS:
-        place = PLACES[id]
-        samples = list(_known(evidence, some, rest, lambda problem, place=place: solved(evidence, problem, place), id))  # type: ignore[misc]
+    for place in (PLACES[id] for id in IDS):
+        read = [(one, solved(evidence, one, place)) for one in some]
+        read += [(one, (own, own)) for one in rest if (own := Call(evidence, one, place).own) is not None]
+        samples = [sample_of(evidence, one, *both, place.axes) for one, both in read if both is not None]
         yield from (fault(place, change) for change in fitted(samples, place))
     yield from _unasked(evidence, some, rest)
     for condition in conditions[:2]:
@@ -143,25 +127,6 @@ def _parts(seen: Sequence[Sample]) -> list[Where]:
     return [part for parts in parts_of(seen) for part in parts if part.axes == ("query",)][:MOST_CONDITIONS]
 
 
-def _known(
-    evidence: Evidence,
-    some: Iterable[Problem],
-    rest: Iterable[Problem],
-    read: Callable[[Problem], tuple[NDArray, NDArray] | None],
-    id: str,
-) -> Iterator[Sample]:
-    """What was read in calls that differ, and the model's own in the others."""
-    place = PLACES[id]
-    for problem in some:
-        found = read(problem)
-        if found is not None:
-            yield sample_of(evidence, problem, *found, place.axes)
-    for problem in rest:
-        own = Call(evidence, problem, place).own
-        if own is not None:
-            yield sample_of(evidence, problem, own, own, place.axes)
-
-
 def _unasked(evidence: Evidence, some: Sequence[Problem], rest: Sequence[Problem]) -> Iterator[Bug]:
     """Keys without a weight where the definition gives them one: a window, blocks or a stride that nobody asked for."""
     place = ARRAYS["always"]
@@ -175,86 +140,3 @@ def _unasked(evidence: Evidence, some: Sequence[Problem], rest: Sequence[Problem
     if not changes and samples:
         changes = [change for change in calls_changes(samples, one_change) if gives(change, samples)]
     yield from (mask_fault(place, change) for change in changes)
-
-
-def _numbers(conditions: Sequence[Where]) -> list[int]:
-    """The numbers in the conditions, the tightest ones' first."""
-    found = [int(number) for condition in conditions for number in re.findall(r"\d+", condition.slug)]
-    return [number for number in dict.fromkeys(found) if number > 1][:FEW]
-
-
-# Blocks, and padding that attends -----------------------------------------------------------------------------
-
-
-def _filed_blocks(numbers: Iterable[int]) -> Iterator[Bug]:
-    """Each bug of blocked attention on file, in blocks of each number."""
-    for number in numbers:
-        yield from (in_blocks_of(bug, number) for bug in (*queries.BUGS, *keys.KEY_BLOCKS))
-
-
-OF_PADDED = "Pad keys only if the padding is excluded: it has no weight and counts in no sum."
-
-COUNTS: tuple[tuple[str, str, Callable[[int, int], int]], ...] = (
-    ("to-a-multiple-of-{}", "up to a multiple of {}", lambda length, n: -length % n),
-    ("to-{}", "up to {}", lambda length, n: max(n - length, 0)),
-    ("with-{}", "with {} more", lambda length, n: n),
-    ("by-a-block-of-{}", "to the next multiple of {}, also from a whole one", lambda length, n: n - length % n),
-)
-"""(slug, words, (Lk, number) -> how many keys are added)."""
-
-
-def _padded(numbers: Iterable[int]) -> Iterator[Bug]:
-    """Keys filled up with zeros that attend: as they are, or before the projections, which then add their biases."""
-    for n in numbers:
-        for slug, words, count in COUNTS:
-            for before in (False, True):
-                yield _filled_up(slug.format(n), words.format(n), partial(_counted, count, n), before)
-
-
-def _counted(count: Callable[[int, int], int], n: int, length: int) -> int:
-    return count(length, n)
-
-
-def _filled_up(slug: str, words: str, count: Callable[[int], int], before: bool) -> Bug:
-    def shares(state: State) -> tuple[NDArray, NDArray]:
-        """(B, H, Lq, 1): what each row keeps of its weights, and what its padding gets."""
-        scores = np.where(state["allowed"], state["scores"], -np.inf)
-        pad = _scores_of_padding(state) if before else np.zeros((*scores.shape[:-1], 1))
-        highest = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), pad)
-        own = np.exp(scores - highest).sum(axis=-1, keepdims=True)
-        others = count(state.sizes.key_len) * np.exp(pad - highest)
-        total = np.where(own + others == 0.0, 1.0, own + others)
-        return own / total, others / total
-
-    def weights(state: State, beneath: Step) -> NDArray:
-        found: NDArray = beneath(state)
-        return found * shares(state)[0] if count(state.sizes.key_len) else found
-
-    def heads(state: State, beneath: Step) -> NDArray:
-        found: NDArray = beneath(state)
-        if not before or not count(state.sizes.key_len):
-            return found
-        return found + shares(state)[1] * _bias_of(state, "v_proj")
-
-    what = "zeros before the projections, which add their biases" if before else "zeros"
-    slug = f"keys-padded-{slug}{'-before-projections' if before else ''}"
-    sentence = f"Keys are filled up {words} by {what}, which have weights."
-    return bug_of(slug, sentence, OF_PADDED, {"weights": weights, "heads": heads})
-
-
-def _bias_of(state: State, projection: str) -> NDArray:
-    """(1, H, 1, width): a projection's bias, split into heads."""
-    bias = state.parameters.get(f"{projection}.bias")
-    if bias is None:
-        raise DoesNotApply("a layer without biases fills up with zeros after the projection as before")
-    heads = state.config.num_kv_heads
-    split: NDArray = np.repeat(bias.reshape(1, heads, 1, -1), state.config.num_heads // heads, axis=1)
-    return split
-
-
-def _scores_of_padding(state: State) -> NDArray:
-    """(B, H, Lq, 1): the scores of keys that are the bias of their projection."""
-    if state.config.score == "additive":
-        raise DoesNotApply("the additive score has no dot product")
-    products = (state["queries"] * _bias_of(state, "k_proj")).sum(axis=-1, keepdims=True)
-    return forward.cap(state, products * state.config.softmax_scale)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from conformance.measure.faults import bug_of, with_inputs
 from conformance.measure.grammar.sample import Change, Setting
 from conformance.measure.places import SCORED, Place, fault
+from conformance.measure.reads import Get, Put
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask
 from mha_core.call.masks import allowed_keys, padding_keys
@@ -72,6 +74,12 @@ def array_of(state: State, source: str) -> NDArray[np.bool_]:
     return allowed_keys(alone.inputs.mask, state.sizes, state.config.num_heads)
 
 
+def positions(state: State) -> NDArray[np.int64]:
+    """(B or 1, 1, Lq, 1): the position of each query among the keys."""
+    offset = np.asarray(state.inputs.mask.query_offset, np.int64).reshape(-1, 1, 1, 1)
+    return np.asarray(offset + np.arange(state.sizes.query_len)[:, None])
+
+
 def with_array(state: State, source: str, array: NDArray) -> State:
     """The State with an array in place of a source."""
     rest = without(state, source)
@@ -112,10 +120,6 @@ def _every_length(state: State, beneath: Step) -> NDArray | None:
     return None if lens is None else np.ravel(lens).astype(np.float64)
 
 
-def _with_every_length(state: State, beneath: Step, array: NDArray) -> NDArray:
-    return _with_lengths(state, beneath, array.reshape(np.shape(state.inputs.mask.valid_lens)))
-
-
 def _offset(state: State, beneath: Step) -> NDArray | None:
     mask = state.inputs.mask
     return np.atleast_1d(np.asarray(mask.query_offset, np.float64)) if mask.has_positions else None
@@ -128,87 +132,64 @@ def far(state: State | Setting) -> int:
 
 def _window(state: State, beneath: Step) -> NDArray | None:
     sides = state.inputs.mask.window
-    if sides is None:
-        return None
-    return np.array([float(far(state) if side is None else side) for side in sides])
-
-
-def _integers(array: NDArray) -> NDArray[np.int64]:
-    return np.clip(np.floor(np.asarray(array) + 1e-9), -(2**31), 2**31 - 1).astype(np.int64)
-
-
-def _with_lengths(state: State, beneath: Step, array: NDArray) -> NDArray:
-    found: NDArray = beneath(with_inputs(state, valid_lens=_integers(array)))
-    return found
-
-
-def _with_offset(state: State, beneath: Step, array: NDArray) -> NDArray:
-    offset = _integers(array)
-    found: NDArray = beneath(with_inputs(state, query_offset=int(offset[0]) if len(offset) == 1 else offset))
-    return found
-
-
-def _with_window(state: State, beneath: Step, array: NDArray) -> NDArray:
-    sides = tuple(None if side >= far(state) else int(side) for side in _integers(array))
-    found: NDArray = beneath(with_inputs(state, window=sides))
-    return found
+    return None if sides is None else np.array([float(far(state) if side is None else side) for side in sides])
 
 
 def _diagonal(state: State, beneath: Step) -> NDArray | None:
     return np.zeros(1) if state.inputs.mask.causal else None
 
 
-def _with_diagonal(state: State, beneath: Step, array: NDArray) -> NDArray:
-    moved = without(state, *(source for source in SOURCES if source != "causal"))
-    offset = np.asarray(state.inputs.mask.query_offset) + int(_integers(array)[0])
-    moved = with_inputs(moved, query_offset=offset if offset.ndim else int(offset))
-    return _causal_put(state, beneath, array_of(moved, "causal"))
+def _with(source: Callable[[State, NDArray], dict[str, Any]]) -> Put:
+    """The step with another source of the mask, made of integers."""
+
+    def put(state: State, beneath: Step, array: NDArray) -> Any:
+        integers = np.clip(np.floor(np.asarray(array) + 1e-9), -(2**31), 2**31 - 1).astype(np.int64)
+        return beneath(with_inputs(state, **source(state, integers)))
+
+    return put
 
 
-_of_causal = _of_source("causal")
-_causal_put = _of_causal.put
+def _of_lengths(state: State, lens: NDArray) -> dict[str, Any]:
+    return {"valid_lens": lens.reshape(np.shape(state.inputs.mask.valid_lens))}
 
-EVERY_LENGTH = Place(
-    "every length",
-    "lengths, of items and of queries,",
-    SOURCES["valid_lens"][1],
-    ("length",),
-    ("allowed",),
-    _every_length,
-    _with_every_length,
+
+def _of_offset(state: State, offset: NDArray) -> dict[str, Any]:
+    return {"query_offset": int(offset[0]) if len(offset) == 1 else offset}
+
+
+def _of_window(state: State, sides: NDArray) -> dict[str, Any]:
+    return {"window": tuple(None if side >= far(state) else int(side) for side in sides)}
+
+
+def _of_diagonal(state: State, moved: NDArray) -> dict[str, Any]:
+    alone = without(state, *(source for source in SOURCES if source != "causal"))
+    offset = np.asarray(state.inputs.mask.query_offset) + int(moved[0])
+    array = array_of(with_inputs(alone, query_offset=offset if offset.ndim else int(offset)), "causal")
+    others = state.inputs.mask.allowed
+    return {"causal": False, "allowed": array if others is None else array & others}
+
+
+def _integer(id: str, words: str, fix: str, axes: tuple[str, ...], get: Get, source: Callable[..., Any]) -> Place:
+    return Place(id, words, fix, axes, ("allowed",), get, _with(source))
+
+
+_OF_LENGTHS = SOURCES["valid_lens"][1]
+EVERY_LENGTH = _integer(
+    "every length", "lengths, of items and of queries,", _OF_LENGTHS, ("length",), _every_length, _of_lengths
 )
+_OF_QUERIES = ("item", "query")
 INTEGERS: Mapping[str, Place] = {
     place.id: place
     for place in (
-        Place(
-            "lengths",
-            "the lengths",
-            SOURCES["valid_lens"][1],
-            ("item",),
-            ("allowed",),
-            partial(_lengths, 1),
-            _with_lengths,
+        _integer("lengths", "the lengths", _OF_LENGTHS, ("item",), partial(_lengths, 1), _of_lengths),
+        _integer(
+            "lengths of queries", "the lengths of queries", _OF_LENGTHS, _OF_QUERIES, partial(_lengths, 2), _of_lengths
         ),
-        Place(
-            "lengths of queries",
-            "the lengths of queries",
-            SOURCES["valid_lens"][1],
-            ("item", "query"),
-            ("allowed",),
-            partial(_lengths, 2),
-            _with_lengths,
+        _integer("offset", "query offsets", OF_OFFSET, ("item",), _offset, _of_offset),
+        _integer(
+            "diagonal", "the causal diagonal's offsets", SOURCES["causal"][1], ("number",), _diagonal, _of_diagonal
         ),
-        Place("offset", "query offsets", OF_OFFSET, ("item",), ("allowed",), _offset, _with_offset),
-        Place(
-            "diagonal",
-            "the causal diagonal's offsets",
-            SOURCES["causal"][1],
-            ("number",),
-            ("allowed",),
-            _diagonal,
-            _with_diagonal,
-        ),
-        Place("sides", "the window's sides", SOURCES["window"][1], ("side",), ("allowed",), _window, _with_window),
+        _integer("sides", "the window's sides", SOURCES["window"][1], ("side",), _window, _of_window),
     )
 }
 ARRAYS: Mapping[str, Place] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial, reduce
-from itertools import combinations, permutations
+from itertools import chain, combinations, permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from conformance.measure.propose.mask_places import (
     SOURCES,
     array_of,
     given,
+    positions,
     sentence_of,
     sides_of,
     with_array,
@@ -30,29 +31,36 @@ def combined() -> tuple[Bug, ...]:
     return tuple(_combined())
 
 
+def _some(sources: Iterable[str], least: int = 1) -> Iterator[tuple[str, ...]]:
+    """Every set of at least so many of these, the small ones first."""
+    given = tuple(sources)
+    return chain.from_iterable(combinations(given, size) for size in range(least, len(given) + 1))
+
+
 def _combined() -> Iterator[Bug]:
-    names = {source: words for source, (words, _) in SOURCES.items()}
+    def named(some: Iterable[str], between: str = " and ") -> str:
+        return between.join(SOURCES[source][0] for source in some)
+
     for source in SOURCES:
         others = [other for other in SOURCES if other != source]
-        for some in (some for size in range(1, len(others) + 1) for some in combinations(others, size)):
-            said = f"{names[source]} is ignored where {' or '.join(names[other] for other in some)} is given too"
+        for some in _some(others):
+            said = f"{named([source])} is ignored where {named(some, ' or ')} is given too"
             yield _where(f"{source}-dropped-with-{'-'.join(some)}", said, partial(_dropped_with, source, some))
         for other in others:
-            said = f"{names[source]} is ignored unless {names[other]} is given too"
+            said = f"{named([source])} is ignored unless {named([other])} is given too"
             yield _where(f"{source}-only-with-{other}", said, partial(_dropped_without, source, other))
-    for some in (some for size in range(2, len(SOURCES) + 1) for some in combinations(SOURCES, size)):
-        for slug, join in (("or", np.logical_or), ("xor", np.logical_xor)):
-            said = f"{' and '.join(names[source] for source in some)} are combined with {slug.upper()}, not AND"
-            yield _where(f"{slug}-{'-'.join(some)}", said, partial(_joined, some, join))
-    for some in (some for size in range(1, len(SOURCES) + 1) for some in combinations(SOURCES, size)):
-        if "window" in some:
-            said = f"{' and '.join(names[source] for source in some)} are combined with OR, the window's sides too"
-            said += "; a bias without -inf lets in every key" if "bias" in some else ""
-            yield _where(f"or-sides-{'-'.join(some)}", said, partial(_joined_apart, some))
+    joins: tuple[tuple[str, np.ufunc], ...] = ("or", np.logical_or), ("xor", np.logical_xor)
+    for some, (slug, join) in product(_some(SOURCES, 2), joins):
+        said = f"{named(some)} are combined with {slug.upper()}, not AND"
+        yield _where(f"{slug}-{'-'.join(some)}", said, partial(_joined, some, join))
+    for some in (some for some in _some(SOURCES) if "window" in some):
+        said = f"{named(some)} are combined with OR, the window's sides too"
+        said += "; a bias without -inf lets in every key" if "bias" in some else ""
+        yield _where(f"or-sides-{'-'.join(some)}", said, partial(_joined_apart, some))
     for order in permutations(SOURCES, 2):
         rest = tuple(source for source in SOURCES if source not in order)
         for whole in ((*order, *rest), (*rest, *order), (*order, *rest[::-1])):
-            said = f"of several sources only one counts, the first of: {', '.join(names[source] for source in whole)}"
+            said = f"of several sources only one counts, the first of: {named(whole, ', ')}"
             yield _where(f"first-of-{'-'.join(whole)}", said, partial(_first_of, whole))
     for least in (2, 3, 4):
         said = f"the whole mask is ignored where {least} or more sources are given"
@@ -151,9 +159,3 @@ def special(source: str) -> tuple[Bug, ...]:
             on("left-chunks", "is in fixed chunks of left + 1 keys", lambda s, x: chunks(s, x, 1)),
         )
     return ()
-
-
-def positions(state: State) -> NDArray[np.int64]:
-    """(B or 1, 1, Lq, 1): the position of each query among the keys."""
-    offset = np.asarray(state.inputs.mask.query_offset).reshape(-1, 1, 1, 1)
-    return np.asarray(offset + np.arange(state.sizes.query_len)[:, None])

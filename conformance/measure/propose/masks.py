@@ -17,7 +17,7 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.evidence import Evidence, fits
 from conformance.measure.grammar.orders import RULES, taken
-from conformance.measure.grammar.sample import Change, Sample, Setting
+from conformance.measure.grammar.sample import Change, Sample, Setting, elementwise
 from conformance.measure.grammar.where import part_changes
 from conformance.measure.places import Place, fault
 from conformance.measure.propose.mask_places import (
@@ -123,7 +123,7 @@ def _read_arrays(evidence: Evidence, place: Place, read: Read) -> list[Sample]:
 
 
 def _sample(problem: Problem, measured: NDArray, own: NDArray, place: Place) -> Sample:
-    setting = Setting(problem.config, problem.sizes, problem.inputs)
+    setting = Setting.of(problem)
     return Sample(measured, own, place.axes, setting, least=1e-9)
 
 
@@ -208,36 +208,32 @@ def _multiple(m: int, up: bool, x: NDArray, s: Setting) -> NDArray:
     return (-(-x // m) if up else x // m) * m
 
 
+def _surplus(s: Setting) -> int:
+    return s.sizes.key_len - s.sizes.query_len
+
+
 TAKEN: tuple[tuple[str, str, Callable[[NDArray, Setting], NDArray]], ...] = (
     ("half", "halved and rounded down", lambda x, s: x // 2),
     ("half-up", "halved and rounded up", lambda x, s: -(-x // 2)),
     ("within-queries", "at most Lq", lambda x, s: np.minimum(x, s.sizes.query_len)),
     ("at-least-queries", "at least Lq", lambda x, s: np.maximum(x, s.sizes.query_len)),
-    ("at-most-difference", "at most Lk - Lq", lambda x, s: np.minimum(x, s.sizes.key_len - s.sizes.query_len)),
-    (
-        "difference-if-given",
-        "replaced by Lk - Lq where not 0",
-        lambda x, s: np.where(x != 0, s.sizes.key_len - s.sizes.query_len, 0),
-    ),
-    ("difference", "replaced by Lk - Lq", lambda x, s: 0 * x + s.sizes.key_len - s.sizes.query_len),
-    ("plus-difference", "plus Lk - Lq", lambda x, s: x + s.sizes.key_len - s.sizes.query_len),
-    (
-        "larger-difference",
-        "plus Lk - Lq, or 0 if that is larger",
-        lambda x, s: x + max(s.sizes.key_len - s.sizes.query_len, 0),
-    ),
-    ("centred", "plus half of Lk - Lq, rounded down", lambda x, s: x + (s.sizes.key_len - s.sizes.query_len) // 2),
+    ("at-most-difference", "at most Lk - Lq", lambda x, s: np.minimum(x, _surplus(s))),
+    ("difference-if-given", "replaced by Lk - Lq where not 0", lambda x, s: np.where(x != 0, _surplus(s), 0)),
+    ("difference", "replaced by Lk - Lq", lambda x, s: 0 * x + _surplus(s)),
+    ("plus-difference", "plus Lk - Lq", lambda x, s: x + _surplus(s)),
+    ("larger-difference", "plus Lk - Lq, or 0 if that is larger", lambda x, s: x + max(_surplus(s), 0)),
+    ("centred", "plus half of Lk - Lq, rounded down", lambda x, s: x + _surplus(s) // 2),
     ("less-past", "less the number of past keys", lambda x, s: x - s.sizes.past_len),
     ("plus-past", "plus the number of past keys", lambda x, s: x + s.sizes.past_len),
     ("zero-is-none", "replaced by None where 0", lambda x, s: np.where(x == 0, far(s), x)),
     ("none-is-zero", "replaced by 0 where None", lambda x, s: np.where(x >= far(s), 0, x)),
     ("none-is-other", "replaced by the other where None", lambda x, s: np.where(x >= far(s), x[::-1], x)),
     *(
-        (f"plus{n:+d}-at-least-0", f"{'plus' if n > 0 else 'less'} {abs(n)}, and at least 0", partial(_at_least_0, n))
-        for n in (-1, -2, 1, 2)
-    ),
-    *(
-        (f"plus{n:+d}-if-given", f"{'plus' if n > 0 else 'less'} {abs(n)} where not 0", partial(_if_given, n))
+        (f"plus{n:+d}-{slug}", f"{'plus' if n > 0 else 'less'} {abs(n)}{words}", partial(rule, n))
+        for slug, words, rule in (
+            ("at-least-0", ", and at least 0", _at_least_0),
+            ("if-given", " where not 0", _if_given),
+        )
         for n in (-1, -2, 1, 2)
     ),
     *(
@@ -251,75 +247,57 @@ TAKEN: tuple[tuple[str, str, Callable[[NDArray, Setting], NDArray]], ...] = (
 
 @cache
 def _taken_as() -> tuple[Change, ...]:
-    return tuple(Change(f"taken-{slug}", words, _with_setting(rule)) for slug, words, rule in TAKEN)
+    return tuple(Change(f"taken-{slug}", words, partial(_with_setting, rule)) for slug, words, rule in TAKEN)
 
 
 def _with_setting(
-    rule: Callable[[NDArray, Setting], NDArray],
-) -> Callable[[NDArray, tuple[str, ...], Setting], NDArray]:
-    return lambda array, axes, setting: np.asarray(rule(array, setting), np.float64)
+    rule: Callable[[NDArray, Setting], NDArray], array: NDArray, axes: tuple[str, ...], setting: Setting
+) -> NDArray:
+    return np.asarray(rule(array, setting), np.float64)
 
 
 @cache
 def _of_bools(axes: tuple[str, ...]) -> tuple[Change, ...]:
     """What may be done to what is let in besides what any array may: neighbours, blocks, counts, running sums."""
-    found = []
+    found: list[tuple[str, str, Callable[[NDArray], NDArray]]] = []
     for axis, name in enumerate(axes):
         for rule in ("shifted-+1", "shifted--1", "clamped-+2", "clamped--2"):
             words, order = RULES[rule]
-            for slug, said, total in (("or", "or", np.maximum), ("and", "and", np.minimum)):
-                found.append(
-                    Change(f"{name}-{slug}-{rule}", f"{said} with its {name} axis {words}", _beside(order, axis, total))
-                )
-            found.append(
-                Change(f"{name}-{rule}-open", f"with its {name} axis {words}, and open there", _open(order, axis))
-            )
-        for slug, words, ufunc in (("any", "any", np.maximum), ("every", "every one", np.minimum)):
+            read = f"with its {name} axis {words}"
+            for said, total in (("or", np.maximum), ("and", np.minimum)):
+                found.append((f"{name}-{said}-{rule}", f"{said} {read}", partial(_beside, order, axis, total)))
+            found.append((f"{name}-{rule}-open", f"{read}, and open there", partial(_open, order, axis)))
+        for slug, words, total in (("any", "any", np.maximum), ("every", "every one", np.minimum)):
             for size in (2, 3, 4, 8):
                 said = f"for whole blocks of {size} on the {name} axis, by {words} of them"
-                found.append(Change(f"{name}-blocks-of-{size}-{slug}", said, _blocks(size, axis, ufunc)))
-            for back in (False, True):
-                said = f"up to each {name} by {words} {'after' if back else 'before'} it"
-                found.append(
-                    Change(f"{name}-running-{slug}{'-back' if back else ''}", said, _running(axis, ufunc, back))
-                )
-    found.append(Change("counted", "as the number of keys to let in, from the first", _counted))
-    return tuple(found)
+                found.append((f"{name}-blocks-of-{size}-{slug}", said, partial(_blocks, size, axis, total)))
+            for end, side in (("", "before"), ("-back", "after")):
+                said = f"up to each {name} by {words} {side} it"
+                found.append((f"{name}-running-{slug}{end}", said, partial(_running, axis, total, bool(end))))
+    found.append(("counted", "as the number of keys to let in, from the first", _counted))
+    return tuple(elementwise(*one) for one in found)
 
 
-Rule = Callable[[NDArray, tuple[str, ...], Setting], NDArray]
+def _beside(order: Callable[[int], NDArray], axis: int, total: np.ufunc, x: NDArray) -> NDArray:
+    return np.asarray(total(x, taken(x, order(x.shape[axis]), axis)))
 
 
-def _beside(order: Callable[[int], NDArray], axis: int, total: np.ufunc) -> Rule:
-    return lambda x, axes, setting: np.asarray(total(x, taken(x, order(x.shape[axis]), axis)))
+def _open(order: Callable[[int], NDArray], axis: int, x: NDArray) -> NDArray:
+    read = order(x.shape[axis])
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return np.where((read < 0).reshape(shape), 1.0, taken(x, read, axis))
 
 
-def _open(order: Callable[[int], NDArray], axis: int) -> Rule:
-    def apply(x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        read = order(x.shape[axis])
-        shape = [1] * x.ndim
-        shape[axis] = -1
-        return np.where((read < 0).reshape(shape), 1.0, taken(x, read, axis))
-
-    return apply
+def _blocks(size: int, axis: int, total: np.ufunc, x: NDArray) -> NDArray:
+    starts = np.arange(0, x.shape[axis], size)
+    return np.repeat(total.reduceat(x, starts, axis=axis), np.diff([*starts, x.shape[axis]]), axis=axis)
 
 
-def _blocks(size: int, axis: int, total: np.ufunc) -> Rule:
-    def apply(x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        starts = np.arange(0, x.shape[axis], size)
-        lengths = np.diff([*starts, x.shape[axis]])
-        return np.repeat(total.reduceat(x, starts, axis=axis), lengths, axis=axis)
-
-    return apply
+def _running(axis: int, total: np.ufunc, back: bool, x: NDArray) -> NDArray:
+    found = total.accumulate(np.flip(x, axis) if back else x, axis=axis)
+    return np.asarray(np.flip(found, axis) if back else found)
 
 
-def _running(axis: int, total: np.ufunc, back: bool) -> Rule:
-    def apply(x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        found = total.accumulate(np.flip(x, axis) if back else x, axis=axis)
-        return np.asarray(np.flip(found, axis) if back else found)
-
-    return apply
-
-
-def _counted(x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+def _counted(x: NDArray) -> NDArray:
     return (np.arange(x.shape[-1]) < x.sum(axis=-1, keepdims=True)) * 1.0

@@ -1,13 +1,8 @@
-"""Steps: at each of some places the array is solved for, and a change is fitted to it; one rule for all of them.
-
-In a probe that makes much alike many faults look the same. So the array is read in calls in which everything can show
-(`wide`) first, and only if nothing found there explains them, in the probe's own.
-"""
+"""Steps: at each of some places the array is solved for, and a change is fitted to it; one rule for all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from weakref import WeakKeyDictionary
 
@@ -17,7 +12,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.evidence import Evidence, fits
+from conformance.measure.evidence import Evidence
 from conformance.measure.grammar.expressions import Expression, constant, expressions_of
 from conformance.measure.grammar.numbers import solve
 from conformance.measure.grammar.orders import order_changes
@@ -89,22 +84,6 @@ def _same(arrays: Sequence[NDArray], others: Sequence[NDArray]) -> bool:
 Propose = Callable[[Evidence], Iterable[Candidate]]
 
 
-def wide_first(evidence: Evidence, wide: Iterable[Problem], propose: Propose) -> Iterator[Candidate]:
-    """What explains calls in which everything can show; only if nothing does, what explains the probe's own."""
-    answered = tuple(problem for problem in wide if evidence.got(problem) is not None)
-    seen = replace(evidence, problems=answered)
-    differing = tuple(seen.differing())
-    found = False
-    for proposed in propose(seen) if differing else ():
-        bugs = proposed if isinstance(proposed, tuple) else (proposed,)
-        model = (*evidence.model, *bugs)
-        if all(fits(evidence.asker, evidence.variants, problem, model) for problem in (*differing, *answered)):
-            found = seen.explained = True
-            yield proposed
-    if not found:
-        yield from propose(evidence)
-
-
 def of_places(*ids: str) -> Propose:
     """What differs at these places in the probe's own calls; two changes of one only if one does not explain it."""
 
@@ -124,17 +103,6 @@ def anywhere(evidence: Evidence, problems: Sequence[Problem]) -> Iterator[Bug]:
 
 
 # Orders that are blind --------------------------------------------------------------------------------------
-
-
-def elsewhere(bugs: Iterable[Bug], ids: Sequence[str], axes: Sequence[str]) -> Iterator[Bug]:
-    """The bugs; and behind the first order of an axis, every order of it at places that calls can't tell from it."""
-    done: set[str] = set()
-    for bug in bugs:
-        yield bug
-        for axis in axes:
-            if f"-{axis}-" in bug.id and axis not in done:
-                done.add(axis)
-                yield from reordered(ids, (axis,))
 
 
 def reordered(ids: Iterable[str], axes: Sequence[str] = ()) -> Iterator[Bug]:
@@ -166,7 +134,7 @@ def amounts(evidence: Evidence, made: Callable[[Expression], Bug], start: float 
         number = solve(off, (start,), enough)
         if number is None:
             return
-        numbers.append((number, Setting(problem.config, problem.sizes, problem.inputs)))
+        numbers.append((number, Setting.of(problem)))
     yield from map(made, expressions_of(numbers, unit=100 * evidence.asker.unit))
 
 

@@ -5,7 +5,7 @@ a_ij = f(s_i1, ..., s_in)_j:  which f, with which number, gives the weights of e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -19,14 +19,14 @@ from conformance.measure.faults import only_at
 from conformance.measure.grammar.expressions import Expression, constant, expressions_of
 from conformance.measure.grammar.numbers import snapped, solve
 from conformance.measure.grammar.sample import Setting
-from conformance.measure.grammar.where import conditions_of_samples, parts_of
+from conformance.measure.grammar.where import conditions_of_samples, inside_of, parts_of
 from conformance.measure.propose.steps import at_places
 from conformance.measure.softmax import forms
-from conformance.measure.softmax.families import FAMILIES, Family
+from conformance.measure.softmax.forms import FAMILIES, Family
 from conformance.measure.softmax.left_out import left_out
-from conformance.measure.softmax.scored import Form, Make, Scored
+from conformance.measure.softmax.scored import Form, Make
 from conformance.measure.softmax.weighed import Weighed, softmax_bug, weighed
-from conformance.zoo.bug import Bug, DoesNotApply
+from conformance.zoo.bug import Bug
 
 MOST_SAMPLES, MOST_IN_PARTS = 6, 8
 """Calls of a probe whose weights are read; softmaxes that are tried in each part."""
@@ -35,12 +35,8 @@ MOST_SAMPLES, MOST_IN_PARTS = 6, 8
 def _readable(evidence: Evidence) -> list[Problem]:
     """Some problems of the probe: those without dropout, of each layer in turn."""
     given = [one for one in evidence.problems if one.inputs.dropout_keep is None and one.sizes.key_len]
-    turns: dict[object, int] = {}
-    ranked: list[tuple[int, int, Problem]] = []
-    for problem in given:
-        turns[problem.config] = turns.get(problem.config, -1) + 1
-        ranked.append((turns[problem.config], len(ranked), problem))
-    return [problem for _, _, problem in sorted(ranked, key=lambda one: one[:2])][:MOST_SAMPLES]
+    before = [[one.config for one in given[:place]].count(problem.config) for place, problem in enumerate(given)]
+    return [given[place] for place in sorted(range(len(given)), key=before.__getitem__)][:MOST_SAMPLES]
 
 
 def other_weights(evidence: Evidence, longer: Sequence[Problem]) -> Iterator[Bug]:
@@ -57,7 +53,7 @@ def other_weights(evidence: Evidence, longer: Sequence[Problem]) -> Iterator[Bug
         yield from (*found, *lost)
         fitted = list(at_places(evidence, problems, ("sums", "weights", "kept_weights", "scores")))
         yield from fitted
-        parts = [] if found or fitted else list(_by_head(samples)) or list(_in_parts(evidence, samples))
+        parts = [] if found or fitted else list(_in_parts(evidence, samples))
         yield from parts
         if found or fitted or (parts and not lost) or not any(one.sample.differs for one in rows):
             return
@@ -65,10 +61,10 @@ def other_weights(evidence: Evidence, longer: Sequence[Problem]) -> Iterator[Bug
 
 def _found(samples: Sequence[Weighed]) -> list[Bug]:
     found: list[Bug] = []
-    for form in (*forms.AXES, *forms.SHIFTS):
+    for form in forms.PLAIN:
         if all(one.is_given_by(one.made(form.make)) for one in samples):
             found.append(softmax_bug(form.name, form.make, form.words))
-    for form in forms.OTHERS:
+    for form in forms.TIMES_A_NUMBER:
         found += _times_a_number(form, samples)
     for family in FAMILIES:
         found += _of_family(family, samples)
@@ -83,14 +79,12 @@ def _times_a_number(form: Form, samples: Sequence[Weighed]) -> Iterator[Bug]:
             return
         numbers.append((ratio, one.sample.setting))
     for number in _named(numbers, samples):
-        if number.words == "1":
-            yield softmax_bug(form.name, form.make, form.words)
-        else:
-            yield softmax_bug(
-                f"{form.name}-times-{number.slug}",
-                _times(form.make, number),
-                f"{form.words} All of it is times {number.words}.",
-            )
+        said = f"{form.words} All of it is times {number.words}."
+        yield (
+            softmax_bug(form.name, form.make, form.words)
+            if number.words == "1"
+            else softmax_bug(f"{form.name}-times-{number.slug}", _times(form.make, number), said)
+        )
 
 
 def _times(make: Make, number: Expression) -> Make:
@@ -132,61 +126,12 @@ def _of_family(family: Family, samples: Sequence[Weighed]) -> Iterator[Bug]:
                 yield softmax_bug(f"{family.name}-{expression.slug}", make, said, excluded=True)
 
 
-def _by_head(samples: Sequence[Weighed]) -> Iterator[Bug]:
-    """The families of which each head has a number of its own, the same in every layer; one key tells none."""
-    for family in FAMILIES if all(one.scored.scores.shape[-1] > 1 for one in samples) else ():
-        numbers: list[float] = []
-        for head in range(max(one.scored.scores.shape[1] for one in samples)):
-            inside = (_of_head(one, head) for one in samples if head < one.scored.scores.shape[1])
-            number = _the_same(_number_of(family, one, numbers) for one in inside if one.sample.differs)
-            if number is None:
-                break
-            numbers.append(snapped(number, 1e-8))
-        else:
-            make = _member_by_head(family, np.array(numbers))
-            if all(one.is_given_by(one.made(make)) for one in samples):
-                words = f"a number of each head ({', '.join(f'{number:.6g}' for number in numbers)})"
-                yield softmax_bug(f"{family.name}-by-head-{numbers[0]:.6g}", make, family.words.format(words))
-
-
-def _the_same(numbers: Iterable[float | None]) -> float | None:
-    """The first of some numbers, if all are about the same; None if they are not, one is None, or there is none."""
-    found: list[float] = []
-    for number in numbers:  # most families have none in the first call: the others need not be looked at
-        if number is None:
-            return None
-        found.append(number)
-        if np.ptp(found) > 1e-6 * np.abs(found).max():
-            return None
-    return found[0] if found else None
-
-
-def _of_head(one: Weighed, head: int) -> Weighed:
-    """One head alone."""
-    at = (slice(None), slice(head, head + 1))
-    sample, scored = one.sample, one.scored
-    return Weighed(
-        replace(sample, measured=sample.measured[at], expected=sample.expected[at]),
-        Scored.right(scored.scores[at], np.broadcast_to(scored.allowed, scored.scores.shape)[at], scored.setting),
-    )
-
-
 def _number_of(family: Family, one: Weighed, starts: Sequence[float]) -> float | None:
     return solve(
         lambda number: one.off(one.made(lambda s: family.make(s, number))),
         (*family.starts, *starts),
         one.sample.tolerance,
     )
-
-
-def _member_by_head(family: Family, numbers: NDArray) -> Make:
-    def make(s: Scored) -> NDArray:
-        heads = s.scores.shape[1]
-        if heads > len(numbers):
-            raise DoesNotApply(f"{heads} heads; numbers of {len(numbers)} are known")
-        return family.make(s, numbers[:heads, None, None])  # type: ignore[arg-type]
-
-    return make
 
 
 def _member(family: Family, number: Expression) -> Make:
@@ -209,18 +154,13 @@ def _named(numbers: Sequence[tuple[float, Setting]], samples: Sequence[Weighed])
 def _in_parts(evidence: Evidence, samples: Sequence[Weighed]) -> Iterator[Bug]:
     """The softmaxes that give a part of the weights, or those of some calls, there alone."""
     arrays = [one.sample for one in samples]
-    for parts in parts_of(arrays):
-        inside = []
-        for one in samples:
-            flags = parts[0].flags(one.sample.expected.shape, one.sample.axes, one.sample.setting)
-            inside.append(replace(one, sample=one.sample.within(np.broadcast_to(flags, one.sample.expected.shape))))
+    differing = [one for one in samples if one.sample.differs]
+    conditions = list(islice(conditions_of_samples(arrays), MOST_IN_PARTS))
+    for places in (*parts_of(arrays), conditions) if conditions else parts_of(arrays):
+        inside = differing
+        if places is not conditions:
+            inside = [replace(one, sample=inside_of(one.sample, places[0])) for one in samples]
         bugs = [*_found(inside), *left_out(evidence, inside)][:MOST_IN_PARTS]
-        limited = [only_at(bug, part) for bug in bugs for part in parts]
-        yield from (bug for bug in limited if bug is not None)
+        yield from (found for bug in bugs for place in places if (found := only_at(bug, place)) is not None)
         if bugs:
             return
-    conditions = list(islice(conditions_of_samples(arrays), MOST_IN_PARTS))
-    differing = [one for one in samples if one.sample.differs]
-    bugs = [*_found(differing), *left_out(evidence, differing)][:MOST_IN_PARTS] if conditions else []
-    limited = [only_at(bug, condition) for bug in bugs for condition in conditions]
-    yield from (bug for bug in limited if bug is not None)

@@ -273,7 +273,7 @@ def _rank(rows: Sequence[NDArray]) -> int:
 def sample_of(evidence: Evidence, problem: Problem, measured: NDArray, own: NDArray, axes: tuple[str, ...]) -> Sample:
     """What was read in a call, beside the model's own."""
     unit, least = max(1e-12, 100.0 * evidence.asker.unit), 1e-9 * float(np.abs(own).max(initial=0.0))
-    setting = Setting(problem.config, problem.sizes, problem.inputs)
+    setting = Setting.of(problem)
     return Sample(measured, own, axes, setting, unit=unit, least=least)
 
 

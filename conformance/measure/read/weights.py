@@ -20,10 +20,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.measure.designs import changed
-from conformance.measure.grammar.orders import order_changes
-from conformance.measure.grammar.sample import Setting
 from conformance.measure.read.linear import least_squares
-from conformance.zoo.bug import DoesNotApply
 from mha_core import AttentionConfig
 from mha_core.heads import split_heads
 from mha_core.weights import Weights
@@ -37,10 +34,8 @@ def takes_weights(answer: Answer, config: AttentionConfig) -> bool:
     return config.projections and getattr(answer, "fixed", None) is None
 
 
-def read_weights(answer: Answer, problem: Problem, *, of_item: int | None = None) -> NDArray | None:
+def read_weights(answer: Answer, problem: Problem) -> NDArray | None:
     """(B, H, Lq, Lk): the weights (after dropout, if there is a keep-mask); None if an answer was refused.
-
-    With `of_item` only that item's values are not 0: all items' weights on the values of this one.
 
     >>> from conformance.measure.designs import CONFIGS, generic
     >>> from mha_core import reference
@@ -51,7 +46,7 @@ def read_weights(answer: Answer, problem: Problem, *, of_item: int | None = None
     """
     fixed = getattr(answer, "fixed", None)
     if fixed is not None:
-        return _solved(answer, problem, fixed) if of_item is None else None
+        return _solved(answer, problem, fixed)
     config, sizes = problem.config, problem.sizes
     found = np.zeros((sizes.batch, config.num_heads, sizes.query_len, sizes.key_len))
     width = config.value_head_dim
@@ -62,15 +57,14 @@ def read_weights(answer: Answer, problem: Problem, *, of_item: int | None = None
         heads = range(head, min(head + together, config.num_heads))
         keys = range(key, min(key + width, sizes.key_len))
         passing = _passing(problem, heads, keys, width)
-        output = answer(passing if of_item is None else _alone(passing, of_item))
+        output = answer(passing)
         if output is None:
             return None
         stride = width if config.projections else config.value_head_dim
         for place, one in enumerate(heads):
             start = place * stride
             found[:, one, :, keys.start : keys.stop] = output[:, :, start : start + len(keys)]
-    undo = getattr(answer, "undo", None)
-    return found if undo is None or of_item is not None else undo(problem, found)
+    return found
 
 
 @lru_cache(maxsize=2048)
@@ -134,57 +128,4 @@ def _solved(answer: Answer, problem: Problem, weights: Weights) -> NDArray | Non
     return found
 
 
-@lru_cache(maxsize=2048)
-def _alone(problem: Problem, item: int) -> Problem:
-    """The problem with the values of one item alone; those of the others are 0."""
-    inputs = problem.inputs
-    chosen = np.arange(problem.sizes.batch) == item
-    alone = {"values": inputs.values * chosen.reshape(-1, *(1,) * (inputs.values.ndim - 1))}
-    if inputs.past_values is not None:
-        alone["past_values"] = inputs.past_values * chosen[:, None, None, None]
-    return changed(problem, **alone)
-
-
 AXES = ("item", "head", "query", "key")
-
-
-def undone(read: NDArray, weights: NDArray, setting: Setting) -> Callable[[NDArray], NDArray] | None:
-    """What turns weights as they are read into those of the model, whose later steps may move or multiply them."""
-    if np.allclose(read, weights, rtol=1e-6, atol=1e-9, equal_nan=True):
-        return lambda array: array
-    if not np.isfinite(read).all() or not np.isfinite(weights).all() or not read.any():
-        return None
-    if (order := _matched(read, weights)) is not None:
-        return lambda array: array.ravel()[order].reshape(array.shape)
-    for change in order_changes(AXES):
-        numbers = np.arange(weights.size, dtype=np.float64).reshape(weights.shape)
-        try:
-            order = change.apply(numbers, AXES, setting).astype(int).ravel()
-            moved = change.apply(weights, AXES, setting)
-        except DoesNotApply:
-            continue
-        if len(set(order)) == weights.size and np.allclose(read, moved, rtol=1e-6, atol=1e-9):
-            back = np.argsort(order)
-            return lambda array: array.ravel()[back].reshape(array.shape)
-    factor = float(read.ravel() @ weights.ravel()) / float(weights.ravel() @ weights.ravel())
-    if factor and np.allclose(read, factor * weights, rtol=1e-6, atol=1e-9):
-        return lambda array: array / factor
-    return None
-
-
-DISTINCT = 1e-7
-"""Numbers further apart than this part of the largest can be told from each other."""
-
-
-def _matched(read: NDArray, weights: NDArray) -> NDArray[np.int64] | None:
-    """The place of each of the weights among those that were read; None if they are others, or some are alike."""
-    if read.shape != weights.shape:
-        return None
-    of_read, of_weights = np.argsort(read, axis=None), np.argsort(weights, axis=None)
-    ordered = weights.ravel()[of_weights]
-    distinct = bool((np.diff(ordered) > DISTINCT * np.abs(ordered).max(initial=0.0)).all())
-    if not distinct or not np.allclose(read.ravel()[of_read], ordered, rtol=1e-6, atol=1e-9):
-        return None
-    found = np.empty(of_read.shape, np.int64)
-    found[of_weights] = of_read
-    return found

@@ -19,7 +19,7 @@ from conformance.measure.probe import Probe
 from conformance.measure.probes import all_probes
 from conformance.measure.read.differences import own_gradients
 from conformance.measure.search.behaviour import Behaviour, observe
-from conformance.measure.search.model_search import BEAM, MOST_TRIED, ModelSearch
+from conformance.measure.search.model_search import BEAM, ModelSearch
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from conformance.zoo.variants import Variants
@@ -35,7 +35,6 @@ class Search:
         zoo: the bugs on file.
         progress: is told what is being done.
         on_file: whether only these are tried, one at a probe; then a probe that none of them explains ends it.
-        most_tried: most runs of candidates.
     """
 
     asker: Asker
@@ -43,19 +42,11 @@ class Search:
     progress: Callable[[str], None] = lambda what: None
     variants: Variants = field(default_factory=Variants)
     on_file: bool = False
-    most_tried: int = MOST_TRIED
     _own: dict[Problem, bool | None] = field(default_factory=dict)
     _models: ModelSearch = field(init=False)
 
     def __post_init__(self) -> None:
-        self._models = ModelSearch(
-            self.asker, self.zoo, self.variants, self._within, self.on_file, left=self.most_tried
-        )
-
-    def _within(
-        self, most_tried: int, asker: Asker, probes: Sequence[Probe], start: Sequence[Model]
-    ) -> Sequence[Model]:
-        return Search(asker, self.zoo, self.progress, self.variants, most_tried=most_tried).run(probes, start).models
+        self._models = ModelSearch(self.asker, self.zoo, self.variants, self.on_file)
 
     @unwarned()
     def run(
@@ -92,8 +83,7 @@ class Search:
         beam: list[Model] = list(start)
         outcomes: list[Outcome] = []
         search = self._models
-        for place, probe in enumerate(probes):
-            search.later = [later for later in probes[place + 1 :] if not later.gradients]
+        for probe in probes:
             if probe.gradients and self.asker.hides_gradients:
                 continue
             problems = self._answered(probe, beam)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, islice
 
 from conformance.cases.problem import Problem
@@ -17,10 +16,8 @@ from conformance.measure.outcome import Model
 from conformance.measure.probe import Probe
 from conformance.measure.probes import all_probes
 from conformance.measure.propose.equivalent_calls import revisions
-from conformance.measure.propose.lengths import other_lengths
 from conformance.measure.propose.steps import anywhere
-from conformance.measure.search.ranking import distinct, likeliest
-from conformance.measure.search.through_calls import through_calls
+from conformance.measure.search.ranking import distinct
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.errors import one_line
@@ -36,10 +33,6 @@ MOST_TRIED_HERE, MOST_TRIED, MOST_RUNS = 10_000, 30_000, 60_000
 
 MOST_TRIED_IN_VAIN = 8_000
 """Most runs at all probes after one that nothing explained: that step shows in most of them."""
-
-EARLIER, EARLIER_PROBES, MOST_REMADE, REMADE_TIMES = 2, 4, 2500, 3
-"""Most models from before the last bug that are extended anew, by proposals of how many probes, by how many proposals
-each, and at how many probes."""
 
 MOST_CURVED = 8
 """Earlier problems used to fit a change of one step that would replace the last bug."""
@@ -61,12 +54,10 @@ class ModelSearch:
         asker: asks the subject.
         zoo: the bugs on file.
         variants: runs models.
-        within: (runs, asker, probes, models) -> the models that another asker leaves, after as many runs at most.
         on_file: whether only the bugs on file are tried, one at a probe.
 
     Attributes:
         passed: the probes so far that a model explains, with what was asked.
-        later: the forward probes that are still to come.
         left: how many runs of candidates are left.
         forward_unexplained, gradients_unexplained: whether some probe of these was not explained.
         troubles: of candidates that could not be made or run.
@@ -75,10 +66,8 @@ class ModelSearch:
     asker: Asker
     zoo: Sequence[Bug]
     variants: Variants
-    within: Callable[[int, Asker, Sequence[Probe], Sequence[Model]], Sequence[Model]]
     on_file: bool = False
     passed: list[tuple[Probe, tuple[Problem, ...]]] = field(default_factory=list)
-    later: Sequence[Probe] = ()
     left: int = MOST_TRIED
     forward_unexplained: bool = False
     gradients_unexplained: bool = False
@@ -86,7 +75,6 @@ class ModelSearch:
     _left_here: int = 0
     _turns: dict[Model, int] = field(default_factory=dict)
     _looks: int = MOST_LOOKS
-    _remade_times: int = 0
 
     def unexplained(self, probe: Probe) -> None:
         """Notes that nothing explains a probe: less is tried from here on, for that step shows in most others."""
@@ -117,7 +105,7 @@ class ModelSearch:
         """
         self._left_here = min(MOST_TRIED_HERE, self.left)
         if limited := self._limited(probe, beam, problems):
-            return self._likeliest(distinct(limited))
+            return distinct(limited)
         bases = list(beam)
         earlier = [base for base in dict.fromkeys(model[:-1] for model in beam if model) if base not in beam]
         arrays = sum(len(self._agreeing((), problem, probe)) for problem in problems)
@@ -150,11 +138,8 @@ class ModelSearch:
                         broken.append(bugs)
             whole += [one for model in broken[:MOST_CONDITIONED] for one in self._conditioned(model, probe, problems)]
             whole = whole or [model for base in bases for model in self._curved(probe, base, problems)] or broken
-            if size == 0 and not whole and not (probe.gradients or in_vain) and self._remade_times < REMADE_TIMES:
-                self._remade_times += bool(earlier)
-                whole = [model for base in earlier[:EARLIER] for model in self._remade(probe, base, problems)]
             if whole:
-                return self._likeliest(distinct(whole))
+                return distinct(whole)
             partly.sort(key=lambda one: -one[0])
             bases = [model for _, model in partly[: PARTLY_OF_GRADIENTS if probe.gradients else PARTLY]]
         return []
@@ -173,44 +158,24 @@ class ModelSearch:
                 yield (*base, bug)
 
     def _limited(self, probe: Probe, beam: Sequence[Model], problems: tuple[Problem, ...]) -> list[Model]:
-        """Models of the beam whose bugs act in some calls alone, or with bugs that do, that give all so far."""
+        """Models of the beam with one of their bugs in some calls alone, that give all so far."""
         if probe.gradients or self.on_file:
             return []
-        views = [Evidence(self.asker, self.variants, base, problems) for base in beam]
-        inside = through_calls(probe, views, self.passed, partial(self.within, self.left // 2))
-        revised = [model for evidence in views for model in revisions(evidence.model, next(evidence.differing()))]
-        found = [model for model in revised if self._explains(model, probe, problems)]
-        return found or [model for model in inside if self._explains(model, probe, problems)]
+        views = (Evidence(self.asker, self.variants, base, problems) for base in beam)
+        revised = (model for evidence in views for model in revisions(evidence.model, next(evidence.differing())))
+        return [model for model in revised if self._explains(model, probe, problems)]
 
     def _conditioned(self, model: Model, probe: Probe, problems: tuple[Problem, ...]) -> Iterator[Model]:
         """A model that gives a probe's problems and breaks earlier ones: its last bug in calls like these alone."""
         if probe.gradients or not is_measured(model[-1]):
             return
-        wrong = [_setting(one) for one in problems if not self.fits(model[:-1], one, probe)]
-        right = [_setting(one) for before, there in self.passed for one in there if not self._gives(model, one, before)]
+        wrong = [Setting.of(one) for one in problems if not self.fits(model[:-1], one, probe)]
+        asked = [(one, before) for before, there in self.passed for one in there]
+        right = [Setting.of(one) for one, before in asked if not self._explains(model, before, (one,), passed=False)]
         for where in islice(conditions_of(wrong, right), 4):
             limited = only_at(model[-1], where)
             if limited is not None and self._explains((*model[:-1], limited), probe, problems):
                 yield (*model[:-1], limited)
-
-    def _gives(self, model: Model, problem: Problem, probe: Probe) -> bool:
-        try:
-            return self.fits(model, problem, probe)
-        except TROUBLE:
-            return False
-
-    def _remade(self, probe: Probe, base: Model, problems: tuple[Problem, ...]) -> Iterator[Model]:
-        """Extensions of an earlier model by what the probes before this one would have proposed, had they had to."""
-        differing = (passed for passed in self.passed if not self.fits_all(base, passed[1], passed[0]))
-        left = MOST_REMADE
-        for passed, asked in islice(differing, EARLIER_PROBES):
-            for proposed in self._proposed(passed, Evidence(self.asker, self.variants, base, asked)):
-                model = (*base, *(proposed if isinstance(proposed, tuple) else (proposed,)))
-                left -= 1
-                if left <= 0 or self.is_spent:
-                    return
-                if self._explains(model, probe, problems):
-                    yield model
 
     def _explains(self, model: Model, probe: Probe, problems: tuple[Problem, ...], *, passed: bool = True) -> bool:
         """Whether a model gives a probe's problems, and if asked for those of every probe so far."""
@@ -222,15 +187,6 @@ class ModelSearch:
     def _fits_passed(self, model: Model) -> bool:
         """Whether a model explains every probe so far; the latest are the likeliest to tell it apart."""
         return all(self.fits_all(model, problems, probe) for probe, problems in reversed(self.passed))
-
-    def _likeliest(self, models: list[Model]) -> list[Model]:
-        """The models; if there are more than can be followed, those first that give most calls of other sorts."""
-        if len(models) <= BEAM:
-            return models
-        controls = [one for one in other_lengths(self.asker.configs) if not self.asker.is_dear(one)]
-        if not self.asker.costs.slow:  # the later probes ask these anyway
-            controls += [one for probe in self.later for one in probe.problems(self.asker)[:1]]
-        return likeliest(models, Evidence(self.asker, self.variants, (), tuple(self.asker.nearest(controls))))
 
     def _extended(
         self, probe: Probe, base: Model, problems: tuple[Problem, ...], only: Sequence[Model] | None = None
@@ -287,7 +243,3 @@ class ModelSearch:
                 yield from one.propose(evidence)
             except TROUBLE as error:
                 self.troubles[f"{one.id}: {one_line(error)}"] = None
-
-
-def _setting(problem: Problem) -> Setting:
-    return Setting(problem.config, problem.sizes, problem.inputs)

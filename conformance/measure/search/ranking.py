@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.measure.evidence import Evidence, gives
 from conformance.measure.faults import is_measured
 from conformance.measure.grammar.expressions import SIZES
 from conformance.zoo.bug import GRADIENTS, Bug
@@ -63,23 +62,3 @@ def _ranks(bugs: Sequence[Bug]) -> dict[str, int]:
         turns[bug.steps] = turns.get(bug.steps, 0) + 1
         places.append((turns[bug.steps], len(places), bug.id))
     return {id: rank for rank, (_, _, id) in enumerate(sorted(places))}
-
-
-MOST_RANKED, MOST_RUNS = 120, 4000
-"""Most models of which it is asked which are the likeliest, and most runs for that."""
-
-
-def likeliest(models: Sequence[tuple[Bug, ...]], evidence: Evidence) -> list[tuple[Bug, ...]]:
-    """The models, those first that give most of a evidence's problems, whatever was asked of them so far.
-
-    A step that is wrong in the right way gives all calls in which no other fault acts; one that only looks alike in the
-    problems of one probe gives few.
-    """
-    answered = [problem for problem in evidence.problems if evidence.got(problem) is not None]
-    telling = [problem for problem in answered if not evidence.asker.is_right(problem)]
-    some = list(models[: min(MOST_RANKED, MOST_RUNS // max(1, len(telling)))])
-
-    def right(model: tuple[Bug, ...]) -> int:
-        return sum(gives(evidence.asker, evidence.variants, problem, model) for problem in telling)
-
-    return [*sorted(some, key=lambda model: -right(model)), *models[len(some) :]]

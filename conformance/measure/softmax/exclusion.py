@@ -17,6 +17,7 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.evidence import Evidence
 from conformance.measure.faults import bug_of, with_arrays
+from conformance.measure.grammar.numbers import roundest
 from conformance.measure.read.weights import read_weights
 from conformance.zoo.bug import Bug
 from mha_core.call.masks import additive_bias
@@ -27,10 +28,8 @@ OF_EXCLUSION = "Exclude keys exactly: -inf before the softmax, or 0 after the ex
 FILLS = (
     *(0.0, -1.0, -10.0, -50.0, -100.0, -1e3, -1e4, -1e5, -1e6, -1e7, -1e8, -1e9, -1e10, -1e12, -1e15, -1e20, -1e30),
     *(-65504.0, -32768.0, -65536.0, -(2.0**31), -3e4, -(2.0**32) + 1, -99999.0, -999999.0, -9e15, -1e-9, 1e-9),
-    float(np.finfo(np.float32).min),
-    float(np.finfo(np.float32).min) / 2,
-    float(np.finfo(np.float64).min),
-    float(np.finfo(np.float16).min),
+    *(float(np.finfo(dtype).min) for dtype in ("float32", "float64", "float16")),
+    float(np.finfo("float32").min) / 2,
 )
 """Constants in use; others are read off."""
 
@@ -56,38 +55,26 @@ def filled(number: float) -> Iterator[Bug]:
         extra = 0.0 if bias is None else additive_bias(state.inputs.mask)
         return np.where(state["allowed"], state["scores"], number + extra)
 
+    def instead(state: State) -> NDArray:
+        return np.where(state["allowed"], state["scores"], number)
+
+    def added(state: State) -> NDArray:
+        return np.where(state["allowed"], state["scores"], state["scores"] + number)
+
     words = f"{number:.9g}"
     sentence = f"Excluded scores become {words}, and not -inf"
+    plus = f"{words} is added to excluded scores, which leaves them a weight."
     for repaired in (False, True):
-        yield _softmax_of(
-            f"excluded-filled-{words}",
-            f"{sentence}.",
-            lambda s: np.where(s["allowed"], s["scores"], number),
-            repaired=repaired,
-        )
+        yield _softmax_of(f"excluded-filled-{words}", f"{sentence}.", instead, repaired=repaired)
     yield _softmax_of(f"excluded-filled-{words}-before-bias", f"{sentence}, before the bias is added.", before_bias)
     for repaired in (False, True) if number else ():
-        yield _softmax_of(
-            f"excluded-plus-{words}",
-            f"{words} is added to excluded scores, which leaves them a weight.",
-            lambda s: np.where(s["allowed"], s["scores"], s["scores"] + number),
-            repaired=repaired,
-        )
+        yield _softmax_of(f"excluded-plus-{words}", plus, added, repaired=repaired)
 
 
 @cache
 def exclusion_bugs() -> tuple[Bug, ...]:
     """Every way of excluding keys wrongly whose numbers are known beforehand."""
-    return (*_after_the_softmax(), *(bug for number in FILLS for bug in filled(number)), *_multiplied())
-
-
-def _multiplied() -> Iterator[Bug]:
-    for number in (-1.0, 0.5, 2.0, 1e9):
-        yield _softmax_of(
-            f"excluded-times-{number:.9g}",
-            f"Excluded scores are multiplied by {number:.9g}, and not excluded.",
-            lambda s, number=number: np.where(s["allowed"], s["scores"], number * s["scores"]),  # type: ignore[misc]
-        )
+    return (*_after_the_softmax(), *(bug for number in FILLS for bug in filled(number)))
 
 
 def over_all(state: State, beneath: Step) -> NDArray:
@@ -163,9 +150,4 @@ def _one_number(array: NDArray, unit: float) -> float | None:
         return None
     middle = float(np.median(known))
     error = ROUNDOFFS * max(unit, unit * abs(middle))
-    if np.ptp(known) > error:
-        return None
-    if abs(middle) <= error:
-        return 0.0
-    shorter = (float(f"{middle:.{digits}g}") for digits in range(1, 17))
-    return next((number for number in shorter if abs(number - middle) <= error), middle)
+    return roundest(middle - error, middle + error) if np.ptp(known) <= error else None

@@ -12,6 +12,7 @@ from conformance.cases.problem import Problem
 from conformance.measure.designs import NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.grammar.expressions import Expression, expressions_of
+from conformance.measure.grammar.numbers import roundest
 from conformance.measure.read.weights import read_weights
 from conformance.measure.softmax.scored import Scored
 from conformance.measure.softmax.weighed import Weighed, softmax_bug
@@ -29,11 +30,11 @@ def left_out(evidence: Evidence, samples: Sequence[Weighed]) -> Iterator[Bug]:
     if not lost:
         return
     kept = [one.scored.weights[one.scored.allowed & one.sample.known & ~one.lost].min(initial=1.0) for one in samples]
-    least = _highest_of(*_narrowed(evidence, max(lost), float(min(kept))))
+    least = roundest(*_narrowed(evidence, max(lost), float(min(kept))))
     yield from _kept(f"at-least-{least:.6g}", f"Weights below {least:.6g} are 0", lambda s: s.weights >= least)
     below = -float(np.log(max(float(one.scored.stable[one.lost].max(initial=0.0)) for one in samples) or 1.0))
     if np.isfinite(below) and below > 0.0:
-        edge = _highest_of(0.8 * below, below)
+        edge = roundest(0.8 * below, below)
         words = f"Scores more than {edge:.6g} below the maximum get no weight"
         yield from _kept(f"within-{edge:.6g}", words, lambda s: s.scores >= s.highest - edge)
     counts = [
@@ -45,9 +46,6 @@ def left_out(evidence: Evidence, samples: Sequence[Weighed]) -> Iterator[Bug]:
         words = f"Only the {number.words} largest weights of a row are kept"
         yield from _kept(f"top-{number.slug}", words, _top_of(number))
         yield from _kept(f"top-{number.slug}-or-equal", f"{words}, and those equal to them", _top_of(number, ties=True))
-    for share, said in ((0.5, "half"), (0.25, "a quarter"), (0.75, "three quarters")):
-        words = f"Only {said} of a row's weights, the largest, are kept"
-        yield from _kept(f"top-share-{share:g}", words, _share(share))
     yield from _kept("at-least-mean", "Weights below the row's mean are 0", lambda s: s.weights >= 1.0 / s.count)
 
 
@@ -60,27 +58,20 @@ def _kept(slug: str, words: str, kept: Kept) -> Iterator[Bug]:
     yield softmax_bug(f"{slug}-normalised", lambda s: forward.softmax(s.scores, s.allowed & kept(s)), said)
 
 
-def _top(s: Scored, count: int, *, ties: bool = False) -> NDArray[np.bool_]:
-    """The `count` largest of each row, NaN before all others; with `ties` all that are as large as the last of them."""
-    ordered = np.sort(s.open, axis=-1)[..., ::-1]
-    if ties:
-        return s.open >= ordered[..., [min(max(count, 1), ordered.shape[-1]) - 1]]
-    with_nan = np.where(np.isnan(s.open), np.inf, s.open)
-    return np.argsort(np.argsort(-with_nan, axis=-1, kind="stable"), axis=-1, kind="stable") < count
+def _top_of(expression: Expression, *, ties: bool = False) -> Kept:
+    """The largest of each row, NaN before all others; with `ties` all that are as large as the last of them."""
 
-
-def _top_of(count: Expression, *, ties: bool = False) -> Kept:
     def top(s: Scored) -> NDArray[np.bool_]:
-        number = count.at(s.setting)
+        number = expression.at(s.setting)
         if not np.isfinite(number):
             raise DoesNotApply("one over a size of 0 is no number of keys")
-        return _top(s, round(number), ties=ties)
+        count, ordered = round(number), np.sort(s.open, axis=-1)[..., ::-1]
+        if ties:
+            return s.open >= ordered[..., [min(max(count, 1), ordered.shape[-1]) - 1]]
+        with_nan = np.where(np.isnan(s.open), np.inf, s.open)
+        return np.argsort(np.argsort(-with_nan, axis=-1, kind="stable"), axis=-1, kind="stable") < count
 
     return top
-
-
-def _share(share: float) -> Kept:
-    return lambda s: _top(s, max(1, int(share * s.scores.shape[-1])))
 
 
 def _narrowed(evidence: Evidence, low: float, high: float) -> tuple[float, float]:
@@ -106,15 +97,3 @@ def _narrowed(evidence: Evidence, low: float, high: float) -> tuple[float, float
 def _two_keys(config: AttentionConfig) -> Problem:
     """One query and two keys, without biases: the difference of the two scores is linear in the query."""
     return generic(config, seed=3, query_len=1, key_len=2, weights=NO_BIASES)
-
-
-def _highest_of(low: float, high: float) -> float:
-    """The number of fewest digits that is above `low` and at most `high`; of several the largest."""
-    if not 0.0 <= low < high:
-        return high
-    for digits in range(1, 17):
-        unit = 10.0 ** (np.floor(np.log10(high)) - digits + 1)
-        number = float(f"{np.floor(high / unit) * unit:.{digits}g}")
-        if low < number <= high:
-            return number
-    return high

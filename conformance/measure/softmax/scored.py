@@ -70,10 +70,6 @@ class Scored:
         return np.where(self.has_key, self.stable.sum(axis=-1, keepdims=True), 1.0)
 
     @cached_property
-    def raw_sum(self) -> Array:
-        return np.where(self.has_key, self.raw.sum(axis=-1, keepdims=True), 1.0)
-
-    @cached_property
     def smallest(self) -> Array:
         """(B, H, Lq, 1): what 1 is beside exponentials less the maximum: exp(-highest)."""
         with any_numbers:
@@ -88,12 +84,6 @@ class Scored:
         """That over its sum over the allowed keys."""
         x = np.where(self.allowed, x, 0.0)
         return x / np.where(self.has_key, x.sum(axis=-1, keepdims=True), 1.0)
-
-    def normalised_or_0(self, x: Array) -> Array:
-        """As `normalised`, and 0 where that sum is 0."""
-        x = np.where(self.allowed, x, 0.0)
-        total = x.sum(axis=-1, keepdims=True)
-        return np.where(total == 0.0, 0.0, x / np.where(total == 0.0, 1.0, total))
 
     def kept(self, x: Array, *, excluded: bool = False) -> Array:
         """What is given where a key is allowed (with `excluded` everywhere); rows without a key as they are beneath."""

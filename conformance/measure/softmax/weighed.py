@@ -13,7 +13,7 @@ from conformance.cases.problem import Problem
 from conformance.measure.evidence import Evidence
 from conformance.measure.faults import bug_of
 from conformance.measure.grammar.sample import Sample, Setting
-from conformance.measure.places import OF_WEIGHTS
+from conformance.measure.places import FIX
 from conformance.measure.read.weights import AXES, read_weights
 from conformance.measure.softmax.scored import Make, Scored
 from conformance.zoo.bug import Bug
@@ -36,7 +36,7 @@ def softmax_bug(slug: str, make: Make, sentence: str, *, excluded: bool = False)
         with any_numbers:
             return scored.kept(make(scored), excluded=excluded)
 
-    return bug_of(f"softmax-{slug}{'-of-all' if excluded else ''}", sentence, OF_WEIGHTS, "weights", change)
+    return bug_of(f"softmax-{slug}{'-of-all' if excluded else ''}", sentence, FIX["weights"], "weights", change)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ def weighed(evidence: Evidence, problems: Iterable[Problem]) -> list[Weighed]:
         if made is None or measured is None or expected is None or not np.isfinite(measured).all():
             continue
         if np.allclose(expected, made["weights"], rtol=1e-6, atol=1e-9, equal_nan=True):
-            setting = Setting(problem.config, problem.sizes, problem.inputs)
+            setting = Setting.of(problem)
             scored = Scored.right(made["scores"], problem.allowed(), setting)
             found.append(Weighed(Sample(measured, made["weights"], AXES, setting, unit), scored))
     return found

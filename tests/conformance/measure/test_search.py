@@ -13,19 +13,18 @@ from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.text import describe
 from conformance.measure.asker import Asker
 from conformance.measure.designs import CONFIGS, generic
-from conformance.measure.evidence import Evidence
 from conformance.measure.faults import bug_of, on_result, unwarned
 from conformance.measure.probe import Probe
 from conformance.measure.probes import all_probes, select_probes
 from conformance.measure.search import model_search
 from conformance.measure.search.measure import Search, measure
-from conformance.measure.search.ranking import likeliest, preference
+from conformance.measure.search.ranking import preference
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select
 from conformance.zoo.variants import Variants
-from mha_core import AttentionMask, SpecError, Trace
+from mha_core import SpecError, Trace
 from mha_core.reference import forward
-from tests.conformance.measure.wrong import OutputAlone, wrong_at
+from tests.conformance.measure.wrong import OutputAlone
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -171,16 +170,6 @@ def test_what_differs_only_when_asked_again_is_said():
 
 def _rolled(step, slug="rolled--1"):
     return bug_of(f"{step}-{slug}", "", "", step, on_result(lambda state, array: np.roll(array, -1, axis=-2)))
-
-
-def test_first_is_what_gives_calls_in_which_another_fault_may_act():
-    masks = (AttentionMask(), AttentionMask(causal=True), AttentionMask(valid_lens=np.array([3])))
-    problems = tuple(generic(CONFIGS[0], query_len=4, key_len=4, mask=mask) for mask in masks)
-    subject = OutputAlone(wrong_at("queries", lambda state, queries: np.roll(queries, -1, axis=-2)))
-    models = [(_rolled("output"),), (_rolled("heads"),), (_rolled("queries"),)]
-    ordered = likeliest(models, Evidence(Asker(subject), Variants(), (), problems))
-    assert ordered == [models[2], models[0], models[1]]
-    assert likeliest(models, Evidence(Asker(subject), Variants(), (), problems[:1])) == models
 
 
 def test_a_number_is_preferred_to_a_size_of_several_words():
