@@ -69,6 +69,8 @@ class Pair:
 def _letters(value: Value, ndim: int) -> tuple[str, ...]:
     found = re.search(r"\(([^()]*)\)", value.about)
     letters = tuple(part.strip() for part in found[1].split(",") if part.strip()) if found else ()
+    if letters[:1] == ("...",):
+        letters = (*map(str, range(ndim - len(letters) + 1)), *letters[1:])
     return letters if len(letters) == ndim else tuple(map(str, range(ndim)))
 
 
@@ -198,8 +200,9 @@ def _as_float32(pairs: Sequence[Pair]) -> str:
 
 
 def _thing(pair: Pair, axis: int) -> str:
-    """What stands along an axis, in a word."""
-    return AXES.get(pair.letters[axis], "channel")
+    """What stands along an axis, in a word; an axis that may be anything is counted."""
+    letter = pair.letters[axis]
+    return f"index of axis {letter}" if letter.isdigit() else AXES.get(letter, "channel")
 
 
 # Where --------------------------------------------------------------------------------------------------

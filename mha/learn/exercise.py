@@ -29,15 +29,18 @@ class Value:
         source: the step of the pipeline whose result it is; or a function that reads it: an argument from a `State`,
             what is returned from arrays by the names of steps, those of the reference or their allowed errors. Default:
             no step gives it.
+        part: takes the part that is meant out of the whole. Default: all of it.
     """
 
     name: str
     about: str
     source: str | Callable[[Any], Any] = ""
+    part: Callable[[Any], Any] | None = None
 
     def read(self, arrays: State | Mapping[str, Any]) -> Any:
         """The value in one case."""
-        return arrays[self.source] if isinstance(self.source, str) else self.source(arrays)
+        whole = arrays[self.source] if isinstance(self.source, str) else self.source(arrays)
+        return self.part(whole) if self.part else whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,6 @@ class Exercise:
         task: what to write, in a sentence or two.
         arguments: of the function.
         rules: ids of the rules of the definition that it is about.
-        answer: where the real function is in NumPy, module:symbol; more than one where it has parts.
-        answer_in: the same in each backend, by the module below `backends.NAME`.
         dialect: the framework that it is written in.
     """
 
@@ -60,8 +61,6 @@ class Exercise:
     task: str
     arguments: tuple[Value, ...] = ()
     rules: tuple[str, ...] = ()
-    answer: tuple[str, ...] = ()
-    answer_in: tuple[str, ...] = ()
     dialect: str = NUMPY
 
     @property
@@ -95,7 +94,7 @@ class StepExercise(Exercise):
         cases: the cases that judge it, the easiest first: ids of the table, or cases of its own.
         tiny: small cases, tried where no bug explains a wrong answer, to show one that can be followed by hand.
         also: ids of bugs of earlier steps that somebody may make with the arguments, such as a mask that is ignored.
-        given: module:symbol in which it is given, for one that is to be translated.
+        source: of a translation, the name of the exercise that is translated.
         function_name: of the function. Default: that of the exercise.
     """
 
@@ -105,7 +104,7 @@ class StepExercise(Exercise):
     cases: tuple[str | Case, ...]
     tiny: tuple[Case, ...] = ()
     also: tuple[str, ...] = ()
-    given: str = ""
+    source: str = ""
     function_name: str = ""
 
     def __post_init__(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from functools import cache
 
 from mha.learn.exercise import NUMPY, Exercise
 from mha.learn.running.dialects import DIALECTS
-from mha.learn.tracks import backwards, catch, experiments, layer, translate, write
-from mha.learn.tracks.course import lesson
+from mha.learn.tracks import backwards, catch, experiments, layer, translate, turning, write
+from mha.learn.tracks.course import COURSE, LESSONS, row_of
 from mha_core.errors import SpecError
 
 TRACKS = {
@@ -32,6 +33,7 @@ def all_exercises(frameworks: tuple[str, ...] = tuple(DIALECTS)) -> tuple[Exerci
     translations = tuple(one for name in frameworks for one in translate.into(name))
     return (
         *write.EXERCISES,
+        *turning.EXERCISES,
         *translations,
         *catch.EXERCISES,
         *backwards.EXERCISES,
@@ -59,14 +61,29 @@ def exercise(name: str) -> Exercise:
     raise SpecError(f"exercise {name!r} is not known;{meant} `mha learn list` lists them")
 
 
-def in_course(one: Exercise) -> tuple[int, int, int]:
-    """Where an exercise stands in the course: its track, then easy ones before hard ones, and short before long ones.
+OF_LESSONS = {name: number for number, name in enumerate(name for names in LESSONS.values() for name in names)}
+"""Exercise of a lesson -> its place in the course."""
 
-    >>> min(all_exercises(("numpy",)), key=in_course).name
-    'weighted-sum'
+
+def in_order(one: Exercise) -> tuple[int, int, int, int]:
+    """Where an exercise stands: those of the course in the order of its lessons. Then the others, track by track, easy
+    ones before hard ones and short before long ones.
+
+    >>> [one.name for one in sorted(all_exercises(("numpy",)), key=in_order)[:3]]
+    ['weighted-sum', 'dot-products', 'scores']
     """
-    row = lesson(one)
-    return list(TRACKS).index(one.track), row.level, row.minutes
+    row = row_of(one)
+    return OF_LESSONS.get(one.name, len(OF_LESSONS)), list(TRACKS).index(one.track), row.level, row.minutes
 
 
-__all__ = ["NUMPY", "TRACKS", "all_exercises", "exercise", "in_course"]
+def chosen(exercises: Iterable[Exercise], only: Collection[str]) -> list[Exercise]:
+    """The exercises of these tracks, "course" among them, in their order.
+
+    >>> [one.name for one in chosen(all_exercises(("numpy",)), ["course"])][-2:]
+    ['head-importance', 'cut-heads']
+    """
+    wanted = [one for one in exercises if one.track in only or (COURSE in only and one.name in OF_LESSONS)]
+    return sorted(wanted, key=in_order)
+
+
+__all__ = ["NUMPY", "OF_LESSONS", "TRACKS", "all_exercises", "chosen", "exercise", "in_order"]

@@ -2,7 +2,7 @@
 
 Level 1: right, or the first wrong element, as `mha learn check` says it. 2: what is wrong, in the bug's own sentence;
 where no bug explains it, what experiments measure, else the smallest case that fails, in numbers. 3: what to change.
-4: the real function.
+4: a short answer that is right.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from mha.heads.importance import MEASURES
 from mha.learn.bench import Place, bench
 from mha.learn.differences import location, relation
 from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
+from mha.learn.exercises import exercise as exercise_of
+from mha.learn.handout.folder import heading
 from mha.learn.headwork import places
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, judge, run_on, verdict_of
 from mha.learn.names import explained
@@ -26,7 +28,8 @@ from mha.learn.running.catching import Chosen, chosen, never_asked
 from mha.learn.running.layering import diagnosed
 from mha.learn.running.measuring import Said, measured_in
 from mha.learn.running.workshop import ask
-from mha.learn.sources import answers
+from mha.learn.sources import answer
+from mha.learn.tracks.translate import FUNCTIONS
 from mha.learn.words import described, given_to, written_out
 from mha_core.reference.rules import RULES
 
@@ -48,10 +51,10 @@ def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_l
     Args:
         exercise, folder, time_limit: as `judge` takes them.
         level: 1 to `DEEPEST`.
-        framework: whose real function is shown beside NumPy's, on the deepest level.
+        framework: whose answer is shown beside NumPy's, on the deepest level.
     """
     if level == DEEPEST:
-        return real(exercise, framework)
+        return solved(exercise, framework)
     verdict = judge(exercise, folder, time_limit=time_limit)
     lines = [f"{exercise.name}: {verdict.status}, {verdict.line}"]
     if level > 1:
@@ -59,11 +62,14 @@ def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_l
     return "\n".join(lines)
 
 
-def real(exercise: Exercise, framework: str) -> str:
-    """The real function: the answer."""
+def solved(exercise: Exercise, framework: str) -> str:
+    """A short answer that is right, with the imports of its file; the framework's too where there is one."""
     if isinstance(exercise, CatchExercise):
-        return _case_that_shows(exercise)
-    return "\n\n\n".join(f"# {symbol}\n{text}" for symbol, text in answers(exercise, framework).items())
+        return f"{_case_that_shows(exercise)}\n\n\n{answer(exercise)}"
+    shown = [exercise]
+    if framework != exercise.dialect and exercise.name in FUNCTIONS:
+        shown.append(exercise_of(f"{FUNCTIONS[exercise.name]}-in-{framework}"))
+    return "\n\n\n".join(f"{heading(one)}\n\n\n{answer(one)}" for one in shown)
 
 
 def _deeper(exercise: Exercise, verdict: Verdict, folder: Path, level: int) -> str:
@@ -226,4 +232,4 @@ def _case_that_shows(exercise: CatchExercise) -> str:
     )
 
 
-__all__ = ["DEEPEST", "hint", "of_answers", "real", "told", "verdict_of"]
+__all__ = ["DEEPEST", "hint", "of_answers", "solved", "told", "verdict_of"]

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mha.learn.exercise import CatchExercise, Exercise
-from mha.learn.exercises import TRACKS
+from mha.learn.exercises import OF_LESSONS, TRACKS, chosen
 from mha.learn.handout.folder import is_untouched
 from mha.learn.judge import Verdict
-from mha.learn.tracks.course import lesson
+from mha.learn.tracks.course import COURSE, row_of
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The verdicts on the exercises of a folder, in the order of the course."""
+    """The verdicts on the exercises of a folder, in their order."""
 
     verdicts: tuple[Verdict, ...]
 
@@ -25,42 +25,55 @@ class Progress:
         return sum(verdict.status == "right" for verdict in self.verdicts)
 
     def by_track(self) -> dict[str, tuple[int, int]]:
-        """Track -> how many are right, and how many there are."""
-        found = {}
-        for track in TRACKS:
-            statuses = [verdict.status for verdict in self.verdicts if verdict.exercise.track == track]
-            if statuses:
-                found[track] = (statuses.count("right"), len(statuses))
-        return found
+        """Track, "course" first -> how many are right, and how many there are."""
+        statuses = {verdict.exercise: verdict.status for verdict in self.verdicts}
+        of_tracks = {track: [statuses[one] for one in chosen(statuses, (track,))] for track in (COURSE, *TRACKS)}
+        if len(of_tracks[COURSE]) < len(OF_LESSONS):
+            del of_tracks[COURSE]  # a part of it
+        return {track: (of_one.count("right"), len(of_one)) for track, of_one in of_tracks.items() if of_one}
+
+    @property
+    def course_is_done(self) -> bool:
+        """Whether every exercise of the course is there and right."""
+        right, total = self.by_track().get(COURSE, (0, 1))
+        return right == total
+
+    @property
+    def minutes(self) -> int:
+        """About how long takes what is not right yet."""
+        return sum(row_of(verdict.exercise).minutes for verdict in self.verdicts if verdict.status != "right")
 
     def line(self) -> str:
-        """Such as "3 of 18 right: write 3/14, backwards 0/4"."""
+        """Such as "3 of 25 right, about 71 minutes left: course 3/14, write 3/21, backwards 0/4"."""
         tracks = ", ".join(f"{track} {right}/{total}" for track, (right, total) in self.by_track().items())
-        return f"{self.right} of {len(self.verdicts)} right: {tracks}"
+        left = f", about {self.minutes} minutes left" if self.minutes else ""
+        return f"{self.right} of {len(self.verdicts)} right{left}: {tracks}"
 
     def next(self) -> Verdict | None:
-        """What was begun and is not right, else what comes first in the course; None if everything is right."""
+        """What was begun and is not right, else what comes first; None if everything is right."""
         left = [verdict for verdict in self.verdicts if verdict.status not in ("right", "can't run")]
         begun = [verdict for verdict in left if verdict.status != "to do"]
         return next(iter([*begun, *left]), None)
 
 
 def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exercise | None:
-    """The next exercise of the course that nobody has touched, from the one that was just right."""
+    """The next exercise that nobody has touched, from the one that was just right; in the course to its end."""
     here = there.index(exercise)
-    return next((one for one in (*there[here + 1 :], *there[:here]) if is_untouched(one, folder)), None)
+    left = [one for one in (*there[here + 1 :], *there[:here]) if is_untouched(one, folder)]
+    in_course = [one for one in left if one.name in OF_LESSONS] if exercise.name in OF_LESSONS else []
+    return next(iter([*in_course, *left]), None)
 
 
 def learned(exercise: Exercise) -> str:
     """What whoever has it right has learned."""
     hidden = f" It was {exercise.bug}." if isinstance(exercise, CatchExercise) else ""
-    return f"{lesson(exercise).learned}{hidden}"
+    return f"{row_of(exercise).learned}{hidden}"
 
 
 def as_list(verdicts: Iterable[Verdict]) -> Iterator[dict[str, object]]:
     """The verdicts as JSON has them (mha/schemas/learn.json)."""
     for verdict in verdicts:
-        exercise, row = verdict.exercise, lesson(verdict.exercise)
+        exercise, row = verdict.exercise, row_of(verdict.exercise)
         yield {
             "exercise": exercise.name,
             "track": exercise.track,

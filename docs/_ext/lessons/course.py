@@ -14,7 +14,7 @@ from pathlib import Path
 from _ext.common import escaped, table
 from lessons import runner
 from mha.learn.exercises import exercise
-from mha.learn.tracks.course import lesson as row_of
+from mha.learn.tracks.course import EXTRA, LESSONS, row_of
 
 PAGES = Path(__file__).parents[2]
 
@@ -32,14 +32,20 @@ class Lesson:
     Attributes:
         name: of its folder in `lessons`.
         page: where it stands, without ".md".
-        exercises: of `mha learn`, those of the course that belong to it.
-        extra: those that its page makes possible, beyond the course.
     """
 
     name: str
     page: str
-    exercises: tuple[str, ...] = ()
-    extra: tuple[str, ...] = ()
+
+    @property
+    def exercises(self) -> tuple[str, ...]:
+        """Those of `mha learn --only course` that belong to it."""
+        return LESSONS[self.name]
+
+    @property
+    def extra(self) -> tuple[str, ...]:
+        """Those that its page makes possible, beyond the course."""
+        return EXTRA.get(self.name, ())
 
     @property
     def title(self) -> str:
@@ -62,19 +68,23 @@ class Lesson:
         return minutes(self.exercises)
 
 
-COURSE = (
-    Lesson("kernel", "attention", ("weighted-sum",)),
-    Lesson("angle", "scores"),
-    Lesson("scaling", "scale", ("scores",), ("deviation-of-scores",)),
-    Lesson("softmax", "softmax", ("weights-by-angle",)),
-    Lesson("masks", "masks", ("lengths", "softmax", "empty-row")),
-    Lesson("projections", "projections", ("project",)),
-    Lesson("heads", "heads-lesson", ("split", "output"), ("merge",)),
-    Lesson("layer", "layer-in-code", ("plain-function",), ("groups", "module-with-state")),
-    Lesson("positions", "positions", ("causal",), ("window",)),
-    Lesson("block", "block"),
-    Lesson("own", "own-heads", ("cut-heads", "head-importance")),
-)
+PLACES = {
+    "kernel": "attention",
+    "angle": "scores",
+    "scaling": "scale",
+    "softmax": "softmax",
+    "masks": "masks",
+    "projections": "projections",
+    "heads": "heads-lesson",
+    "layer": "layer-in-code",
+    "positions": "positions",
+    "block": "block",
+    "own": "own-heads",
+}
+"""Lesson -> its page."""
+
+COURSE = tuple(Lesson(name, PLACES[name]) for name in LESSONS)
+"""The lessons in the order in which `mha learn` has their exercises."""
 
 
 def named(name: str) -> Lesson:

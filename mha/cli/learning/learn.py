@@ -14,8 +14,9 @@ FRAMEWORK = click.option("--framework", type=click.Choice(FRAMEWORKS), default="
 
 
 @click.group(invoke_without_command=True)
+@ONLY
 @click.pass_context
-def learn(context: click.Context) -> None:
+def learn(context: click.Context, only: tuple[str, ...]) -> None:
     """Exercises: write a step of attention, and be told which mistake is in it.
 
     `mha learn start DIR` writes small files; `cd DIR`, and `mha learn` says what comes next. Edit that file, and
@@ -24,21 +25,21 @@ def learn(context: click.Context) -> None:
     Exit status of check: 0 all right; 1 something is wrong or still to be written; 2 something gave no answer.
     """
     if context.invoked_subcommand is None:
-        _what_next(Path("."))
+        _what_next(Path("."), only)
 
 
-def _what_next(folder: Path) -> None:
+def _what_next(folder: Path, only: tuple[str, ...]) -> None:
     """How far the folder is, and what comes next; how to begin where there are no exercises."""
     from mha.learn.handout.folder import there
     from mha_core.errors import SpecError
 
     try:
-        there(folder)
+        there(folder, only)
     except SpecError:
         click.echo("There are no exercises in this folder. To begin (NumPy is enough):")
         click.echo("  mha learn start exercises\n  cd exercises\n  mha learn")
         return
-    go_on(folder)
+    go_on(folder, only)
 
 
 @learn.command()
@@ -68,16 +69,17 @@ def start(folder: Path, frameworks: tuple[str, ...], only: tuple[str, ...]) -> N
 @FRAMEWORK
 @ONLY
 def listing(framework: str, only: tuple[str, ...]) -> None:
-    """List the exercises, in the order of the course."""
+    """List the exercises in their order, with the minutes of each track."""
     from rich.table import Table
 
-    from mha.learn.exercises import TRACKS, all_exercises, in_course
-    from mha.learn.tracks.course import lesson
+    from mha.learn.exercises import TRACKS, all_exercises, chosen
+    from mha.learn.tracks.course import row_of
 
     table = Table("exercise", "level", "minutes", "task")
     for track in only:
-        rows = [(one, lesson(one)) for one in sorted(all_exercises((framework,)), key=in_course) if one.track == track]
-        table.add_row(track, "", str(sum(row.minutes for _, row in rows)), TRACKS[track], style="bold")
+        rows = [(one, row_of(one)) for one in chosen(all_exercises((framework,)), (track,))]
+        about = TRACKS.get(track, "What the lessons ask, in their order.")
+        table.add_row(track, "", str(sum(row.minutes for _, row in rows)), about, style="bold")
         for exercise, row in rows:
             table.add_row(f"  {exercise.name}", str(row.level), str(row.minutes), exercise.task)
         table.add_section()
@@ -93,8 +95,8 @@ def listing(framework: str, only: tuple[str, ...]) -> None:
 def hint(name: str, level: int, framework: str, folder: Path, time_limit: float) -> None:
     """Say what is wrong with the exercise NAME as it is now.
 
-    Level 1: the first wrong element. 2: what is wrong. 3: what to change. 4: the real function, in NumPy and in the
-    chosen framework.
+    Level 1: the first wrong element. 2: what is wrong. 3: what to change. 4: a short answer that is right, in
+    NumPy and in the chosen framework.
     """
     from mha.learn.exercises import exercise
     from mha.learn.handout.folder import in_folder
@@ -116,11 +118,11 @@ def hint(name: str, level: int, framework: str, folder: Path, time_limit: float)
 @click.argument("name")
 @FRAMEWORK
 def show(name: str, framework: str) -> None:
-    """Print the real function of the exercise NAME: the answer."""
+    """Print a short answer to the exercise NAME that is right, in NumPy and in the chosen framework."""
     from mha.learn.exercises import exercise
-    from mha.learn.hints import real
+    from mha.learn.hints import solved
 
-    click.echo(real(exercise(name), framework))
+    click.echo(solved(exercise(name), framework))
 
 
 learn.add_command(check)

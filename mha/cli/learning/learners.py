@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mha.learn.judge import Verdict
     from mha.learn.progress import Progress
 
+COURSE = "course"
 TRACKS = ("write", "translate", "catch", "backwards", "layer", "experiment")
 COLOURS = {"right": "green", "wrong": "red", "to do": "dim", "no answer": "yellow", "can't run": "yellow"}
 
@@ -47,10 +48,10 @@ TIME_LIMIT = click.option(
 ONLY = click.option(
     "--only",
     metavar="TRACK",
-    type=click.Choice(TRACKS),
+    type=click.Choice((COURSE, *TRACKS)),
     multiple=True,
     callback=_or_all,
-    help=f"This track alone (repeatable): {', '.join(TRACKS)}.",
+    help=f"This track alone (repeatable): {', '.join(TRACKS)}; or {COURSE}, what its lessons ask.",
 )
 JSON = click.option("--json", "json_path", type=OutputFile(), help="Also write the results to this file.")
 
@@ -134,19 +135,21 @@ def _table(found: dict[str, Progress], only: Sequence[str]) -> Table:
     return table
 
 
-def go_on(folder: Path) -> None:
-    """Say how far a folder is, and what comes next."""
+def go_on(folder: Path, only: Sequence[str]) -> None:
+    """Say how far a folder is in these tracks, and what comes next."""
     from mha.learn.handout.folder import there
 
     console, errors = consoles()
     try:
-        _print_next(console, _all(errors, there(folder), folder, 10.0))
+        _print_next(console, _all(errors, there(folder, only), folder, 10.0))
     finally:
         end()
 
 
 def _print_next(console: Console, found: Progress) -> None:
     say(console, f"{found.line()}.")
+    if found.course_is_done:
+        say(console, "The course is done.")
     verdict = found.next()
     if verdict is None:
         return
@@ -160,9 +163,9 @@ def _print_next(console: Console, found: Progress) -> None:
 def _about(exercise: Exercise) -> str:
     """Its name, level and time."""
     from mha.learn.handout.folder import minutes
-    from mha.learn.tracks.course import LEVELS, lesson
+    from mha.learn.tracks.course import LEVELS, row_of
 
-    return f"{exercise.name}, level {lesson(exercise).level} of {LEVELS}, about {minutes(exercise)}"
+    return f"{exercise.name}, level {row_of(exercise).level} of {LEVELS}, about {minutes(exercise)}"
 
 
 def _all(errors: Console, chosen: Sequence[Exercise], folder: Path, time_limit: float) -> Progress:

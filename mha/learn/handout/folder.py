@@ -9,12 +9,12 @@ from pathlib import Path
 
 import jinja2
 
-from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
-from mha.learn.exercises import TRACKS, all_exercises, in_course
+from mha.learn.exercise import NUMPY, CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
+from mha.learn.exercises import TRACKS, all_exercises, chosen
 from mha.learn.handout.example import example
 from mha.learn.running.dialects import DIALECTS
-from mha.learn.sources import source
-from mha.learn.tracks.course import LEVELS, lesson
+from mha.learn.sources import answer
+from mha.learn.tracks.course import LEVELS, row_of
 from mha_core.errors import SpecError
 from mha_core.files.writing import write_whole
 from mha_core.reference.rules import RULES
@@ -46,31 +46,33 @@ def _environment() -> jinja2.Environment:
 @cache
 def text_of(exercise: Exercise) -> str:
     """The file of an exercise as it is given out."""
-    given = exercise.given if isinstance(exercise, StepExercise) else ""
+    given_in = "torch" if exercise.dialect == NUMPY else NUMPY
+    given = answer(exercise, given_in) if isinstance(exercise, StepExercise) and exercise.source else ""
     return (
         _environment()
         .get_template("exercise.py.j2")
         .render(
             exercise=exercise,
-            lesson=lesson(exercise),
+            row=row_of(exercise),
             levels=LEVELS,
             minutes=minutes(exercise),
             paragraphs=_paragraphs(exercise),
-            heading=_heading(exercise),
+            heading=heading(exercise),
             code=code_of(exercise),
-            given="\n".join(f"#     {line}".rstrip() for line in source(given).splitlines()) if given else "",
-            given_name=given.partition(":")[0],
+            given="\n".join(f"#     {line}".rstrip() for line in given.splitlines()),
+            given_in="PyTorch" if given_in == "torch" else "NumPy",
         )
     )
 
 
 def minutes(exercise: Exercise) -> str:
     """How long it takes, in words."""
-    number = lesson(exercise).minutes
+    number = row_of(exercise).minutes
     return f"{number} minute{'s' if number > 1 else ''}"
 
 
-def _heading(exercise: Exercise) -> str:
+def heading(exercise: Exercise) -> str:
+    """The imports that a file begins with."""
     if isinstance(exercise, CatchExercise):
         return CATCH_IMPORTS
     if isinstance(exercise, LayerExercise) and exercise.has_state:
@@ -85,6 +87,12 @@ def code_of(exercise: Exercise) -> str:
     if isinstance(exercise, LayerExercise):
         return exercise.code.rstrip()
     return f"def {exercise.signature}:\n    raise NotImplementedError"
+
+
+def answered(exercise: Exercise) -> str:
+    """The file of an exercise with a short right answer in it."""
+    code = code_of(exercise).partition("\n\n\nCAPABILITIES")[0]  # what is behind stays
+    return text_of(exercise).replace(code, answer(exercise))
 
 
 def _paragraphs(exercise: Exercise) -> list[str]:
@@ -127,9 +135,7 @@ def start(
     if folder.exists() and not folder.is_dir():
         raise SpecError(f"{folder} is a file; give a folder for the exercises")
     written, kept = [], []
-    for exercise in all_exercises(tuple(frameworks)):
-        if exercise.track not in tracks:
-            continue
+    for exercise in chosen(all_exercises(tuple(frameworks)), tracks):
         path = folder / exercise.file
         if path.exists():
             kept.append(path)
@@ -141,16 +147,16 @@ def start(
 
 
 def there(folder: Path, tracks: Collection[str] = tuple(TRACKS)) -> list[Exercise]:
-    """The exercises of these tracks whose files are in a folder, in the order of the course.
+    """The exercises of these tracks whose files are in a folder, in their order.
 
     Raises:
         SpecError: there are none.
     """
-    found = [one for one in all_exercises() if one.track in tracks and (folder / one.file).is_file()]
+    found = [one for one in chosen(all_exercises(), tracks) if (folder / one.file).is_file()]
     if not found:
         only = f" --only {' --only '.join(tracks)}" if set(tracks) != set(TRACKS) else ""
         raise SpecError(f"there are no exercises in {folder}; `mha learn start {folder}{only}` writes them")
-    return sorted(found, key=in_course)
+    return found
 
 
 def in_folder(exercise: Exercise, folder: Path) -> Exercise:

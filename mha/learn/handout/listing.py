@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mha.learn.exercise import Exercise, StepExercise
-from mha.learn.exercises import TRACKS, all_exercises, in_course
+from mha.learn.exercises import TRACKS, all_exercises, chosen
 from mha.learn.names import mistakes
-from mha.learn.tracks.course import lesson
+from mha.learn.tracks.course import LESSONS, row_of
 from mha_core.reference.rules import RULES
 
 
@@ -19,12 +19,15 @@ def page() -> str:
         "a line, 2 a few lines and a trap, 3 several traps.",
     ]
     exercises = all_exercises(("numpy",))
+    lines += ["", "The course asks, lesson by lesson (`--only course`):"]
+    lines += [f"{', '.join(f'`{name}`' for name in names)};" for names in LESSONS.values()]
+    lines[-1] = lines[-1].replace(";", ".")
     for track, about in TRACKS.items():
         lines += ["", f"## {track.capitalize()}", "", about, ""]
         if track == "translate":
             lines += ["One of each for NumPy, torch, tf, jax and mxnet; the names end in the framework's.", ""]
         lines += ["| exercise | level | minutes | what to write | rules | mistakes |", "|---|---|---|---|---|---|"]
-        lines += [_row(one) for one in sorted(exercises, key=in_course) if one.track == track]
+        lines += [_row(one) for one in chosen(exercises, (track,))]
     return "\n".join(lines) + "\n"
 
 
@@ -33,7 +36,7 @@ def _row(one: Exercise) -> str:
     task = one.task.removeprefix("Translate into NumPy: ").replace("|", "\\|")
     known = str(len(mistakes(one))) if isinstance(one, StepExercise) else ""
     rules = ", ".join(f"`{id}`" for id in one.rules if id in RULES)
-    row = lesson(one)
+    row = row_of(one)
     return f"| `{name}` | {row.level} | {row.minutes} | {task} | {rules} | {known} |"
 
 

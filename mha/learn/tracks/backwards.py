@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.cases.parts import fixed
 from mha.learn.exercise import StepExercise, Value
-from mha.learn.tracks.write import ALLOWED, KEY_HEADS, QUERIES, SCALE, tiny
+from mha.learn.tracks.table import ALLOWED, KEY_HEADS, QUERIES, SCALE, tiny
 from mha_core import AttentionConfig
 
 D_SCORES = Value("d_scores", "float64 (B, H, Lq, Lk)", "d_similarity")
@@ -23,7 +23,6 @@ EXERCISES = (
         returned=(Value("d_scores", "float64 (B, H, Lq, Lk)", "d_scores"),),
         cases=("prime", "causal", "ragged-square", "square-causal", "dropout"),
         tiny=tiny(mask=fixed(causal=True)),
-        answer=("mha_core.reference.backward:d_scores",),
     ),
     StepExercise(
         name="gradient-of-scores",
@@ -36,7 +35,6 @@ EXERCISES = (
         ),
         cases=("prime", "scale", "ragged-square", "causal", "one-item"),
         tiny=tiny(),
-        answer=("mha_core.reference.backward:d_queries", "mha_core.reference.backward:d_keys"),
     ),
     StepExercise(
         name="gradient-of-groups",
@@ -52,7 +50,6 @@ EXERCISES = (
         returned=(Value("d_keys", "float64 (B, G, Lk, d)", "d_keys"),),
         cases=("prime", "grouped-heads", "multi-query", "square-grouped", "one-item"),
         tiny=tiny(AttentionConfig(4, 4, num_kv_heads=2, bias=True)),
-        answer=("mha_core.reference.backward:d_keys", "mha_core.heads:sum_kv_groups"),
     ),
     StepExercise(
         name="gradient-of-projection",
@@ -69,6 +66,5 @@ EXERCISES = (
         covers=("d_projection_parameters",),
         cases=("prime", "ragged-square", "causal-more-queries", "square-self-attention", "one-item"),
         tiny=tiny(),
-        answer=("mha_core.reference.backward:d_projection_parameters",),
     ),
 )

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from mha.learn.exercise import HeadsExercise, Interval, NumbersExercise, StepExercise, Value
-from mha.learn.tracks.write import WHY_TINY
+from mha.learn.tracks.table import WHY_TINY
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.reference.state import State
 
@@ -61,8 +61,6 @@ EXERCISES = (
         covers=("unscaled", "similarity", "capped", "scores", "weights"),
         cases=(_case(0.0), _case(45.0), _case(-100.0), _case(162.0)),
         tiny=(_case(90.0),),
-        answer=("mha_core.reference.forward:similarity", "mha_core.reference.forward:softmax"),
-        answer_in=("ops.attention:dot_score", "ops.attention:masked_softmax"),
     ),
     NumbersExercise(
         name="deviation-of-scores",
@@ -76,8 +74,6 @@ EXERCISES = (
             *(Interval((width, False), 0.9 * width**0.5, 1.1 * width**0.5) for width in (1, 16, 100)),
             *(Interval((width, True), 0.9, 1.1) for width in (1, 16, 100)),
         ),
-        answer=("mha_core.reference.forward:similarity",),
-        answer_in=("ops.attention:dot_score",),
     ),
     HeadsExercise(
         name="head-importance",
@@ -94,7 +90,6 @@ EXERCISES = (
             Value("num_heads", "int: H"),
         ),
         returned=(Value("importance", "float64 (H,): the more, the more important"),),
-        answer=("mha.heads.importance:leave_one_out", "mha.heads.importance:_left_out"),
     ),
     HeadsExercise(
         name="cut-heads",
@@ -112,6 +107,5 @@ EXERCISES = (
             Value("num_heads", "int: H"),
         ),
         returned=(Value("cut", "dict of float64 arrays by the same names"),),
-        answer=("mha.heads.prune:cut",),
     ),
 )

@@ -2,50 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mha.learn.exercise import NUMPY, StepExercise, Value
-from mha.learn.tracks import write
+from mha.learn.tracks import turning, write
+from mha.learn.tracks.table import SCALE
 
-SCALED = StepExercise(
+SCALED = replace(
+    write.GROUPS,
     name="scaled-groups",
     task="q.k * scale, with grouped heads.",
-    arguments=(*write.GROUPS.arguments, write.SCALE),
+    arguments=(*write.GROUPS.arguments, SCALE),
     returned=(Value("scores", "float64 (B, H, Lq, Lk)", "similarity"),),
     covers=("unscaled", "similarity"),
-    rules=write.GROUPS.rules,
-    cases=write.GROUPS.cases,
-    tiny=write.GROUPS.tiny,
-    answer=write.GROUPS.answer,
 )
 
+FUNCTIONS = {
+    "split": "split_heads",
+    "merge": "merge_heads",
+    "scaled-groups": "dot_score",
+    "softcap": "cap",
+    "softmax": "softmax",
+    "masked-softmax": "masked_softmax",
+    "empty-row": "empty_row",
+    "weighted-sum": "weighted_sum",
+    **{one.name: one.function for one in turning.EXERCISES},
+}
+"""The exercise whose judge a translation shares -> the function to write."""
 
-@dataclass(frozen=True)
-class _Row:
-    """What is translated.
-
-    source: the exercise whose judge it shares. in_backend: where it is in a backend, below `backends.NAME`.
-    in_numpy: where it is given in NumPy, module:symbol; "" where NumPy's is no function of arrays.
-    function: what the learner writes. Default: the name in the backend.
-    """
-
-    source: str
-    in_backend: str
-    in_numpy: str = ""
-    function: str = ""
-
-
-_BY_NAME = {one.name: one for one in (*write.EXERCISES, SCALED)}
-
-ROWS = (
-    _Row("split", "ops.heads:split_heads", "mha_core.heads:split_heads"),
-    _Row("merge", "ops.heads:merge_heads", "mha_core.heads:merge_heads"),
-    _Row("scaled-groups", "ops.attention:dot_score"),
-    _Row("softcap", "ops.attention:cap"),
-    _Row("softmax", "ops.attention:masked_softmax", "mha_core.reference.forward:softmax", "softmax"),
-    _Row("empty-row", "ops.attention:masked_softmax", "mha_core.reference.forward:softmax"),
-    _Row("weighted-sum", "ops.attention:weighted_sum"),
-)
+_BY_NAME = {one.name: one for one in (*write.EXERCISES, *turning.EXERCISES, SCALED)}
 
 
 def into(framework: str) -> tuple[StepExercise, ...]:
@@ -54,21 +39,16 @@ def into(framework: str) -> tuple[StepExercise, ...]:
     >>> [exercise.name for exercise in into("torch")][:2]
     ['split-heads-in-torch', 'merge-heads-in-torch']
     """
-    return tuple(_translation(row, framework) for row in ROWS)
+    return tuple(_translation(_BY_NAME[name], function, framework) for name, function in FUNCTIONS.items())
 
 
-def _translation(row: _Row, framework: str) -> StepExercise:
-    source = _BY_NAME[row.source]
-    function = row.function or row.in_backend.partition(":")[2]
-    other = "jax" if framework == "torch" else "torch"
-    given = row.in_numpy if row.in_numpy and framework != NUMPY else f"backends.{other}.{row.in_backend}"
+def _translation(source: StepExercise, function: str, framework: str) -> StepExercise:
     return replace(
         source,
         name=f"{function.replace('_', '-')}-in-{framework}",
         track="translate",
         task=f"Translate into {'NumPy' if framework == NUMPY else framework}: {source.task}",
-        answer_in=(row.in_backend,),
         dialect=framework,
-        given=given,
+        source=source.name,
         function_name=function,
     )

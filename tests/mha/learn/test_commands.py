@@ -18,17 +18,18 @@ from conformance.workers.execute import end_idle
 from mha.cli.learning import learners
 from mha.cli.learning.learn import FRAMEWORKS
 from mha.cli.main import main
-from mha.learn.exercises import TRACKS, all_exercises, exercise
+from mha.learn.exercises import TRACKS, all_exercises, chosen, exercise
 from mha.learn.handout.folder import code_of, text_of
 from mha.learn.handout.listing import page
 from mha.learn.running.dialects import DIALECTS
-from mha.learn.tracks.course import lesson
+from mha.learn.tracks.course import COURSE, row_of
+from mha.learn.tracks.translate import into
 
 pytestmark = pytest.mark.same_on_newest  # it is about the command line
 
 ROOT = Path(__file__).parents[3]
-RIGHT = "from mha_core.reference.forward import softmax\n"
-WRONG = "import numpy as np\ndef softmax(scores, allowed): return np.where(allowed, scores, 0.0)\n"
+RIGHT = "from mha_core.reference.forward import softmax as masked_softmax\n"
+WRONG = "import numpy as np\ndef masked_softmax(scores, allowed): return np.where(allowed, scores, 0.0)\n"
 
 
 def learn(*arguments):
@@ -38,7 +39,7 @@ def learn(*arguments):
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "write").mkdir()
-    (tmp_path / "write" / "softmax.py").write_text(RIGHT)
+    (tmp_path / "write" / "masked_softmax.py").write_text(RIGHT)
     yield tmp_path
     end_idle()
 
@@ -46,38 +47,41 @@ def folder(tmp_path):
 def test_start_writes_and_says_where_to_begin(tmp_path):
     result = learn("start", tmp_path / "ex")
     assert result.exit_code == 0
-    assert "40 exercises written to" in result.output
-    assert (tmp_path / "ex" / "write" / "softmax.py").is_file()
+    assert f"{len(all_exercises(('numpy',)))} exercises written to" in result.output
+    assert (tmp_path / "ex" / "write" / "masked_softmax.py").is_file()
     again = learn("start", tmp_path / "ex", "--framework", "jax")
-    assert "7 exercises written to" in again.output
+    assert f"{len(into('jax'))} exercises written to" in again.output
     fresh = learn("check", "causal", "--folder", tmp_path / "ex")
     assert fresh.exit_code == 1
     assert "to do" in fresh.output
 
 
 def test_exit_statuses(folder):
-    done = learn("check", "softmax", "--folder", folder)
+    done = learn("check", "masked-softmax", "--folder", folder)
     assert (done.exit_code, "equal within the float64 bound in 6 cases" in done.output) == (0, True)
     (folder / "write" / "split.py").write_text("")
     no_answer = learn("check", "--folder", folder)
     assert no_answer.exit_code == 2
     assert "split                     no answer  the file is empty" in no_answer.output
-    assert "1 of 2 right: write 1/2.\nGo on with: split, no answer: the file is empty" in no_answer.output
-    (folder / "write" / "softmax.py").write_text(WRONG)
+    assert (
+        "1 of 2 right, about 4 minutes left: write 1/2.\nGo on with: split, no answer: the file is empty"
+        in no_answer.output
+    )
+    (folder / "write" / "masked_softmax.py").write_text(WRONG)
     wrong = learn("check", "--folder", folder)
     assert wrong.exit_code == 1
     assert "weights[" in wrong.output
 
 
 def test_a_hint_and_the_answer(folder):
-    (folder / "write" / "softmax.py").write_text(WRONG)
-    said = learn("hint", "softmax", "--folder", folder)
+    (folder / "write" / "masked_softmax.py").write_text(WRONG)
+    said = learn("hint", "masked-softmax", "--folder", folder)
     assert said.exit_code == 0
     assert "softmax-missing: Scores are used as weights, without a softmax." in said.output
-    assert "Deeper:  mha learn hint softmax --level 3" in said.output
-    shown = learn("show", "softmax", "--framework", "jax")
-    assert "# mha_core.reference.forward:softmax" in shown.output
-    assert "# backends.jax.ops.attention:masked_softmax" in shown.output
+    assert "Deeper:  mha learn hint masked-softmax --level 3" in said.output
+    shown = learn("show", "masked-softmax", "--framework", "jax")
+    assert "def masked_softmax(scores, allowed):\n    scores = np.where(allowed" in shown.output
+    assert "return jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf), axis=-1)" in shown.output
     listed = learn("list", "--framework", "torch")
     assert "cap-in-torch" in listed.output
     assert "gradient-of-softmax" in listed.output
@@ -91,14 +95,15 @@ def test_without_a_name_it_says_what_comes_next(tmp_path, monkeypatch):
     first = learn()
     assert first.exit_code == 0
     assert (
-        "0 of 18 right: write 0/14, backwards 0/4.\nNext: weighted-sum, level 1 of 3, about 1 minute." in first.output
+        "0 of 26 right, about 129 minutes left: write 0/22, backwards 0/4.\n"
+        "Next: weighted-sum, level 1 of 3, about 1 minute." in first.output
     )
     file = tmp_path / "write" / "weighted_sum.py"
     file.write_text("def weighted_sum(weights, values): return weights @ values\n")
     right = learn("check", "weighted-sum")
-    assert "Learned: A head is an average of values" in right.output
-    assert "Next: project, level 1 of 3, about 2 minutes, in write/project.py" in right.output
-    assert "1 of 18 right: write 1/14, backwards 0/4.\nNext: project" in learn().output
+    assert "Learned: The output is an average of values" in right.output
+    assert "Next: dot-products, level 1 of 3, about 2 minutes, in write/dot_products.py" in right.output
+    assert "1 of 26 right, about 128 minutes left: write 1/22, backwards 0/4.\nNext: dot-products" in learn().output
     (tmp_path / "backwards" / "gradient_of_softmax.py").write_text("")
     assert "Go on with: gradient-of-softmax, no answer: the file is empty" in learn().output
     assert "gradient" not in learn("check", "--only", "write").output
@@ -110,18 +115,18 @@ def test_a_class_is_a_table_and_json(tmp_path, monkeypatch):
     spoiler = "import numpy as np\nnp.ndarray.__matmul__\nnp.where = None\n" + WRONG
     for name, text in (("ann", RIGHT), ("bob", WRONG), ("[red]", spoiler)):
         learn("start", name, "--only", "write")
-        Path(name, "write", "softmax.py").write_text(text)
+        Path(name, "write", "masked_softmax.py").write_text(text)
     Path("dan").mkdir()
     result = learn("class", "[red]", "ann", "bob", "dan", "--only", "write", "--json", "class.json")
     assert result.exit_code == 2, "dan has none"
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.output.splitlines() if "│" in line]
     assert [(row[0], row[1], row[-2]) for row in rows] == [
-        ("[red]", "0/14", "0/14"),
-        ("ann", "1/14", "1/14"),
-        ("bob", "0/14", "0/14"),
+        ("[red]", "0/22", "0/22"),
+        ("ann", "1/22", "1/22"),
+        ("bob", "0/22", "0/22"),
         ("dan", "", "0/0"),
     ]
-    assert [row[-1] for row in rows] == ["softmax", "", "softmax", "no exercises"]
+    assert [row[-1] for row in rows] == ["masked-softmax", "", "masked-softmax", "no exercises"]
     found = json.loads(Path("class.json").read_text())
     assert [(one["folder"], one["right"]) for one in found["folders"]] == [
         ("[red]", 0),
@@ -134,6 +139,7 @@ def test_a_class_is_a_table_and_json(tmp_path, monkeypatch):
 
 def test_tracks_and_frameworks_of_the_commands_are_those_of_the_table():
     assert tuple(TRACKS) == learners.TRACKS
+    assert learners.COURSE == COURSE
     assert tuple(DIALECTS) == FRAMEWORKS
 
 
@@ -144,12 +150,12 @@ def test_tracks_and_frameworks_of_the_commands_are_those_of_the_table():
         (["class", "nowhere"], "Directory 'nowhere' does not exist"),
         (["start", "x", "--only", "writing"], "'writing' is not one of"),
         (["check"], "there are no exercises in"),
-        (["check", "softmax"], "there are no exercises in"),
+        (["check", "masked-softmax"], "there are no exercises in"),
         (["check", "sofmax"], "exercise 'sofmax' is not known; did you mean 'softmax'? `mha learn list` lists them"),
-        (["hint", "softmax"], "there are no exercises in"),
+        (["hint", "masked-softmax"], "there are no exercises in"),
         (["hint", "zzz"], "exercise 'zzz' is not known; `mha learn list` lists them"),
         (["show", "zzz"], "exercise 'zzz' is not known"),
-        (["hint", "softmax", "--level", "5"], "5 is not in the range 1<=x<=4"),
+        (["hint", "masked-softmax", "--level", "5"], "5 is not in the range 1<=x<=4"),
         (["check", "--time-limit", "0"], "0.0 is not in the range"),
         (["start", "x", "--framework", "keras"], "'keras' is not one of"),
     ],
@@ -175,16 +181,24 @@ def test_an_exercise_that_is_not_in_the_folder(folder):
 
 
 def test_watch_judges_what_is_saved(folder):
-    program = [sys.executable, "-c", "from mha.cli.main import run; run()", "learn", "check", "softmax", "--watch"]
+    program = [
+        sys.executable,
+        "-c",
+        "from mha.cli.main import run; run()",
+        "learn",
+        "check",
+        "masked-softmax",
+        "--watch",
+    ]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(program, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
         assert any("Watching" in line for line in lines)
         time.sleep(0.05)
-        (folder / "write" / "softmax.py").write_text(WRONG)
+        (folder / "write" / "masked_softmax.py").write_text(WRONG)
         assert any("wrong" in line for line in lines)
-        (folder / "write" / "softmax.py").write_text(RIGHT)
+        (folder / "write" / "masked_softmax.py").write_text(RIGHT)
         assert any("right" in line for line in lines)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0  # what it was saved as last is right
@@ -197,7 +211,7 @@ def test_with_numpy_alone_nothing_else_is_imported(folder):
         "from mha.cli.main import main\n"
         "try: main(['learn'])\n"
         "except SystemExit as end: assert end.code == 0, end.code\n"
-        "try: main(['learn', 'check', 'softmax'])\n"
+        "try: main(['learn', 'check', 'masked-softmax'])\n"
         "except SystemExit as end: assert end.code == 0, end.code\n"
         "there = {'torch', 'tensorflow', 'jax', 'mxnet'} & set(sys.modules)\n"
         "assert not there, there\n"
@@ -240,10 +254,6 @@ def test_the_transcript_of_the_page_is_what_happens(tmp_path, monkeypatch):
             (tmp_path / one.file).write_text(text_of(one).replace(code_of(one), text.strip()))
         else:
             run_block(text)
-            if text.startswith("$ mha learn check weighted-sum"):  # as somebody has them who comes to the example
-                for other in all_exercises(("numpy",)):
-                    if other.track == "write":
-                        (tmp_path / other.file).write_text("")
     end_idle()
 
 
@@ -254,15 +264,15 @@ def test_the_page_for_teachers_is_what_happens(tmp_path, monkeypatch):
     run_block(begin)
     for name in ("ann", "bob", "dan"):
         learn("start", name, "--only", "write")
-    Path("ann", "write", "softmax.py").write_text(RIGHT)
+    Path("ann", "write", "masked_softmax.py").write_text(RIGHT)
     Path("ann", "write", "weighted_sum.py").write_text("def weighted_sum(weights, values): return weights @ values\n")
-    Path("bob", "write", "softmax.py").write_text(WRONG)
+    Path("bob", "write", "masked_softmax.py").write_text(WRONG)
     run_block(table)
     text = (ROOT / "docs" / "teachers.md").read_text()
     shown = dict(re.findall(r"`--only (\w+).*?` \| (\d+) minutes", text))
     for track, minutes in shown.items():
-        assert int(minutes) == sum(lesson(one).minutes for one in all_exercises(("numpy",)) if one.track == track)
-    assert set(shown) == set(TRACKS)
+        assert int(minutes) == sum(row_of(one).minutes for one in chosen(all_exercises(("numpy",)), (track,)))
+    assert set(shown) == {COURSE, *TRACKS}
 
 
 LEAVES = """
@@ -277,7 +287,7 @@ subprocess.run([sys.executable, "-c", TWICE, SLEEP, MARK], start_new_session=Tru
 """A file that starts three processes, two of which leave the group, and one its parent."""
 
 KILLED = "from mha.learn.judge import judge; from mha.learn.exercises import exercise; import pathlib, sys\n"
-KILLED += "judge(exercise('softmax'), pathlib.Path(sys.argv[1]), time_limit=500)"
+KILLED += "judge(exercise('masked-softmax'), pathlib.Path(sys.argv[1]), time_limit=500)"
 
 
 def marked(mark, at_least=0, at_most=99):
@@ -294,7 +304,7 @@ def marked(mark, at_least=0, at_most=99):
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no subreaper (docs/learn.md)")
 def test_every_process_that_a_file_starts_ends_with_the_call_and_with_the_program(tmp_path, folder):
     mark = f"mha-{os.getpid()}-{tmp_path.name}"
-    file = folder / "write" / "softmax.py"
+    file = folder / "write" / "masked_softmax.py"
     leaves = LEAVES.format(mark=mark)
     for text, status in (
         (leaves + RIGHT, 0),
@@ -304,7 +314,7 @@ def test_every_process_that_a_file_starts_ends_with_the_call_and_with_the_progra
         (leaves + "time.sleep(600)\n", 2),
     ):
         file.write_text(text)
-        result = learn("check", "softmax", "--folder", folder, "--time-limit", 3)
+        result = learn("check", "masked-softmax", "--folder", folder, "--time-limit", 3)
         assert result.exit_code == status, result.output
         assert marked(mark, at_most=0) == 0, f"left by {text.splitlines()[-1]}"
     file.write_text(leaves + "while True: pass\n")

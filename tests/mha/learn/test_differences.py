@@ -36,8 +36,8 @@ def spoilt(name, change):
         ("project", lambda x, place: np.float64(np.float32(x)), "as where something is computed in float32"),
         ("split", lambda x, place: x[:, ::-1], "each head has what stands at the other end"),
         ("split", lambda x, place: np.broadcast_to(x[:, :1], x.shape), "each head has what the first one must have"),
-        ("softmax", lambda x, place: np.nan * x, "every number is NaN where one is wrong"),
-        ("causal", lambda x, place: ~x, "True and False are exchanged"),
+        ("masked-softmax", lambda x, place: np.nan * x, "every number is NaN where one is wrong"),
+        ("causal-offsets", lambda x, place: ~x, "True and False are exchanged"),
     ],
 )
 def test_a_relation_is_told_in_all_cases_or_not_at_all(name, change, sentence):
@@ -66,15 +66,15 @@ def test_a_relation_is_told_in_all_cases_or_not_at_all(name, change, sentence):
         (
             "weighted-sum",
             lambda x, p: np.where(np.arange(x.shape[1])[:, None, None] > 0, x + 1, x),
-            "the first head is right",
+            "the first index of axis 1 is right",
         ),
         (
-            "causal",
+            "causal-offsets",
             lambda x, p: x | (np.arange(x.shape[-1]) == 3),
             "it lets in keys that it must exclude, and excludes none",
         ),
         (
-            "causal",
+            "causal-offsets",
             lambda x, p: x & (np.arange(x.shape[-1]) != 3),
             "it excludes keys that it must let in, and lets in none",
         ),
@@ -98,10 +98,14 @@ def test_where_it_is_wrong(name, change, sentence):
         ("split", lambda x: x[:, :, 1:], "axis 2 has size 4, not 5"),
         ("merge", lambda x: x.reshape(*x.shape[:2], -1, 13), "axes 2 and 3 must be joined"),
         ("split", np.float16, "is float16; it must be float64: a step of yours makes float16 of it"),
-        ("causal", lambda x: np.where(x, 0.0, -1e9), "it is a mask to be added to scores"),
-        ("causal", lambda x: x.astype(int), "these are numbers; True must say that a query may attend to a key"),
-        ("causal", lambda x: x[:, 0], "axis 1 is missing"),
-        ("causal", lambda x: x[0, 0].T, "axes are put side by side from the last one on"),
+        ("causal-offsets", lambda x: np.where(x, 0.0, -1e9), "it is a mask to be added to scores"),
+        (
+            "causal-offsets",
+            lambda x: x.astype(int),
+            "these are numbers; True must say that a query may attend to a key",
+        ),
+        ("causal-offsets", lambda x: x[:, 0], "axis 1 is missing"),
+        ("causal-offsets", lambda x: x[0, 0].T, "axes are put side by side from the last one on"),
     ],
 )
 def test_a_form_comes_first(name, change, sentence):

@@ -22,18 +22,22 @@ def skip_without(framework: str) -> None:
 
 # Files that are something else ---------------------------------------------------------------------------
 
-HEAD = "import numpy as np\ndef softmax(scores, allowed):\n    "
+HEAD = "import numpy as np\ndef masked_softmax(scores, allowed):\n    "
 
 BAD = {
-    "empty": ("", "no answer", "the file is empty; it must define softmax(scores, allowed)"),
-    "syntax": ("def softmax(:\n", "no answer", "importing it raised SyntaxError: invalid syntax"),
+    "empty": ("", "no answer", "the file is empty; it must define masked_softmax(scores, allowed)"),
+    "syntax": ("def masked_softmax(:\n", "no answer", "importing it raised SyntaxError: invalid syntax"),
     "import": ("import no_such_thing\n", "no answer", "ModuleNotFoundError: No module named 'no_such_thing' (line 1)"),
     "exits": ("raise SystemExit(3)\n", "no answer", "importing it raised SystemExit: 3 (line 1)"),
-    "nameless": ("def soft(scores, allowed): return scores\n", "no answer", "no function softmax(scores, allowed)"),
-    "parameters": (
-        "def softmax(x): return x\n",
+    "nameless": (
+        "def soft(scores, allowed): return scores\n",
         "no answer",
-        "its parameters are (x); it must be softmax(scores, allowed)",
+        "no function masked_softmax(scores, allowed)",
+    ),
+    "parameters": (
+        "def masked_softmax(x): return x\n",
+        "no answer",
+        "its parameters are (x); it must be masked_softmax(scores, allowed)",
     ),
     "raises": (
         HEAD + "return scores + np.ones(99)\n",
@@ -41,7 +45,7 @@ BAD = {
         "raised ValueError: operands could not be broadcast",
     ),
     "line": (HEAD + "return 1 / 0\n", "no answer", "ZeroDivisionError: division by zero (line 3)"),
-    "nothing": (HEAD + "pass\n", "no answer", "softmax returned nothing (None)"),
+    "nothing": (HEAD + "pass\n", "no answer", "masked_softmax returned nothing (None)"),
     "list": (HEAD + "return scores.tolist()\n", "no answer", "weights is a list, not a NumPy array"),
     "text": (HEAD + "return np.full(scores.shape, 'a')\n", "no answer", "which holds no real numbers"),
     "writes": (HEAD + "scores[...] = 0\n    return scores\n", "no answer", "it wrote into its arguments: scores"),
@@ -49,14 +53,14 @@ BAD = {
     "shape": (HEAD + "return scores[..., 0]\n", "wrong", "weights has shape (2, 3, 5); it must be (2, 3, 5, 7)"),
     "dtype": (HEAD + "return np.float32(scores)\n", "wrong", "weights is float32; it must be float64"),
     "infinite": (HEAD + "return scores + np.inf\n", "wrong", "weights[0, 0, 0, 0] is inf, expected"),
-    "to do": (HEAD + "raise NotImplementedError\n", "to do", "softmax is still to be written"),
+    "to do": (HEAD + "raise NotImplementedError\n", "to do", "masked_softmax is still to be written"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_file_that_is_something_else_is_one_sentence(write, kind):
     text, status, sentence = BAD[kind]
-    verdict = judge(*write("softmax", text))
+    verdict = judge(*write("masked-softmax", text))
     assert verdict.status == status, verdict.line
     assert sentence in verdict.line
     assert "\n" not in verdict.line
@@ -65,7 +69,9 @@ def test_a_file_that_is_something_else_is_one_sentence(write, kind):
 
 def test_a_tensor_that_is_returned_is_named(write):
     skip_without("torch")
-    verdict = judge(*write("softmax", "import torch\ndef softmax(scores, allowed): return torch.tensor(scores)\n"))
+    verdict = judge(
+        *write("masked-softmax", "import torch\ndef masked_softmax(scores, allowed): return torch.tensor(scores)\n")
+    )
     assert verdict.status == "no answer"
     assert "weights is a torch.Tensor" in verdict.line
     assert "convert it" in verdict.line
@@ -80,7 +86,7 @@ def test_a_tensor_that_is_returned_is_named(write):
     ],
 )
 def test_a_file_that_hangs_is_ended(write, loop):
-    one, folder = write("softmax", HEAD + loop + "\n")
+    one, folder = write("masked-softmax", HEAD + loop + "\n")
     assert judge(one, folder, time_limit=1.0).line.startswith("no answer within 1 s")
     one, folder = write("merge", "from mha_core.heads import merge_heads as merge\n")
     assert judge(one, folder).status == "right"  # the others go on
@@ -90,14 +96,16 @@ def test_a_file_that_spoils_numpy_spoils_no_other(write):
     spoiler, _ = write(
         "project", "import numpy as np\nnp.exp = np.where = None\ndef project(x, weight, bias): return x\n"
     )
-    other, folder = write("softmax", "import mha_core.reference.forward as f\nsoftmax = lambda s, a: f.softmax(s, a)\n")
+    other, folder = write(
+        "masked-softmax", "import mha_core.reference.forward as f\nmasked_softmax = lambda s, a: f.softmax(s, a)\n"
+    )
     verdicts = list(judge_all([spoiler, other], folder))
     assert [verdict.status for verdict in verdicts] == ["wrong", "right"]
 
 
 def test_what_a_file_prints_is_cut_and_kept_apart(write, capfd):
     text = "import os\n" + HEAD + "print('x' * 1_000_000); os.write(1, b'y' * 100_000); return scores * 0.0\n"
-    verdict = judge(*write("softmax", text))
+    verdict = judge(*write("masked-softmax", text))
     assert verdict.status == "wrong"
     assert verdict.printed.startswith("xxx")
     assert len(verdict.printed) <= 2000
@@ -105,7 +113,7 @@ def test_what_a_file_prints_is_cut_and_kept_apart(write, capfd):
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path):
-    assert "`mha learn start` writes it" in judge(exercise("softmax"), tmp_path).line
+    assert "`mha learn start` writes it" in judge(exercise("masked-softmax"), tmp_path).line
 
 
 # Hints ---------------------------------------------------------------------------------------------------
@@ -113,7 +121,7 @@ def test_a_file_that_is_not_there_is_said(tmp_path):
 
 def test_a_hint_goes_deeper_level_by_level(write):
     one, folder = write(
-        "softmax", HEAD + "powers = np.exp(scores); return powers / powers.sum(-1, keepdims=True) * allowed\n"
+        "masked-softmax", HEAD + "powers = np.exp(scores); return powers / powers.sum(-1, keepdims=True) * allowed\n"
     )
     levels = [hint(one, folder, level, "torch") for level in (1, 2, 3, 4)]
     assert "expected" in levels[0]
@@ -123,13 +131,13 @@ def test_a_hint_goes_deeper_level_by_level(write):
     assert "In 4 of the 204 wrong rows both show, and what they give together is not known." in levels[1]
     assert "What to change" not in levels[1]
     assert "What to change: Exclude keys exactly" in levels[2]
-    assert "def softmax(scores" not in levels[2]
-    assert "def softmax(scores" in levels[3]
-    assert "def masked_softmax(scores: Tensor" in levels[3]
+    assert "def masked_softmax(scores" not in levels[2]
+    assert "def masked_softmax(scores" in levels[3]
+    assert "torch.softmax(scores.masked_fill(~allowed, -torch.inf), dim=-1)" in levels[3]
 
 
 def test_what_nothing_explains_is_shown_in_numbers(write):
-    one, folder = write("softmax", HEAD + "return np.where(allowed, 0.25, 0.0)\n")
+    one, folder = write("masked-softmax", HEAD + "return np.where(allowed, 0.25, 0.0)\n")
     text = hint(one, folder, 2, "numpy")
     assert "No known mistake, and no two of them" in text
     assert "case tiny-1-1-2: B=1 H=1 Lq=1 Lk=2, causal" in text

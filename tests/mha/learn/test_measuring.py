@@ -35,12 +35,12 @@ def measured(name, function):
 
 def test_a_hint_says_what_was_measured_of_a_step(write):
     one, folder = write(
-        "softmax",
+        "masked-softmax",
         """
         import warnings
         import numpy as np
 
-        def softmax(scores, allowed):
+        def masked_softmax(scores, allowed):
             warnings.warn("of no interest to anyone")
             if scores.shape[1] == 6:
                 raise RuntimeError("no case has so many heads, but some questions have")

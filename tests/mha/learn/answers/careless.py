@@ -6,42 +6,43 @@ from tests.mha.learn.answers.form import files
 
 ANSWERS = [
     *files(
-        "softmax",
+        "masked-softmax",
         """
 empty-file: I saved an empty file.
 syntax: I forgot a bracket.
     import numpy as np
 
 
-    def softmax(scores, allowed):
+    def masked_softmax(scores, allowed):
         return np.exp(scores / np.exp(scores).sum(-1, keepdims=True)
 other-name: I gave the function another name.
     import numpy as np
 
 
-    def masked_softmax(scores, allowed):
+    def soft_max(scores, allowed):
         s = np.where(allowed, scores, -np.inf)
         e = np.exp(s - s.max(-1, keepdims=True))
         return e / e.sum(-1, keepdims=True)
 numpy-not-imported: I deleted the import.
-    def softmax(scores, allowed):
+    def masked_softmax(scores, allowed):
         e = np.exp(scores) * allowed
         return e / e.sum(-1, keepdims=True)
 one-argument: I left an argument out.
     import numpy as np
 
 
-    def softmax(scores):
+    def masked_softmax(scores):
         return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
 tabs-and-spaces: I mixed tabs and spaces.
     import numpy as np
 
 
-    def softmax(scores, allowed):
+    def masked_softmax(scores, allowed):
         s = np.where(allowed, scores, -np.inf)
     \te = np.exp(s - s.max(-1, keepdims=True))
         return e / e.sum(-1, keepdims=True)
 """,
+        first="softmax",
     ),
     *files(
         "merge",

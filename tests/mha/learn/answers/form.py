@@ -43,20 +43,23 @@ def _blocks(text: str) -> list[tuple[re.Match[str], str]]:
     return found
 
 
-def _answer(exercise: str, head: re.Match[str], source: str) -> Answer:
+def _answer(exercise: str, head: re.Match[str], source: str, first: str = "") -> Answer:
+    """An answer; `first` is the exercise in its name, which its half hangs on, where that has been renamed."""
     right = head["right"] is not None
-    return Answer(exercise, f"{exercise}/{head['slug']}", source, head["mistake"], right)
+    return Answer(exercise, f"{first or exercise}/{head['slug']}", source, head["mistake"], right)
 
 
-def bodies(exercise: str, signature: str, text: str, imports: str = "import numpy as np") -> list[Answer]:
+def bodies(
+    exercise: str, signature: str, text: str, imports: str = "import numpy as np", *, first: str = ""
+) -> list[Answer]:
     """The answers that are bodies of the function `signature`."""
     start = f"{imports}\n\n\ndef {signature}:\n"
-    return [_answer(exercise, head, start + indent(body, "    ")) for head, body in _blocks(text)]
+    return [_answer(exercise, head, start + indent(body, "    "), first) for head, body in _blocks(text)]
 
 
-def files(exercise: str, text: str) -> list[Answer]:
+def files(exercise: str, text: str, *, first: str = "") -> list[Answer]:
     """The answers that are whole files."""
-    return [_answer(exercise, head, body) for head, body in _blocks(text)]
+    return [_answer(exercise, head, body, first) for head, body in _blocks(text)]
 
 
 def edits(exercise: str, whole: str, text: str) -> list[Answer]:

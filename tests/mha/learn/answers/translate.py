@@ -9,8 +9,8 @@ SIGNATURES = {
     "merge-heads": "merge_heads(heads)",
     "dot-score": "dot_score(queries, keys, scale)",
     "cap": "cap(scores, softcap)",
-    "softmax": "softmax(scores, allowed)",
     "masked-softmax": "masked_softmax(scores, allowed)",
+    "empty-row": "empty_row(scores, allowed)",
     "weighted-sum": "weighted_sum(weights, values)",
 }
 
@@ -23,9 +23,14 @@ IMPORTS = {
 }
 
 
+RENAMED = {"softmax": "masked-softmax", "masked-softmax": "empty-row"}
+"""The function when its answers were written -> what it is called now."""
+
+
 def translated(function: str, framework: str, text: str) -> list[Answer]:
     """The answers to one translation into one framework."""
-    return bodies(f"{function}-in-{framework}", SIGNATURES[function], text, IMPORTS[framework])
+    now, first = RENAMED.get(function, function), f"{function}-in-{framework}"
+    return bodies(f"{now}-in-{framework}", SIGNATURES[now], text, IMPORTS[framework], first=first)
 
 
 NUMPY = [

@@ -187,8 +187,8 @@ right full-loop: A loop fills the whole array.
 )
 
 CAUSAL = bodies(
-    "causal",
-    "causal(query_len, key_len, offsets)",
+    "causal-offsets",
+    "causal_offsets(query_len, key_len, offsets)",
     """
 offset-ignored: I ignore the offsets.
     return np.tril(np.ones((query_len, key_len), dtype=bool))
@@ -230,6 +230,7 @@ right compared: A difference is compared with 0.
     i, j = np.indices((query_len, key_len))
     return ~(j - i - offsets.reshape(-1, 1, 1, 1) > 0)
 """,
+    first="causal",
 )
 
 _POSITIONS = """j = np.arange(key_len)

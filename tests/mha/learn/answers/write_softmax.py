@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mha.learn.answers.form import bodies
 
 SOFTMAX = bodies(
-    "softmax",
-    "softmax(scores, allowed)",
+    "masked-softmax",
+    "masked_softmax(scores, allowed)",
     """
 mask-forgotten: I do not use the mask.
     e = np.exp(scores - scores.max(-1, keepdims=True))
@@ -132,6 +132,7 @@ right row-by-row: A loop over rows, each over its allowed keys.
         weights[row][allowed[row]] = e / e.sum()
     return weights
 """,
+    first="softmax",
 )
 
 EMPTY_ROW = bodies(
