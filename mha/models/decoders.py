@@ -8,9 +8,12 @@ layer at a time are put into its module, and its recipe reads it as it reads a l
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +65,8 @@ def read_config(said: Mapping[str, Any]) -> Any:
     import transformers
     from transformers import AutoConfig, PreTrainedConfig
 
-    given = {key: value for key, value in said.items() if key != "model_type"}
+    # Copied, because the classes write into what they are given.
+    given = {key: deepcopy(value) for key, value in said.items() if key != "model_type"}
     for key in ("auto_map", "quantization_config", "pruned_heads"):
         if given.get(key):
             raise SpecError(f"{key}={shown(given[key])} says that this is no model as the class of transformers has it")
@@ -76,9 +80,10 @@ def read_config(said: Mapping[str, Any]) -> Any:
     for name in given.get("architectures") or ():
         if getattr(getattr(transformers, str(name), None), "config_class", None) is not type(config):
             raise SpecError(f"architectures names {shown(name)}, which is no class of {type(config).__name__}")
-    for key, value in given.items():
+    for key, value in said.items():
         if key in (*BASES, *SHARES, *RULES):
             _check_turn(key, value, config)
+        if key in ("model_type", *BASES, *SHARES, *RULES):
             continue
         strange = strange_key(key, value, said, settings, type(config).__name__)
         if strange:
@@ -139,11 +144,10 @@ class DecoderLayers:
         Raises:
             SpecError: `read_config` refuses the config; or a layer lacks arrays, or has others.
         """
-        import torch
         from transformers import AutoModelForCausalLM
 
         config = read_config(said)
-        with torch.device("meta"):
+        with _parameters_without_numbers():
             model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
         every = list(names)
         sites = {}
@@ -178,9 +182,9 @@ class DecoderLayers:
         module.load_state_dict(state, assign=True, strict=False)
         try:
             config, weights = site.config, site.weights
-            said = getattr(self.model.config, "head_dim", None) or config.head_dim
-            if config.head_dim != said:
-                raise SpecError(f"head_dim={said} of the config is not that of the arrays, {config.head_dim}")
+            width = getattr(self.model.config, "head_dim", None) or config.head_dim
+            if config.head_dim != width:
+                raise SpecError(f"head_dim={width} of the config is not that of the arrays, {config.head_dim}")
             self._check_constants(arrays, prefix)
             self._check_angles(site)
             check_site(site)
@@ -228,7 +232,7 @@ class DecoderLayers:
         own = [one for name, one in self.model.named_modules() if name.endswith("rotary_emb")]
         if config.rotary is None or turn is None or not turn.in_config or not own:
             return
-        module = type(own[0])(self.model.config)  # its frequencies are no parameter: made on the meta device
+        module = own[0]
         kinds = getattr(self.model.config, "layer_types", None) if "layer_type" in _arguments(module) else None
         more = {} if kinds is None else {"layer_type": kinds[site.core.layer_idx]}
         length = 5
@@ -237,6 +241,22 @@ class DecoderLayers:
         found = None if made is None else positions_in(made.tables().queries, config.rotary, length)
         if found is None or found.tolist() != [list(range(length))]:
             raise SpecError(f"the model turns otherwise than its config says, {in_words(config.rotary)}")
+
+
+@contextmanager
+def _parameters_without_numbers() -> Iterator[None]:
+    """A context in which modules are made with parameters on the meta device, and constants with their numbers."""
+    import torch
+
+    own = torch.nn.Module.register_parameter
+
+    def register(module: Any, name: str, parameter: Any) -> None:
+        if parameter is not None:
+            parameter = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+        own(module, name, parameter)
+
+    with patch.object(torch.nn.Module, "register_parameter", register):
+        yield
 
 
 def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[[str], bool]) -> DecoderLayers | str:
