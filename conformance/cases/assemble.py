@@ -111,8 +111,8 @@ def problem_of(description: Description, weights: Weights | None = None) -> Prob
     if config.rotary is not None:
         inputs = replace(inputs, rotary=_positions(np.random.default_rng([made["seed"], 2]), description))
     if description.made.get("query scale") == "given":
-        given = query_scale.factors(np.random.default_rng([made["seed"], 3]), sizes)
-        inputs = replace(inputs, rotary=replace(inputs.rotary or RotaryInputs(), query_scale=given))
+        of_queries = query_scale.factors(np.random.default_rng([made["seed"], 3]), sizes)
+        inputs = replace(inputs, rotary=replace(inputs.rotary or RotaryInputs(), query_scale=of_queries))
     problem = Problem(config, weights_of(description) if weights is None else weights, inputs)
     return poison_past(rng, problem) if made.get("padding is NaN") else problem
 

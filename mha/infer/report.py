@@ -190,8 +190,8 @@ def _notes(found: Inference) -> Iterator[str]:
     if found.verdict == "none":
         yield (
             "Tried were separate and packed arrays, grouped heads, both orders of heads, five scales and, if the "
-            "record does not say, a causal mask. Not tried: rotary positions, norms of queries or keys, masks "
-            "that the record lacks."
+            "record does not say, a causal mask. Not tried: rotary positions, norms of queries or keys, query "
+            "scales, masks that the record lacks."
         )
 
 
