@@ -64,11 +64,9 @@ BATCHES = (3, 2, 4, 3)
 RATES = (0.25, 0.4, 0.15, 0.3)
 """Rates of dropout."""
 
-BARE = (
-    AttentionConfig(12, 4, num_kv_heads=2, head_dim=3, value_head_dim=5, projections=False),
-    AttentionConfig(10, 2, head_dim=5, value_head_dim=3, projections=False),
-    AttentionConfig(18, 3, head_dim=6, value_head_dim=4, projections=False),
-    AttentionConfig(8, 2, projections=False),
+BARE = tuple(
+    AttentionConfig(width, heads, num_kv_heads=groups, head_dim=d, value_head_dim=dv, projections=False)
+    for width, heads, groups, d, dv in ((12, 4, 2, 3, 5), (10, 2, 2, 5, 3), (18, 3, 3, 6, 4), (8, 2, 2, 4, 4))
 )
 
 

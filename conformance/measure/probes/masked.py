@@ -34,16 +34,12 @@ def _masked(asker: Asker) -> Sequence[Problem]:
     ]
 
 
-def _masked_and_biased(asker: Asker) -> Sequence[Problem]:
-    found = []
-    for config in asker.configs[:2]:
-        numbers = np.random.default_rng(6).normal(size=(1, config.num_heads, *SMALL))
-        bias = np.where(np.abs(numbers) < 0.2, 0.0, numbers)
-        found.append(generic(config, mask=AttentionMask(causal=True, bias=bias)))
-        bias = np.where(pattern(bias.shape, 8), bias, -np.inf)
-        found.append(generic(config, mask=AttentionMask(bias=bias)))
-        found.append(generic(config, mask=AttentionMask(bias=bias, valid_lens=np.array([4]))))
-    return found
+def _biased(config: AttentionConfig) -> Iterator[Problem]:
+    numbers = np.random.default_rng(6).normal(size=(1, config.num_heads, *SMALL))
+    bias = np.where(np.abs(numbers) < 0.2, 0.0, numbers)
+    some = np.where(pattern(bias.shape, 8), bias, -np.inf)
+    for given in ({"causal": True, "bias": bias}, {"bias": some}, {"bias": some, "valid_lens": np.array([4])}):
+        yield generic(config, mask=AttentionMask(**given))
 
 
 def _excluded_or_biased(evidence: Evidence) -> Iterator[Candidate]:
@@ -130,7 +126,7 @@ PROBES = (
         "masked-scores-with-bias",
         "An additive bias beside another source of the mask, and -inf in it.",
         r"a_{ij} \propto m_{ij} \exp(s_{ij} + b_{ij})",
-        _masked_and_biased,
+        lambda asker: [problem for config in asker.configs[:2] for problem in _biased(config)],
         _excluded_or_biased,
     ),
     Probe(
@@ -189,20 +185,16 @@ def _padding(asker: Asker) -> Sequence[Problem]:
     return found
 
 
-def _open_nan(asker: Asker) -> Sequence[Problem]:
-    def with_nan(array: NDArray, *index: int) -> NDArray:
-        found = array.copy()
-        found[index] = np.nan
-        return found
-
-    found = []
-    for config in asker.configs[:2]:
-        given = generic(config).inputs
-        found.append(generic(config, queries=with_nan(given.queries, 0, 1, 2)))
-        found.append(generic(config, keys=with_nan(given.keys, 0, 3, 1)))
-        found.append(generic(config, values=with_nan(given.values, 0, 3, 1)))
-        found.append(generic(config, keys=with_nan(given.keys, 0, 2, 1), mask=AttentionMask(causal=True)))
-    return found
+def _one_nan(config: AttentionConfig) -> Iterator[Problem]:
+    for name, row, channel, causal in (
+        ("queries", 1, 2, False),
+        ("keys", 3, 1, False),
+        ("values", 3, 1, False),
+        ("keys", 2, 1, True),
+    ):
+        array = getattr(generic(config).inputs, name).copy()
+        array[0, row, channel] = np.nan
+        yield generic(config, mask=AttentionMask(causal=causal), **{name: array})
 
 
 EXTREMES = (
@@ -226,7 +218,7 @@ EXTREMES = (
         "open-nan",
         "One NaN in a query, a key or a value, where attention is allowed, and in keys that causal rows do not see.",
         r"o_i = \mathrm{NaN} \Leftrightarrow \text{ query } i \text{ may attend to it}",
-        _open_nan,
+        lambda asker: [problem for config in asker.configs[:2] for problem in _one_nan(config)],
         lambda evidence: nan_bugs(),
         unknown="where NaN goes",
     ),

@@ -8,7 +8,7 @@ neither rows without a key nor the way of excluding keys can show; that comes la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -35,15 +35,16 @@ Lengths = tuple[int, int]
 SMALL, WIDE, SQUARE, LARGE = (3, 5), (4, 7), (4, 4), (6, 11)
 """(Lq, Lk)."""
 
-Masks = Callable[[AttentionConfig, int], Sequence[tuple[Lengths, AttentionMask]]]
-"""(config, its place in the asker) -> ((Lq, Lk), mask) of its problems."""
+Rows = Iterable[tuple[Lengths, AttentionMask]]
+"""(Lq, Lk) and the mask of each problem."""
 
 
-def _problems(masks: Masks) -> Problems:
+def _problems(rows: Callable[[AttentionConfig, int], Rows]) -> Problems:
+    """Problems of rows(config, its place in the asker)."""
     return lambda asker: [
         generic(config, query_len=query_len, key_len=key_len, mask=mask, weights=EQUAL)
         for place, config in enumerate(asker.configs[:MOST_CONFIGS])
-        for (query_len, key_len), mask in masks(config, place)
+        for (query_len, key_len), mask in rows(config, place)
     ]
 
 
@@ -60,17 +61,17 @@ def infinite(allowed: NDArray) -> NDArray:
     return np.where(allowed, 0.0, -np.inf)
 
 
-Rows = list[tuple[Lengths, AttentionMask]]
+def _lens(rows: Iterable[tuple[Lengths, object]]) -> Rows:
+    return [(lengths, AttentionMask(valid_lens=np.array([lens]))) for lengths, lens in rows]
 
 
 def _lengths(config: AttentionConfig, place: int) -> Rows:
-    found = [(SMALL, n) for n in (2, 4)] + ([(WIDE, 3), (WIDE, 5), (LARGE, 9 - 4 * place)] if place < 2 else [])
-    return [(lengths, AttentionMask(valid_lens=np.array([n]))) for lengths, n in found]
+    more = ((WIDE, 3), (WIDE, 5), (LARGE, 9 - 4 * place)) if place < 2 else ()
+    return _lens(((SMALL, 2), (SMALL, 4), *more))
 
 
 def _lengths_per_query(config: AttentionConfig, place: int) -> Rows:
-    found = [(SMALL, [3, 2, 4])] + ([(WIDE, [2, 6, 3, 5])] if place < 2 else [])
-    return [(lengths, AttentionMask(valid_lens=np.array([lens]))) for lengths, lens in found]
+    return _lens(((SMALL, [3, 2, 4]), *(((WIDE, [2, 6, 3, 5]),) if place < 2 else ())))
 
 
 def _causal(config: AttentionConfig, place: int) -> Rows:
@@ -78,12 +79,9 @@ def _causal(config: AttentionConfig, place: int) -> Rows:
 
 
 def _offset(config: AttentionConfig, place: int) -> Rows:
-    found = [(SMALL, AttentionMask(causal=True, query_offset=1))]
-    if place < 2:
-        found.append((WIDE, AttentionMask(causal=True, query_offset=2)))
-        found += [(WIDE, AttentionMask(window=(2, 1), query_offset=n)) for n in (1, 2)]
-        found.append((LARGE, AttentionMask(causal=True, query_offset=4 - place)))
-    return found
+    found = [(SMALL, AttentionMask(causal=True, query_offset=1)), (WIDE, AttentionMask(causal=True, query_offset=2))]
+    found += [(WIDE, AttentionMask(window=(2, 1), query_offset=n)) for n in (1, 2)]
+    return [*found, (LARGE, AttentionMask(causal=True, query_offset=4 - place))][: 5 if place < 2 else 1]
 
 
 WINDOWS: tuple[tuple[int | None, int | None], ...] = ((2, 1), (1, 3), (0, 2), (1, None), (None, 1))
@@ -99,21 +97,17 @@ def _allowed(config: AttentionConfig, place: int) -> Rows:
     heads = config.num_heads
     shapes = [(1, 1, 1, 5), (3, 5), (heads, 3, 5), (1, 1, 3, 5), (1, heads, 3, 5), (5,), (heads, 1, 5)]
     found = [(SMALL, AttentionMask(allowed=pattern(shape, place))) for shape in shapes[: (7, 3, 2)[place]]]
-    square = [(SQUARE, AttentionMask(allowed=pattern((1, heads, 4, 4), 3)))]
-    return [*found, *(square if place < 2 else ())]
+    return [*found, *([(SQUARE, AttentionMask(allowed=pattern((1, heads, 4, 4), 3)))] if place < 2 else [])]
 
 
 def _infinite_bias(config: AttentionConfig, place: int) -> Rows:
     shapes = [(3, 5), (1, config.num_heads, 3, 5)]
     found = [(SMALL, AttentionMask(bias=infinite(pattern(shape, place)))) for shape in shapes]
-    square = [(SQUARE, AttentionMask(bias=infinite(pattern((1, 1, 4, 4), 3))))]
-    return [*found, *(square if place < 2 else ())]
+    return [*found, *([(SQUARE, AttentionMask(bias=infinite(pattern((1, 1, 4, 4), 3))))] if place < 2 else [])]
 
 
 def _several(config: AttentionConfig, place: int) -> Rows:
     """Every two sources, and all; with an offset and without. Each takes keys away from every two; some stay."""
-    if place > 1:
-        return []
     offset = 2 * place
     array = pattern((1, config.num_heads, *WIDE), place)
     last = 2 + offset // 2
@@ -125,8 +119,8 @@ def _several(config: AttentionConfig, place: int) -> Rows:
         "causal": True,
         "window": (2, 1),
     }
-    pairs = list(combinations(sources, 2))
-    some = [*(pairs if place == 0 else [pair for pair in pairs if {"causal", "window"} & {*pair}]), tuple(sources)]
+    pairs = [pair for pair in combinations(sources, 2) if place == 0 or {"causal", "window"} & {*pair}]
+    some = [*pairs, tuple(sources)] if place < 2 else []
     return [(WIDE, AttentionMask(query_offset=offset, **{name: sources[name] for name in names})) for names in some]
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.evidence import Evidence
-from conformance.measure.read.linear import least_squares
+from conformance.measure.read.descent import least_squares
 from conformance.zoo.bug import DoesNotApply, pipelines
 from mha_core.reference import pipeline as reference
 from mha_core.reference.backward import collect_gradients

@@ -1,4 +1,4 @@
-"""Descent: Gauss and Newton's method for groups of unknowns without common equations, and which of them are told."""
+"""Descent: least squares, and Gauss and Newton's method for groups of unknowns without common equations."""
 
 from __future__ import annotations
 
@@ -82,3 +82,25 @@ def sums(shape: tuple[int, ...], axis: int | None) -> NDArray:
     if axis is None:
         return np.zeros((0, size))
     return np.eye(size).reshape(size, *shape).sum(axis=axis).reshape(size, -1).T
+
+
+def least_squares(a: NDArray, b: NDArray, rcond: float | None = None) -> tuple[NDArray, int]:
+    """The x with the smallest |a x - b|, and the rank of a: `numpy.linalg.lstsq`; x is NaN where b is not finite.
+
+    LAPACK, which prints to the terminal of an array that is not finite, is not asked then.
+
+    Args:
+        a: (M, N). b: (M,) or (M, K).
+        rcond: singular values below this part of the largest count as 0. Default: NumPy's.
+
+    Raises:
+        numpy.linalg.LinAlgError: a is not finite.
+
+    >>> least_squares(np.array([[2.0], [0.0]]), np.array([6.0, 1.0]))
+    (array([3.]), 1)
+    """
+    if not np.isfinite(a).all():
+        raise np.linalg.LinAlgError("least squares of numbers that are not finite")
+    bad = ~np.isfinite(b)
+    found, _, rank, _ = np.linalg.lstsq(a, np.where(bad, 0.0, b), rcond=rcond)
+    return np.where(bad.any(axis=0), np.nan, found), int(rank)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
 from conformance.measure.designs import changed
-from conformance.measure.read.linear import least_squares
+from conformance.measure.read.descent import least_squares
 from mha_core import AttentionConfig
 from mha_core.heads import split_heads
 from mha_core.weights import Weights

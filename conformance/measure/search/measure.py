@@ -83,7 +83,8 @@ class Search:
         beam: list[Model] = list(start)
         outcomes: list[Outcome] = []
         search = self._models
-        for probe in probes:
+        for place, probe in enumerate(probes):
+            search.later = [later for later in probes[place + 1 :] if not later.gradients]
             if probe.gradients and self.asker.hides_gradients:
                 continue
             problems = self._answered(probe, beam)

@@ -8,7 +8,7 @@ from itertools import chain, islice
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.evidence import Evidence, agreeing, alike, fits
+from conformance.measure.evidence import Evidence, agreeing, alike, fits, gives
 from conformance.measure.faults import TROUBLE, is_measured, only_at
 from conformance.measure.grammar.sample import Setting
 from conformance.measure.grammar.where import conditions_of
@@ -34,6 +34,9 @@ MOST_TRIED_HERE, MOST_TRIED, MOST_RUNS = 10_000, 30_000, 60_000
 MOST_TRIED_IN_VAIN = 8_000
 """Most runs at all probes after one that nothing explained: that step shows in most of them."""
 
+MOST_RANKED, MOST_RANKINGS = 120, 4000
+"""Most models of which it is asked which are the likeliest, and most runs for that."""
+
 MOST_CURVED = 8
 """Earlier problems used to fit a change of one step that would replace the last bug."""
 
@@ -58,6 +61,7 @@ class ModelSearch:
 
     Attributes:
         passed: the probes so far that a model explains, with what was asked.
+        later: the forward probes that are still to come.
         left: how many runs of candidates are left.
         forward_unexplained, gradients_unexplained: whether some probe of these was not explained.
         troubles: of candidates that could not be made or run.
@@ -68,6 +72,7 @@ class ModelSearch:
     variants: Variants
     on_file: bool = False
     passed: list[tuple[Probe, tuple[Problem, ...]]] = field(default_factory=list)
+    later: Sequence[Probe] = ()
     left: int = MOST_TRIED
     forward_unexplained: bool = False
     gradients_unexplained: bool = False
@@ -105,7 +110,7 @@ class ModelSearch:
         """
         self._left_here = min(MOST_TRIED_HERE, self.left)
         if limited := self._limited(probe, beam, problems):
-            return distinct(limited)
+            return self._likeliest(distinct(limited))
         bases = list(beam)
         earlier = [base for base in dict.fromkeys(model[:-1] for model in beam if model) if base not in beam]
         arrays = sum(len(self._agreeing((), problem, probe)) for problem in problems)
@@ -139,7 +144,7 @@ class ModelSearch:
             whole += [one for model in broken[:MOST_CONDITIONED] for one in self._conditioned(model, probe, problems)]
             whole = whole or [model for base in bases for model in self._curved(probe, base, problems)] or broken
             if whole:
-                return distinct(whole)
+                return self._likeliest(distinct(whole))
             partly.sort(key=lambda one: -one[0])
             bases = [model for _, model in partly[: PARTLY_OF_GRADIENTS if probe.gradients else PARTLY]]
         return []
@@ -187,6 +192,21 @@ class ModelSearch:
     def _fits_passed(self, model: Model) -> bool:
         """Whether a model explains every probe so far; the latest are the likeliest to tell it apart."""
         return all(self.fits_all(model, problems, probe) for probe, problems in reversed(self.passed))
+
+    def _likeliest(self, models: list[Model]) -> list[Model]:
+        """The models; if there are more than can be followed, those first that give most calls of the later probes.
+
+        A step that is wrong in the right way gives all calls in which no other fault acts; one that only looks alike in
+        the problems of one probe gives few.
+        """
+        if len(models) <= BEAM or self.asker.costs.slow:
+            return models
+        asked = self.asker.nearest([one for probe in self.later for one in probe.problems(self.asker)[:1]])
+        answered = [one for one in asked if self.asker.output(one) is not None]
+        telling = [one for one in answered if not self.asker.is_right(one)]
+        most = min(MOST_RANKED, MOST_RANKINGS // max(1, len(telling)))
+        right = {model: sum(gives(self.asker, self.variants, one, model) for one in telling) for model in models[:most]}
+        return [*sorted(models[:most], key=lambda model: -right[model]), *models[most:]]
 
     def _extended(
         self, probe: Probe, base: Model, problems: tuple[Problem, ...], only: Sequence[Model] | None = None

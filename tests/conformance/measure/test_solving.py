@@ -13,7 +13,7 @@ from conformance.measure.evidence import Evidence
 from conformance.measure.faults import unwarned
 from conformance.measure.places import PLACES
 from conformance.measure.propose.steps import at_places
-from conformance.measure.read.linear import least_squares
+from conformance.measure.read.descent import least_squares
 from conformance.measure.read.solve import samples_of, solved
 from conformance.zoo.rerun import noted_run
 from conformance.zoo.variants import Variants
