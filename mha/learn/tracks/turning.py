@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.parts import case
-from conformance.cases.topics.rotary import far_apart, placed
+from conformance.cases.topics.parts.rotary import far_apart, placed
 from mha.learn.exercise import Value
 from mha.learn.tracks.table import step
 from mha_core import AttentionConfig
