@@ -256,7 +256,8 @@ def _compare_scales(both: CallDifferences, a: Problem, b: Problem) -> None:
         if p.config.query_scale is not None
     ]
     if len(factors) == 2:
-        apart = ~np.isclose(*factors, rtol=1e-6, atol=0.0)
+        first, second = factors
+        apart = ~np.isclose(first, second, rtol=1e-6, atol=0.0)
         if apart.any():
             words = f"queries are scaled by other factors at {int(apart.sum())} of {apart.size} positions"
             both.found.append(Difference("inputs", words, "rotary"))
