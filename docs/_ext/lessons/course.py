@@ -114,12 +114,12 @@ def below(lesson: Lesson) -> str:
     if asked:
         parts += [
             "## Exercises",
-            "In the folder that `mha learn start play` [made](start.md#the-exercises):",
+            "In the folder that `mha learn start play --only course` [made](start.md#the-exercises):",
             asked,
             "A wrong answer is [told what is wrong](learn.md): `mha learn hint NAME`.",
         ]
     if extra:
-        parts += ["Extra, which no later lesson needs:", extra]
+        parts += ["Extra, which no later lesson needs; `mha learn start .` adds their files:", extra]
     parts += [f"Next: [{one.title}]({one.page}.md)" for one in COURSE[COURSE.index(lesson) + 1 :][:1]]
     return "\n\n".join(parts) + "\n"
 
