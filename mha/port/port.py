@@ -220,7 +220,8 @@ def port(
                 again = encoder.embed(batch)
             if not isinstance(encoder, Encoder):
                 progress(f"{backend.name}: the rows as the file has them, and {TOKENS} tokens")
-                found += [_as_in_the_file(layer, backend, dtype) for layer in layers]
+                beside = layers if encoder.pairs_beside else []
+                found += [_as_in_the_file(layer, backend, dtype) for layer in beside]
                 with ExitStack() as stack:
                     for layer, run in zip(layers, runs, strict=True):
                         stack.enter_context(replaced(layer.site, padded(run)))

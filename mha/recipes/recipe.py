@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from mha.recipes.turns import Turn
+from mha.recipes.turns import Stretch, Turn
 from mha_core import AttentionConfig, QueryKeyNorm, layouts
 from mha_core.config import check_size
 from mha_core.layouts import Layout
@@ -70,6 +70,7 @@ class Recipe:
         sees: the keys that `core` lets Lq queries see of Lk keys, bool (Lq, Lk), besides the mask of a call.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
         turn: how it turns queries and keys; None if it has no rotary positions.
+        stretch: how queries are scaled by their positions; None if they are not.
         norms: its query-key norm; None without one.
         softcap: the attribute of `core` with the softcap of the scores; "" if it has none, or does not use it.
         refused: settings of a module or of the model's config that ask for something else -> the value that does not.
@@ -101,6 +102,7 @@ class Recipe:
     sees: Callable[[Any, int, int], NDArray] | None = None
     softmax_in_float32: bool = False
     turn: Turn | None = None
+    stretch: Stretch | None = None
     norms: Norms | None = None
     softcap: str = ""
     refused: Mapping[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from mha.recipes.masks import check_implementation, mask_of
 from mha.recipes.recipe import Recipe, completed, part, setting
-from mha_core import AttentionConfig, AttentionInputs, QueryKeyNorm, SpecError
+from mha_core import AttentionConfig, AttentionInputs, QueryKeyNorm, RotaryInputs, SpecError
 from mha_core.call.rotary import tables_of_call
 from mha_core.parts.query_key_norm import NORMS
 from mha_core.weights import Weights, check_weights
@@ -123,6 +123,10 @@ class Site:
         is_causal = given.pop("is_causal", None)
         past = self._past(given.pop(recipe.cache, None), new_len=queries.shape[1] if ran else 0)
         rotary = None if recipe.turn is None else recipe.turn.take(core, given, queries.shape[1])
+        if recipe.stretch is not None:
+            factors = recipe.stretch.take(core, given, queries.shape[1], past["past_keys"].shape[2] if past else 0)
+            if factors is not None:
+                rotary = replace(rotary or RotaryInputs(), query_scale=factors)
         unknown = [name for name, value in given.items() if value is not None and name not in HARMLESS]
         if unknown:
             raise SpecError(f"{type(core).__name__} was called with {unknown[0]!r}, which has no translation")
@@ -154,7 +158,10 @@ class Site:
             return {}
         settings = turn.settings(self.core, config.head_dim)
         made = tables_of_call(settings, None, inputs.mask.query_offset, inputs.check(config)).queries
-        return turn.give(self.core, made.cos, made.sin)
+        more = {}
+        if self.recipe.stretch is not None and not self.recipe.stretch.counted:
+            more["position_ids"] = np.arange(made.cos.shape[-2])[None]
+        return {**turn.give(self.core, made.cos, made.sin), **more}
 
     def precision(self, dtype: str) -> Precision:
         """The Precision with which it computes, from which its bounds follow."""
@@ -184,7 +191,8 @@ class Site:
             rotary = recipe.turn.settings(core, config.head_dim)
         norm, of_norm = _norms_of(core, recipe)
         softcap = getattr(core, recipe.softcap) if recipe.softcap else None
-        config = replace(config, rotary=rotary, query_key_norm=norm, softcap=softcap)
+        stretch = None if recipe.stretch is None else recipe.stretch.settings(core)
+        config = replace(config, rotary=rotary, query_key_norm=norm, softcap=softcap, query_scale=stretch)
         return config, check_weights(config, {**weights, **of_norm})
 
     def _past(self, cache: Any, *, new_len: int) -> dict[str, NDArray]:

@@ -40,15 +40,15 @@ class PortOptions(Apart):
 def port(asked: PortOptions) -> None:
     """Port the attention layers of MODEL into every backend, and prove it.
 
-    MODEL is "minilm", the trained all-MiniLM-L6-v2, a local folder of a Hugging Face model of the
-    BERT family, or "smollm2", the trained decoder SmolLM2-135M-Instruct. Its real inputs and outputs are captured,
-    every attention layer is replayed in every backend, and the sentence embeddings, or the logits, are made again with
-    each backend's layers in the model. The decoder also goes on with each text by 20 tokens, with a cache. A backend
-    that differs is diagnosed.
+    MODEL is "minilm", the trained all-MiniLM-L6-v2, "smollm2", the trained decoder SmolLM2-135M-Instruct, or a local
+    folder of a Hugging Face model: of the BERT family, or a decoder of a family of `mha recipes`. Its real inputs and
+    outputs are captured, every attention layer is replayed in every backend, and the sentence embeddings, or the
+    logits, are made again with each backend's layers in the model. The decoder also goes on with each text by 20
+    tokens, with a cache. A backend that differs is diagnosed.
 
     Exit status: 0 equal, 1 different, 2 could not run.
     """
-    from mha.port.decoder import PACKAGED, find_decoder, load_decoder
+    from mha.port.decoder import PACKAGED, find_decoder, is_decoder_named, load_decoder
     from mha.port.encoder import check_texts, find_model, load_encoder
     from mha.port.port import port as port_model
     from mha.port.report import print_report
@@ -59,14 +59,14 @@ def port(asked: PortOptions) -> None:
         raise SpecError(f"--dtype must be float32 or float64. Got {asked.dtype!r}.")
     with asked.kept(), errors.status("loading") as status:
         check_texts(asked.texts)
-        is_decoder = asked.model in PACKAGED
-        if is_decoder:  # a model that can't be ported is refused before anything is imported
+        is_decoder = is_decoder_named(asked.model)
+        if asked.model in PACKAGED:  # a model that can't be ported is refused before anything is imported
             find_decoder(asked.model)
-        else:
+        elif not is_decoder:
             find_model(asked.model, asked.leave)
         backends, absent, broken = asked.backends(asked.backend_names, asked.settings())
         report = port_model(
-            load_decoder(asked.model, asked.dtype)
+            load_decoder(asked.model, asked.dtype, asked.leave)
             if is_decoder
             else load_encoder(asked.model, asked.dtype, asked.leave),
             asked.texts,

@@ -83,7 +83,7 @@ def original_named(spec: str) -> Any:
     from mha.port.encoder import PACKAGED, load_encoder
     from mha_core.errors import one_line
 
-    if spec in decoder.PACKAGED:
+    if decoder.is_decoder_named(spec):
         return decoder.load_decoder(spec).model
     if spec in PACKAGED or ":" not in spec:
         return load_encoder(spec).model

@@ -7,7 +7,7 @@ from typing import Any
 
 from mha.recipes.recipe import Norms, Recipe
 from mha.recipes.rows.plain import attentions
-from mha.recipes.turns import Turn
+from mha.recipes.turns import LLAMA4_STRETCH, MINISTRAL3_STRETCH, ComplexTurn, Turn
 from mha_core import QueryKeyNorm
 
 LLAMA = Recipe(
@@ -109,6 +109,27 @@ DECODERS = (
         refused={"clip_qkv": None},
         model_types=("minimax_m2", "olmo2", "olmo3", "olmoe"),
         models=("OLMo 2/3", "MiniMax-M2"),
+    ),
+    like_llama(
+        "ministral3",
+        ("Ministral3",),
+        "queries are scaled by a factor that grows with their position",
+        stretch=MINISTRAL3_STRETCH,
+        models=("Ministral 3",),
+        scale="by position: llama_4_scaling_beta",
+    ),
+    like_llama(
+        "llama4",
+        ("Llama4Text",),
+        "pairs (2 k, 2 k + 1), then an RMS norm of each head without a weight; every fourth layer does not turn and "
+        "scales its queries by their positions; the others see a chunk of keys, as a mask",
+        turn=ComplexTurn(acts=lambda core: bool(core.use_rope)),
+        norms=Norms(QueryKeyNorm("rms", order="after", weight="none"), "qk_norm", "qk_norm", "eps", "qk_norm"),
+        stretch=LLAMA4_STRETCH,
+        softmax_in_float32=False,
+        model_types=("llama4_text",),
+        models=("Llama 4",),
+        scale="by position, in layers that do not turn: attn_scale, floor_scale",
     ),
     like_llama(
         "stablelm",

@@ -34,20 +34,6 @@ class Refused:
 
 REFUSED = (
     Refused(
-        "llama4",
-        f"{NO_PART} query scale by position, which its layers without rotary positions have",
-        ("Llama 4",),
-        ("Llama4TextAttention",),
-        ("llama4", "llama4_text"),
-    ),
-    Refused(
-        "ministral3",
-        f"{NO_PART} query scale by position",
-        ("Ministral 3",),
-        ("Ministral3Attention",),
-        ("ministral3",),
-    ),
-    Refused(
         "bitnet",
         f"{NO_PART} norm over the merged heads, before the output projection",
         ("BitNet",),

@@ -292,7 +292,8 @@ SIZES = {
         "num_heads": 3,
         "num_key_value_heads": 3,
         "head_dim": 4,
-        "max_position_embeddings": 16,
+        "max_position_embeddings": 512,  # longer than the longest probe
+        "n_positions": 512,
     },
     **{"n_embd": 12, "n_head": 3, "n_layer": 2, "rotary_dim": 4, "attention_types": [[["global"], 2]]},
     **{"attention_multiplier": 0.7, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
@@ -300,10 +301,12 @@ SIZES = {
 
 
 @pytest.mark.parametrize("model_type", OTHERS)
-def test_layers_of_other_arithmetic_are_refused_and_their_calls_show_it(model_type, tmp_path):
-    """They have a layout's names. What they gave is not what the layout gives."""
+def test_layers_of_other_arithmetic_are_known_by_their_config_alone(model_type, tmp_path):
+    """They have a layout's names. What they gave is what their recipe gives, and not what the layout gives."""
     known = hf.AutoConfig.for_model(model_type).to_dict()
-    config = hf.AutoConfig.for_model(model_type, **{key: value for key, value in SIZES.items() if key in known})
+    own = {key: value for key, value in SIZES.items() if key in known}
+    own |= {"partial_rotary_factor": 0.5} if model_type == "stablelm" else {}
+    config = hf.AutoConfig.for_model(model_type, **own)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = hf.AutoModel.from_config(config, attn_implementation="eager").eval()
@@ -323,12 +326,18 @@ def test_layers_of_other_arithmetic_are_refused_and_their_calls_show_it(model_ty
     model.save_pretrained(tmp_path)
     source, out = tmp_path / "model.safetensors", tmp_path / "o.npz"
     prefix = min(layer.prefix for layer in list_layers(source))
-    with pytest.raises(SpecError, match=f"names model type '{model_type}', which is none of those that are known"):
-        convert(source, to_layout="canonical", out=out, prefix=prefix)
+    kept, call = tmp_path / "o.safetensors", tmp_path / "call.npz"
+    done = convert(source, to_layout="canonical", out=kept, prefix=prefix)
+    assert (done.layers[0].standing.word, f"model type {model_type}" in done.layers[0].standing.why) == ("known", True)
+    done = convert(source, to_layout="canonical", out=kept, prefix=prefix, recorded=call, force=True)
+    assert done.layers[0].standing.word == "proved"
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(SpecError, match="neither proved nor known: there is no config.json beside it"):
+        convert(source, to_layout="canonical", out=out, prefix=prefix, num_heads=3)
     with pytest.raises(VerificationFailed, match="does not give what was recorded of it: output"):
-        convert(source, to_layout="canonical", out=out, prefix=prefix, recorded=tmp_path / "call.npz")
+        convert(source, to_layout="canonical", out=out, prefix=prefix, num_heads=3, recorded=call)
     assert not out.exists()
-    done = convert(source, to_layout="canonical", out=out, prefix=prefix, moved=True)
+    done = convert(source, to_layout="canonical", out=out, prefix=prefix, num_heads=3, moved=True)
     assert done.layers[0].standing.word == "moved"
 
 
