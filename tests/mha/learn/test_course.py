@@ -23,8 +23,8 @@ TAUGHT = {
     r"grouped|groups?|G": "layer",
     r"rotary|turns?|rotation|positional": "positions",
     r"norm|normed|rms": "block",
-    r"offsets?|query_offset|windows?": "positions",
-    r"cache|past|softcap|dropout": "",
+    r"offsets?|query_offset|windows?|cache|past": "positions",
+    r"softcap|dropout": "",
 }
 """Words of a task -> the lesson from which on they may be used; "" where none teaches them."""
 
