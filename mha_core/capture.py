@@ -23,7 +23,7 @@ ToArray = Callable[[Any], NDArray]
 PLACES = ("positions", "rotary", "query_scale")
 """The arguments of `RotaryInputs.of`."""
 
-MASK_FIELDS = ("valid_lens", "allowed", "bias", "causal", "query_offset", "window")
+MASK_FIELDS = ("valid_lens", "allowed", "bias", "causal", "query_offset", "window", "chunk_start")
 
 
 class ReadCall(NamedTuple):

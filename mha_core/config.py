@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypedDict, get_args
 
 from mha_core.errors import SpecError
 from mha_core.heads import HeadShapes
+from mha_core.numbers import positive, real
+from mha_core.parts.chunked_mask import ChunkedMask
 from mha_core.parts.query_key_norm import QueryKeyNorm
 from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import Rotary
@@ -72,9 +73,10 @@ class ConfigOptions(TypedDict, total=False):
     rotary: Rotary | Mapping[str, Any] | bool | None
     query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None
     query_scale: QueryScale | Mapping[str, Any] | bool | None
+    chunked_mask: ChunkedMask | Mapping[str, Any] | int | None
 
 
-PARTS = ("rotary", "query_key_norm", "query_scale")
+PARTS = ("rotary", "query_key_norm", "query_scale", "chunked_mask")
 """The fields of an AttentionConfig that hold the settings of a part, or None in a layer without it."""
 
 
@@ -110,6 +112,8 @@ class AttentionConfig:
             not at all.
         query_scale: how queries are scaled by their positions: `mha_core.QueryScale`, a mapping of its fields, or
             True where calls give the factors. Default: not at all.
+        chunked_mask: queries attend within their own chunk of positions: `mha_core.ChunkedMask`, a mapping of its
+            fields, or its size. Default: everywhere.
         dropout: probability that an attention weight is dropped in training, 0 <= dropout < 1.
 
     Raises:
@@ -143,6 +147,7 @@ Got embed_dim=100, num_heads=3.
     rotary: Rotary | None
     query_key_norm: QueryKeyNorm | None
     query_scale: QueryScale | None
+    chunked_mask: ChunkedMask | None
     dropout: float
 
     def __init__(
@@ -166,6 +171,7 @@ Got embed_dim=100, num_heads=3.
         rotary: Rotary | Mapping[str, Any] | bool | None = None,
         query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None = None,
         query_scale: QueryScale | Mapping[str, Any] | bool | None = None,
+        chunked_mask: ChunkedMask | Mapping[str, Any] | int | None = None,
         dropout: float = 0.0,
     ) -> None:
         embed_dim = check_size("embed_dim", embed_dim)
@@ -215,13 +221,14 @@ Got embed_dim=100, num_heads=3.
             **widths,
             "bias": bias,
             "score": score,
-            "scale": None if scale is None else _real("scale", scale),
+            "scale": None if scale is None else real("scale", scale),
             "score_dim": check_size("score_dim", score_dim, default=head_dim) if score == "additive" else None,
-            "softcap": None if softcap is None else _positive("softcap", softcap),
+            "softcap": None if softcap is None else positive("softcap", softcap),
             "projections": projections,
             "rotary": turning and turning.within(head_dim),
             "query_key_norm": QueryKeyNorm.of(query_key_norm),
             "query_scale": by_position,
+            "chunked_mask": ChunkedMask.of(chunked_mask),
             "dropout": check_dropout(dropout),
         }
         for name, value in resolved.items():
@@ -324,26 +331,9 @@ def _check_without_projections(widths: Mapping[str, int], of_heads: Mapping[str,
             )
 
 
-def _positive(name: str, value: float) -> float:
-    number = _real(name, value)
-    if number <= 0.0:
-        raise SpecError(f"{name} must be positive. Got {number!r}.")
-    return number
-
-
-def _real(name: str, value: float) -> float:
-    try:
-        finite = not isinstance(value, bool) and hasattr(value, "__float__") and math.isfinite(value)
-    except OverflowError as error:  # an integer that no float holds
-        raise SpecError(f"{name} must be a finite number. Got an integer beyond the range of floats.") from error
-    if not finite:
-        raise SpecError(f"{name} must be a finite number. Got {value!r}.")
-    return float(value)
-
-
 def check_dropout(value: float) -> float:
     """Return `value` as a float if it is a dropout probability; raise SpecError otherwise."""
-    rate = _real("dropout", value)
+    rate = real("dropout", value)
     if not 0.0 <= rate < 1.0:
         raise SpecError(f"dropout must lie in 0 <= dropout < 1. Got {rate!r}.")
     return rate

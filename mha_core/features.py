@@ -267,6 +267,13 @@ FEATURES: tuple[Feature, ...] = (
         plain={"query_scale": None},
         arithmetic=True,
     ),
+    Feature(
+        "chunked_mask",
+        "a chunked mask",
+        lambda config, inputs: config.chunked_mask is not None,
+        plain={"chunked_mask": None},
+        arithmetic=True,
+    ),
 )
 """In the order in which reasons are listed."""
 

@@ -37,6 +37,7 @@ from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, returned
 from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig, ProjectionBias, ScoreName, check_size
+from mha_core.parts.chunked_mask import ChunkedMask
 from mha_core.parts.query_key_norm import QueryKeyNorm
 from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import Rotary
@@ -47,7 +48,7 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention as `mha_core` defines it.
 
     Attributes:
-        embed_dim, num_heads, dropout, bias, and the keywords up to `query_scale`: see
+        embed_dim, num_heads, dropout, bias, and the keywords up to `chunked_mask`: see
             `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
             first call decides it, as in every linen layer.
         dtype, param_dtype, precision: as in `flax.linen.Dense`, but for two things. Only a given
@@ -87,6 +88,7 @@ class MultiHeadAttention(nn.Module):
     rotary: Rotary | Mapping[str, Any] | bool | None = None
     query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None = None
     query_scale: QueryScale | Mapping[str, Any] | bool | None = None
+    chunked_mask: ChunkedMask | Mapping[str, Any] | int | None = None
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     precision: PrecisionLike = "highest"
@@ -97,6 +99,7 @@ class MultiHeadAttention(nn.Module):
         # Hashable, as jax.jit wants a module's fields to be.
         self.bias, self.rotary = self._config.bias, self._config.rotary
         self.query_key_norm, self.query_scale = self._config.query_key_norm, self._config.query_scale
+        self.chunked_mask = self._config.chunked_mask
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
@@ -193,6 +196,7 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         query_offset: int | ArrayLike = 0,
         window: Window | None = None,
+        chunk_start: int | ArrayLike = 0,
         dropout_keep: ArrayLike | None = None,
         past_keys: Array | None = None,
         past_values: Array | None = None,
@@ -210,7 +214,7 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             queries, keys, values: of one dtype, that of the parameters unless the layer has a `dtype`.
-            valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
+            valid_lens, allowed, bias, causal, query_offset, window, chunk_start: see `mha_core.AttentionMask`.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; not if deterministic.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
@@ -230,7 +234,7 @@ class MultiHeadAttention(nn.Module):
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
         """
-        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
+        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window, chunk_start)
         past = (past_keys, past_values)
         places = RotaryInputs.of(positions, rotary, query_scale)
         call = Call(queries, keys, values, mask, dropout_keep, *past, places)

@@ -168,6 +168,7 @@ class MultiHeadAttention(KeywordBlock):
         causal: bool = False,
         query_offset: Any = 0,
         window: Window | None = None,
+        chunk_start: Any = 0,
         dropout_keep: Any = None,
         past_keys: mx.np.ndarray | None = None,
         past_values: mx.np.ndarray | None = None,
@@ -181,7 +182,7 @@ class MultiHeadAttention(KeywordBlock):
 
         Args:
             queries, keys, values: of the parameters' dtype and context; mx.np arrays, legacy ones, or NumPy's.
-            valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`;
+            valid_lens, allowed, bias, causal, query_offset, window, chunk_start: see `mha_core.AttentionMask`;
                 arrays of MXNet or NumPy, or lists. Note that `mx.np.array([3, 2])` is float32:
                 integers need `dtype="int64"`, and booleans `dtype="bool"`.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training,
@@ -204,7 +205,7 @@ class MultiHeadAttention(KeywordBlock):
             SpecError: before any arithmetic, naming what does not fit.
             BackendError: a dtype that MXNet does not compute in.
         """
-        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
+        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window, chunk_start)
         past = (past_keys, past_values)
         places = RotaryInputs.of(positions, rotary, query_scale)
         call = Call(queries, keys, values, mask, dropout_keep, *past, places)

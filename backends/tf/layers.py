@@ -162,6 +162,7 @@ class MultiHeadAttention(AttentionLayer):
         causal: bool = False,
         query_offset: int | tf.Tensor = 0,
         window: Window | None = None,
+        chunk_start: int | tf.Tensor = 0,
         dropout_keep: tf.Tensor | None = None,
         past_keys: tf.Tensor | None = None,
         past_values: tf.Tensor | None = None,
@@ -177,7 +178,7 @@ class MultiHeadAttention(AttentionLayer):
         Args:
             queries, keys, values: of the layer's compute dtype (a layer without parameters: of any); tensors,
                 or arrays of NumPy.
-            valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`; tensors,
+            valid_lens, allowed, bias, causal, query_offset, window, chunk_start: see `mha_core.AttentionMask`; tensors,
                 arrays of NumPy, or lists.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
@@ -198,7 +199,7 @@ class MultiHeadAttention(AttentionLayer):
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
         """
-        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
+        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window, chunk_start)
         past = (past_keys, past_values)
         places = RotaryInputs.of(positions, rotary, query_scale)
         call = Call(queries, keys, values, mask, dropout_keep, *past, places)

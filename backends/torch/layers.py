@@ -165,6 +165,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         causal: bool = False,
         query_offset: int | Tensor = 0,
         window: Window | None = None,
+        chunk_start: int | Tensor = 0,
         dropout_keep: Tensor | None = None,
         past_keys: Tensor | None = None,
         past_values: Tensor | None = None,
@@ -178,7 +179,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
 
         Args:
             queries, keys, values: of the parameters' dtype; tensors, or arrays of NumPy.
-            valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`; tensors,
+            valid_lens, allowed, bias, causal, query_offset, window, chunk_start: see `mha_core.AttentionMask`; tensors,
                 arrays of NumPy, or lists.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
@@ -205,6 +206,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             causal,
             traceable(query_offset),
             window,
+            traceable(chunk_start),
         )
         past = (past_keys, past_values)
         places = RotaryInputs.of(positions, rotary, query_scale)

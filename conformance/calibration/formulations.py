@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.calibration.arithmetic import Arithmetic
 from conformance.calibration.attention import KEY_BLOCK, Call, attend
+from conformance.calibration.by_part.chunked_mask import allowed
 from conformance.calibration.parts import Parts
 from conformance.calibration.ways import Ways
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
 from mha_core.backend import Run
-from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
+from mha_core.call.masks import additive_bias, padding_keys
 from mha_core.dtypes import check_dtype, round_to
 from mha_core.heads import merge_heads, split_heads
 from mha_core.weights import Weights
@@ -37,9 +38,9 @@ FORMULATIONS: Mapping[str, Ways] = {
     "per-query": Ways(layout="queries", softcap="expm1", slope="capped", softmax="reciprocal"),
     "heads-in-batch": Ways(layout="folded", scale="queries", backward="split"),
     "groups-in-queries": Ways(groups="folded", softcap="folded", slope="squares"),
-    "einsum": Ways(order="einsum", additive="loop"),
+    "einsum": Ways(order="einsum", additive="loop", chunks="reach"),
     "transposed": Ways(order="transposed", scale="keys"),
-    "sequential": Ways(order="sequential", rotation="matrices", norm="length", norm_back="chain"),
+    "sequential": Ways(order="sequential", rotation="matrices", norm="length", norm_back="chain", chunks="numbers"),
     "sequential-folded": Ways(order="sequential", bias="first", groups="folded", scale="both"),
     "reversed": Ways(
         order="reversed", bias="last", rotation="complex", norm="division", norm_back="chain", query_scale="base 2"
@@ -56,7 +57,7 @@ FORMULATIONS: Mapping[str, Ways] = {
     "logsumexp": Ways(softmax="logsumexp"),
     "base-2": Ways(softmax="base 2", scale="queries", softcap="folded", slope="squares", query_scale="base 2"),
     "base-2-logsumexp": Ways(softmax="base 2 logsumexp", row_sum="heads"),
-    "divide-last": Ways(softmax="divide last", softcap="expm1"),
+    "divide-last": Ways(softmax="divide last", softcap="expm1", chunks="reach"),
     "online": Ways(softmax="online", scale="queries", softcap="folded", slope="capped"),
     "online-flash": Ways(
         softmax="online",
@@ -76,7 +77,7 @@ FORMULATIONS: Mapping[str, Ways] = {
     "online-recomputed": Ways(
         softmax="online", recompute=True, row_sum="heads", layout="queries", backward="split", query_scale="wide"
     ),
-    "two-parts": Ways(softmax="two parts", groups="folded", slope="factors"),
+    "two-parts": Ways(softmax="two parts", groups="folded", slope="factors", chunks="numbers"),
     "row-sum-of-heads": Ways(row_sum="heads"),
     "split-backward": Ways(backward="split", additive="expm1", softcap="expm1", slope="squares"),
     "chain-rule": Ways(backward="chain", rotation="full", norm_back="chain"),
@@ -156,7 +157,7 @@ class _Layer:
         padding = padding_keys(inputs.mask, sizes)
         self.padding = padding[:, self.past_len :, None]
         self.past_padding = padding[:, None, : self.past_len, None]
-        self.allowed = allowed_keys(inputs.mask, sizes, config.num_heads)
+        self.allowed = allowed(ways, inputs.mask, sizes, config.num_heads)
         self.x = {
             "q_proj": arithmetic.hold(inputs.queries),
             "k_proj": arithmetic.hold(np.where(self.padding, 0.0, inputs.keys)),

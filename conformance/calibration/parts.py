@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.calibration.arithmetic import Arithmetic
-from conformance.calibration.query_scale import Scaling
+from conformance.calibration.by_part.query_scale import Scaling
 from conformance.calibration.ways import Ways
 from mha_core import AttentionConfig, AttentionInputs, QueryKeyNorm, Rotary
 from mha_core.call.rotary import positions_of

@@ -157,6 +157,8 @@ WIDE: Space = {
     "query scale": _scales,
     "query scale.beta": (0.1, *spread(0.01, 2.0), -0.3),
     "query scale.length": (1, 3, 16, 100, 8192),
+    "chunk": odds({None: 8, 3: 1, 16: 1, 1: 1}),
+    "chunk.start": ("at 0", "elsewhere", "per item"),
 }
 """What the problems of calibration are chosen from."""
 

@@ -38,6 +38,8 @@ class Ways:
         norm_back: by the formula of its derivative, or through the root, the mean and the product ("chain").
         query_scale: times factors that are made in float64 and rounded; times factors of the accumulator's dtype, as
             they are ("wide"); or times such by a logarithm of base 2, rounded.
+        chunks: where a query's chunk begins and ends; equal numbers of chunks; or how far a chunk reaches back from a
+            query, and ahead.
     """
 
     order: str = "blas"
@@ -60,6 +62,7 @@ class Ways:
     norm: Literal["factor", "division", "folded", "length"] = "factor"
     norm_back: Literal["formula", "chain"] = "formula"
     query_scale: Literal["factors", "wide", "base 2"] = "factors"
+    chunks: Literal["interval", "numbers", "reach"] = "interval"
 
     def describe(self) -> str:
         """What is different from the plain way.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.case import Rng
 from conformance.cases.choices import Description
-from conformance.cases.drawn import query_scale
+from conformance.cases.drawn import chunked_mask, query_scale
 from conformance.cases.parts import poison_past
 from conformance.cases.problem import Problem
 from mha_core import AttentionInputs, AttentionMask, RotaryInputs, init_weights
@@ -110,6 +110,10 @@ def problem_of(description: Description, weights: Weights | None = None) -> Prob
     )
     if config.rotary is not None:
         inputs = replace(inputs, rotary=_positions(np.random.default_rng([made["seed"], 2]), description))
+    if config.chunked_mask is not None:
+        starts = np.random.default_rng([made["seed"], 4])
+        mask = chunked_mask.with_start(starts, inputs.mask, sizes, made["chunk.start"])
+        inputs = replace(inputs, mask=mask)
     if description.made.get("query scale") == "given":
         of_queries = query_scale.factors(np.random.default_rng([made["seed"], 3]), sizes)
         inputs = replace(inputs, rotary=replace(inputs.rotary or RotaryInputs(), query_scale=of_queries))

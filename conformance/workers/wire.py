@@ -23,7 +23,16 @@ from conformance.cases.problem import Problem
 from conformance.subjects.ask import CannotExpress, SubjectFailed, Turn
 from conformance.subjects.function import OtherDtype
 from conformance.subjects.handout import copy_in_layout
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, QueryKeyNorm, QueryScale, Rotary, RotaryInputs
+from mha_core import (
+    AttentionConfig,
+    AttentionInputs,
+    AttentionMask,
+    ChunkedMask,
+    QueryKeyNorm,
+    QueryScale,
+    Rotary,
+    RotaryInputs,
+)
 from mha_core.backend import SoftmaxKernel
 from mha_core.config import ProjectionBias
 from mha_core.errors import BackendError, BackendNotInstalled, ErrorElsewhere, SpecError, one_line
@@ -55,7 +64,7 @@ def sendable(cls: Class) -> Class:
 
 DATA = (
     *(AttentionConfig, AttentionInputs, AttentionMask, Precision, Problem, ProjectionBias, SoftmaxKernel, Turn),
-    *(Rotary, RotaryInputs, QueryKeyNorm, QueryScale, *RULES.values()),
+    *(Rotary, RotaryInputs, QueryKeyNorm, QueryScale, ChunkedMask, *RULES.values()),
 )
 ERRORS = (BackendError, BackendNotInstalled, CannotExpress, ErrorElsewhere, OtherDtype, SpecError, SubjectFailed)
 _classes.update({cls.__name__: cls for cls in (*DATA, *ERRORS)})

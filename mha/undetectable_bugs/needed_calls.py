@@ -97,7 +97,7 @@ OF_PARTS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
     ("given tables of rotary positions", _has_tables, ("rotary-given-*",)),
     (
         "given positions",
-        lambda one: one.inputs.rotary is not None and not _has_tables(one),
+        lambda one: one.config.rotary is not None and one.inputs.rotary is not None and not _has_tables(one),
         ("rotary-positions-ignored", "rotary-positions-of-first-item"),
     ),
     ("several axes of positions", _rotary(lambda settings: settings.sections), ("rotary-axes-*",)),
@@ -110,6 +110,7 @@ OF_PARTS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
     ("query-key norm", lambda one: one.config.query_key_norm is not None, ("norm-*",)),
     ("given factors of a query scale", _has_factors, ("query-scale-given-*",)),
     ("a query scale", lambda one: one.config.query_scale is not None, ("query-scale-*",)),
+    ("a chunked mask", lambda one: one.config.chunked_mask is not None, ("chunk-*",)),
 )
 """The needs of the parts of `mha_core.parts`, as in NEEDS."""
 

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import SpecError
 
-_EMPTY = {"valid_lens": np.int64, "query_offset": np.int64, "allowed": np.bool_, "dropout_keep": np.bool_}
+_EMPTY = {
+    **dict.fromkeys(("valid_lens", "query_offset", "chunk_start"), np.int64),
+    **dict.fromkeys(("allowed", "dropout_keep"), np.bool_),
+}
 """The dtype for an empty list, by argument."""
 
 

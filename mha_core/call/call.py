@@ -16,6 +16,7 @@ from mha_core.call.rotary import RotaryInputs
 from mha_core.call.sizes import Dim
 from mha_core.config import AttentionConfig
 from mha_core.heads import HeadShapes
+from mha_core.parts.chunked_mask import ChunkedMask
 from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import Rotary
 
@@ -91,6 +92,7 @@ class LayerSpec(NamedTuple):
         dtype: the dtype in which the layer computes, by name; None where it takes that of its inputs.
         rotary: the settings of its rotary positions; None without them.
         query_scale: the settings of its query scale; None without one.
+        chunked_mask: those of its chunks; None where queries attend beyond them.
     """
 
     num_heads: int = 1
@@ -100,10 +102,11 @@ class LayerSpec(NamedTuple):
     dtype: str | None = None
     rotary: Rotary | None = None
     query_scale: QueryScale | None = None
+    chunked_mask: ChunkedMask | None = None
 
     @classmethod
     def of(cls, config: AttentionConfig, widths: Widths | None = None, dtype: str | None = None) -> LayerSpec:
         """The layer of a config; `widths` where the parameters know better, or do not know yet."""
         own = (config.query_dim, config.key_dim, config.value_dim) if widths is None else widths
-        parts = (config.rotary, config.query_scale)
+        parts = (config.rotary, config.query_scale, config.chunked_mask)
         return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype, *parts)

@@ -149,7 +149,7 @@ class AttentionInputs:
     def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
         """Return the sizes of this run, or raise SpecError naming what does not fit `config`, or a layer of `dtype`."""
         sizes = check_call(self.call, LayerSpec.of(config, dtype=dtype))
-        check_numbers(self.mask.valid_lens, self.mask.query_offset, sizes.key_len)
+        check_numbers(self.mask.valid_lens, self.mask.query_offset, sizes.key_len, self.mask.chunk_start)
         if config.rotary is not None:
             tables_of_call(config.rotary, self.rotary, self.mask.query_offset, sizes)  # checks the positions' numbers
         if config.query_scale is not None:

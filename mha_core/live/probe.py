@@ -198,7 +198,8 @@ differ). probe=False hands its weights out all the same
             ended = one_line(error, whole=True).rstrip(".")
             raise cannot_run(name, f"a probe of {probe} ended with {ended}") from error
         compared = told if probe.rows is None else _of_rows(told, config, probe.rows)
-        difference = _first_difference(found, _computed(config, exact, compared), dtype, squares, probe)
+        whole = config if probe.rows is None else replace(config, chunked_mask=None)  # said by the mask of the rows
+        difference = _first_difference(found, _computed(whole, exact, compared), dtype, squares, probe)
         if difference is not None:
             raise SpecError(
                 f"{name} does not compute what its weights say: in a probe of {probe}, {difference}. {SWITCH}"

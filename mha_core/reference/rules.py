@@ -70,6 +70,13 @@ RULES: dict[str, Rule] = {
             "position - left <= j <= position + right; None is unbounded; the position itself is not counted.",
         ),
         Rule(
+            "chunked-mask",
+            "`chunked_mask`, settings, and `chunk_start`",
+            "Key j is allowed iff (j - chunk_start) // size == (position - chunk_start) // size, position = "
+            "`query_offset + i`; the quotient is rounded down. `chunk_start`, an integer or integers (B,), is 0 unless "
+            "the call says where an item's first chunk begins.",
+        ),
+        Rule(
             "bias",
             "`bias`, float",
             "Added to the scores after scaling and softcap. -inf excludes exactly as `allowed = False` does; a "

@@ -35,7 +35,7 @@ def rotary_tables(call: Call[Tensor], settings: Rotary | None) -> Tables:
     sizes = CallSizes(x.shape[0], x.shape[-2], past_len + call.keys.shape[-2], past_len)
     offset = call.mask.query_offset
     if given is None and isinstance(offset, int):
-        made = _counted(settings, offset, *sizes)
+        made = _counted(settings, offset, *sizes[:4])
     else:
         read = _read(given, offset, wait=settings.max_positions is None)
         if read is None:

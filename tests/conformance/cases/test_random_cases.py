@@ -143,7 +143,7 @@ def test_names_of_random_cases_stay_what_they_were():
             for name, array in arrays.items()
             if array is not None
         }
-        digest.update(json.dumps([problem.config.to_dict(), list(problem.sizes), sums], sort_keys=True).encode())
+        digest.update(json.dumps([problem.config.to_dict(), list(problem.sizes[:4]), sums], sort_keys=True).encode())
     assert digest.hexdigest() == OF_OLD_NAMES
 
 

@@ -95,6 +95,33 @@ def call(rotary, **mask):
     return AttentionInputs(x, y, y, AttentionMask(**mask), rotary=rotary)
 
 
+CHUNKED = AttentionConfig(30, 3, head_dim=10, chunked_mask=3)
+BAD_STARTS = {
+    "no chunks": (PLAIN, 1, "^chunk_start belongs to a layer with a chunked mask"),
+    "of queries": (
+        CHUNKED,
+        np.arange(4),
+        r"chunk_start must be an integer, or integers of shape \(B,\)=\(2,\).*int64 \(4,\)",
+    ),
+    "floats": (CHUNKED, np.array([0.0, 1.0]), r"chunk_start must be an integer, .* Got float64 \(2,\)"),
+    "bool": (CHUNKED, True, "chunk_start must be an "),
+    "too far": (CHUNKED, 2**31, r"chunk_start must lie in -2147483648\.\.2147483647\. Got 2147483648"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STARTS)
+def test_a_start_of_chunks_that_does_not_fit_is_refused_in_the_same_words(name, backend):
+    config, start, message = BAD_STARTS[name]
+    inputs = call(None, causal=True, chunk_start=start)
+    with pytest.raises(SpecError, match=message) as said:
+        inputs.check(config)
+    assert "\n" not in str(said.value)
+    layer = backend.prepare(config, init_weights(config, seed=0))
+    with pytest.raises(SpecError) as of_backend:
+        layer(inputs)
+    assert str(of_backend.value) == str(said.value)
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_call_that_does_not_fit_is_refused_in_the_same_words(name, backend):
     config, rotary, message = BAD[name]

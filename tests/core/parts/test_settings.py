@@ -45,6 +45,13 @@ BAD = [
     ({"query_scale": {**LLAMA4, "beta": True}}, "query_scale.beta must be a finite number. Got True"),
     ({"query_scale": {**LLAMA4, "beta": float("nan")}}, "query_scale.beta must be a finite number. Got nan"),
     ({"query_scale": "llama4"}, "query_scale must be QueryScale settings, a mapping of their fields, or None. Got 'll"),
+    ({"chunked_mask": 0}, r"chunked_mask.size must be an integer from 1 to 2147483647. Got 0\."),
+    ({"chunked_mask": -3}, "chunked_mask.size must be an integer from 1 to 2147483647. Got -3"),
+    ({"chunked_mask": 4.0}, "chunked_mask.size must be an integer from 1 to 2147483647. Got 4.0"),
+    ({"chunked_mask": True}, "chunked_mask.size must be an integer from 1 to 2147483647. Got True"),
+    ({"chunked_mask": "4"}, "chunked_mask.size must be an integer from 1 to 2147483647. Got '4'"),
+    ({"chunked_mask": {"chunk_size": 4}}, r"chunked_mask has no field 'chunk_size' \(known: size\)"),
+    ({"chunked_mask": {}}, r"chunked_mask lacks 'size' \(it needs: size\)"),
     (
         {"query_scale": LLAMA4, "rotary": {"sections": (3, 2)}},
         r"query_scale.rule takes positions of one axis. Got rotary.sections=\(3, 2\)",
@@ -61,7 +68,7 @@ def test_bad_settings_are_refused_in_one_line(settings, message):
 
 def test_configs_without_parts_are_written_and_read_as_before():
     config = AttentionConfig(12, 3)
-    assert not {"rotary", "query_key_norm", "query_scale"} & set(config.to_dict())
+    assert not {"rotary", "query_key_norm", "query_scale", "chunked_mask"} & set(config.to_dict())
     assert AttentionConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert (config.rotary, config.query_key_norm) == (None, None)
     assert not any("norm" in name for name in weight_shapes(config))
@@ -75,6 +82,7 @@ def test_configs_with_parts_come_back_from_json():
         rotary=Rotary(6, interleaved=True, start="last", base=500.0, rule=rule, sections=(2, 1)),
         query_key_norm=QueryKeyNorm("layer", "all", "after", 1e-3, 1, "per_head", True, "dtype"),
         query_scale=QueryScale(),
+        chunked_mask=8192,
     )
     again = AttentionConfig.from_dict(json.loads(json.dumps(config.to_dict())))
     assert again == config

@@ -47,7 +47,7 @@ def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs)
             for h, query in enumerate(factor * query for query in queries):
                 scores = {}
                 for j in range(key_len):
-                    if may_attend(inputs.mask, b, h, i, j):
+                    if may_attend(inputs.mask, b, h, i, j) and in_chunk(config, inputs.mask, b, i, j):
                         key = keys[j][h // group]
                         scores[j] = score(config, weights, query, key) + bias_at(inputs.mask, b, h, i, j)
                 head = np.zeros(config.value_head_dim)
@@ -135,6 +135,18 @@ def may_attend(mask: AttentionMask, b, h, i, j) -> bool:
     if left is not None and j < position - left:
         return False
     return right is None or j <= position + right
+
+
+def in_chunk(config, mask, b, i, j) -> bool:
+    if config.chunked_mask is None:
+        return True
+    offset, start = (int(x if np.ndim(x) == 0 else x[b]) for x in (mask.query_offset, mask.chunk_start))
+    first = start  # counted, not divided
+    while first > offset + i:
+        first -= config.chunked_mask.size
+    while first + config.chunked_mask.size <= offset + i:
+        first += config.chunked_mask.size
+    return first <= j < first + config.chunked_mask.size
 
 
 def is_padding(mask: AttentionMask, b, j, num_heads, query_len, key_len) -> bool:

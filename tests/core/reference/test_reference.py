@@ -39,6 +39,7 @@ SMOOTH += ["softcap", "softcap-additive", "past", "heads-given", "heads-given-sp
 SMOOTH += ["rotary", "rotary-tables", "rotary-yarn", "rotary-bare", "query-key-norm", "query-key-norm-before"]
 SMOOTH += ["query-key-norm-after", "query-key-norm-layer", "query-key-norm-all"]
 SMOOTH += ["query-scale", "query-scale-positions", "query-scale-past", "query-scale-given", "query-scale-bare"]
+SMOOTH += ["chunked", "chunked-past", "chunked-window"]
 
 
 @pytest.mark.parametrize("name", SMOOTH)

@@ -1,4 +1,4 @@
 """The cases of parts of attention, each part in a file of its name."""
 
-ORDER = ("query_key_norm", "rotary", "query_scale")
+ORDER = ("query_key_norm", "rotary", "query_scale", "chunked_mask")
 """The order of the modules in `mha cases`; one that is not named comes last."""

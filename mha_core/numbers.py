@@ -1,0 +1,38 @@
+"""Numbers of a config: each as a float, or a SpecError that names it."""
+
+from __future__ import annotations
+
+import math
+
+from mha_core.errors import SpecError
+
+
+def real(name: str, value: float) -> float:
+    """Return `value` as a float if it is a finite number; raise SpecError otherwise.
+
+    >>> real("scale", 2)
+    2.0
+    """
+    try:
+        finite = not isinstance(value, bool) and hasattr(value, "__float__") and math.isfinite(value)
+    except OverflowError as error:  # an integer that no float holds
+        raise SpecError(f"{name} must be a finite number. Got an integer beyond the range of floats.") from error
+    if not finite:
+        raise SpecError(f"{name} must be a finite number. Got {value!r}.")
+    return float(value)
+
+
+def positive(name: str, value: float) -> float:
+    """As `real`, of a number above 0."""
+    number = real(name, value)
+    if number <= 0.0:
+        raise SpecError(f"{name} must be positive. Got {number!r}.")
+    return number
+
+
+def not_zero(name: str, value: float) -> float:
+    """As `real`, of any number but 0."""
+    number = real(name, value)
+    if number == 0.0:
+        raise SpecError(f"{name} must not be 0. Got {number!r}.")
+    return number
