@@ -253,9 +253,9 @@ def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -
     if job.facts.left:
         left = [shown(name) for name in job.facts.left[:4]]
         notes.append(f"left behind, no part of the layout: {', '.join(left)}" + ", ..." * (len(job.facts.left) > 4))
-    window = None if job.facts.decoder is None else job.facts.decoder.window(job.prefix)
-    if window is not None:
-        notes.append(f"the original's layer sees {window} keys alone: window=({window - 1}, 0) of a call")
+    seen = "" if job.facts.decoder is None else job.facts.decoder.sees(job.prefix)
+    if seen:
+        notes.append(f"a query of the original's layer sees {seen}")
     where = job.prefix, job.to_prefix, layout.name
     call = causal_call(target) if causal else ""
     return ConvertedLayer(*where, config, dtype, source, target_side, standing, call, tuple(notes))

@@ -205,12 +205,16 @@ class DecoderLayers:
         own = site.recipe.layouts[0]
         return "" if own in layouts else f"layers of such a model have layout {own!r}"
 
-    def window(self, prefix: str) -> int | None:
-        """How many keys, with its own, a query of the layer sees; None if it sees all before it."""
-        core, config = self.sites[prefix].core, self.model.config
-        types = getattr(config, "layer_types", None)
-        slides = types is None or "sliding" in types[core.layer_idx]
-        return getattr(config, "sliding_window", None) if slides else None
+    def sees(self, prefix: str) -> str:
+        """Which keys alone a layer sees besides what is causal, which a call must say, in words; "" if all."""
+        site, config = self.sites[prefix], self.model.config
+        types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+        kind = types[getattr(site.core, site.recipe.place)] if types else "sliding"
+        if "chunk" in kind:
+            return f"the keys in its chunk of {config.attention_chunk_size} alone: give them as a mask"
+        name = {"local": "window_size"}.get(kind, "sliding_window" if "sliding" in kind else "")
+        window = getattr(config, name, None) if name else None
+        return "" if window is None else f"{window} keys alone: window=({window - 1}, 0) of a call"
 
     def names(self, prefix: str) -> list[str]:
         """The full names of a layer's arrays."""

@@ -159,7 +159,7 @@ def read_folder(folder: Path, dtype: str, leave: Collection[str] = ()) -> Decode
                 layers.read(float_arrays(checkpoint, prefix), prefix)
         with no_logging(), quiet_stderr():
             try:
-                model, loading = AutoModelForCausalLM.from_pretrained(
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
                     weights,
                     local_files_only=True,
                     use_safetensors=True,  # a pickle could carry code
@@ -169,6 +169,7 @@ def read_folder(folder: Path, dtype: str, leave: Collection[str] = ()) -> Decode
                 )
             except Exception as error:  # transformers raises whatever its readers raise
                 raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
+        model, loading = loaded
         arrays = check_loaded(model, files, folder, leave)
     drawn = sorted(set(loading["missing_keys"]) - set(arrays.held))
     if drawn:

@@ -221,10 +221,9 @@ def _of_ministral3(core: Any) -> QueryScale | None:
 def _factors_of_ministral3(core: Any, positions: Any) -> Any:
     import torch
 
-    settings = _of_ministral3(core)
-    assert settings is not None
-    factors = 1 + settings.beta * torch.log(1 + torch.floor(positions / settings.length))
-    return factors.to(core.q_proj.weight.dtype)
+    own = core.config.rope_parameters
+    turns = torch.floor(positions / own["original_max_position_embeddings"])
+    return (1 + own["llama_4_scaling_beta"] * torch.log(1 + turns)).to(core.q_proj.weight.dtype)
 
 
 LLAMA4_STRETCH = Stretch(_of_llama4, _factors_of_llama4, counted=True)

@@ -198,6 +198,25 @@ def test_a_window_is_said_and_16_bits_stay(tmp_path):
     assert np.array_equal(read[layer.to_prefix][1]["q_proj.weight"], site.weights["q_proj.weight"])
 
 
+@pytest.mark.parametrize(
+    ("model_type", "notes"),
+    [
+        ("llama4_text", ["the keys in its chunk of 4 alone"] * 3 + [""]),
+        ("gpt_neo", ["", "3 keys alone: window=(2, 0)"]),
+        ("gemma3_text", ["4096 keys alone: window=(4095, 0)"]),
+        ("qwen2", [""]),
+    ],
+)
+def test_what_a_layer_sees_is_said(model_type, notes):
+    model = model_of(model_type)
+    layers = DecoderLayers({one.name: one for one in attention_layers(model, probe=False)}, model)
+    found = [layers.sees(prefix) for prefix in layers.sites]
+    assert len(found) == len(notes)
+    for said, wanted in zip(found, notes, strict=True):
+        assert said.startswith(wanted), found
+        assert bool(said) == bool(wanted), found
+
+
 def test_read_config_says_what_transformers_makes_of_it():
     config = read_config({"model_type": "qwen2", **SIZES, "rope_theta": 700.0, "use_sliding_window": False})
     assert config.rope_parameters["rope_theta"] == 700.0
