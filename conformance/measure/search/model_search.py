@@ -8,6 +8,7 @@ from itertools import chain, islice
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
+from conformance.measure.designs import generic
 from conformance.measure.evidence import Evidence, agreeing, alike, fits, gives
 from conformance.measure.faults import TROUBLE, is_measured, only_at
 from conformance.measure.grammar.sample import Setting
@@ -194,14 +195,15 @@ class ModelSearch:
         return all(self.fits_all(model, problems, probe) for probe, problems in reversed(self.passed))
 
     def _likeliest(self, models: list[Model]) -> list[Model]:
-        """The models; if there are more than can be followed, those first that give most calls of the later probes.
+        """The models; if there are more than can be followed, those first that give most plain calls and later probes.
 
         A step that is wrong in the right way gives all calls in which no other fault acts; one that only looks alike in
         the problems of one probe gives few.
         """
         if len(models) <= BEAM or self.asker.costs.slow:
             return models
-        asked = self.asker.nearest([one for probe in self.later for one in probe.problems(self.asker)[:1]])
+        later = (one for probe in self.later for one in probe.problems(self.asker)[:1])
+        asked = self.asker.nearest([*map(generic, self.asker.configs), *later])
         answered = [one for one in asked if self.asker.output(one) is not None]
         telling = [one for one in answered if not self.asker.is_right(one)]
         most = min(MOST_RANKED, MOST_RANKINGS // max(1, len(telling)))
