@@ -84,6 +84,24 @@ def test_queries_that_are_scaled_from_another_position_are_found(tmp_path):
     assert mha.compare(original, given).equal
 
 
+def test_a_port_without_chunks_is_found():
+    layers = layers_of(config=replace(CONFIG, chunked_mask=3))
+    plain = layers_of()
+    original = model(layers)
+    first, said = part(original, model(plain))
+    assert first is not None
+    assert "chunked_mask" in said
+    forgotten = [
+        replace(call, outputs=other.outputs) for call, other in zip(original.calls, model(plain).calls, strict=True)
+    ]
+    found = mha.compare(original, replace(original, calls=tuple(forgotten)))
+    assert found.different
+    late = model(layers, mask=AttentionMask(valid_lens=LENGTHS, chunk_start=1))
+    first, said = part(late, original)
+    assert first == ("a", "mask", "allowed")
+    assert "its chunks begin at 0" in said
+
+
 def test_names_choose_what_is_reported(original):
     wrong = model(layers_of(), epsilon=1e-3)
     assert mha.compare(original, wrong, patterns=["a"]).equal
