@@ -91,7 +91,7 @@ def code_of(exercise: Exercise) -> str:
 
 def answered(exercise: Exercise) -> str:
     """The file of an exercise with a short right answer in it."""
-    code = code_of(exercise).partition("\n\n\nCAPABILITIES")[0]  # what is behind stays
+    code = code_of(exercise).partition("\n\n\n# What is below")[0]  # what is behind stays
     return text_of(exercise).replace(code, answer(exercise))
 
 
