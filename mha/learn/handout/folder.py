@@ -12,8 +12,8 @@ import jinja2
 from mha.learn.exercise import NUMPY, CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
 from mha.learn.exercises import TRACKS, all_exercises, chosen
 from mha.learn.handout.example import example
+from mha.learn.handout.sources import answer
 from mha.learn.running.dialects import DIALECTS
-from mha.learn.sources import answer
 from mha.learn.tracks.course import LEVELS, row_of
 from mha_core.errors import SpecError
 from mha_core.files.writing import write_whole
