@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -97,7 +97,7 @@ def relation(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> st
     with any_numbers:
         pairs = _pairs(exercise, answers)
         name = pairs[0].value.name if pairs else ""
-        tellers = (_all_nan, _multiple, _function, _along, _sums, _as_float32) if pairs else ()
+        tellers = (_all_nan, _multiple, _function, _row_multiples, _along, _sums, _as_float32) if pairs else ()
         return next((f"{name}: {said}." for teller in tellers if (said := teller(pairs))), "")
 
 
@@ -154,9 +154,28 @@ def _function(pairs: Sequence[Pair]) -> str:
         "it is the square of the right one": np.square,
         "it is the inverse of the right one: 1 / x": lambda x: 1.0 / x,
         "it is all zeros": np.zeros_like,
+        "it is the logarithm of the right one": np.log,
+        "the largest number of each row is 1, and the others are 0": _one_hot,
         **{f"it is rounded to {n} decimals": lambda x, n=n: np.round(x, n) for n in range(9)},  # type: ignore[misc]  # mypy cannot infer a default
     }
     return next((words for words, f in functions.items() if all(pair.is_near(f(pair.right)) for pair in pairs)), "")
+
+
+def _one_hot(x: NDArray) -> NDArray:
+    return np.asarray(x == x.max(-1, keepdims=True), dtype=np.float64) if x.ndim else x
+
+
+def _row_multiples(pairs: Sequence[Pair]) -> str:
+    """Each row is a multiple of the right one, by a number of its own."""
+    for pair in pairs:
+        if pair.right.dtype == bool or not pair.right.ndim or pair.right.shape[-1] < 2:
+            return ""
+        top = np.argmax(np.abs(np.nan_to_num(pair.right)), axis=-1, keepdims=True)
+        made, right = (np.take_along_axis(one, top, -1) for one in (pair.made, pair.right))
+        if not pair.is_near(np.where(right == 0.0, 1.0, made / right) * pair.right):
+            return ""
+    sums = all(np.allclose(pair.right.sum(-1), pair.right.any(-1)) for pair in pairs)
+    return f"each row is the right one times a number of its own{': rows must sum to 1' if sums else ''}"
 
 
 def _along(pairs: Sequence[Pair]) -> str:
@@ -213,7 +232,7 @@ def location(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> st
     with any_numbers:
         pairs = _pairs(exercise, answers)
         name = pairs[0].value.name if pairs else ""
-        tellers = (_in_calls, _in_places, _in_direction, _in_index) if pairs else ()
+        tellers = (_in_calls, _in_places, _in_direction, _in_pairs, _in_index) if pairs else ()
         return next((f"{name}: {said}." for teller in tellers if (said := teller(pairs))), "")
 
 
@@ -226,12 +245,18 @@ def _in_calls(pairs: Sequence[Pair]) -> str:
         "has two axes": lambda x: isinstance(x, np.ndarray) and x.ndim == 2,
         "is not the same for all": lambda x: isinstance(x, np.ndarray) and x.ndim == 1 and bool((x != x[0]).any()),
     }
+    names = {value for pair in pairs for value in pair.named.values() if isinstance(value, str)}
+    kinds |= {f"is {one!r}": partial(_is_word, one) for one in sorted(names)}
     wrong = [pair.wrong.any() for pair in pairs]
     for name in (argument.name for argument in pairs[0].arguments):
         for words, is_one in kinds.items():
             if wrong == [is_one(pair.named[name]) for pair in pairs] and not all(wrong):
                 return f"it is wrong where {name} {words}, and right in every other case"
     return ""
+
+
+def _is_word(word: str, x: object) -> bool:
+    return isinstance(x, str) and x == word
 
 
 def _in_places(pairs: Sequence[Pair]) -> str:
@@ -283,6 +308,26 @@ def _in_direction(pairs: Sequence[Pair]) -> str:
         return "it lets in keys that it must exclude, and excludes none that it must let in"
     if not any((~pair.right & pair.made).any() for pair in pairs):
         return "it excludes keys that it must let in, and lets in none that it must exclude"
+    return ""
+
+
+def _in_pairs(pairs: Sequence[Pair]) -> str:
+    """Of channels that turn in pairs: whether the first pair of them is right, and no other."""
+    layouts: tuple[Callable[[NDArray, int], NDArray], ...] = (
+        lambda c, width: c % (width // 2),
+        lambda c, width: c // 2,
+    )
+    for pair_of in layouts:
+        told = []
+        for pair in pairs:
+            width = pair.named.get("width")
+            if not isinstance(width, int):
+                return ""
+            by_channel = pair.wrong.any(tuple(range(pair.wrong.ndim - 1)))
+            first = pair_of(np.arange(width), width) == 0
+            told.append(not by_channel[:width][first].any() and by_channel[:width][~first].all())
+        if all(told):
+            return "the first pair of channels is right, and every other one that turns is wrong"
     return ""
 
 

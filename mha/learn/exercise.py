@@ -7,7 +7,7 @@ and gives what the reference has after it; the bugs of the zoo that are in that 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -94,6 +94,8 @@ class StepExercise(Exercise):
         cases: the cases that judge it, the easiest first: ids of the table, or cases of its own.
         tiny: small cases, tried where no bug explains a wrong answer, to show one that can be followed by hand.
         also: ids of bugs of earlier steps that somebody may make with the arguments, such as a mask that is ignored.
+        drawn: makes a case from a number; a file that is right in all cases is judged by one of these too, so that no
+            table of their answers is right. Default: the first case with other numbers.
         source: of a translation, the name of the exercise that is translated.
         function_name: of the function. Default: that of the exercise.
     """
@@ -104,6 +106,7 @@ class StepExercise(Exercise):
     cases: tuple[str | Case, ...]
     tiny: tuple[Case, ...] = ()
     also: tuple[str, ...] = ()
+    drawn: Callable[[int], Case] | None = None
     source: str = ""
     function_name: str = ""
 
@@ -134,6 +137,12 @@ class StepExercise(Exercise):
     def judged_by(self) -> tuple[Case, ...]:
         """The cases themselves."""
         return tuple(case if isinstance(case, Case) else select((case,))[0] for case in self.cases)
+
+    def drawn_case(self, number: int) -> Case:
+        """A case that stands in no table."""
+        if self.drawn is not None:
+            return self.drawn(number)
+        return replace(self.judged_by[0], id=f"{self.judged_by[0].id}-{number}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +213,10 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class NumbersExercise(Exercise):
-    """Write an experiment; its numbers must lie within intervals, the first of which stands in the file."""
+    """Write an experiment; its numbers must lie within intervals, the first of which stands in the file.
+
+    `drawn` makes more of them from a number.
+    """
 
     intervals: tuple[Interval, ...]
+    drawn: Callable[[int], tuple[Interval, ...]]

@@ -20,7 +20,9 @@ from mha.learn.bench import Place, bench
 from mha.learn.differences import location, relation
 from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
 from mha.learn.exercises import exercise as exercise_of
+from mha.learn.fills import fill_of
 from mha.learn.handout.folder import heading
+from mha.learn.handout.sources import answer
 from mha.learn.headwork import places
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, judge, run_on, verdict_of
 from mha.learn.names import explained
@@ -28,7 +30,6 @@ from mha.learn.running.catching import Chosen, chosen, never_asked
 from mha.learn.running.layering import diagnosed
 from mha.learn.running.measuring import Said, measured_in
 from mha.learn.running.workshop import ask
-from mha.learn.sources import answer
 from mha.learn.tracks.translate import FUNCTIONS
 from mha.learn.words import described, given_to, written_out
 from mha_core.reference.rules import RULES
@@ -114,6 +115,8 @@ def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None, le
     if verdict.form:
         smallest = "" if folder is None else _smallest(exercise, verdict, folder)
         return f"{_rules(exercise)}\n\n{smallest}".strip()
+    if said := fill_of(exercise, verdict.answers):
+        return f"In every case:\n  {said}"
     found = explained(exercise, verdict.answers)
     if found.unknown:
         rest = f"In {found.unknown} of the {found.rows} wrong rows both show, and what they give together is not known."

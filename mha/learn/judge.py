@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.workers.protocol import WorkerDied
-from mha.learn.bench import Place, bench, distance
+from mha.learn.bench import Bench, Place, bench, distance
 from mha.learn.exercise import (
     NUMPY,
     CatchExercise,
@@ -31,6 +33,9 @@ from mha.learn.words import at, described
 
 TIME_LIMIT = 10.0
 """Seconds that a file may take for all calls of an exercise."""
+
+SAME = 1e-9
+"""How near two numbers never come that are measured on draws of their own."""
 
 Status = Literal["right", "wrong", "to do", "no answer", "can't run"]
 
@@ -104,7 +109,20 @@ def judge_all(exercises: Iterable[Exercise], folder: Path, *, time_limit: float 
 
 
 def _judge_step(exercise: StepExercise, path: str, time_limit: float) -> Verdict:
-    return verdict_of(exercise, run_on(exercise, path, bench(exercise).places, time_limit))
+    verdict = verdict_of(exercise, run_on(exercise, path, bench(exercise).places, time_limit))
+    if verdict.status != "right":
+        return verdict
+    other = replace(exercise, cases=(exercise.drawn_case(_number_of(path)),))
+    again = verdict_of(other, run_on(other, path, Bench(other).places, time_limit), Bench(other))
+    if again.status == "right":
+        return verdict
+    line = f"right in its {len(exercise.cases)} cases, and not in one that is drawn anew: {again.line}"
+    return Verdict(exercise, again.status, line, verdict.answers, again.printed, line)
+
+
+def _number_of(path: str) -> int:
+    """A number from the text of a file: the same text is judged by the same cases, and no text can know them."""
+    return zlib.crc32(Path(path).read_bytes())
 
 
 def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limit: float = TIME_LIMIT) -> Attempt:
@@ -121,15 +139,15 @@ def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limi
     return found
 
 
-def verdict_of(exercise: StepExercise, tried: Attempt) -> Verdict:
+def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = None) -> Verdict:
     """The verdict on what a function gave: the first thing that is wrong with it, its form before its numbers."""
-    places = bench(exercise).places
+    places = (there or bench(exercise)).places
     answers = tuple(
         tuple(formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True))
         for place, answer in zip(places, tried.answers, strict=False)
     )
     whole = answers if len(answers) == len(places) else ()
-    form = _form(exercise, answers)
+    form = _form(exercise, places, answers)
     if form:
         return Verdict(exercise, "wrong", form, whole, tried.printed, form)
     for place, given in zip(places, answers, strict=False):
@@ -155,9 +173,8 @@ def formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> NDArray:
     return array
 
 
-def _form(exercise: StepExercise, answers: Sequence[tuple[NDArray, ...]]) -> str:
+def _form(exercise: StepExercise, places: Sequence[Place], answers: Sequence[tuple[NDArray, ...]]) -> str:
     """What is wrong with the order, the shapes or the dtypes of what was returned; "" if nothing is."""
-    places = bench(exercise).places
     for number, name in enumerate(exercise.names):
         compared = [
             (answer[number], place.wanted[number], place.allowed[number], place)
@@ -247,9 +264,10 @@ def _judge_layer(exercise: LayerExercise, path: str) -> Verdict:
 
 
 def _judge_numbers(exercise: NumbersExercise, path: str, time_limit: float) -> Verdict:
-    calls = tuple(interval.arguments for interval in exercise.intervals)
+    intervals = (*exercise.intervals, *exercise.drawn(_number_of(path)))
+    calls = tuple(interval.arguments for interval in intervals)
     numbers, tried = ask(exercise.dialect, time_limit, measured, path, exercise.function, exercise.parameters, calls)
-    for interval, number in zip(exercise.intervals, numbers, strict=False):
+    for interval, number in zip(intervals, numbers, strict=False):
         if not interval.low <= number <= interval.high:
             asked = ", ".join(f"{n}={v}" for n, v in zip(exercise.parameters, interval.arguments, strict=True))
             lies = f"{interval.low:.4g} to {interval.high:.4g}"
@@ -257,6 +275,14 @@ def _judge_numbers(exercise: NumbersExercise, path: str, time_limit: float) -> V
             return Verdict(exercise, "wrong", line, printed=tried.printed)
     if tried.problem:
         return Verdict(exercise, "no answer" if tried.begun else "to do", tried.problem, printed=tried.printed)
+    shares = [2.0 * number / (one.low + one.high) for one, number in zip(intervals, numbers, strict=True)]
+    for (a, one), (b, other) in combinations(zip(shares, intervals, strict=True), 2):
+        if one.arguments[0] != other.arguments[0] and abs(a - b) <= SAME:
+            sizes = f"{exercise.parameters[0]} {one.arguments[0]} and {other.arguments[0]}"
+            line = (
+                f"for {sizes} it is the same share of what is to be expected: a formula or a constant, nothing measured"
+            )
+            return Verdict(exercise, "wrong", line, printed=tried.printed)
     return Verdict(exercise, "right", f"all {len(numbers)} numbers lie where they must", printed=tried.printed)
 
 

@@ -12,8 +12,8 @@ import jinja2
 from mha.learn.exercise import NUMPY, CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
 from mha.learn.exercises import TRACKS, all_exercises, chosen
 from mha.learn.handout.example import example
+from mha.learn.handout.sources import answer
 from mha.learn.running.dialects import DIALECTS
-from mha.learn.sources import answer
 from mha.learn.tracks.course import LEVELS, row_of
 from mha_core.errors import SpecError
 from mha_core.files.writing import write_whole
@@ -91,7 +91,7 @@ def code_of(exercise: Exercise) -> str:
 
 def answered(exercise: Exercise) -> str:
     """The file of an exercise with a short right answer in it."""
-    code = code_of(exercise).partition("\n\n\nCAPABILITIES")[0]  # what is behind stays
+    code = code_of(exercise).partition("\n\n\n# What is below")[0]  # what is behind stays
     return text_of(exercise).replace(code, answer(exercise))
 
 

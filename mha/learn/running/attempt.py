@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from conformance.subjects.answers import SubjectFailed, as_array
 from conformance.subjects.handout import Handout
 from conformance.workers.wire import sendable
+from mha.learn.exercise import NUMPY
 from mha.learn.running.dialects import given, taken
 from mha_core.errors import one_line, shown
 
@@ -269,6 +270,8 @@ def answer_of(
         raise Unfit(f"it must return {len(asked.returns)} arrays, ({', '.join(asked.returns)})")
     made = []
     for name, value, shape in zip(asked.returns, parts, shapes, strict=True):
+        if asked.dialect != NUMPY and isinstance(value, np.ndarray):
+            raise Unfit(f"{name} is a NumPy array; it must be one of {asked.dialect}, as what was given")
         array = as_array(name, taken(asked.dialect, value), shape)
         if array.dtype.kind not in "fbiu":
             raise Unfit(f"{name} is of dtype {shown(array.dtype)}, which holds no real numbers")

@@ -49,6 +49,17 @@ def _degrees(state: State) -> float:
     return float(np.rad2deg(np.arctan2(y, x)))
 
 
+def _deviations(*widths: int) -> tuple[Interval, ...]:
+    """Where the deviations of q.k and of q.k / sqrt(d) lie.
+
+    That of q.k is sqrt(d); 10 % is ten standard errors of 20,000 pairs where they are largest, at 1.
+    """
+    return (
+        *(Interval((width, False), 0.9 * width**0.5, 1.1 * width**0.5) for width in widths),
+        *(Interval((width, True), 0.9, 1.1) for width in widths),
+    )
+
+
 EXERCISES = (
     StepExercise(
         name="weights-by-angle",
@@ -61,6 +72,7 @@ EXERCISES = (
         covers=("unscaled", "similarity", "capped", "scores", "weights"),
         cases=(_case(0.0), _case(45.0), _case(-100.0), _case(162.0)),
         tiny=(_case(90.0),),
+        drawn=lambda number: _case(number % 3600 / 10.0 + 0.05),
     ),
     NumbersExercise(
         name="deviation-of-scores",
@@ -69,11 +81,8 @@ EXERCISES = (
         "deviation of q.k (scaled=False), and of q.k / sqrt(head_dim) (scaled=True). What is the scale for?",
         rules=("scores",),
         arguments=(Value("head_dim", "int"), Value("scaled", "bool")),
-        intervals=(
-            # The deviation of q.k is sqrt(d); 10 % is ten standard errors of 20,000 pairs where they are largest, at 1.
-            *(Interval((width, False), 0.9 * width**0.5, 1.1 * width**0.5) for width in (1, 16, 100)),
-            *(Interval((width, True), 0.9, 1.1) for width in (1, 16, 100)),
-        ),
+        intervals=_deviations(1, 16, 100),
+        drawn=lambda number: _deviations(2 + number % 14, 17 + number % 83),
     ),
     HeadsExercise(
         name="head-importance",

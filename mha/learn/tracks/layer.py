@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from conformance.cases.case import Case
@@ -16,13 +17,17 @@ _FUNCTION = '''def attention(weights, queries, keys, values, mask, *, num_heads,
 '''
 
 _OBJECT = '''class Attention:
-    """Holds its weights. `prepare` makes it; `run` calls it."""
+    """A layer with its weights. It is made once, and called often."""
 
     def __init__(self, config, weights):
         raise NotImplementedError
 
     def __call__(self, queries, keys, values, allowed, padding):
+        """Give the output, (B, Lq, Do)."""
         raise NotImplementedError
+
+
+# What is below stays as it is: by it the judge makes and calls your class.
 
 
 CAPABILITIES = Capabilities("dot", "scale", "head_dim", "value_head_dim", "grouped", *WIDTHS)
@@ -68,7 +73,17 @@ _ARGUMENTS = (
     NUM_HEADS,
     Value("padding", "bool (B, Lk): keys that no query may attend to; their rows, NaN too, become 0 first", "padding"),
 )
-_GROUPS = Value("num_kv_heads", "int: G, of keys and values; it divides H", lambda state: state.config.num_kv_heads)
+_OF_OBJECT = (
+    Value("config.num_heads", "int: H", lambda state: state.config.num_heads),
+    Value("config.num_kv_heads", "int: G, heads of keys and values; it divides H", lambda s: s.config.num_kv_heads),
+    Value(
+        "config.score",
+        '"scaled_dot": scores are q.k * config.softmax_scale. "dot": they are q.k',
+        lambda state: state.config.score,
+    ),
+    Value("config.softmax_scale", "float: 1 / sqrt(d), unless another is given", lambda s: s.config.softmax_scale),
+    *(replace(one, name="allowed") if one.name == "mask" else one for one in _ARGUMENTS if one is not NUM_HEADS),
+)
 _PAST = (
     Value("past_keys", "float64 (B, H, Lp, d), or None", lambda state: state.inputs.past_keys),
     Value("past_values", "float64 (B, H, Lp, dv), or None", lambda state: state.inputs.past_values),
@@ -104,11 +119,14 @@ EXERCISES = (
     LayerExercise(
         name="module-with-state",
         track="layer",
-        task="Multi-head attention as an object that is made once, with grouped heads, and called often.",
+        task="Write the class Attention: Attention(config, weights) makes a layer, once. "
+        "layer(queries, keys, values, allowed, padding) calls it, often and with other sizes, and gives the output. "
+        "Heads are grouped: query head h reads key head h // (H // G). Nothing of one call, and nothing of another "
+        "layer, may stay for the next.",
         rules=("grouped-heads", "callers-arrays", "padding", "empty-row", "non-finite"),
         subject="Subject",
         first=("prime", "no-bias", "grouped-heads", "multi-query", "ragged-square", "scale"),
-        arguments=(*_ARGUMENTS, _GROUPS),
+        arguments=_OF_OBJECT,
         tiny=_example(num_kv_heads=1),
         has_state=True,
         code=_OBJECT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +66,7 @@ def step(
     rules: tuple[str, ...] = (),
     covers: tuple[str, ...] = (),
     also: tuple[str, ...] = (),
+    drawn: Callable[[int], Case] | None = None,
     config: AttentionConfig | None = None,
     **sizes: Any,
 ) -> StepExercise:
@@ -78,8 +80,28 @@ def step(
         rules=rules,
         covers=covers,
         also=also,
+        drawn=drawn,
         tiny=tiny(config, **sizes),
     )
+
+
+def drawn_mask(make: Callable[[Rng, Case], AttentionMask]) -> Callable[[int], Case]:
+    """Draws sizes, and with `make` a mask for them."""
+
+    def drawn(number: int) -> Case:
+        query_len, key_len = 2 + number % 8, 2 + number // 8 % 11
+        return Case(
+            f"drawn-{number}",
+            "a table of answers",
+            prime_config(),
+            query_len=query_len,
+            key_len=key_len,
+            mask=make,
+            same_sizes="as they are drawn",
+            trivial_mask="as it is drawn",
+        )
+
+    return drawn
 
 
 OF_SIZE_1 = ("one-item", "one-query")

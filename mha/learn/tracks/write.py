@@ -32,6 +32,7 @@ from mha.learn.tracks.table import (
     QUERY_LEN,
     TWO_HEADS,
     ZERO_SCALE,
+    drawn_mask,
     projection,
     side,
     step,
@@ -135,6 +136,7 @@ EXERCISES = (
         ),
         ITEMS_MASK,
         ("valid-lens", "valid-lens-per-query", "ragged-square", "square-lens-per-query"),
+        drawn=drawn_mask(lambda rng, case: AttentionMask(valid_lens=rng.integers(case.key_len + 1, size=case.batch))),
         mask=lambda rng, case: AttentionMask(valid_lens=np.arange(1, case.batch + 1)),
     ),
     step(
@@ -143,6 +145,7 @@ EXERCISES = (
         (QUERY_LEN, KEY_LEN),
         ONE_MASK,
         ("causal", "causal-more-queries", "square-causal", *CAUSAL_OF_SIZE_1),
+        drawn=drawn_mask(fixed(causal=True)),
         mask=fixed(causal=True),
     ),
     step(
@@ -159,6 +162,9 @@ EXERCISES = (
             "square-causal",
         ),
         rules=("causal", "positions"),
+        drawn=drawn_mask(
+            lambda rng, case: AttentionMask(causal=True, query_offset=rng.integers(-4, 9, size=case.batch))
+        ),
         mask=fixed(causal=True, query_offset=1),
     ),
     step(
@@ -186,6 +192,11 @@ EXERCISES = (
             window_case("window-offsets", "offsets of each item", window=(1, 2), query_offset=np.array([2, -1])),
         ),
         rules=("window", "positions"),
+        drawn=drawn_mask(
+            lambda rng, case: AttentionMask(
+                window=(int(rng.integers(5)), int(rng.integers(5))), query_offset=rng.integers(-4, 9, size=case.batch)
+            )
+        ),
         mask=fixed(window=(1, 0), query_offset=1),
     ),
     step(

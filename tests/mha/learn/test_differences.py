@@ -8,6 +8,8 @@ import pytest
 from mha.learn.bench import bench
 from mha.learn.differences import location, relation
 from mha.learn.exercises import exercise
+from mha.learn.fills import fill_of
+from mha.learn.hints import of_answers
 from mha.learn.judge import verdict_of
 from mha.learn.running.attempt import Attempt
 
@@ -120,3 +122,55 @@ def test_arrays_in_another_order():
     one = exercise("gradient-of-scores")
     verdict = verdict_of(one, Attempt(tuple(place.wanted[::-1] for place in bench(one).places)))
     assert verdict.line.startswith("what it returns is (d_keys, d_queries); it must be (d_queries, d_keys)")
+
+
+def softmax_of(change):
+    def softmax(scores, allowed):
+        filled = change(scores, allowed)
+        powers = np.exp(filled - filled.max(-1, keepdims=True))
+        return powers / powers.sum(-1, keepdims=True)
+
+    return softmax
+
+
+@pytest.mark.parametrize("name", ["masked-softmax", "empty-row"])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda s, a: np.where(a, s, -1e9),
+            "Excluded scores become a finite number, such as -1e9: an excluded key counts",
+        ),
+        (lambda s, a: np.where(a, s, np.finfo(float).min), "Excluded scores become "),
+        (lambda s, a: s + np.where(a, 0.0, -1e9), " is added to excluded scores: "),
+        (lambda s, a: np.where(a, s, 0.0), "Excluded scores become 0: "),
+        (lambda s, a: np.where(a, 0.7 * s, -1e9), ""),
+        (lambda s, a: np.where(a, s, -np.inf), ""),
+    ],
+)
+def test_a_finite_fill_is_told_before_any_bug(name, change, sentence):
+    one = exercise(name)
+    with np.errstate(all="ignore"):
+        answers = [(softmax_of(change)(*place.arguments),) for place in bench(one).places]
+    verdict = verdict_of(one, Attempt(tuple(answers)))
+    if verdict.status == "right":  # each query of that exercise has a key, and no score is as low
+        return
+    said = fill_of(one, answers)
+    assert sentence in said
+    assert bool(sentence) == bool(said)
+    assert said in of_answers(one, verdict, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("softmax", lambda x, place: x * 3.0 ** np.arange(x.shape[-2])[:, None], "rows must sum to 1"),
+        ("softmax", lambda x, place: x * 1.5 ** np.arange(x.shape[-1]), ""),
+        ("weighted-sum", lambda x, place: x * (1.0 + np.arange(x.shape[-2]))[:, None], "a number of its own"),
+    ],
+)
+def test_rows_that_are_multiples_of_the_right_ones(name, change, sentence):
+    one, answers = spoilt(name, change)
+    said = relation(one, answers)
+    assert sentence in said
+    assert ("number of its own" in said) == bool(sentence)

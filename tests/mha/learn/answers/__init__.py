@@ -6,15 +6,28 @@ from tests.mha.learn.answers import (
     layer,
     measure,
     translate,
+    write_first,
     write_heads,
     write_masks,
     write_softmax,
+    write_turning,
 )
 from tests.mha.learn.answers.form import Answer, half
 
 __all__ = ["ANSWERS", "Answer", "half"]
 
-_FILES = (write_heads, write_masks, write_softmax, translate, backwards, layer, measure, careless)
+_FILES = (
+    write_first,
+    write_turning,
+    write_heads,
+    write_masks,
+    write_softmax,
+    translate,
+    backwards,
+    layer,
+    measure,
+    careless,
+)
 
 ANSWERS: list[Answer] = [answer for file in _FILES for answer in file.ANSWERS]
 """In the order of the tracks; `exercise/what-is-wrong` names each."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mha.learn.exercises import exercise
+from mha.learn.handout.folder import code_of
 from tests.mha.learn.answers.form import edits
 
 PARTS = """import numpy as np
@@ -102,6 +104,9 @@ eight-heads: I write eight heads into the code.
 """,
 )
 
+BELOW = "\n\n# What is below" + code_of(exercise("module-with-state")).partition("# What is below")[2]
+"""What the file of the exercise has behind the class."""
+
 MODULE = (
     PARTS
     + """
@@ -125,29 +130,8 @@ class Attention:
         v = np.repeat(heads_of(dense(self.weights, "v_proj", values), G), H // G, axis=1)
         a = softmax(q @ k.swapaxes(-1, -2) * self.scale, allowed)
         return dense(self.weights, "out_proj", merged(a @ v))
-
-
-CAPABILITIES = Capabilities("dot", "scale", "head_dim", "value_head_dim", "grouped", *WIDTHS)
-
-
-class Subject:
-    name = "attention-module"
-    dtypes = ("float64",)
-
-    def supports(self, config, inputs):
-        return CAPABILITIES.why_not(config, inputs)
-
-    def prepare(self, config, weights):
-        layer = Attention(config, weights)
-
-        def run(inputs):
-            sizes = inputs.check(config)
-            allowed = allowed_keys(inputs.mask, sizes, config.num_heads)
-            padding = padding_keys(inputs.mask, sizes)
-            return layer(inputs.queries, inputs.keys, inputs.values, allowed, padding)
-
-        return run
 """
+    + BELOW
 )
 
 STATE = edits(

@@ -17,7 +17,7 @@ from mha.learn.exercise import (
 )
 from mha_core.errors import SpecError
 
-ANSWERS = Path(__file__).with_name("answers")
+ANSWERS = Path(__file__).parents[1] / "answers"
 
 
 @cache
