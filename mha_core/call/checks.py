@@ -64,7 +64,8 @@ def check_call(
     key_len = None if past_len is None or new_len is None else past_len + new_len
     if isinstance(key_len, int) and key_len > LONGEST:
         raise SpecError(f"past and new keys must be at most {LONGEST} together. Got {key_len}.")
-    sizes = CallSizes(batch, query_len, key_len, past_len, layer.chunked_mask and layer.chunked_mask.size)
+    chunk_size = None if layer.chunked_mask is None else layer.chunked_mask.size
+    sizes = CallSizes(batch, query_len, key_len, past_len, chunk_size)
     full = (batch, layer.num_heads, query_len, sizes.key_len)
     _check_mask(call.mask, sizes, full, dtype, describe)
     scale, has_rule = layer.query_scale, layer.query_scale is not None and layer.query_scale.rule is not None
