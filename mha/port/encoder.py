@@ -186,8 +186,8 @@ def _loaded(name: str, folder: Path, weights: Path, dtype: str, leave: Collectio
     """The encoder in `folder`, with the arrays in the folder `weights`."""
     from transformers import AutoModel
 
-    tokenizer = load_tokenizer(folder)
     files_of(weights)  # says what is wrong with them better than transformers does
+    tokenizer = load_tokenizer(folder)
     with no_logging(), quiet_stderr():
         try:
             # Only safetensors: a pickle could carry code.

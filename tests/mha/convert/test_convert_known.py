@@ -16,7 +16,6 @@ import transformers as hf  # noqa: E402
 
 import mha as mha_tools  # noqa: E402
 from mha.convert.convert import convert, list_layers  # noqa: E402
-from mha.convert.verify import VerificationFailed  # noqa: E402
 from mha.models.config import ModelConfig  # noqa: E402
 from mha.models.families import FAMILIES, MODEL_TYPES  # noqa: E402
 from mha.recipes import RECIPES  # noqa: E402
@@ -277,68 +276,6 @@ def test_gpt2s_switches_become_the_layers_scale(weighted, by_layer, tmp_path):
 
 
 # Names that other layers share --------------------------------------------------------------------------------
-
-OTHERS = {
-    "gpt_neo": "GPTNeoSelfAttention",
-    "gptj": "GPTJAttention",
-    "stablelm": "StableLmAttention",
-    "granite": "GraniteAttention",
-    "gemma2": "Gemma2Attention",
-}
-SIZES = {
-    **{"vocab_size": 23, "hidden_size": 12, "num_hidden_layers": 2, "num_layers": 2, "intermediate_size": 10},
-    **{
-        "num_attention_heads": 3,
-        "num_heads": 3,
-        "num_key_value_heads": 3,
-        "head_dim": 4,
-        "max_position_embeddings": 512,  # longer than the longest probe
-        "n_positions": 512,
-    },
-    **{"n_embd": 12, "n_head": 3, "n_layer": 2, "rotary_dim": 4, "attention_types": [[["global"], 2]]},
-    **{"attention_multiplier": 0.7, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-}
-
-
-@pytest.mark.parametrize("model_type", OTHERS)
-def test_layers_of_other_arithmetic_are_known_by_their_config_alone(model_type, tmp_path):
-    """They have a layout's names. What they gave is what their recipe gives, and not what the layout gives."""
-    known = hf.AutoConfig.for_model(model_type).to_dict()
-    own = {key: value for key, value in SIZES.items() if key in known}
-    own |= {"partial_rotary_factor": 0.5} if model_type == "stablelm" else {}
-    config = hf.AutoConfig.for_model(model_type, **own)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = hf.AutoModel.from_config(config, attn_implementation="eager").eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(std=0.4)
-    seen = {}
-
-    def keep(_module, args, kwargs, output):
-        states = args[0] if args else kwargs["hidden_states"]
-        seen.update(queries=states.numpy(), output=output[0].numpy(), causal=True)
-
-    module = next(module for module in model.modules() if type(module).__name__ == OTHERS[model_type])
-    with torch.no_grad(), module.register_forward_hook(keep, with_kwargs=True):
-        model(input_ids=torch.arange(3, 13).reshape(2, 5), use_cache=False)
-    np.savez(tmp_path / "call.npz", **seen)
-    model.save_pretrained(tmp_path)
-    source, out = tmp_path / "model.safetensors", tmp_path / "o.npz"
-    prefix = min(layer.prefix for layer in list_layers(source))
-    kept, call = tmp_path / "o.safetensors", tmp_path / "call.npz"
-    done = convert(source, to_layout="canonical", out=kept, prefix=prefix)
-    assert (done.layers[0].standing.word, f"model type {model_type}" in done.layers[0].standing.why) == ("known", True)
-    done = convert(source, to_layout="canonical", out=kept, prefix=prefix, recorded=call, force=True)
-    assert done.layers[0].standing.word == "proved"
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(SpecError, match="neither proved nor known: there is no config.json beside it"):
-        convert(source, to_layout="canonical", out=out, prefix=prefix, num_heads=3)
-    with pytest.raises(VerificationFailed, match="does not give what was recorded of it: output"):
-        convert(source, to_layout="canonical", out=out, prefix=prefix, num_heads=3, recorded=call)
-    assert not out.exists()
-    done = convert(source, to_layout="canonical", out=out, prefix=prefix, num_heads=3, moved=True)
-    assert done.layers[0].standing.word == "moved"
 
 
 def test_without_a_config_nothing_is_known(tmp_path):
