@@ -24,6 +24,8 @@ class Setting:
         past: keys and values of earlier steps, split into heads, that stand before the new ones.
         causal: whether query i may attend to the first `past + i + 1` keys alone.
         ragged: whether there are valid_lens, between a quarter and three quarters of the length.
+        rotary: whether queries and keys turn with their positions; a layer that does has no biases, as Llama's.
+        window: how many keys a query may attend to, its own the last of them, in a causal setting; None for all.
         dtypes: the dtypes to measure by default; bfloat16 only where the device has instructions for it.
     """
 
@@ -36,6 +38,8 @@ class Setting:
     past: int = 0
     causal: bool = False
     ragged: bool = False
+    rotary: bool = False
+    window: int | None = None
     dtypes: tuple[str, ...] = ("float32",)
 
     @classmethod
@@ -61,6 +65,8 @@ class Setting:
         special = {
             f"{self.key_len} keys": self.past,
             "causal": self.causal,
+            f"window {self.window}": self.window,
+            "rotary": self.rotary,
             "lengths about half": self.ragged,
         }
         return ", ".join([text, *(words for words, holds in special.items() if holds)])
@@ -77,6 +83,9 @@ SETTINGS = (
     Setting("causal", 1, 2048, 512, 8, causal=True),
     Setting("ragged", 8, 512, 512, 8, ragged=True),
     Setting("grouped", 2, 512, 768, 12, num_kv_heads=4),
+    Setting("decoder", 1, 2048, 1024, 16, num_kv_heads=4, causal=True, rotary=True),
+    Setting("cache", 1, 1, 2048, 32, num_kv_heads=8, past=4095, rotary=True),
+    Setting("window", 1, 8192, 512, 8, causal=True, rotary=True, window=512),
 )
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)

@@ -17,9 +17,11 @@ from mha.bench.settings import Direction, Setting
 from mha_core.call.blocks import reach
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask, interval
+from mha_core.call.rotary import RotaryInputs
 from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import round_to
+from mha_core.parts.rotary import tables
 from mha_core.reference.pipeline import run
 from mha_core.weights import Weights, check_weights, init_weights
 
@@ -78,9 +80,44 @@ class Workload:
         return tuple(array for array in (self.past_keys, self.past_values) if array is not None)
 
     @property
+    def mask(self) -> AttentionMask:
+        """Which keys each query may attend to."""
+        setting = self.setting
+        window = None if setting.window is None else (setting.window - 1, None)
+        return AttentionMask(self.valid_lens, causal=setting.causal, query_offset=setting.past, window=window)
+
+    @property
     def positions(self) -> dict[str, Any]:
-        """The arguments of our layers that say that the mask is causal; {} where it is not."""
-        return {"causal": True, "query_offset": self.setting.past} if self.setting.causal else {}
+        """The arguments of our layers that say where queries stand, and what that keeps them from; {} for none."""
+        mask, setting = self.mask, self.setting
+        if not setting.causal and not setting.rotary:
+            return {}
+        return {"causal": mask.causal, "query_offset": mask.query_offset, "window": mask.window}
+
+    @property
+    def allowed(self) -> NDArray[np.bool_] | None:
+        """Bool (Lq, Lk), True = may attend, by positions alone; None where they exclude nothing."""
+        if not self.setting.causal:
+            return None
+        first, stop = interval(self.mask, self.setting.length)
+        keys = np.arange(self.setting.key_len)
+        assert stop is not None
+        allowed = keys < stop[0, :, None]
+        return allowed if first is None else allowed & (keys >= first[0, :, None])
+
+    @property
+    def within_lens(self) -> NDArray[np.bool_] | None:
+        """Bool (B, Lk), True = may attend, by valid_lens alone; None without them."""
+        return None if self.valid_lens is None else np.arange(self.setting.key_len) < self.valid_lens[:, None]
+
+    @property
+    def turns(self) -> tuple[NDArray, NDArray] | None:
+        """Cosine and sine (Lq, d) by which x turns, as model libraries hold them: twice beside each other."""
+        if self.config.rotary is None:
+            return None
+        table = tables(self.config.rotary, self.setting.past + np.arange(self.setting.length), self.setting.key_len)
+        cos, sin = (np.concatenate([part[0], part[0]], axis=-1).astype(np.float32) for part in table)
+        return cos, sin
 
     def given(self, array: Callable[[NDArray], Any], lens: Callable[[NDArray], Any]) -> dict[str, Any]:
         """The arrays that our layers are given besides x; `array` and `lens` make those of a framework."""
@@ -98,7 +135,13 @@ class Answer:
 
 def make_workload(setting: Setting, dtype: str) -> Workload:
     """Make the arrays of a setting; equal settings and dtypes give equal arrays."""
-    config = AttentionConfig(setting.embed_dim, setting.num_heads, num_kv_heads=setting.num_kv_heads, bias=True)
+    config = AttentionConfig(
+        setting.embed_dim,
+        setting.num_heads,
+        num_kv_heads=setting.num_kv_heads,
+        bias=not setting.rotary,
+        rotary=setting.rotary,
+    )
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> NDArray:
@@ -124,15 +167,20 @@ def make_workload(setting: Setting, dtype: str) -> Workload:
 
 def reference_answer(workload: Workload, direction: Direction) -> Answer:
     """The reference's answer: the output (B, queries checked, E), and the gradient of x (B, L, E)."""
-    queries = workload.x[:, workload.checked]
+    queries, setting = workload.x[:, workload.checked], workload.setting
+    allowed = None if workload.allowed is None else workload.allowed[workload.checked][None, None]
+    rotary = None
+    if setting.rotary:
+        rotary = RotaryInputs(setting.past + workload.checked, np.arange(setting.past, setting.key_len))
     inputs = AttentionInputs(
         queries,
         workload.x,
         workload.x,
-        AttentionMask(workload.valid_lens, allowed=_allowed(workload)),
+        AttentionMask(workload.valid_lens, allowed=allowed),
         cotangent=workload.cotangent[:, workload.checked] if direction == "both" else None,
         past_keys=workload.past_keys,
         past_values=workload.past_values,
+        rotary=rotary,
     )
     trace = run(workload.config, workload.weights, inputs)
     assert trace.output is not None
@@ -163,19 +211,9 @@ def flops(workload: Workload, direction: Direction) -> int:
 def pairs(workload: Workload) -> int:
     """How many pairs of a query and a key that it may attend to there are, in all items."""
     setting = workload.setting
-    mask = AttentionMask(workload.valid_lens, causal=setting.causal, query_offset=setting.past)
-    within = reach(mask, CallSizes(setting.batch, setting.length, setting.key_len))
+    within = reach(workload.mask, CallSizes(setting.batch, setting.length, setting.key_len))
     keys = np.maximum(within.stop - within.first, 0)
     return int(np.broadcast_to(keys, (setting.batch, setting.length)).sum())
-
-
-def _allowed(workload: Workload) -> NDArray[np.bool_] | None:
-    """Causal mask of the checked queries, bool (1, 1, queries, Lk); None where the setting is not causal."""
-    if not workload.setting.causal:
-        return None
-    _, stop = interval(AttentionMask(causal=True, query_offset=workload.setting.past), workload.setting.length)
-    assert stop is not None
-    return (np.arange(workload.setting.key_len) < stop[0, workload.checked, None])[None, None]
 
 
 def _distance(found: NDArray, wanted: NDArray) -> float:

@@ -159,12 +159,30 @@ def load(name: str) -> Framework:
         raise BackendError(f"backend {name!r} needs the package {error.name!r}, which is not installed.") from error
 
 
-def unable(workload: Workload, *, past: bool = False, grouped: bool = False, causal: bool = True) -> None:
+def optional(module: str) -> Any:
+    """A module of a library that a peer comes from. CannotRun if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise CannotRun(f"it needs the package {error.name!r}, which is not installed") from error
+
+
+def unable(
+    workload: Workload,
+    *,
+    past: bool = False,
+    grouped: bool = False,
+    causal: bool = True,
+    rotary: bool = False,
+    window: bool = False,
+) -> None:
     """Raise CannotRun where a workload needs a feature that the contestant lacks; the keywords name those it has."""
     lacking = {
         "keys and values of earlier steps": workload.setting.past > 0 and not past,
         "grouped heads": workload.is_grouped and not grouped,
         "causal mask": workload.setting.causal and not causal,
+        "rotary positions": workload.setting.rotary and not rotary,
+        "window": workload.setting.window is not None and not window,
     }
     for feature, is_needed in lacking.items():
         if is_needed:

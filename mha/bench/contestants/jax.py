@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import linen, nnx
 from jax import Array
 
 from backends.jax.backend import JaxBackend
@@ -17,6 +18,8 @@ from backends.jax.ops.framework import JAX_DTYPES, to_numpy
 from backends.jax.weights import from_weights
 from mha.bench.contestants.contestant import NONE_HELD, Contestant, Prepared, Scores, Task, unable
 from mha.bench.workload import Answer
+from mha_core.config import AttentionConfig
+from mha_core.weights import Weights
 
 Told = Mapping[str, Any]
 """Name -> array, of a contestant's arguments besides x."""
@@ -52,8 +55,17 @@ def _ours(task: Task) -> Prepared:
 
 
 def _linen(task: Task) -> Prepared:
-    unable(task.workload)
-    return _applied(to_linen, task, {"mask": _mask(task)}, {"deterministic": True})
+    unable(task.workload, rotary=True, window=True)
+    turns = _turns(task)
+
+    def attention_fn(queries: Array, keys: Array, values: Array, mask: Array | None) -> Array:
+        return linen.dot_product_attention(_turned(queries, turns), _turned(keys, turns), values, mask=mask)
+
+    def make(config: AttentionConfig, weights: Weights, **keywords: Any) -> Any:
+        layer, variables = to_linen(replace(config, rotary=None), weights, **keywords)
+        return (layer if turns is None else layer.clone(attention_fn=attention_fn)), variables
+
+    return _applied(make, task, {"mask": _mask(task)}, {"deterministic": True})
 
 
 def _d2l(task: Task) -> Prepared:
@@ -96,21 +108,29 @@ def _dot_product_attention(task: Task) -> Prepared:
     workload = task.workload
     with _scope(task):
         params = {name: _array(array.T, task) for name, array in workload.weights.items()}
+    turns, window = _turns(task), workload.setting.window
 
     def project(params: Any, name: str, x: Array) -> Array:
-        return x @ params[f"{name}.weight"] + params[f"{name}.bias"]
+        projected = x @ params[f"{name}.weight"]
+        return projected + params[f"{name}.bias"] if f"{name}.bias" in params else projected
 
     def forward(params: Any, x: Array, told: Told) -> Array:
         queries, keys, values = (
             project(params, name, x).reshape(*x.shape[:2], heads, -1)  # (B, L, H or G, d)
             for name, heads in workload.heads_of.items()
         )
+        queries, keys = _turned(queries, turns), _turned(keys, turns)
         if "past_keys" in told:
             keys = jnp.concatenate([told["past_keys"], keys], axis=1)
             values = jnp.concatenate([told["past_values"], values], axis=1)
         lens = told.get("valid_lens")
         summed = jax.nn.dot_product_attention(
-            queries, keys, values, is_causal=workload.setting.causal, key_value_seq_lengths=lens
+            queries,
+            keys,
+            values,
+            is_causal=workload.setting.causal,
+            key_value_seq_lengths=lens,
+            local_window_size=None if window is None else (window - 1, 0),
         )
         return project(params, "out_proj", summed.reshape(*x.shape[:2], -1))
 
@@ -179,12 +199,23 @@ def _array(array: Any, task: Task) -> Array:
     return jnp.asarray(array, JAX_DTYPES[task.dtype] if array.dtype.kind == "f" else None)
 
 
+def _turns(task: Task) -> tuple[Array, ...] | None:
+    """Cosine and sine, (L, 1, d) each; None without rotary positions."""
+    turns = task.workload.turns
+    return None if turns is None else tuple(_array(table[:, None], task) for table in turns)
+
+
+def _turned(x: Array, turns: tuple[Array, ...] | None) -> Array:
+    """(B, L, heads, d), turned as model libraries write it."""
+    if turns is None:
+        return x
+    first, second = jnp.split(x, 2, axis=-1)
+    return x * turns[0] + jnp.concatenate((-second, first), axis=-1) * turns[1]
+
+
 def _mask(task: Task) -> Any:
     """Bool, True = may attend: (1, 1, Lq, Lk) or (B, 1, 1, Lk); None if all is allowed."""
     workload = task.workload
-    keys = jnp.arange(workload.setting.key_len)
-    if workload.setting.causal:
-        return (keys <= keys[:, None])[None, None]
-    if workload.valid_lens is not None:
-        return (keys < jnp.asarray(workload.valid_lens)[:, None])[:, None, None]
-    return None
+    if workload.allowed is not None:
+        return jnp.asarray(workload.allowed)[None, None]
+    return None if workload.within_lens is None else jnp.asarray(workload.within_lens)[:, None, None]

@@ -99,30 +99,44 @@ def _batch_dot(task: Task) -> Prepared:
     """d2l.ai's formulation with a past or with grouped heads, for which its layer has no arguments."""
     workload = task.workload
     setting, (heads, kv_heads, width) = workload.setting, workload.heads
-    if not workload.past and not workload.is_grouped:
-        raise CannotRun("without a past and grouped heads it is d2l.ai's formulation")
+    if not workload.past and not workload.is_grouped and not setting.rotary:
+        raise CannotRun("without a past, grouped heads and rotary positions it is d2l.ai's formulation")
     ctx = framework.context_of(task.device)
     layers = {}
     for name in PROJECTIONS:
         rows, columns = workload.weights[f"{name}.weight"].shape
-        layers[name] = mx.gluon.nn.Dense(rows, in_units=columns, flatten=False, dtype=task.dtype)
-        for part, parameter in (("weight", layers[name].weight), ("bias", layers[name].bias)):
+        bias = f"{name}.bias" in workload.weights
+        layers[name] = mx.gluon.nn.Dense(rows, in_units=columns, flatten=False, dtype=task.dtype, use_bias=bias)
+        for part in ("weight", "bias") if bias else ("weight",):
+            parameter = getattr(layers[name], part)
             parameter.initialize(init=mx.init.Zero(), ctx=ctx)
             parameter.set_data(to_array(workload.weights[f"{name}.{part}"], task.dtype, ctx))
     past = [to_array(array, task.dtype, ctx) for array in workload.past]
+    turns = None if workload.turns is None else [to_array(table, task.dtype, ctx) for table in workload.turns]  # (L, d)
+    excluded = _excluded(task)
+    bias_of_mask = None if excluded is None else to_array(excluded, task.dtype, ctx)
+
+    def turned(x: Any) -> Any:
+        """(B, heads, L, d), turned as model libraries write it."""
+        if turns is None:
+            return x
+        first, second = mx.np.split(x, 2, axis=-1)
+        return x * turns[0] + mx.np.concatenate((-second, first), axis=-1) * turns[1]
 
     def forward(x: Any) -> Any:
         queries, keys, values = (
             split_heads(layers[name](x), heads)  # (B, H or G, L, d)
             for name, heads in workload.heads_of.items()
         )
+        queries, keys = turned(queries), turned(keys)
         if past:
             keys = mx.np.concatenate([past[0], keys], axis=2)
             values = mx.np.concatenate([past[1], values], axis=2)
         if heads != kv_heads:
             keys, values = (mx.np.repeat(part, heads // kv_heads, axis=1) for part in (keys, values))
         queries, keys, values = (part.reshape(-1, part.shape[2], width) for part in (queries, keys, values))
-        weights = mx.npx.softmax(mx.npx.batch_dot(queries, keys, transpose_b=True) / width**0.5)
+        scores = mx.npx.batch_dot(queries, keys, transpose_b=True) / width**0.5
+        weights = mx.npx.softmax(scores if bias_of_mask is None else scores + bias_of_mask)
         summed = mx.npx.batch_dot(weights, values).reshape(setting.batch, heads, setting.length, width)
         return layers["out_proj"](merge_heads(summed))
 
@@ -204,7 +218,13 @@ def _masks(task: Task) -> tuple[Any, Any]:
         per_head = np.repeat(workload.valid_lens, heads)[:, None]
         whole = np.broadcast_to(per_head, (len(per_head), setting.length))
         lengths = to_array(whole, "int32", ctx).as_nd_ndarray()
-    if setting.causal:
-        above = np.triu(np.ones((1, setting.length, setting.key_len), np.float32), 1)
-        bias = _legacy_array(-LARGE * above, task)
+    excluded = _excluded(task)
+    if excluded is not None:
+        bias = _legacy_array(excluded, task)
     return lengths, bias
+
+
+def _excluded(task: Task) -> Any:
+    """(1, Lq, Lk): what is added to scores, a large negative number where positions exclude a key; None for nothing."""
+    allowed = task.workload.allowed
+    return None if allowed is None else np.where(allowed, np.float32(0), np.float32(-LARGE))[None]

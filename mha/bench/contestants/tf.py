@@ -1,4 +1,4 @@
-"""TensorFlow's contestants: Keras's layers, keras.ops.dot_product_attention, d2l.ai's; under tf.function."""
+"""TensorFlow's contestants: Keras's layers and KerasHub's, keras.ops.dot_product_attention, d2l.ai's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from backends.tf.native.convert import to_native
 from backends.tf.ops import framework
 from backends.tf.ops.framework import TF_DTYPES, to_numpy, to_tensor
 from backends.tf.weights import from_weights
-from mha.bench.contestants.contestant import NONE_HELD, CannotRun, Contestant, Kind, Prepared, Scores, Task, unable
+from mha.bench.contestants.contestant import (
+    NONE_HELD,
+    CannotRun,
+    Contestant,
+    Kind,
+    Prepared,
+    Scores,
+    Task,
+    optional,
+    unable,
+)
 from mha.bench.workload import Answer
 
 Forward = Callable[[tf.Tensor], tf.Tensor]
@@ -75,8 +85,8 @@ def _keras_layer(task: Task, wrap: Wrap, layout: str) -> Prepared:
         raise CannotRun("without grouped heads it is keras.layers.MultiHeadAttention")
     layer = to_native(workload.config, workload.weights, layout, dtype=task.dtype)
     options: dict[str, Any] = {"use_causal_mask": workload.setting.causal, "training": task.differentiates}
-    if workload.valid_lens is not None:
-        options["attention_mask"] = _allowed(task)[:, None]  # (B, 1, Lk)
+    if workload.within_lens is not None:
+        options["attention_mask"] = tf.constant(workload.within_lens[:, None])  # (B, 1, Lk)
     return _prepared(layer.weights, lambda x: layer(query=x, value=x, key=x, **options), task, wrap)
 
 
@@ -89,22 +99,58 @@ def _dot_product_attention(task: Task, wrap: Wrap) -> Prepared:
     setting = workload.setting
     variables = {name: tf.Variable(_tensor(array.T, task)) for name, array in workload.weights.items()}
     past = [_tensor(array.swapaxes(1, 2), task) for array in workload.past]  # (B, Lp, G, d)
-    mask = None if workload.valid_lens is None else _allowed(task)[:, None, None]  # (B, 1, 1, Lk)
+    mask = None if workload.within_lens is None else tf.constant(workload.within_lens[:, None, None])  # (B, 1, 1, Lk)
+    if setting.window is not None:
+        mask = tf.constant(workload.allowed)[None, None]  # (1, 1, Lq, Lk)
+    is_diagonal = setting.causal and setting.window is None
+    turns = None if workload.turns is None else [_tensor(table[:, None], task) for table in workload.turns]  # (L, 1, d)
+
+    def turned(x: tf.Tensor) -> tf.Tensor:
+        """(B, L, heads, d), turned as model libraries write it."""
+        if turns is None:
+            return x
+        first, second = tf.split(x, 2, axis=-1)
+        return x * turns[0] + tf.concat((-second, first), axis=-1) * turns[1]
 
     def project(name: str, x: tf.Tensor) -> tf.Tensor:
-        return tf.matmul(x, variables[f"{name}.weight"]) + variables[f"{name}.bias"]
+        projected = tf.matmul(x, variables[f"{name}.weight"])
+        return projected + variables[f"{name}.bias"] if f"{name}.bias" in variables else projected
 
     def forward(x: tf.Tensor) -> tf.Tensor:
         queries, keys, values = (
             tf.reshape(project(name, x), (setting.batch, setting.length, count, -1))
             for name, count in workload.heads_of.items()
         )
+        queries, keys = turned(queries), turned(keys)
         if past:
             keys, values = tf.concat([past[0], keys], axis=1), tf.concat([past[1], values], axis=1)
-        summed = keras.ops.dot_product_attention(queries, keys, values, mask=mask, is_causal=setting.causal)
+        summed = keras.ops.dot_product_attention(queries, keys, values, mask=mask, is_causal=is_diagonal)
         return project("out_proj", tf.reshape(summed, (setting.batch, setting.length, -1)))
 
     return _prepared(list(variables.values()), forward, task, wrap)
+
+
+def _keras_hub_llama(task: Task, wrap: Wrap) -> Prepared:
+    """The layer of KerasHub's Llama; a past is in its cache, which has room for the new keys."""
+    workload = task.workload
+    setting, (heads, kv_heads, width) = workload.setting, workload.heads
+    if not setting.rotary:
+        raise CannotRun("it always has rotary positions")
+    llama = optional("keras_hub.src.models.llama.llama_attention")
+    layer = llama.LlamaAttention(heads, kv_heads, dtype=task.dtype)
+    layer.build((None, None, setting.embed_dim))
+    kernels = {name: _tensor(workload.weights[f"{name}.weight"].T, task) for name in (*workload.heads_of, "out_proj")}
+    for name, own in (("q_proj", layer._query_dense), ("k_proj", layer._key_dense), ("v_proj", layer._value_dense)):
+        own.kernel.assign(tf.reshape(kernels[name], (setting.embed_dim, -1, width)))
+    layer._output_dense.kernel.assign(tf.reshape(kernels["out_proj"], (heads, width, -1)))
+    given: dict[str, Any] = {"training": task.differentiates}
+    if workload.allowed is not None:
+        given["attention_mask"] = tf.constant(workload.allowed)[None]
+    if not workload.past:
+        return _prepared(layer.weights, lambda x: layer(x, **given), task, wrap)
+    cache = tf.stack([_tensor(array.swapaxes(1, 2), task) for array in workload.past], axis=1)  # (B, 2, Lp, G, d)
+    given |= {"cache": tf.pad(cache, [[0, 0], [0, 0], [0, setting.length], [0, 0], [0, 0]])}
+    return _prepared(layer.weights, lambda x: layer(x, cache_update_index=setting.past, **given)[0], task, wrap)
 
 
 def _d2l(task: Task, wrap: Wrap) -> Prepared:
@@ -137,6 +183,8 @@ CONTESTANTS = (
     _contestant("keras.layers.GroupQueryAttention", "peer", _group_query_attention, Scores(1, 4)),
     _contestant("keras.layers.GroupQueryAttention, jit_compile", "peer", _group_query_attention, BY_XLA, XLA),
     _contestant("matmul, keras.ops.dot_product_attention", "peer", _dot_product_attention, Scores(1, 4)),
+    _contestant("keras_hub's LlamaAttention", "peer", _keras_hub_llama, Scores(2, 4)),
+    _contestant("keras_hub's LlamaAttention, jit_compile", "peer", _keras_hub_llama, BY_XLA, XLA),
     _contestant("d2l.ai's", "peer", _d2l, Scores(1, 3)),
 )
 
@@ -170,11 +218,6 @@ def _prepared(variables: list[Any], forward: Forward, task: Task, wrap: Wrap) ->
 
 def _tensor(array: Any, task: Task) -> tf.Tensor:
     return to_tensor(array, TF_DTYPES[task.dtype])
-
-
-def _allowed(task: Task) -> tf.Tensor:
-    """Bool (B, Lk), True = may attend."""
-    return tf.range(task.workload.setting.key_len)[None] < tf.cast(task.workload.valid_lens, tf.int32)[:, None]
 
 
 def _wait(device: str) -> None:

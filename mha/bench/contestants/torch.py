@@ -1,4 +1,4 @@
-"""PyTorch's contestants: nn.MultiheadAttention, four Linear layers and scaled_dot_product_attention, d2l.ai's."""
+"""PyTorch's contestants: nn.MultiheadAttention, Linear around scaled_dot_product_attention, Llama's, d2l.ai's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from backends.torch.ops import framework
 from backends.torch.ops.framework import TORCH_DTYPES, to_numpy, to_tensor
 from backends.torch.ops.heads import merge_heads, split_heads
 from backends.torch.weights import from_weights
-from mha.bench.contestants.contestant import NONE_HELD, CannotRun, Contestant, Prepared, Scores, Task, unable
+from mha.bench.contestants.contestant import NONE_HELD, CannotRun, Contestant, Prepared, Scores, Task, optional, unable
 from mha.bench.workload import Answer
 from mha_core.config import PROJECTIONS
 
@@ -66,11 +66,12 @@ def _multihead_attention(training: bool) -> Callable[[Task], Prepared]:
         if task.differentiates and not training:
             raise CannotRun("with gradients it does as in train()")
         layer = to_native(workload.config, workload.weights, **_place(task)).train(training)
-        masks: dict[str, Any] = {"need_weights": False, "key_padding_mask": _padding(task)}
-        if workload.setting.causal:
-            length = workload.setting.length
-            upper = torch.ones(length, length, dtype=torch.bool, device=_place(task)["device"]).triu(1)
-            masks |= {"attn_mask": upper, "is_causal": True}
+        within_lens, allowed = _constant(workload.within_lens, task), _constant(workload.allowed, task)
+        masks: dict[str, Any] = {"need_weights": False}
+        if within_lens is not None:
+            masks["key_padding_mask"] = ~within_lens
+        if allowed is not None:
+            masks |= {"attn_mask": ~allowed, "is_causal": True}
         return _prepared(layer, lambda x: layer(x, x, x, **masks)[0], task)
 
     return make
@@ -111,23 +112,77 @@ def _with_linear(task: Task, after_past: Callable[[Tensor, Tensor], tuple[Tensor
     layers: Any = nn.ModuleDict()
     for name in PROJECTIONS:
         rows, columns = workload.weights[f"{name}.weight"].shape
-        layers[name] = nn.Linear(columns, rows, device="meta")
+        layers[name] = nn.Linear(columns, rows, bias=f"{name}.bias" in workload.weights, device="meta")
     layers.load_state_dict({name: _tensor(array, task) for name, array in workload.weights.items()}, assign=True)
-    padding = _padding(task)
-    mask = None if padding is None else ~padding[:, None, None, :]
+    is_diagonal = workload.setting.causal and workload.setting.window is None
+    mask = None if workload.within_lens is None else _constant(workload.within_lens[:, None, None], task)
+    if workload.setting.window is not None:
+        mask = _constant(workload.allowed, task)
+    turns = _turns(task)
 
     def forward(x: Tensor) -> Tensor:
         queries, keys, values = (
             split_heads(layers[name](x), heads)  # (B, H or G, L, d)
             for name, heads in workload.heads_of.items()
         )
+        if turns is not None:
+            queries, keys = (x * turns[0] + _half_turned(x) * turns[1] for x in (queries, keys))
         keys, values = after_past(keys, values)
         summed = F.scaled_dot_product_attention(
-            queries, keys, values, mask, is_causal=workload.setting.causal, enable_gqa=workload.is_grouped
+            queries, keys, values, mask, is_causal=is_diagonal, enable_gqa=workload.is_grouped
         )
         return layers["out_proj"](merge_heads(summed))
 
     return _prepared(layers, forward, task)
+
+
+def _half_turned(x: Tensor) -> Tensor:
+    """(..., d): the second half, negative, before the first, as model libraries turn."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+class _Past:
+    """What transformers' caches do in a layer's call, without keeping the new keys: each call then is the same."""
+
+    def __init__(self, *past: Tensor) -> None:
+        self._past = past
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        return torch.cat([self._past[0], keys], dim=2), torch.cat([self._past[1], values], dim=2)
+
+
+def _llama(implementation: str) -> Callable[[Task], Prepared]:
+    """The layer of transformers' Llama; its tables and masks are made before, as its model makes them once."""
+
+    def make(task: Task) -> Prepared:
+        workload, place = task.workload, _place(task)
+        turns = _turns(task)
+        if turns is None:
+            raise CannotRun("it always has rotary positions")
+        llama = optional("transformers.models.llama.modeling_llama")
+        heads, kv_heads, width = workload.heads
+        config = llama.LlamaConfig(
+            hidden_size=workload.config.embed_dim,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=width,
+            attn_implementation=implementation,
+        )
+        layer = llama.LlamaAttention(config, layer_idx=0).to(**place).train(task.differentiates)
+        layer.load_state_dict(
+            {name.replace("out_proj", "o_proj"): _tensor(array, task) for name, array in workload.weights.items()}
+        )
+        given: dict[str, Any] = {"position_embeddings": tuple(table[None] for table in turns)}
+        given["past_key_values"] = _Past(*(_tensor(x, task) for x in workload.past)) if workload.past else None
+        allowed = _constant(workload.allowed, task)
+        if implementation == "eager" and allowed is not None:
+            given["attention_mask"] = torch.zeros(allowed.shape, **place).masked_fill(~allowed, -torch.inf)[None, None]
+        elif workload.setting.window is not None and allowed is not None:
+            given["attention_mask"] = allowed[None, None]  # else its own causal mask is taken
+        return _prepared(layer, lambda x: layer(x, **{"attention_mask": None, **given})[0], task)
+
+    return make
 
 
 def _d2l(task: Task) -> Prepared:
@@ -135,7 +190,7 @@ def _d2l(task: Task) -> Prepared:
     unable(workload, causal=False)
     place = _place(task)
     layer: Any = to_native(workload.config, workload.weights, "d2l-torch", **place).train(task.differentiates)
-    lens = None if workload.valid_lens is None else torch.tensor(workload.valid_lens, device=place["device"])
+    lens = _constant(workload.valid_lens, task)
 
     def forward(x: Tensor) -> Tensor:
         output = layer(x, x, x, lens)
@@ -151,6 +206,8 @@ CONTESTANTS = (
     Contestant("nn.MultiheadAttention, train()", "peer", _multihead_attention(training=True), NONE_HELD),
     Contestant("Linear, scaled_dot_product_attention", "peer", _scaled_dot_product, NONE_HELD),
     Contestant("Linear, scaled_dot_product_attention, cache in place", "peer", _cache_in_place, NONE_HELD),
+    Contestant("transformers' LlamaAttention, sdpa", "peer", _llama("sdpa"), NONE_HELD),
+    Contestant("transformers' LlamaAttention, eager", "peer", _llama("eager"), Scores(3, 5)),
     Contestant("d2l.ai's", "peer", _d2l, Scores(2, 3)),
 )
 
@@ -187,13 +244,15 @@ def _tensor(array: Any, task: Task) -> Tensor:
     return to_tensor(array, TORCH_DTYPES[task.dtype], framework.device_of(task.device))
 
 
-def _padding(task: Task) -> Tensor | None:
-    """Bool (B, Lk), True = ignore."""
-    lens = task.workload.valid_lens
-    if lens is None:
-        return None
-    padding = torch.arange(task.workload.setting.key_len) >= torch.tensor(lens)[:, None]
-    return padding.to(framework.device_of(task.device))
+def _constant(array: Any, task: Task) -> Tensor | None:
+    """A mask, as it is; None for none."""
+    return None if array is None else torch.tensor(array, device=_place(task)["device"])
+
+
+def _turns(task: Task) -> tuple[Tensor, ...] | None:
+    """Cosine and sine, (L, d) each; None without rotary positions."""
+    turns = task.workload.turns
+    return None if turns is None else tuple(_tensor(table, task) for table in turns)
 
 
 def _wait(device: str) -> None:

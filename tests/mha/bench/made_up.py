@@ -39,7 +39,12 @@ def solve(task: Task, scale=None) -> Answer:
     setting = workload.setting
     inputs = AttentionInputs(
         *(workload.x, workload.x, workload.x),
-        AttentionMask(workload.valid_lens, causal=setting.causal, query_offset=setting.past if setting.causal else 0),
+        AttentionMask(
+            workload.valid_lens,
+            causal=setting.causal,
+            query_offset=setting.past,
+            window=None if setting.window is None else (setting.window - 1, 0),
+        ),
         cotangent=workload.cotangent if task.differentiates else None,
         past_keys=workload.past_keys,
         past_values=workload.past_values,

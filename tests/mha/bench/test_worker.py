@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from dataclasses import replace
 
 import pytest
 
-from mha.bench.contestants.contestant import Task, load, names
+from mha.bench.contestants.contestant import CannotRun, Task, load, names, optional
 from mha.bench.settings import Setting
 from mha.bench.worker import Request, measure_framework, measure_row
 from mha.bench.workload import make_workload
@@ -72,22 +74,34 @@ TASKS = {
     "ragged": (replace(PLAIN, ragged=True), "both"),
     "causal": (replace(PLAIN, causal=True), "forward"),
     "decoding, grouped": (replace(PLAIN, length=1, past=4, num_kv_heads=2), "forward"),
+    "window, rotary": (replace(PLAIN, embed_dim=16, causal=True, rotary=True, window=3), "both"),
 }
 
+
+def _if_installed(library):
+    return {"window, rotary"} if importlib.util.find_spec(library) else set()
+
+
+WITHOUT_PARTS = {"decoding, grouped", "window, rotary"}
+
 LEFT_OUT = {
-    "nn.MultiheadAttention, eval()": {"ragged", "decoding, grouped"},
-    "nn.MultiheadAttention, train()": {"decoding, grouped"},
-    "Linear, scaled_dot_product_attention, cache in place": {"ragged", "causal"},
+    "nn.MultiheadAttention, eval()": {"ragged", *WITHOUT_PARTS},
+    "nn.MultiheadAttention, train()": WITHOUT_PARTS,
+    "Linear, scaled_dot_product_attention, cache in place": {"ragged", "causal", "window, rotary"},
+    "transformers' LlamaAttention, sdpa": set(TASKS) - _if_installed("transformers"),
+    "transformers' LlamaAttention, eager": set(TASKS) - _if_installed("transformers"),
+    "keras_hub's LlamaAttention": set(TASKS) - _if_installed("keras_hub"),
+    "keras_hub's LlamaAttention, jit_compile": set(TASKS) - _if_installed("keras_hub"),
     "linen.MultiHeadDotProductAttention": {"decoding, grouped"},
-    "nnx.MultiHeadAttention": {"decoding, grouped"},
-    "keras.layers.MultiHeadAttention": {"decoding, grouped"},
-    "keras.layers.MultiHeadAttention, jit_compile": {"decoding, grouped"},
+    "nnx.MultiHeadAttention": WITHOUT_PARTS,
+    "keras.layers.MultiHeadAttention": WITHOUT_PARTS,
+    "keras.layers.MultiHeadAttention, jit_compile": WITHOUT_PARTS,
     "keras.layers.GroupQueryAttention": set(TASKS),
     "keras.layers.GroupQueryAttention, jit_compile": set(TASKS),
-    "Dense, interleaved_matmul_selfatt": {"decoding, grouped"},
+    "Dense, interleaved_matmul_selfatt": WITHOUT_PARTS,
     "Dense, interleaved_matmul_encdec": set(TASKS),
     "Dense, batch_dot": {"ragged", "causal"},
-    "d2l.ai's": {"causal", "decoding, grouped"},
+    "d2l.ai's": {"causal", *WITHOUT_PARTS},
 }
 """Contestant -> the tasks that it can't do; the others do all."""
 
@@ -116,13 +130,25 @@ def test_every_contestant_agrees_with_the_reference_or_says_why_not(backend_name
 
 
 @pytest.mark.same_on_newest_of("torch", "tf")
-def test_decoding_and_grouped_heads_have_peers_of_their_own(backend_name):
-    for special, direction in (({"length": 1, "past": 4}, "both"), ({"num_kv_heads": 2}, "forward")):
+def test_decoding_grouped_heads_and_rotary_positions_have_peers_of_their_own(backend_name):
+    decoder = {"embed_dim": 16, "num_kv_heads": 2, "rotary": True}
+    for special, direction in (
+        ({"length": 1, "past": 4}, "both"),
+        ({"num_kv_heads": 2}, "forward"),
+        ({**decoder, "causal": True}, "both"),
+        ({**decoder, "length": 1, "past": 4}, "forward"),
+    ):
         task = Task(make_workload(replace(PLAIN, **special), "float32"), direction, "float32", "cpu")
         contestants = [each for each in load(backend_name).CONTESTANTS if each.kind == "peer" and is_quick(each)]
         there = [entry for entry in measure_row(tuple(contestants), task, seconds=1e-6) if entry.timing is not None]
         assert there
         assert all(entry.difference < 1e-5 for entry in there)
+
+
+def test_a_library_that_is_absent_leaves_its_layer_out_and_is_no_failure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(CannotRun, match="it needs the package 'transformers', which is not installed"):
+        optional("transformers")
 
 
 @pytest.mark.same_on_newest_of("torch", "tf")

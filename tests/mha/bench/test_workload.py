@@ -26,10 +26,14 @@ def test_the_settings_are_those_that_were_agreed_on():
         (1, 8192, 512, 8, 8192),
         (32, 1, 512, 8, 1024),
         (8, 512, 512, 8, 512),
+        (1, 2048, 1024, 16, 2048),
+        (1, 1, 2048, 32, 4096),
     }
-    assert [each.name for each in SETTINGS if each.causal] == ["causal"]
+    assert [each.name for each in SETTINGS if each.causal] == ["causal", "decoder", "window"]
+    assert [each.name for each in SETTINGS if each.rotary] == ["decoder", "cache", "window"]
+    assert [each.window for each in SETTINGS if each.window] == [512]
     assert [each.name for each in SETTINGS if each.ragged] == ["ragged"]
-    assert [each.num_kv_heads for each in SETTINGS if each.num_kv_heads] == [4]
+    assert [each.num_kv_heads for each in SETTINGS if each.num_kv_heads] == [4, 4, 8]
 
 
 def test_unknown_names_and_lengths_are_refused():
@@ -63,8 +67,9 @@ def test_lengths_are_half_on_average():
 
 
 @pytest.mark.parametrize("direction", ["forward", "both"])
-def test_few_queries_tell_the_whole_answer(direction):
-    workload = make_workload(TINY, "float32")
+@pytest.mark.parametrize("parts", [{}, {"rotary": True, "window": 4}], ids=["plain", "rotary, window"])
+def test_few_queries_tell_the_whole_answer(direction, parts):
+    workload = make_workload(replace(TINY, **parts), "float32")
     wanted, whole = reference_answer(workload, direction), solve(Task(workload, direction, "float32", "cpu"))
     assert len(workload.checked) < TINY.length
     np.testing.assert_allclose(wanted.output, whole.output[:, workload.checked], rtol=1e-12)
@@ -95,12 +100,21 @@ def test_what_is_missing_or_not_finite_is_infinitely_far():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"past": 0, "causal": False}, {"ragged": False}, {"causal": False}, {"past": 0, "ragged": False}]
+    "changes",
+    [
+        {},
+        {"past": 0, "causal": False},
+        {"ragged": False},
+        {"causal": False},
+        {"past": 0, "ragged": False},
+        {"window": 3},
+    ],
 )
 def test_pairs_are_what_the_mask_allows(changes):
     workload = make_workload(replace(TINY, **changes), "float32")
     setting = workload.setting
-    mask = AttentionMask(workload.valid_lens, causal=setting.causal, query_offset=setting.past)
+    window = None if setting.window is None else (setting.window - 1, 0)
+    mask = AttentionMask(workload.valid_lens, causal=setting.causal, query_offset=setting.past, window=window)
     allowed = allowed_keys(mask, CallSizes(batch=3, query_len=11, key_len=setting.key_len), num_heads=1)
     assert pairs(workload) == np.broadcast_to(allowed, (3, 1, 11, setting.key_len)).sum()
 
