@@ -15,6 +15,8 @@
         rotary.py          tables of positions, and the turn of queries and keys
         query_key_norm.py  the norm of queries and keys
         query_scale.py     the factors of queries by their positions
+        clip_qkv.py        the limit of projections
+        value_norm.py      the norm and the scale of values
     fast/            attention without an array of all scores
         attend.py      block by block, with gradients of its own
     native/          the framework's own layers
@@ -71,6 +73,13 @@ GLOSSARY: dict[str, dict[str, str]] = {
     "parts.query_scale": {
         "query_factors": "call, settings",  # (Lq,) or (1 or B, Lq); None without a query scale
         "scale_queries": "queries, factors",  # (B, H, Lq, d)
+    },
+    "parts.clip_qkv": {
+        "clip": "x, limit",  # (B, L, H * d) or (B, L, G * d)
+    },
+    "parts.value_norm": {
+        "norm_values": "x, eps",  # (B, G, L, dv)
+        "scale_values": "x, scale",
     },
     "fast.attend": {
         "attend_in_blocks": "operands, score, mask, dropout, training",  # and query_block=: -> (B, H, Lq, dv)

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from mha_core.errors import SpecError
 from mha_core.heads import HeadShapes
-from mha_core.numbers import positive, real
+from mha_core.numbers import check_dropout, not_zero, positive, real
 from mha_core.parts.chunked_mask import ChunkedMask
 from mha_core.parts.query_key_norm import QueryKeyNorm
 from mha_core.parts.query_scale import QueryScale
@@ -74,9 +74,12 @@ class ConfigOptions(TypedDict, total=False):
     query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None
     query_scale: QueryScale | Mapping[str, Any] | bool | None
     chunked_mask: ChunkedMask | Mapping[str, Any] | int | None
+    clip_qkv: float | None
+    value_norm_eps: float | None
+    value_scale: float | None
 
 
-PARTS = ("rotary", "query_key_norm", "query_scale", "chunked_mask")
+PARTS = ("rotary", "query_key_norm", "query_scale", "chunked_mask", "clip_qkv", "value_norm_eps", "value_scale")
 """The fields of an AttentionConfig that hold the settings of a part, or None in a layer without it."""
 
 
@@ -114,6 +117,11 @@ class AttentionConfig:
             True where calls give the factors. Default: not at all.
         chunked_mask: queries attend within their own chunk of positions: `mha_core.ChunkedMask`, a mapping of its
             fields, or its size. Default: everywhere.
+        clip_qkv: c, beyond which no channel of projected queries, keys and values goes: they are cut off at +-c.
+            Default: not at all.
+        value_norm_eps: eps, with which each value is divided by sqrt(mean(x ** 2) + eps) of its channels. Default:
+            not at all.
+        value_scale: a number by which values are multiplied, behind their norm. Default: none.
         dropout: probability that an attention weight is dropped in training, 0 <= dropout < 1.
 
     Raises:
@@ -148,6 +156,9 @@ Got embed_dim=100, num_heads=3.
     query_key_norm: QueryKeyNorm | None
     query_scale: QueryScale | None
     chunked_mask: ChunkedMask | None
+    clip_qkv: float | None
+    value_norm_eps: float | None
+    value_scale: float | None
     dropout: float
 
     def __init__(
@@ -172,6 +183,9 @@ Got embed_dim=100, num_heads=3.
         query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None = None,
         query_scale: QueryScale | Mapping[str, Any] | bool | None = None,
         chunked_mask: ChunkedMask | Mapping[str, Any] | int | None = None,
+        clip_qkv: float | None = None,
+        value_norm_eps: float | None = None,
+        value_scale: float | None = None,
         dropout: float = 0.0,
     ) -> None:
         embed_dim = check_size("embed_dim", embed_dim)
@@ -229,6 +243,9 @@ Got embed_dim=100, num_heads=3.
             "query_key_norm": QueryKeyNorm.of(query_key_norm),
             "query_scale": by_position,
             "chunked_mask": ChunkedMask.of(chunked_mask),
+            "clip_qkv": None if clip_qkv is None else positive("clip_qkv", clip_qkv),
+            "value_norm_eps": None if value_norm_eps is None else positive("value_norm_eps", value_norm_eps),
+            "value_scale": None if value_scale is None else not_zero("value_scale", value_scale),
             "dropout": check_dropout(dropout),
         }
         for name, value in resolved.items():
@@ -329,11 +346,3 @@ def _check_without_projections(widths: Mapping[str, int], of_heads: Mapping[str,
             raise SpecError(
                 f"{name} must be the width of the heads, {of_heads[name]}, without projections. Got {width}."
             )
-
-
-def check_dropout(value: float) -> float:
-    """Return `value` as a float if it is a dropout probability; raise SpecError otherwise."""
-    rate = real("dropout", value)
-    if not 0.0 <= rate < 1.0:
-        raise SpecError(f"dropout must lie in 0 <= dropout < 1. Got {rate!r}.")
-    return rate

@@ -126,6 +126,10 @@ def _other_width(name: str, config: AttentionConfig, inputs: AttentionInputs | N
     return bool(getattr(config, name) != config.embed_dim)
 
 
+def _has_setting(name: str, config: AttentionConfig, inputs: AttentionInputs | None) -> bool:
+    return getattr(config, name) is not None
+
+
 def _rotary(config: AttentionConfig, inputs: AttentionInputs) -> Tables | None:
     """The tables of a call, in float64: those that were given, or those of its positions; None without rotary."""
     if config.rotary is None:
@@ -273,6 +277,22 @@ FEATURES: tuple[Feature, ...] = (
         lambda config, inputs: config.chunked_mask is not None,
         plain={"chunked_mask": None},
         arithmetic=True,
+    ),
+    *(
+        Feature(
+            name,
+            words,
+            partial(_has_setting, name),
+            options={name: _of_config(name)},
+            needs=(Need(words, (name, "config")),),
+            plain={name: None},
+            arithmetic=True,
+        )
+        for name, words in (
+            ("clip_qkv", "clipped projections"),
+            ("value_norm_eps", "value norm"),
+            ("value_scale", "a value scale"),
+        )
     ),
 )
 """In the order in which reasons are listed."""

@@ -36,3 +36,11 @@ def not_zero(name: str, value: float) -> float:
     if number == 0.0:
         raise SpecError(f"{name} must not be 0. Got {number!r}.")
     return number
+
+
+def check_dropout(value: float) -> float:
+    """Return `value` as a float if it is a dropout probability; raise SpecError otherwise."""
+    rate = real("dropout", value)
+    if not 0.0 <= rate < 1.0:
+        raise SpecError(f"dropout must lie in 0 <= dropout < 1. Got {rate!r}.")
+    return rate

@@ -27,9 +27,11 @@ from backends.jax.ops.framework import check_fields, in_width, layer_dtype
 from backends.jax.ops.heads import merge_heads, split_heads
 from backends.jax.ops.masks import Mask, Window, build_mask, placed
 from backends.jax.ops.scores import AdditiveScore, DotScore
+from backends.jax.parts.clip_qkv import clip
 from backends.jax.parts.query_key_norm import HeadNorm
 from backends.jax.parts.query_scale import query_factors, scale_queries
 from backends.jax.parts.rotary import rotary_tables, rotate
+from backends.jax.parts.value_norm import norm_values, scale_values
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
@@ -48,7 +50,7 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention as `mha_core` defines it.
 
     Attributes:
-        embed_dim, num_heads, dropout, bias, and the keywords up to `chunked_mask`: see
+        embed_dim, num_heads, dropout, bias, and the keywords up to `value_scale`: see
             `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
             first call decides it, as in every linen layer.
         dtype, param_dtype, precision: as in `flax.linen.Dense`, but for two things. Only a given
@@ -89,6 +91,9 @@ class MultiHeadAttention(nn.Module):
     query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None = None
     query_scale: QueryScale | Mapping[str, Any] | bool | None = None
     chunked_mask: ChunkedMask | Mapping[str, Any] | int | None = None
+    clip_qkv: float | None = None
+    value_norm_eps: float | None = None
+    value_scale: float | None = None
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     precision: PrecisionLike = "highest"
@@ -130,9 +135,12 @@ class MultiHeadAttention(nn.Module):
     def _project(self, call: Call[Array], mask: Mask) -> tuple[Array, Array, Array]:
         """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
-        queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
-        keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
-        values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        queries = clip(self.q_proj(call.queries), config.clip_qkv)
+        keys = clip(self.k_proj(zero_padding(call.keys, mask)), config.clip_qkv)
+        values = clip(self.v_proj(zero_padding(call.values, mask)), config.clip_qkv)
+        queries = split_heads(queries, config.num_heads)  # (B, H, Lq, d)
+        keys, values = (split_heads(x, config.num_kv_heads) for x in (keys, values))  # (B, G, L, d), (B, G, L, dv)
+        values = scale_values(norm_values(values, config.value_norm_eps), config.value_scale)
         queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
         tables = rotary_tables(call, config.rotary, dtype=queries.dtype)
         queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)

@@ -22,7 +22,8 @@ from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep, check_same_width
 from mha_core.call.masks import AttentionMask
-from mha_core.config import check_dropout, check_size
+from mha_core.config import check_size
+from mha_core.numbers import check_dropout
 
 
 class _AttentionWithoutHeads(nn.Module):

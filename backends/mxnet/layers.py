@@ -23,9 +23,11 @@ from backends.mxnet.ops.framework import KeywordBlock, dense, in_width, mx
 from backends.mxnet.ops.heads import merge_heads, split_heads
 from backends.mxnet.ops.masks import Mask, Window, build_mask, expected_dtype, placed
 from backends.mxnet.ops.scores import AdditiveScore, DotScore
+from backends.mxnet.parts.clip_qkv import clip
 from backends.mxnet.parts.query_key_norm import HeadNorm, Unnormed, unnormed
 from backends.mxnet.parts.query_scale import query_factors, scale_queries
 from backends.mxnet.parts.rotary import rotary_tables, rotate
+from backends.mxnet.parts.value_norm import norm_values, scale_values
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
@@ -108,9 +110,12 @@ class MultiHeadAttention(KeywordBlock):
     def _project(self, call: Call[mx.np.ndarray], mask: Mask) -> tuple[mx.np.ndarray, mx.np.ndarray, mx.np.ndarray]:
         """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
-        queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
-        keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
-        values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        queries = clip(self.q_proj(call.queries), config.clip_qkv)
+        keys = clip(self.k_proj(zero_padding(call.keys, mask)), config.clip_qkv)
+        values = clip(self.v_proj(zero_padding(call.values, mask)), config.clip_qkv)
+        queries = split_heads(queries, config.num_heads)  # (B, H, Lq, d)
+        keys, values = (split_heads(x, config.num_kv_heads) for x in (keys, values))  # (B, G, L, d), (B, G, L, dv)
+        values = scale_values(norm_values(values, config.value_norm_eps), config.value_scale)
         queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
         tables = rotary_tables(call, config.rotary)
         queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)

@@ -27,9 +27,11 @@ from backends.torch.ops.framework import in_width, linear
 from backends.torch.ops.heads import merge_heads, split_heads
 from backends.torch.ops.masks import Mask, Window, build_mask, check_first_call, expected_dtype, placed, traceable
 from backends.torch.ops.scores import AdditiveScore, DotScore
+from backends.torch.parts.clip_qkv import clip
 from backends.torch.parts.query_key_norm import HeadNorm, Unnormed, unnormed
 from backends.torch.parts.query_scale import query_factors, scale_queries
 from backends.torch.parts.rotary import rotary_tables, rotate
+from backends.torch.parts.value_norm import norm_values, scale_values
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
@@ -105,9 +107,12 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
     def _project(self, call: Call[Tensor], mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
-        queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
-        keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
-        values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        queries = clip(self.q_proj(call.queries), config.clip_qkv)
+        keys = clip(self.k_proj(zero_padding(call.keys, mask)), config.clip_qkv)
+        values = clip(self.v_proj(zero_padding(call.values, mask)), config.clip_qkv)
+        queries = split_heads(queries, config.num_heads)  # (B, H, Lq, d)
+        keys, values = (split_heads(x, config.num_kv_heads) for x in (keys, values))  # (B, G, L, d), (B, G, L, dv)
+        values = scale_values(norm_values(values, config.value_norm_eps), config.value_scale)
         queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
         tables = rotary_tables(call, config.rotary)
         queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)

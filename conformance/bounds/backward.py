@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
-from conformance.bounds.forward import TANH_ULPS, before_cap, moved_through, scaled_product
+from conformance.bounds.forward import TANH_ULPS, before_cap, scaled_product
+from conformance.bounds.parts.clip_qkv import through_clip
 from conformance.bounds.parts.query_key_norm import d_norm_parameters, through_norm
 from conformance.bounds.parts.query_scale import scaled
 from conformance.bounds.parts.rotary import rotated
+from conformance.bounds.parts.value_norm import d_projected_values, scaled_values
 from conformance.bounds.steps import Bound, Bounds
 from mha_core.heads import merge_heads, split_heads
 from mha_core.reference.forward import PROJECTED, dropout_factor
@@ -117,7 +119,7 @@ def d_similarity(b: Bounds) -> Bounded:
         return gradient
     x = b["similarity"]
     inside = np.where(state["allowed"], np.tanh(x.v / softcap), 0.0)
-    moved = moved_through(r, np.tanh, Bounded(x.v / softcap, before_cap(r, x) / softcap))
+    moved = r.moved_through(np.tanh, Bounded(x.v / softcap, before_cap(r, x) / softcap))
     e = r.add(moved, 2.0 * (TANH_ULPS + 2.0) * r.unit(r.precision.u) * np.maximum(np.abs(inside), r.precision.u))
     steepness = np.minimum(2.0 * (np.abs(inside) + e) * e, r.within(1.0, 1.0))  # the slope stays within 0..1
     slope = r.store(Bounded(1.0 - inside**2, r.add(steepness, 2.0 * r.unit(r.precision.u))))
@@ -235,9 +237,9 @@ def merged(step: str, b: Bounds) -> Bounded:
     return gradient.map(merge_heads)
 
 
-def d_new_keys(b: Bounds) -> Bounded:
-    """(B, G, Lk - Lp, d)."""
-    gradient: Bounded = b["d_keys"]
+def without_past(step: str, b: Bounds) -> Bounded:
+    """(B, G, Lk - Lp, d or dv): the bound of `step` (B, G, Lk, .), its past cut off."""
+    gradient: Bounded = b[step]
     return gradient.map(lambda array: array[:, :, b.state.sizes.past_len :])
 
 
@@ -254,12 +256,6 @@ def normed(order: str, name: str, b: Bounds) -> Bounded:
 def turned(side: str, b: Bounds) -> Bounded:
     """(B, heads, L, d): the bound of the gradient before the rotation of a side, "queries" or "keys"."""
     return rotated(b, b[f"d_rotated_{side}"], side, back=True)
-
-
-def without_past(step: str, b: Bounds) -> Bounded:
-    """(B, Lk - Lp, G * d or dv): the bound of `step` (B, G, Lk, .), its past cut off and its heads merged."""
-    gradient: Bounded = b[step]
-    return gradient.map(lambda array: merge_heads(array[:, :, b.state.sizes.past_len :]))
 
 
 def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
@@ -310,7 +306,7 @@ BACKWARD_BOUNDS: Mapping[str, Bound] = {
     "d_keys": d_keys,
     "d_score_parameters": d_score_parameters,
     "d_unscaled_queries": d_unscaled_queries,
-    "d_new_keys": d_new_keys,
+    "d_new_keys": partial(without_past, "d_keys"),
     "d_rotated_queries": partial(normed, "after", "q_norm"),
     "d_rotated_keys": partial(normed, "after", "k_norm"),
     "d_normed_queries": partial(turned, "queries"),
@@ -318,9 +314,15 @@ BACKWARD_BOUNDS: Mapping[str, Bound] = {
     "d_projected_queries": partial(normed, "before", "q_norm"),
     "d_projected_keys": partial(normed, "before", "k_norm"),
     "d_norm_parameters": d_norm_parameters,
-    "d_q_proj": partial(merged, "d_projected_queries"),
-    "d_k_proj": partial(merged, "d_projected_keys"),
-    "d_v_proj": partial(without_past, "d_values"),
+    "d_new_values": partial(without_past, "d_values"),
+    "d_normed_values": partial(scaled_values, "d_new_values"),
+    "d_projected_values": d_projected_values,
+    "d_clipped_queries": partial(merged, "d_projected_queries"),
+    "d_clipped_keys": partial(merged, "d_projected_keys"),
+    "d_clipped_values": partial(merged, "d_projected_values"),
+    "d_q_proj": partial(through_clip, "q_proj", "clipped_queries"),
+    "d_k_proj": partial(through_clip, "k_proj", "clipped_keys"),
+    "d_v_proj": partial(through_clip, "v_proj", "clipped_values"),
     "d_query_inputs": partial(through_projection, "q_proj"),
     "d_key_inputs": partial(through_projection, "k_proj"),
     "d_value_inputs": partial(through_projection, "v_proj"),

@@ -156,6 +156,13 @@ class Rounding:
         """
         return 0.5 * LAMBDA * width if self.probabilistic else furthest
 
+    def moved_through(self, rising: Callable[[NDArray], NDArray], x: Bounded) -> NDArray:
+        """The error of f(x) for a rising f with slopes of at most 1: less than that of x where f is flat."""
+        middle = rising(x.v)
+        up, down = rising(x.v + x.e) - middle, middle - rising(x.v - x.e)
+        least: NDArray = np.minimum(x.e, self.within(np.maximum(up, down), up + down))
+        return least
+
     def store(self, x: Bounded, lost: float | None = None) -> Bounded:
         """Rounding to the storage dtype; below `lost`, by default its smallest normal number, anything may become 0."""
         flushed = self.precision.tau if lost is None else lost

@@ -6,16 +6,18 @@ Bounded. Those of `weights` and `heads` stand in `softmax.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
+from conformance.bounds.parts.clip_qkv import clipped
 from conformance.bounds.parts.query_key_norm import norm_if
 from conformance.bounds.parts.query_scale import factors, scaled
 from conformance.bounds.parts.rotary import rotated
+from conformance.bounds.parts.value_norm import normed_values, scaled_values
 from conformance.bounds.softmax import heads, weights
 from conformance.bounds.steps import Bound, Bounds
 from mha_core.call.masks import additive_bias
@@ -136,20 +138,13 @@ def capped(b: Bounds) -> Bounded:
     within_cap = cap(state, x.v)
     # The product is rounded after the tanh, and c itself may be.
     own = 2.0 * (TANH_ULPS + 1.0) * r.unit(r.precision.u) * np.abs(within_cap)
-    moved = moved_through(r, lambda array: cap(state, array), Bounded(x.v, before_cap(r, x)))
+    moved = r.moved_through(lambda array: cap(state, array), Bounded(x.v, before_cap(r, x)))
     return r.store(Bounded(within_cap, r.add(moved, own, max(1.0, softcap) * r.precision.tau)))
 
 
 def before_cap(r: Rounding, x: Bounded) -> NDArray:
     """The error of a score x as the tanh of a softcap c sees it: x / c is rounded, and c may be rounded as well."""
     return r.add(x.e, 2.0 * r.unit(r.precision.u) * x.most)
-
-
-def moved_through(r: Rounding, rising: Callable[[NDArray], NDArray], x: Bounded) -> NDArray:
-    """The error of f(x) for a rising f with slopes of at most 1: less than that of x where f is flat."""
-    middle = rising(x.v)
-    up, down = rising(x.v + x.e) - middle, middle - rising(x.v - x.e)
-    return np.minimum(x.e, r.within(np.maximum(up, down), up + down))
 
 
 def scores(b: Bounds) -> Bounded:
@@ -187,8 +182,12 @@ FORWARD_BOUNDS: Mapping[str, Bound] = {
     "q_proj": partial(project, "q_proj"),
     "k_proj": partial(project, "k_proj"),
     "v_proj": partial(project, "v_proj"),
-    "projected_queries": partial(split, "q_proj", "num_heads"),
-    "projected_keys": partial(split, "k_proj", "num_kv_heads"),
+    "clipped_queries": partial(clipped, "q_proj"),
+    "clipped_keys": partial(clipped, "k_proj"),
+    "clipped_values": partial(clipped, "v_proj"),
+    "projected_queries": partial(split, "clipped_queries", "num_heads"),
+    "projected_keys": partial(split, "clipped_keys", "num_kv_heads"),
+    "projected_values": partial(split, "clipped_values", "num_kv_heads"),
     "normed_queries": partial(normed, "before", "q_norm", "projected_queries"),
     "normed_keys": partial(normed, "before", "k_norm", "projected_keys"),
     "rotated_queries": rotated_queries,
@@ -197,7 +196,8 @@ FORWARD_BOUNDS: Mapping[str, Bound] = {
     "query_scale": factors,
     "queries": queries,
     "new_keys": partial(normed, "after", "k_norm", "rotated_keys"),
-    "new_values": partial(split, "v_proj", "num_kv_heads"),
+    "normed_values": normed_values,
+    "new_values": partial(scaled_values, "normed_values"),
     "keys": partial(after_past, "keys"),
     "values": partial(after_past, "values"),
     "additive_hidden": additive_hidden,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
-from conformance.bounds.forward import TANH_ULPS, moved_through
+from conformance.bounds.forward import TANH_ULPS
 from conformance.bounds.softmax import growth_of, weights_of
 from mha_core.dtypes import round_to
 
@@ -46,7 +46,7 @@ def _relu(r: Rounding, x: Bounded) -> Bounded:
 
 def _tanh(r: Rounding, x: Bounded) -> Bounded:
     v = np.tanh(x.v)
-    return r.store(Bounded(v, r.add(moved_through(r, np.tanh, x), 2.0 * TANH_ULPS * r.unit(r.precision.u) * np.abs(v))))
+    return r.store(Bounded(v, r.add(r.moved_through(np.tanh, x), 2.0 * TANH_ULPS * r.unit(r.precision.u) * np.abs(v))))
 
 
 def _logistic(x: NDArray) -> NDArray:
@@ -60,7 +60,7 @@ def _sigmoid(r: Rounding, x: Bounded) -> Bounded:
     exponential = r.add(2.0 * r.precision.exp_ulps * r.unit(r.precision.us), u)
     by_exp = r.add(v * (1.0 - v) * exponential, 3.0 * u * v)
     by_tanh = r.add(TANH_ULPS * r.unit(r.precision.us) * t, 0.5 * u * t, u * v)
-    return r.store(Bounded(v, r.add(moved_through(r, _logistic, x), np.maximum(by_exp, by_tanh))))
+    return r.store(Bounded(v, r.add(r.moved_through(_logistic, x), np.maximum(by_exp, by_tanh))))
 
 
 def _silu(r: Rounding, x: Bounded) -> Bounded:

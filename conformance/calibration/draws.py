@@ -120,6 +120,10 @@ def _largest(problem: Problem) -> float:
     unscaled = [array / scale for array in (state["similarity"], state["d_queries"], state["d_keys"])]
     if problem.config.softcap is not None:  # c tanh(x / c) backwards, factor by factor
         unscaled.append(problem.config.softcap * state["d_scores"])
+    if problem.config.clip_qkv is not None:  # c clip(x / c), forward and backward, factor by factor
+        limit = problem.config.clip_qkv
+        unscaled += [state[name] / limit for name in ("q_proj", "k_proj", "v_proj")]
+        unscaled += [limit * state[f"d_clipped_{name}"] for name in ("queries", "keys", "values")]
     finite = [float(np.abs(array).max(initial=0.0)) for array in (*arrays, *unscaled) if array is not None]
     return max(finite, default=0.0)
 

@@ -17,7 +17,7 @@ from conformance.bounds.precision import Precision
 from conformance.calibration.arithmetic import Arithmetic
 from conformance.calibration.attention import KEY_BLOCK, Call, attend
 from conformance.calibration.by_part.chunked_mask import allowed
-from conformance.calibration.parts import Parts
+from conformance.calibration.parts import Limit, Parts, Values
 from conformance.calibration.ways import Ways
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
 from mha_core.backend import Run
@@ -28,29 +28,48 @@ from mha_core.weights import Weights
 
 FORMULATIONS: Mapping[str, Ways] = {
     "plain": Ways(),
-    "scale-on-queries": Ways(scale="queries", softcap="multiply", rotation="full", norm="division", query_scale="wide"),
-    "scale-on-keys": Ways(scale="keys", slope="factors", rotation="complex", norm="folded"),
+    "scale-on-queries": Ways(
+        scale="queries",
+        softcap="multiply",
+        rotation="full",
+        norm="division",
+        clip="wide",
+        value_scale="wide",
+        query_scale="wide",
+    ),
+    "scale-on-keys": Ways(
+        scale="keys", slope="factors", rotation="complex", norm="folded", clip="quotient", value_scale="folded"
+    ),
     "scale-on-both": Ways(scale="both", slope="capped"),
-    "bias-first": Ways(bias="first", scale="queries"),
-    "bias-last": Ways(bias="last"),
+    "bias-first": Ways(bias="first", scale="queries", clip="quotient"),
+    "bias-last": Ways(bias="last", clip="sign", value_scale="wide"),
     "per-head": Ways(layout="heads", softcap="multiply", slope="squares", output="per head"),
     "per-item": Ways(layout="items", slope="cosh", row_sum="heads"),
     "per-query": Ways(layout="queries", softcap="expm1", slope="capped", softmax="reciprocal"),
     "heads-in-batch": Ways(layout="folded", scale="queries", backward="split"),
     "groups-in-queries": Ways(groups="folded", softcap="folded", slope="squares"),
-    "einsum": Ways(order="einsum", additive="loop", chunks="reach"),
+    "einsum": Ways(order="einsum", additive="loop", clip="sign", chunks="reach"),
     "transposed": Ways(order="transposed", scale="keys"),
-    "sequential": Ways(order="sequential", rotation="matrices", norm="length", norm_back="chain", chunks="numbers"),
+    "sequential": Ways(
+        order="sequential", rotation="matrices", norm="length", norm_back="chain", clip="wide", chunks="numbers"
+    ),
     "sequential-folded": Ways(order="sequential", bias="first", groups="folded", scale="both"),
     "reversed": Ways(
-        order="reversed", bias="last", rotation="complex", norm="division", norm_back="chain", query_scale="base 2"
+        order="reversed",
+        bias="last",
+        rotation="complex",
+        norm="division",
+        norm_back="chain",
+        clip="quotient",
+        value_scale="folded",
+        query_scale="base 2",
     ),
     "shuffled": Ways(order="shuffled", row_sum="heads"),
     "pairwise": Ways(
         order="pairwise", additive="expm1", softcap="expm1", slope="factors", rotation="matrices", norm="length"
     ),
     "blocks": Ways(order="blocks", scale="queries", softcap="folded", slope="cosh"),
-    "signs": Ways(order="signs", softcap="multiply", slope="capped", rotation="full", norm="folded"),
+    "signs": Ways(order="signs", softcap="multiply", slope="capped", rotation="full", norm="folded", clip="quotient"),
     "signs-chain": Ways(order="signs", backward="chain", bias="first", groups="folded"),
     "accumulate-in-float64": Ways(order="float64"),
     "reciprocal": Ways(softmax="reciprocal", softcap="multiply", slope="factors"),
@@ -80,8 +99,8 @@ FORMULATIONS: Mapping[str, Ways] = {
     "two-parts": Ways(softmax="two parts", groups="folded", slope="factors", chunks="numbers"),
     "row-sum-of-heads": Ways(row_sum="heads"),
     "split-backward": Ways(backward="split", additive="expm1", softcap="expm1", slope="squares"),
-    "chain-rule": Ways(backward="chain", rotation="full", norm_back="chain"),
-    "packed": Ways(packed=True, bias="last"),
+    "chain-rule": Ways(backward="chain", rotation="full", norm_back="chain", clip="sign", value_scale="folded"),
+    "packed": Ways(packed=True, bias="last", clip="wide", value_scale="wide"),
     "packed-per-head": Ways(packed=True, layout="heads", scale="both", additive="loop", output="per head"),
 }
 """Name -> how it is computed."""
@@ -174,7 +193,12 @@ class _Layer:
         else:
             projected = {name: self._project(name, x) for name, x in self.x.items()}
         heads_of = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
+        if config.clip_qkv is not None:
+            limits = {name: Limit(self.ways, self.a, config.clip_qkv, x) for name, x in projected.items()}
+            self.limits, projected = limits, {name: limit.forward() for name, limit in limits.items()}
         queries, keys, values = (split_heads(projected[name], heads) for name, heads in heads_of.items())
+        self.values = Values(self.ways, self.a, config, values)
+        values = self.values.forward()
         queries, keys = self.parts.forward("queries", queries), self.parts.forward("keys", keys)
         keys, values = self._after_past(inputs.past_keys, keys), self._after_past(inputs.past_values, values)
         cotangent = None if inputs.cotangent is None else self.a.hold(inputs.cotangent)
@@ -270,10 +294,15 @@ class _Layer:
             if name != "queries" and self.inputs.past_keys is not None:
                 gradients[f"past_{name}"] = np.where(self.past_padding, zero, of_heads[:, :, : self.past_len])
                 of_heads = of_heads[:, :, self.past_len :]
-            if name != "values":
+            if name == "values":
+                of_heads = self.values.backward(of_heads)
+            else:
                 of_heads, parameters = self.parts.backward(name, of_heads)
                 gradients |= parameters
-            gradient = d_x = merge_heads(of_heads)
+            gradient = merge_heads(of_heads)
+            if self.config.clip_qkv is not None:
+                gradient = self.limits[projection].backward(gradient)
+            d_x = gradient
             if self.config.projections:
                 d_x = self.a.product(gradient, self.weights[f"{projection}.weight"])
                 gradients |= self._parameters(projection, self.x[projection], gradient)

@@ -1,4 +1,4 @@
-"""Rotary positions, query-key norm and query scale between projection and scores, in every way of `Ways`."""
+"""The parts of attention between projection and scores, in every way that `Ways` can name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mha_core.call.rotary import positions_of
 from mha_core.call.sizes import CallSizes
 from mha_core.parts.query_key_norm import by_head
 from mha_core.parts.rotary import axis_of_pairs, pairs
+from mha_core.parts.value_norm import norm_of
 from mha_core.weights import Weights
 
 NAMES = {"queries": "q_norm", "keys": "k_norm"}
@@ -244,3 +245,62 @@ class _Norm:
         """(B, heads, L, d) -> (d,) or (heads * d,), stored."""
         axes = (0, 1, 2) if self.settings.weight == "shared" else (0, 2)
         return self.a.store(self.a.total(x, axes)).reshape(-1)
+
+
+# Projections and values ----------------------------------------------------------------------------
+
+
+class Limit:
+    """The limit c of one projection's result x (B, L, channels), forward and then backward."""
+
+    def __init__(self, ways: Ways, a: Arithmetic, limit: float, x: NDArray) -> None:
+        self.ways, self.a, self.x = ways, a, x
+        self.limit = a.wide.type(limit) if ways.clip == "wide" else a.hold(limit)
+
+    def forward(self) -> NDArray:
+        """X cut off, stored."""
+        x, c = self.x, self.limit
+        if self.ways.clip == "quotient":
+            self.inside = self.a.store(x / c)
+            return self.a.store(c * np.clip(self.inside, -1, 1))
+        if self.ways.clip == "sign":
+            return self.a.store(np.sign(x) * np.minimum(np.abs(x), c))
+        return self.a.store(np.minimum(np.maximum(x, -c), c))
+
+    def backward(self, gradient: NDArray) -> NDArray:
+        """The gradient of x, from that of x cut off."""
+        zero = gradient.dtype.type(0)
+        if self.ways.clip == "quotient":
+            back = self.a.store(np.where(np.abs(self.inside) <= 1, self.a.store(gradient * self.limit), zero))
+            return self.a.store(back / self.limit)
+        if self.ways.clip == "sign":
+            return gradient * (np.abs(self.x) <= self.limit)
+        return np.where((self.x > self.limit) | (self.x < -self.limit), zero, gradient)
+
+
+class Values:
+    """The norm and the scale of values x (B, G, L, dv), forward and then backward."""
+
+    def __init__(self, ways: Ways, a: Arithmetic, config: AttentionConfig, x: NDArray) -> None:
+        self.ways, self.a, self.x = ways, a, x
+        eps, scale = config.value_norm_eps, config.value_scale
+        self.norm = None if eps is None else _Norm(ways, a, norm_of(eps), x, None, None)
+        self.scale = None if scale is None else a.hold(scale) if ways.value_scale == "stored" else a.wide.type(scale)
+
+    def forward(self) -> NDArray:
+        """X normed and scaled, stored."""
+        a, x = self.a, self.x
+        if self.norm is None:
+            return x if self.scale is None else a.store(x * self.scale)
+        normed = self.norm.forward()
+        if self.scale is None:
+            return normed
+        if self.ways.value_scale == "folded":  # into the factor, of which nothing is stored in between
+            return a.store(x * (self.norm.factor * self.scale))
+        return a.store(normed * self.scale)
+
+    def backward(self, gradient: NDArray) -> NDArray:
+        """The gradient of x."""
+        if self.scale is not None:
+            gradient = self.a.store(gradient * self.scale)
+        return gradient if self.norm is None else self.norm.backward(gradient)[0]

@@ -159,6 +159,9 @@ WIDE: Space = {
     "query scale.length": (1, 3, 16, 100, 8192),
     "chunk": odds({None: 8, 3: 1, 16: 1, 1: 1}),
     "chunk.start": ("at 0", "elsewhere", "per item"),
+    "clip": (*(None,) * 120, *spread(0.03, 30.0)),
+    "value norm": (*(None,) * 120, *spread(1e-8, 1.0)),
+    "value scale": (*(None,) * 200, *spread(0.1, 10.0), -0.7, -3.0),
 }
 """What the problems of calibration are chosen from."""
 

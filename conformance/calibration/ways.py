@@ -40,6 +40,9 @@ class Ways:
             they are ("wide"); or times such by a logarithm of base 2, rounded.
         chunks: where a query's chunk begins and ends; equal numbers of chunks; or how far a chunk reaches back from a
             query, and ahead.
+        clip: two comparisons with the limit c in the storage dtype, or as it is in the accumulator's ("wide"); c times
+            x / c cut off at 1 ("quotient"); or the sign times the smaller of |x| and c.
+        value_scale: the scale as the storage dtype has it, as the accumulator's has it, or folded into the norm.
     """
 
     order: str = "blas"
@@ -63,6 +66,8 @@ class Ways:
     norm_back: Literal["formula", "chain"] = "formula"
     query_scale: Literal["factors", "wide", "base 2"] = "factors"
     chunks: Literal["interval", "numbers", "reach"] = "interval"
+    clip: Literal["stored", "wide", "quotient", "sign"] = "stored"
+    value_scale: Literal["stored", "wide", "folded"] = "stored"
 
     def describe(self) -> str:
         """What is different from the plain way.

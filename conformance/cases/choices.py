@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from conformance.cases.drawn import chunked_mask, query_scale
+from conformance.cases.drawn import chunked_mask, clip_qkv, query_scale, value_norm
 from mha_core import AttentionConfig
 from mha_core.call.sizes import CallSizes
 from mha_core.config import PROJECTIONS
@@ -33,7 +33,7 @@ without being asked for. Where there is a choice for each item of the batch, "*"
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "-parts": ("rotary", "norm"),
-    "-parts2": ("rotary", "norm", "query scale", "chunk"),
+    "-parts2": ("rotary", "norm", "query scale", "chunk", "clip", "value norm", "value scale"),
 }
 """End of the name of a numbered case -> the choices of whether there is a part of attention, which come last.
 
@@ -159,6 +159,8 @@ SMALL: Space = {
     "norm.bias": (False, True),
     **query_scale.CHOICES,
     **chunked_mask.CHOICES,
+    **clip_qkv.CHOICES,
+    **value_norm.CHOICES,
 }
 """Small sizes, or a few of `LARGE`, and every feature, with Gaussian numbers: what random cases are chosen from."""
 
@@ -230,6 +232,8 @@ def describe(choose: Choose, space: Space) -> Description:
         "query_key_norm": _norm(ask),
         "query_scale": query_scale.chosen(ask),
         "chunked_mask": chunked_mask.chosen(ask),
+        "clip_qkv": clip_qkv.chosen(ask),
+        **value_norm.chosen(ask),
     }
     return Description(replace(config, **parts), sizes, ask.made)
 

@@ -122,17 +122,28 @@ _HEADS = ("item", "head", "{}", "channel")
 _SCORED = ("item", "head", "query", "key")
 
 STEP_AXES: Mapping[str, tuple[str, ...]] = {
-    **{name: tuple(axis.format("query") for axis in _PLAIN) for name in ("query_inputs", "q_proj", "merged", "output")},
+    **{
+        name: tuple(axis.format("query") for axis in _PLAIN)
+        for name in ("query_inputs", "q_proj", "clipped_queries", "merged", "output")
+    },
     **{
         name: tuple(axis.format("new key") for axis in _PLAIN)
-        for name in ("key_inputs", "value_inputs", "k_proj", "v_proj")
+        for name in ("key_inputs", "value_inputs", "k_proj", "v_proj", "clipped_keys", "clipped_values")
     },
     **{
         name: tuple(axis.format("query") for axis in _HEADS)
         for name in ("projected_queries", "normed_queries", "rotated_queries", "queries", "heads")
     },
     **dict.fromkeys(
-        ("projected_keys", "normed_keys", "rotated_keys", "new_keys", "new_values"),
+        (
+            "projected_keys",
+            "normed_keys",
+            "rotated_keys",
+            "new_keys",
+            "projected_values",
+            "normed_values",
+            "new_values",
+        ),
         ("item", "kv head", "new key", "channel"),
     ),
     **dict.fromkeys(("keys", "values"), ("item", "kv head", "key", "channel")),

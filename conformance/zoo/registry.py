@@ -25,7 +25,7 @@ def all_bugs() -> tuple[Bug, ...]:
 
 @cache
 def bugs_of_parts() -> frozenset[str]:
-    """The ids of the bugs of rotary positions and of the query-key norm, which show in layers that have these alone."""
+    """The ids of the bugs of parts of attention, such as rotary positions: only layers that have the part show them."""
     return frozenset(bug.id for topic in members(parts) for bug in topic.BUGS)
 
 

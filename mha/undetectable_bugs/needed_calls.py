@@ -111,6 +111,9 @@ OF_PARTS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
     ("given factors of a query scale", _has_factors, ("query-scale-given-*",)),
     ("a query scale", lambda one: one.config.query_scale is not None, ("query-scale-*",)),
     ("a chunked mask", lambda one: one.config.chunked_mask is not None, ("chunk-*",)),
+    ("clipped projections", lambda one: one.config.clip_qkv is not None, ("clip-*",)),
+    ("value norm", lambda one: one.config.value_norm_eps is not None, ("value-norm-*",)),
+    ("a value scale", lambda one: one.config.value_scale is not None, ("value-scale-*",)),
 )
 """The needs of the parts of `mha_core.parts`, as in NEEDS."""
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from mha_core.call.masks import additive_bias
 from mha_core.heads import merge_heads, repeat_kv_heads, split_heads
-from mha_core.parts.query_key_norm import mean_axes
+from mha_core.parts.query_key_norm import Normed, mean_axes, norm
 from mha_core.parts.rotary import pairs
+from mha_core.parts.value_norm import norm_of
 from mha_core.reference.forward import normed
 from mha_core.reference.state import State
 
@@ -72,6 +73,7 @@ def rounding_error(
         )
     )
     q_error, k_error = (_through_parts(state, side, x, unit) for side, x in (("queries", q_error), ("keys", k_error)))
+    v_error = _through_values(state, v_error, unit)
     k_error, v_error = (repeat_kv_heads(error, config.num_heads) for error in (k_error, v_error))
     q_error, k_error, v_error = (
         error + unit**2 * x**2
@@ -113,19 +115,18 @@ def rounding_error(
 
 
 def _through_parts(state: State, side: str, error: NDArray, unit: float) -> NDArray:
-    """The squared error (B, heads, L, d) of "queries" or "keys" behind query-key norm and rotary positions."""
+    """The squared error (B, heads, L, d) of "queries" or "keys" behind query-key norm and rotary positions.
+
+    A limit of projections makes no error larger.
+    """
     name = {"queries": "q_norm", "keys": "k_norm"}[side]
-    norm, rotary = state.config.query_key_norm, state.config.rotary
+    settings, rotary = state.config.query_key_norm, state.config.rotary
     for order in ("before", "after"):
         given = state[f"projected_{side}" if order == "before" else f"rotated_{side}"]
-        if norm is not None and norm.order == order:
-            made, axes = normed(state, name, given), mean_axes(norm)
+        if settings is not None and settings.order == order:
+            made = normed(state, name, given)
             assert made is not None
-            # Each element is scaled; all move together, by what moves their mean square, and their mean.
-            together = (made.unit**2 + 1.0) * error.mean(axis=axes, keepdims=True)
-            error = (error + unit**2 * given**2 + together) * made.factor**2 + 16.0 * unit**2 * made.unit**2
-            error = error if made.scale is None else error * made.scale**2
-            error = error + 4.0 * unit**2 * made.result**2
+            error = _through_norm(made, mean_axes(settings), given, error, unit)
         if rotary is not None and order == "before":
             table, x = getattr(state["rotary_tables"], side), state[f"normed_{side}"]
             cos, sin = table.cos[:, None] ** 2, table.sin[:, None] ** 2
@@ -139,6 +140,24 @@ def _through_parts(state: State, side: str, error: NDArray, unit: float) -> NDAr
     if side == "queries" and scale is not None:
         error = (scale[:, None, :, None] ** 2) * error + 16.0 * unit**2 * state["queries"] ** 2
     return error
+
+
+def _through_values(state: State, error: NDArray, unit: float) -> NDArray:
+    """The squared error (B, G, L, dv) of new values behind their norm and scale."""
+    eps, scale, given = state.config.value_norm_eps, state.config.value_scale, state["projected_values"]
+    if eps is not None:
+        settings = norm_of(eps)
+        error = _through_norm(norm(given, settings, None, None), mean_axes(settings), given, error, unit)
+    return error if scale is None else scale**2 * error + 4.0 * unit**2 * state["new_values"] ** 2
+
+
+def _through_norm(made: Normed, axes: tuple[int, ...], given: NDArray, error: NDArray, unit: float) -> NDArray:
+    """The squared error (B, heads, L, .) behind a norm of `given`, which has the squared error `error`."""
+    # Each element is scaled; all move together, by what moves their mean square, and their mean.
+    together = (made.unit**2 + 1.0) * error.mean(axis=axes, keepdims=True)
+    error = (error + unit**2 * given**2 + together) * made.factor**2 + 16.0 * unit**2 * made.unit**2
+    error = error if made.scale is None else error * made.scale**2
+    return error + 4.0 * unit**2 * made.result**2
 
 
 def _carried(squares: NDArray, factors: NDArray, squared_factors: NDArray | None = None) -> NDArray:

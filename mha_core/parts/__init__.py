@@ -4,6 +4,8 @@
     query_key_norm   queries and keys divided by their size before their product
     chunked_mask     queries attend within a chunk of positions
     query_scale      queries times a factor that grows with their position
+    clip_qkv         projections cut off at a limit
+    value_norm       values divided by their size, or multiplied by a number
 
 A part is a file of the same name in every room that has it: `find -name 'rotary*'` shows it whole.
 """

@@ -17,7 +17,9 @@ from mha_core.heads import merge_heads, split_heads, sum_kv_groups
 from mha_core.parts.query_key_norm import NORMS, NormGradients, norm_back
 from mha_core.parts.rotary import rotate_back
 from mha_core.reference.forward import PROJECTED, dropout_factor, new_padding, normed, unscaled
+from mha_core.reference.parts.clip_qkv import d_k_proj, d_q_proj, d_v_proj
 from mha_core.reference.parts.query_scale import d_unscaled_queries
+from mha_core.reference.parts.value_norm import d_new_values, d_normed_values, d_projected_values
 from mha_core.reference.state import State, Step
 
 # From the output to the scores ----------------------------------------------------------------------
@@ -122,7 +124,7 @@ def d_score_parameters(state: State) -> dict[str, NDArray]:
     }
 
 
-# Through query-key norm and rotary positions --------------------------------------------------------
+# Through the parts: norms, rotary positions, value scale, and the limit of projections --------------
 
 
 def d_new_keys(state: State) -> NDArray:
@@ -193,22 +195,22 @@ def d_norm_parameters(state: State) -> dict[str, NDArray]:
     return {name: array for name, array in gradients.items() if array is not None}
 
 
-# Through the projections to the inputs --------------------------------------------------------------
-
-
-def d_q_proj(state: State) -> NDArray:
+def d_clipped_queries(state: State) -> NDArray:
     """(B, Lq, H * d)."""
     return merge_heads(state["d_projected_queries"])
 
 
-def d_k_proj(state: State) -> NDArray:
+def d_clipped_keys(state: State) -> NDArray:
     """(B, Lk - Lp, G * d): of the keys that are not of the past."""
     return merge_heads(state["d_projected_keys"])
 
 
-def d_v_proj(state: State) -> NDArray:
+def d_clipped_values(state: State) -> NDArray:
     """(B, Lk - Lp, G * dv): of the values that are not of the past."""
-    return merge_heads(state["d_values"][:, :, state.sizes.past_len :])
+    return merge_heads(state["d_projected_values"])
+
+
+# Through the projections to the inputs --------------------------------------------------------------
 
 
 def through_projection(state: State, projection: str, gradient: NDArray) -> NDArray:
@@ -289,6 +291,12 @@ BACKWARD: Mapping[str, Step] = {
     "d_projected_queries": d_projected_queries,
     "d_projected_keys": d_projected_keys,
     "d_norm_parameters": d_norm_parameters,
+    "d_new_values": d_new_values,
+    "d_normed_values": d_normed_values,
+    "d_projected_values": d_projected_values,
+    "d_clipped_queries": d_clipped_queries,
+    "d_clipped_keys": d_clipped_keys,
+    "d_clipped_values": d_clipped_values,
     "d_q_proj": d_q_proj,
     "d_k_proj": d_k_proj,
     "d_v_proj": d_v_proj,

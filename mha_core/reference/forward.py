@@ -3,13 +3,14 @@
     allowed, padding                           keys each query may attend to; keys that none may attend to
     query_inputs, key_inputs, value_inputs     the inputs of the projections: padding replaced by 0
     q_proj, k_proj, v_proj                     x W^T + b
-    projected_queries, projected_keys          split into heads
+    clipped_queries, _keys, _values            cut off at +-clip_qkv
+    projected_queries, _keys, _values          split into heads
     rotary_tables                              cosine and sine of each position
     normed_queries, normed_keys                query-key norm, if it comes before the rotation
     rotated_queries, rotated_keys              turned by their positions
     unscaled_queries, new_keys                 query-key norm, if it comes after
     query_scale, queries                       factors by position, and the queries times them
-    new_values                                 split into heads
+    normed_values, new_values                  values divided by their size; times the value scale
     keys, values                               those of the past in front
     additive_hidden, unscaled, similarity      the score function, then times the scale
     capped, scores                             bounded by the softcap, then plus the bias
@@ -31,7 +32,9 @@ from mha_core.call.rotary import Tables, tables_of_call
 from mha_core.heads import merge_heads, split_heads
 from mha_core.parts.query_key_norm import Normed, norm
 from mha_core.parts.rotary import rotate
+from mha_core.reference.parts.clip_qkv import clipped_keys, clipped_queries, clipped_values
 from mha_core.reference.parts.query_scale import queries, query_scale
+from mha_core.reference.parts.value_norm import new_values, normed_values
 from mha_core.reference.state import State, Step
 
 # The mask and the inputs ----------------------------------------------------------------------------
@@ -104,12 +107,17 @@ def v_proj(state: State) -> NDArray:
 
 def projected_queries(state: State) -> NDArray:
     """(B, H, Lq, d)."""
-    return split_heads(state["q_proj"], state.config.num_heads)
+    return split_heads(state["clipped_queries"], state.config.num_heads)
 
 
 def projected_keys(state: State) -> NDArray:
     """(B, G, Lk - Lp, d)."""
-    return split_heads(state["k_proj"], state.config.num_kv_heads)
+    return split_heads(state["clipped_keys"], state.config.num_kv_heads)
+
+
+def projected_values(state: State) -> NDArray:
+    """(B, G, Lk - Lp, dv)."""
+    return split_heads(state["clipped_values"], state.config.num_kv_heads)
 
 
 def rotary_tables(state: State) -> Tables | None:
@@ -165,11 +173,6 @@ def unscaled_queries(state: State) -> NDArray:
 def new_keys(state: State) -> NDArray:
     """(B, G, Lk - Lp, d)."""
     return norm_if(state, "after", "k_norm", state["rotated_keys"])
-
-
-def new_values(state: State) -> NDArray:
-    """(B, G, Lk - Lp, dv)."""
-    return split_heads(state["v_proj"], state.config.num_kv_heads)
 
 
 def keys(state: State) -> NDArray:
@@ -284,8 +287,12 @@ FORWARD: Mapping[str, Step] = {
     "q_proj": q_proj,
     "k_proj": k_proj,
     "v_proj": v_proj,
+    "clipped_queries": clipped_queries,
+    "clipped_keys": clipped_keys,
+    "clipped_values": clipped_values,
     "projected_queries": projected_queries,
     "projected_keys": projected_keys,
+    "projected_values": projected_values,
     "rotary_tables": rotary_tables,
     "normed_queries": normed_queries,
     "normed_keys": normed_keys,
@@ -295,6 +302,7 @@ FORWARD: Mapping[str, Step] = {
     "query_scale": query_scale,
     "queries": queries,
     "new_keys": new_keys,
+    "normed_values": normed_values,
     "new_values": new_values,
     "keys": keys,
     "values": values,
@@ -313,6 +321,7 @@ FORWARD: Mapping[str, Step] = {
 PART_OF: Mapping[str, str] = {
     "query_inputs": "queries",
     "q_proj": "queries",
+    "clipped_queries": "queries",
     "projected_queries": "queries",
     "normed_queries": "queries",
     "rotated_queries": "queries",
@@ -320,12 +329,16 @@ PART_OF: Mapping[str, str] = {
     "query_scale": "queries",
     "key_inputs": "keys",
     "k_proj": "keys",
+    "clipped_keys": "keys",
     "projected_keys": "keys",
     "normed_keys": "keys",
     "rotated_keys": "keys",
     "new_keys": "keys",
     "value_inputs": "values",
     "v_proj": "values",
+    "clipped_values": "values",
+    "projected_values": "values",
+    "normed_values": "values",
     "new_values": "values",
     "additive_hidden": "scores",
     "unscaled": "scores",

@@ -161,6 +161,19 @@ RULES: dict[str, Rule] = {
             "`query_scale` (Lq,) or (B, Lq) in the call is taken in place of the rule, as it is; it gets no gradient.",
         ),
         Rule(
+            "clip-qkv",
+            "`clip_qkv`, c",
+            "Each channel of projected queries, keys and values, behind the bias and before everything else, is cut "
+            "off at +-c. The gradient passes within +-c, c itself included, and is 0 beyond. A cache holds what is cut "
+            "off already.",
+        ),
+        Rule(
+            "value-norm",
+            "`value_norm_eps`, `value_scale`",
+            "A new value x becomes scale * x / sqrt(mean(x^2) + eps), the mean over the channels of its head, without "
+            "weights; a layer may have the one or the other alone. The past stays: a cache holds such values.",
+        ),
+        Rule(
             "scores",
             "What is a score?",
             "`scaled_dot` (q.k / sqrt(d), or times `scale`), `dot` (q.k), `additive` (w . tanh(A q + C k)).",

@@ -108,6 +108,9 @@ def _without_projections(problem: Problem, rng: np.random.Generator) -> Problem:
         softcap=old.softcap,
         rotary=old.rotary,
         query_key_norm=old.query_key_norm,
+        clip_qkv=old.clip_qkv,
+        value_norm_eps=old.value_norm_eps,
+        value_scale=old.value_scale,
         projections=False,
         dropout=old.dropout,
     )

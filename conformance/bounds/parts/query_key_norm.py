@@ -82,10 +82,15 @@ def through_norm(b: Bounds, order: str, name: str) -> NormBounds:
     gradient: Bounded = b[made]
     if settings is None or settings.order != order:
         return NormBounds(gradient, None, None)
+    return back_through(b, name, b[given], gradient, settings)
+
+
+def back_through(b: Bounds, name: str, x: Bounded, gradient: Bounded, settings: QueryKeyNorm) -> NormBounds:
+    """The bounds of the gradients of the norm `name` of x, from that of its result's."""
     r, axes, us = b.rounding, mean_axes(settings), b.rounding.precision.us
-    steps = bounded_norm(b, name, b[given], settings)
+    steps = bounded_norm(b, name, x, settings)
     weight, bias = (b.state.parameters.get(f"{name}.{kind}") for kind in ("weight", "bias"))
-    exact = norm_back(gradient.v, norm(b[given].v, settings, weight, bias), settings)
+    exact = norm_back(gradient.v, norm(x.v, settings, weight, bias), settings)
     through = gradient if steps.scale is None else r.elementwise(gradient, steps.scale)
     along = _times(r, through, steps.unit, through.v * steps.unit.v, us)
     mean = Bounded(along.v.mean(axis=axes, keepdims=True), _mean_error(r, along, axes))
@@ -96,11 +101,11 @@ def through_norm(b: Bounds, order: str, name: str) -> NormBounds:
         shift = r.add(_mean_error(r, through, axes), _mean_error(r, back, axes))
         centre = through.v.mean(axis=axes, keepdims=True)
         inside = Bounded(inside.v - centre, r.add(inside.e, shift, r.unit(us) * (inside.most + np.abs(centre) + shift)))
-    x = r.store(_times(r, inside, steps.factor, exact.x, us))
+    of_x = r.store(_times(r, inside, steps.factor, exact.x, us))
     if steps.scale is None:
-        return NormBounds(x, None, None)
+        return NormBounds(of_x, None, None)
     of_weight = _to_parameter(r, r.elementwise(gradient, steps.unit), settings)
-    return NormBounds(x, of_weight, _to_parameter(r, gradient, settings) if settings.bias else None)
+    return NormBounds(of_x, of_weight, _to_parameter(r, gradient, settings) if settings.bias else None)
 
 
 def d_norm_parameters(b: Bounds) -> dict[str, Bounded]:

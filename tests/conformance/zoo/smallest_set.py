@@ -28,6 +28,8 @@ SMALLEST_SET = (
     "rotary-yarn",
     "rotary-longrope",
     "rotary-axes-interleaved",
-    "rotary-bare",
+    "clip-qkv-at-the-limit",
+    "value-norm-past",
+    "value-scale",
 )
 """As `KillTable.smallest_set` found them; a test keeps them enough, and each of them needed."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mha_core import AttentionConfig, QueryKeyNorm, QueryScale, Rotary, SpecError, init_weights, weight_shapes
+from mha_core.config import PARTS
 
 LLAMA4 = {"rule": "llama4", "beta": 0.1, "length": 4}
 
@@ -56,6 +57,16 @@ BAD = [
         {"query_scale": LLAMA4, "rotary": {"sections": (3, 2)}},
         r"query_scale.rule takes positions of one axis. Got rotary.sections=\(3, 2\)",
     ),
+    ({"clip_qkv": 0}, r"^clip_qkv must be positive. Got 0.0\.$"),
+    ({"clip_qkv": -8.0}, "clip_qkv must be positive. Got -8.0"),
+    ({"clip_qkv": float("nan")}, "clip_qkv must be a finite number. Got nan"),
+    ({"clip_qkv": True}, "clip_qkv must be a finite number. Got True"),
+    ({"value_norm_eps": -1e-6}, "value_norm_eps must be positive. Got -1e-06"),
+    ({"value_norm_eps": 0.0}, "value_norm_eps must be positive. Got 0.0"),
+    ({"value_norm_eps": "1e-6"}, "value_norm_eps must be a finite number. Got '1e-6'"),
+    ({"value_scale": 0}, r"^value_scale must not be 0. Got 0.0\.$"),
+    ({"value_scale": float("nan")}, "value_scale must be a finite number. Got nan"),
+    ({"value_scale": float("inf")}, "value_scale must be a finite number. Got inf"),
 ]
 
 
@@ -68,9 +79,9 @@ def test_bad_settings_are_refused_in_one_line(settings, message):
 
 def test_configs_without_parts_are_written_and_read_as_before():
     config = AttentionConfig(12, 3)
-    assert not {"rotary", "query_key_norm", "query_scale", "chunked_mask"} & set(config.to_dict())
+    assert not set(PARTS) & set(config.to_dict())
     assert AttentionConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    assert (config.rotary, config.query_key_norm) == (None, None)
+    assert [getattr(config, name) for name in PARTS] == [None] * len(PARTS)
     assert not any("norm" in name for name in weight_shapes(config))
 
 
@@ -83,6 +94,7 @@ def test_configs_with_parts_come_back_from_json():
         query_key_norm=QueryKeyNorm("layer", "all", "after", 1e-3, 1, "per_head", True, "dtype"),
         query_scale=QueryScale(),
         chunked_mask=8192,
+        **{"clip_qkv": 8, "value_norm_eps": 1e-6, "value_scale": -0.7},
     )
     again = AttentionConfig.from_dict(json.loads(json.dumps(config.to_dict())))
     assert again == config

@@ -1,4 +1,4 @@
-"""Rotary positions, query-key norm and query scale of one token, number by number, for the loops."""
+"""The parts of attention for one token, number by number, for the loops."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ def normed(settings, weights, name, heads):
         if settings.bias:
             divided[place] += weights[f"{name}.bias"][at]
     return [np.array(divided[h * width : (h + 1) * width]) for h in range(len(heads))]
+
+
+def limited(config, number):
+    limit = math.inf if config.clip_qkv is None else config.clip_qkv
+    return math.copysign(limit, number) if abs(number) > limit else number
+
+
+def scaled_value(config, head):
+    if config.value_norm_eps is not None:
+        size = math.sqrt(sum(x * x for x in head) / len(head) + config.value_norm_eps)
+        head = [x / size for x in head]
+    return np.array(head) * (1.0 if config.value_scale is None else config.value_scale)
 
 
 def turned(settings, head, turns):

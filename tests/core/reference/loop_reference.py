@@ -11,7 +11,14 @@ import math
 import numpy as np
 
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
-from tests.core.reference.loop_parts import factor_of_query, through_parts, turns_of_key, turns_of_query
+from tests.core.reference.loop_parts import (
+    factor_of_query,
+    limited,
+    scaled_value,
+    through_parts,
+    turns_of_key,
+    turns_of_query,
+)
 
 
 def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs) -> tuple[np.ndarray, np.ndarray]:
@@ -36,6 +43,7 @@ def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs)
                 key = [project_head(config, weights, "k_proj", x, g, config.head_dim) for g in heads]
                 key = through_parts(config, weights, "k_norm", key, turns_of_key(config, inputs, b, j - past_len))
                 value = [project_head(config, weights, "v_proj", y, g, config.value_head_dim) for g in heads]
+                value = [scaled_value(config, head) for head in value]
             keys.append(key)
             values.append(value)
         for i in range(query_len):
@@ -76,7 +84,11 @@ def channels(array, b, i):
 
 
 def project_head(config, weights, name, x, head, size):
-    """Element i of a head is row head * size + i of the matrix, times the input."""
+    """Element i of a head is row head * size + i of the matrix, times the input; not beyond the limit."""
+    return np.array([limited(config, number) for number in unlimited_head(config, weights, name, x, head, size)])
+
+
+def unlimited_head(config, weights, name, x, head, size):
     if not config.projections:
         return x[head * size : (head + 1) * size]
     result = np.zeros(size)
