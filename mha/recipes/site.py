@@ -193,6 +193,7 @@ class Site:
         softcap = getattr(core, recipe.softcap) if recipe.softcap else None
         stretch = None if recipe.stretch is None else recipe.stretch.settings(core)
         config = replace(config, rotary=rotary, query_key_norm=norm, softcap=softcap, query_scale=stretch)
+        config = replace(config, clip_qkv=setting(core, recipe.clip) if recipe.clip else None)
         return config, check_weights(config, {**weights, **of_norm})
 
     def _past(self, cache: Any, *, new_len: int) -> dict[str, NDArray]:

@@ -97,9 +97,9 @@ DECODERS = (
     like_llama(
         "olmo",
         ("Olmo",),
-        "projections are clipped if clip_qkv is set, which is refused",
-        refused={"clip_qkv": None},
-        models=("OLMo 1 without clip_qkv",),
+        "projections are clipped if clip_qkv is set",
+        clip="clip_qkv",
+        models=("OLMo 1",),
     ),
     like_llama(
         "olmo2",

@@ -56,7 +56,7 @@ REFUSED = (
     ),
     Refused(
         "mimo",
-        f"{NO_PART} sink, and no factor on values",
+        f"{NO_PART} sink, a logit of each head that joins the softmax",
         ("MiMo-V2-Flash",),
         ("MiMoV2FlashAttention",),
         ("mimo_v2_flash",),
@@ -110,10 +110,10 @@ REFUSED = (
         ("WavLMAttention",),
         ("wavlm",),
     ),
-    Refused("dbrx", f"{NO_PART} clip of the projections", ("DBRX",), ("DbrxAttention",), ("dbrx",)),
+    Refused("dbrx", "no layout has its names: one matrix Wqkv, and out_proj", ("DBRX",), ("DbrxAttention",), ("dbrx",)),
     Refused(
         "gemma4",
-        f"{NO_PART} norm of the values; some layers read the keys and values of another",
+        "some layers read the keys and values of another",
         ("Gemma 3n, 4",),
         ("Gemma3nTextAttention", "Gemma4TextAttention"),
         ("gemma3n_text", "gemma4_text"),

@@ -77,7 +77,7 @@ FAMILIES = {
     "qwen3_moe": {**WIDE, "num_experts": 2, "num_experts_per_tok": 1},
     "exaone4": {"num_hidden_layers": 4, "sliding_window": 4, "sliding_window_pattern": 4},
     "hunyuan_v1_dense": WIDE,
-    "olmo": {},
+    "olmo": {"clip_qkv": 0.7},
     "olmo2": {},
     "olmo3": {},
     "ministral3": {**WIDE, "rope_parameters": STRETCHED},
@@ -195,7 +195,18 @@ def check_calls(model, site, dtype):
 
 @pytest.mark.parametrize(
     "model_type",
-    ["llama", "qwen3", "gemma3_text", "hunyuan_v1_dense", "stablelm", "cohere", "glm", "ministral3", "llama4_text"],
+    [
+        "llama",
+        "qwen3",
+        "gemma3_text",
+        "hunyuan_v1_dense",
+        "stablelm",
+        "cohere",
+        "glm",
+        "ministral3",
+        "llama4_text",
+        "olmo",
+    ],
 )
 def test_every_backend_computes_the_same_from_the_same_inputs(model_type, backend_name):
     target = backend.load(backend_name)
@@ -228,6 +239,7 @@ def test_configs_say_what_is_special():
     assert (config["gemma2"].softcap, config["gemma3_text"].softcap) == (50.0, None)
     assert config["gemma2"].scale == 11**-0.5
     assert config["granite"].scale == 0.3
+    assert (config["olmo"].clip_qkv, config["llama"].clip_qkv) == (0.7, None)
     assert config["ministral3"].query_scale == QueryScale("ministral3", beta=0.3, length=3)
     assert config["llama4_text"].query_scale is None  # of its first layer, which turns
 
@@ -242,10 +254,10 @@ def test_layers_that_do_not_turn_say_so():
         assert [int(site.config.rotary is not None) for site in attention_layers(model_of(name))] == [1, 1, 1, 0], name
 
 
-def test_clipped_projections_are_refused():
-    model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model("olmo", **{**SIZES, "clip_qkv": 3.0}))
+def test_projections_that_are_clipped_after_their_norm_are_refused():
+    config = hf.AutoConfig.for_model("olmoe", **{**SIZES, **FAMILIES["olmoe"], "clip_qkv": 3.0})
     with pytest.raises(SpecError, match="clip_qkv=3.0 of the model's config has no translation"):
-        attention_layers(model)
+        attention_layers(hf.AutoModelForCausalLM.from_config(config))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "cohere"])
