@@ -80,7 +80,7 @@ def chosen(exercises: Iterable[Exercise], only: Collection[str]) -> list[Exercis
     """The exercises of these tracks, "course" among them, in their order.
 
     >>> [one.name for one in chosen(all_exercises(("numpy",)), ["course"])][-2:]
-    ['head-importance', 'cut-heads']
+    ['cut-heads', 'head-importance']
     """
     wanted = [one for one in exercises if one.track in only or (COURSE in only and one.name in OF_LESSONS)]
     return sorted(wanted, key=in_order)

@@ -24,7 +24,7 @@ def example(exercise: Exercise) -> str:
     r"""The example of an exercise; "" of one that has the whole call in its file.
 
     >>> from mha.learn.exercises import exercise
-    >>> print(example(exercise("causal")).removeprefix("Example:\n"))
+    >>> print(example(exercise("causal-offsets")).removeprefix("Example:\n"))
         query_len = 2
         key_len = 3
         offsets (1,) =

@@ -98,7 +98,17 @@ EXERCISES = (
             case("scores-turned-two-channels", "", batch=4, head_dim=2, rotary={"base": 20.0}, positions=placed),
             case("scores-turned-one-query", "", head_dim=8, rotary={"base": 9.0}, positions=placed, query_len=1),
         ),
-        covers=("rotary_tables", "rotated_queries", "rotated_keys", "queries", "new_keys", "keys", "unscaled"),
+        covers=(
+            "rotary_tables",
+            "rotated_queries",
+            "rotated_keys",
+            "unscaled_queries",
+            "query_scale",
+            "queries",
+            "new_keys",
+            "keys",
+            "unscaled",
+        ),
         config=small(),
         positions=placed,
     ),
@@ -129,7 +139,7 @@ EXERCISES = (
             replace(BASE, about="float, above 1: pair k turns by position * base ** (-2 k / d)"),
             Value("order", '"before" or "after": when the norm comes', lambda state: state.config.query_key_norm.order),
         ),
-        Value("queries", "float64 (B, H, L, d)", "queries"),
+        Value("queries", "float64 (B, H, L, d)", "unscaled_queries"),
         tuple(
             case(
                 f"norm-{order}-{name}",
@@ -143,7 +153,7 @@ EXERCISES = (
             for order in ("before", "after")
             for name, width, eps in (("turn", 12, 0.4), ("narrow-turn", 2, 0.1))
         ),
-        covers=("rotary_tables", "normed_queries", "rotated_queries", "queries"),
+        covers=("rotary_tables", "normed_queries", "rotated_queries", "unscaled_queries"),
         config=small(query_key_norm={"eps": 0.5, "order": "after"}),
         positions=placed,
     ),

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from mha.cli.main import main
 from mha.learn.exercises import OF_LESSONS, exercise
-from mha.learn.handout.folder import answered, text_of
+from mha.learn.handout.folder import answered, start, text_of, there
+from mha.learn.progress import after
 from mha.learn.tracks.course import EXTRA, LESSONS, row_of
 
 pytestmark = pytest.mark.same_on_newest  # NumPy alone
@@ -59,36 +60,45 @@ def test_an_exercise_stands_in_one_lesson():
     assert set(EXTRA) <= set(LESSONS)
 
 
-def test_the_course_is_solved_in_its_order_to_its_end(tmp_path, monkeypatch):
+@pytest.fixture
+def solve(tmp_path):
+    """Writes a right answer, and gives the exercise that `mha learn check` would name next."""
+
+    def solve(name):
+        one = exercise(name)
+        (tmp_path / one.file).write_text(answered(one))
+        following = after(one, there(tmp_path), tmp_path)
+        return following.name if following else None
+
+    return solve
+
+
+def test_the_course_is_solved_in_its_order_to_its_end(tmp_path, solve):
     """From an empty folder: what comes next is always the next exercise of the lessons."""
+    names = list(OF_LESSONS)
+    assert f"{len(names)} exercises written to" in learn("start", tmp_path, "--only", "course").output
+    assert [solve(name) for name in names] == [*names[1:], None]
+    done = learn("check", "--folder", tmp_path, "--only", "course")
+    assert [line.split()[:2] for line in done.output.strip().splitlines()[: len(names)]] == [
+        [n, "right"] for n in names
+    ]
+    assert done.output.strip().endswith("\nThe course is done.")
+    assert f"{len(names)} of {len(names)} right: course {len(names)}/{len(names)}, write" in done.output
+
+
+def test_the_first_line_has_the_minutes_of_what_is_left(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert f"{len(OF_LESSONS)} exercises written to ." in learn("start", ".", "--only", "course").output
-    first = learn("--only", "course").output
+    learn("start", ".")
     minutes = sum(row_of(exercise(name)).minutes for name in OF_LESSONS)
-    assert f"0 of {len(OF_LESSONS)} right, about {minutes} minutes left: course 0/{len(OF_LESSONS)}, write" in first
-    following = re.search(r"Next: ([\w-]+),", first)
-    for name in OF_LESSONS:
-        assert following is not None
-        assert following[1] == name
-        one = exercise(name)
-        (tmp_path / one.file).write_text(answered(one))
-        last = learn("check", name).output
-        assert f"{name:<26}right" in last
-        following = re.search(r"Next: ([\w-]+),", last)
-    assert following is None
-    assert "The course is done." in learn().output
+    shown = learn("--only", "course").output
+    assert f"0 of {len(OF_LESSONS)} right, about {minutes} minutes left: course 0/{len(OF_LESSONS)}, write" in shown
+    assert "Next: weighted-sum," in shown
 
 
-def test_next_stays_in_the_course_where_all_exercises_are(tmp_path):
-    learn("start", tmp_path)
-    for name in ("weighted-sum", "scores"):  # one is left out
-        one = exercise(name)
-        (tmp_path / one.file).write_text(answered(one))
-    shown = learn("check", "scores", "--folder", tmp_path).output
-    assert "Next: softmax," in shown
-    for name in list(OF_LESSONS)[2:]:
-        one = exercise(name)
-        (tmp_path / one.file).write_text(answered(one))
-    assert "Next: dot-products," in learn("check", "scores", "--folder", tmp_path).output
-    (tmp_path / "write" / "dot_products.py").write_text(answered(exercise("dot-products")))
-    assert "Next: softcap," in learn("check", "dot-products", "--folder", tmp_path).output
+def test_next_stays_in_the_course_where_all_exercises_are(tmp_path, solve):
+    start(tmp_path, ("numpy",))
+    names = list(OF_LESSONS)
+    assert solve(names[0]) == names[1]
+    assert solve(names[2]) == names[3]  # one is left out
+    assert [solve(name) for name in names[3:]] == [*names[4:], names[1]]
+    assert solve(names[1]) == "softcap"

@@ -61,11 +61,19 @@ ALIKE = {
 """Exercise -> its bugs that are the same where only its step is: no case of it could tell them apart."""
 
 OF_RULES = ("rule-", "llama3-", "yarn-", "longrope-", "factor-", "given-", "axes-")
-UNASKED = ("additive-", "allowed-", "bias-", "norm-", *(f"rotary-{what}" for what in OF_RULES))
+UNASKED = (
+    "additive-",
+    "allowed-",
+    "bias-",
+    "norm-",
+    "query-scale-",
+    "chunk-",
+    *(f"rotary-{what}" for what in OF_RULES),
+)
 
 IN_NO_EXERCISE = {
     # Of additive scores, a bias, `allowed`, several sources at once, dropout, a norm's bias or scope, rules of rotary
-    # frequencies, axes of positions: no exercise gives them.
+    # frequencies, axes of positions, a scale of queries, chunks: no exercise gives them.
     *(bug.id for bug in all_bugs() if bug.id.startswith(UNASKED) and bug.id != "bias-infinity-nan"),
     "rotary-keys-from-zero",
     "rotary-of-past-again",
