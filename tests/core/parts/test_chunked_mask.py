@@ -71,8 +71,9 @@ def test_torch_compiles_traced_starts():
 def test_jax_compiles_traced_starts_also_in_32_bits():
     jax = pytest.importorskip("jax")
     from backends.jax import from_weights
+    from backends.jax.ops.framework import device_of, scope
 
-    with jax.experimental.enable_x64():
+    with scope("float64", device_of("cpu")):
         layer, variables = from_weights(CONFIG, WEIGHTS)
         compiled = jax.jit(lambda q, k, **given: layer.apply(variables, q, k, k, **given))
         causal = jax.jit(

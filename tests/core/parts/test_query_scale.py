@@ -40,8 +40,9 @@ def test_torch_compiles_traced_positions():
 def test_jax_compiles_traced_positions():
     jax = pytest.importorskip("jax")
     from backends.jax import from_weights
+    from backends.jax.ops.framework import device_of, scope
 
-    with jax.experimental.enable_x64():
+    with scope("float64", device_of("cpu")):
         layer, variables = from_weights(CONFIG, WEIGHTS)
         compiled = jax.jit(lambda q, k, **given: layer.apply(variables, q, k, k, **given))
         check(compiled(QUERIES, KEYS, positions=POSITIONS), compiled(QUERIES, KEYS, query_offset=OFFSET))
