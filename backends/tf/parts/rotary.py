@@ -65,7 +65,9 @@ def _read(given: RotaryInputs | None, offset: Any, sizes: CallSizes) -> tuple[Ro
     """Positions and query_offset in NumPy; None if tracing does not know them, or a size that they go with."""
     if given is None:
         offset = numbers(offset)
-        is_known = offset is not None and all(isinstance(size, int) for size in sizes[1:4])
+        is_known = offset is not None and all(
+            isinstance(size, int) for size in (sizes.query_len, sizes.key_len, sizes.past_len)
+        )
         return (None, offset) if is_known else None
     read = given.map_arrays(lambda _, array: numbers(array))
     is_known = read.positions is not None and (read.key_positions is None) == (given.key_positions is None)
