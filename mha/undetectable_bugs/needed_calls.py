@@ -24,7 +24,7 @@ def _mask(problem: Problem) -> AttentionMask:
 
 
 def _positions(problem: Problem) -> bool:
-    return _mask(problem).has_positions
+    return _mask(problem).has_positions or problem.config.chunked_mask is not None
 
 
 def _infinite_bias(problem: Problem) -> bool:
@@ -170,7 +170,11 @@ NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
         lambda one: _positions(one) or _lengths_by_query(one) or _empty_rows(one),
         ("block-position-*", "block-not-masked-*", "block-skipped-by-*-query", "block-keys-to-*", "block-keys-from-*"),
     ),
-    ("lengths", _lengths, ("block-keys-of-first-item", "block-skipped-by-first-item")),
+    (
+        "lengths or chunks",
+        lambda one: _lengths(one) or one.config.chunked_mask is not None,
+        ("block-keys-of-first-item", "block-skipped-by-first-item"),
+    ),
     (
         "queries that do not fill a block",
         lambda one: _several_blocks(one) or one.sizes.query_len % blocks.QUERIES != 0,

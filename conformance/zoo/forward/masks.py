@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,13 +184,14 @@ def _any_source(state: State) -> NDArray:
     mask = state.inputs.mask
     given = [name for name in ("valid_lens", "allowed", "bias") if getattr(mask, name) is not None]
     sources = [AttentionMask(**{name: getattr(mask, name)}) for name in given]
-    if mask.has_positions:
-        positions = {"causal": mask.causal, "query_offset": mask.query_offset, "window": mask.window}
-        sources.append(AttentionMask(**positions))
+    by_position = None
+    if mask.has_positions or state.sizes.chunk_size is not None:
+        by_position = replace(mask, valid_lens=None, allowed=None, bias=None)
+        sources.append(by_position)
     sources = [source for source in sources if source.bias is None or np.isneginf(source.bias).any()]
     if not sources:
         return forward.allowed(state)
-    return np.logical_or.reduce([keys_of(state, source) for source in sources])
+    return np.logical_or.reduce([keys_of(state, source, chunks=source is by_position) for source in sources])
 
 
 def _has_padding(state: State) -> bool:

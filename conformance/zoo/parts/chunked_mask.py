@@ -131,7 +131,7 @@ COUNTED = (
 JOINED = (
     _join("chunk-without-causal", "Chunks replace the causal mask.", _other_sources(causal=False)),
     _join("chunk-without-window", "Chunks replace the window.", _other_sources(window=None)),
-    _join("chunk-without-lengths", "Chunks replace the lengths.", _other_sources(valid_lens=None)),
+    _join("chunk-without-lengths", "Chunks replace the lengths.", _other_sources(valid_lens=None), stage="keys"),
     _join(
         "chunk-or-others",
         "Chunks join the other sources by OR.",
