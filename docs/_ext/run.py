@@ -24,7 +24,7 @@ from _ext.common import DIALECTS, table
 from _ext.common import tabs as tab_set
 from _ext.figures.base import svg_in
 from _ext.figures.plots import plot
-from _ext.lessons.course import COURSE, above, below, named
+from _ext.lessons.course import COURSE, above, below, extra, named, parted
 from _ext.lessons.found import FOUND
 from _ext.lessons.notebooks import BLOCK, notebook
 from lessons import runner
@@ -90,28 +90,27 @@ def compared(lesson: str) -> str:
             worst = max(ratio for stages in calls.values() for ratio in stages.values())
             far = [v for k, v in given["from NumPy"].get(framework, {}).items() if k in calls]
             rows.append([label, f"{worst:.3f}", f"{max(far):.1e}" if far else ""])
-    names = ", ".join(f"`{key.partition('/')[2]}`" for key in calls)
+    notebooks = ", ".join(
+        f'<a href="_downloads/{lesson}-{name}.ipynb" download>{label}</a>' for name, label in DIALECTS.items()
+    )
     return "\n".join(
         [
             "## The same in all five",
             "",
-            f"Every framework ran the lesson in a process of its own. What it handed out ({names}) was held",
-            "against the reference on the same inputs, as any layer is: below 1 is within the",
-            "[error that can be](bounds.md) in its dtype.",
+            f"This lesson as a notebook: {notebooks}.",
+            "",
+            ":::{dropdown} How equal their numbers are",
+            "Each framework ran this page's code. All its results were compared with the right ones: an error below 1",
+            "is no larger than [rounding can make it](bounds.md) in the numbers that this framework computes with.",
             "",
             table(["", "worst error / allowed error", "largest difference from NumPy's output"], rows),
-            "",
-            "This lesson as a notebook: "
-            + ", ".join(
-                f'<a href="_downloads/{lesson}-{name}.ipynb" download>{label}</a>' for name, label in DIALECTS.items()
-            )
-            + ".",
+            ":::",
         ]
     )
 
 
 def markdown(lesson: str) -> str:
-    """The text of a lesson, its blocks replaced, its exercises, and the comparison.
+    """The text of a lesson, its blocks replaced, its exercises, what stands beyond the course, and the comparison.
 
     Raises:
         ExtensionError: there is no such lesson.
@@ -128,7 +127,8 @@ def markdown(lesson: str) -> str:
         return f"```{{raw}} html\n{figure_of(name)}```\n"
 
     own = named(lesson)
-    parts = [above(own), BLOCK.sub(made, text(lesson)), below(own), compared(lesson)]
+    course, beyond = (BLOCK.sub(made, part) for part in parted(text(lesson)))
+    parts = [above(own), course, below(own), beyond, extra(own), compared(lesson)]
     return "\n".join(parts) + "\n"
 
 

@@ -34,7 +34,7 @@ print(outputs.shape, all_weights.shape, all_weights.sum(axis=-1).round(5))
 # %% additive
 rng = np.random.default_rng(0)
 w_q, w_k, vector = rng.normal(size=(8, 2)), rng.normal(size=(8, 2)), rng.normal(size=8)
-hidden = np.tanh((query @ w_q.T)[:, None] + (longer @ w_k.T)[None])  # (1, 10, 8), a small network for each pair
+hidden = np.tanh((query @ w_q.T)[:, None] + (longer @ w_k.T)[None])  # (1, 10, 8): a vector for each pair
 additive_scores = hidden @ vector  # (1, 10)
 additive_powers = np.exp(additive_scores - additive_scores.max(axis=-1, keepdims=True))
 additive_weights = additive_powers / additive_powers.sum(axis=-1, keepdims=True)

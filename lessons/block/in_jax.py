@@ -4,11 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 rng = np.random.default_rng(0)
-sentence = ["time", "flies", "like", "an", "arrow"]
-vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
-embedding = jnp.asarray(rng.normal(size=(len(vocabulary), 512)), jnp.float32)
-tokens = jnp.array([vocabulary[word] for word in sentence])
-vectors = embedding[tokens]
+vectors = jnp.asarray(rng.normal(size=(5, 512)), jnp.float32)  # five words
 steps = jnp.arange(5)[:, None] / 10000 ** (jnp.arange(0, 512, 2) / 512)  # (5, 256)
 positions = jnp.zeros((5, 512))
 positions = positions.at[:, 0::2].set(jnp.sin(steps)).at[:, 1::2].set(jnp.cos(steps))
@@ -42,7 +38,8 @@ def normed(y):  # each vector to mean 0 and deviation 1
 
 
 first = normed(x + output)  # the words themselves go on beside what attention found
-print(f"deviation of x {x.std():.2f}, of x + attention {(x + output).std():.2f}, normed {first.std():.2f}")
+print(f"deviation of x {x.std():.2f}, of x + attention {(x + output).std():.2f}")
+print(f"normed {first.std():.2f}")
 
 # %% feed_forward
 w_1 = jnp.asarray(rng.normal(size=(2048, 512)), jnp.float32) / 512**0.5
@@ -54,4 +51,4 @@ print(hidden.shape, "->", result.shape)
 # %% alone
 order = jnp.array([4, 2, 0, 3, 1])
 again = normed(first[order] + jax.nn.relu(first[order] @ w_1.T) @ w_2.T)  # the same vectors in another order
-print("the network sees one position at a time:", jnp.allclose(again, result[order], atol=1e-4))
+print("each position by itself:", jnp.allclose(again, result[order], atol=1e-4))

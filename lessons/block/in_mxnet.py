@@ -6,11 +6,7 @@ from mxnet import np, npx
 
 npx.set_np()
 rng = numpy.random.default_rng(0)
-sentence = ["time", "flies", "like", "an", "arrow"]
-vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
-embedding = np.array(rng.normal(size=(len(vocabulary), 512)), dtype="float32")
-tokens = np.array([vocabulary[word] for word in sentence], dtype=int)
-vectors = embedding[tokens]
+vectors = np.array(rng.normal(size=(5, 512)), dtype="float32")  # five words
 steps = np.arange(5)[:, None] / 10000 ** (np.arange(0, 512, 2) / 512)  # (5, 256)
 positions = np.zeros((5, 512))
 positions[:, 0::2] = np.sin(steps)
@@ -46,7 +42,7 @@ def normed(y):  # each vector to mean 0 and deviation 1
 
 first = normed(x + output)  # the words themselves go on beside what attention found
 deviations = [part.std().item() for part in (x, x + output, first)]
-print("deviation of x {:.2f}, of x + attention {:.2f}, normed {:.2f}".format(*deviations))
+print("deviation of x {:.2f}, of x + attention {:.2f}\nnormed {:.2f}".format(*deviations))
 
 # %% feed_forward
 w_1 = np.array(rng.normal(size=(2048, 512)), dtype="float32") / 512**0.5
@@ -58,4 +54,4 @@ print(hidden.shape, "->", result.shape)
 # %% alone
 order = np.array([4, 2, 0, 3, 1], dtype=int)
 again = normed(first[order] + np.dot(npx.relu(np.dot(first[order], w_1.T)), w_2.T))  # the same in another order
-print("the network sees one position at a time:", np.abs(again - result[order]).max().item() < 1e-4)
+print("each position by itself:", np.abs(again - result[order]).max().item() < 1e-4)

@@ -2,11 +2,7 @@
 import numpy as np
 
 rng = np.random.default_rng(0)
-sentence = ["time", "flies", "like", "an", "arrow"]
-vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
-embedding = rng.normal(size=(len(vocabulary), 512)).astype("float32")
-tokens = np.array([vocabulary[word] for word in sentence])
-vectors = embedding[tokens]
+vectors = rng.normal(size=(5, 512)).astype("float32")  # five words
 steps = np.arange(5)[:, None] / 10000 ** (np.arange(0, 512, 2) / 512)  # (5, 256)
 positions = np.zeros((5, 512), "float32")
 positions[:, 0::2] = np.sin(steps)
@@ -38,11 +34,12 @@ print(weights.shape, heads.shape, output.shape)
 
 
 def normed(y):  # each vector to mean 0 and deviation 1
-    return (y - y.mean(axis=-1, keepdims=True)) / np.sqrt(y.var(axis=-1, keepdims=True) + np.float32(1e-5))
+    return (y - y.mean(axis=-1, keepdims=True)) / np.sqrt(y.var(axis=-1, keepdims=True) + 1e-5)
 
 
 first = normed(x + output)  # the words themselves go on beside what attention found
-print(f"deviation of x {x.std():.2f}, of x + attention {(x + output).std():.2f}, normed {first.std():.2f}")
+print(f"deviation of x {x.std():.2f}, of x + attention {(x + output).std():.2f}")
+print(f"normed {first.std():.2f}")
 
 # %% feed_forward
 w_1 = rng.normal(size=(2048, 512)).astype("float32") / np.float32(512) ** 0.5
@@ -54,4 +51,4 @@ print(hidden.shape, "->", result.shape)
 # %% alone
 moved = first[[4, 2, 0, 3, 1]]  # the same vectors in another order
 again = normed(moved + np.maximum(moved @ w_1.T, 0) @ w_2.T)
-print("the network sees one position at a time:", np.allclose(again, result[[4, 2, 0, 3, 1]], atol=1e-4))
+print("each position by itself:", np.allclose(again, result[[4, 2, 0, 3, 1]], atol=1e-4))

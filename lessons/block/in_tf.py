@@ -3,11 +3,7 @@ import numpy as np
 import tensorflow as tf
 
 rng = np.random.default_rng(0)
-sentence = ["time", "flies", "like", "an", "arrow"]
-vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
-embedding = tf.constant(rng.normal(size=(len(vocabulary), 512)), tf.float32)
-tokens = tf.constant([vocabulary[word] for word in sentence])
-vectors = tf.gather(embedding, tokens)
+vectors = tf.constant(rng.normal(size=(5, 512)), tf.float32)  # five words
 steps = tf.range(5.0)[:, None] / 10000 ** (tf.range(0.0, 512, 2) / 512)  # (5, 256)
 positions = tf.reshape(tf.stack([tf.sin(steps), tf.cos(steps)], axis=-1), (5, 512))  # sine and cosine in turn
 x = vectors + positions
@@ -42,7 +38,7 @@ def normed(y):  # each vector to mean 0 and deviation 1
 
 first = normed(x + output)  # the words themselves go on beside what attention found
 deviations = [tf.math.reduce_std(part) for part in (x, x + output, first)]
-print("deviation of x {:.2f}, of x + attention {:.2f}, normed {:.2f}".format(*deviations))
+print("deviation of x {:.2f}, of x + attention {:.2f}\nnormed {:.2f}".format(*deviations))
 
 # %% feed_forward
 w_1 = tf.constant(rng.normal(size=(2048, 512)), tf.float32) / 512**0.5
@@ -55,4 +51,4 @@ print(hidden.shape, "->", result.shape)
 moved = tf.gather(first, [4, 2, 0, 3, 1])  # the same vectors in another order
 again = normed(moved + tf.matmul(tf.nn.relu(tf.matmul(moved, w_1, transpose_b=True)), w_2, transpose_b=True))
 same = np.allclose(again, tf.gather(result, [4, 2, 0, 3, 1]), atol=1e-4)
-print("the network sees one position at a time:", same)
+print("each position by itself:", same)

@@ -3,11 +3,7 @@ import numpy as np
 import torch
 
 rng = np.random.default_rng(0)
-sentence = ["time", "flies", "like", "an", "arrow"]
-vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
-embedding = torch.tensor(rng.normal(size=(len(vocabulary), 512)), dtype=torch.float32)
-tokens = torch.tensor([vocabulary[word] for word in sentence])
-vectors = embedding[tokens]
+vectors = torch.tensor(rng.normal(size=(5, 512)), dtype=torch.float32)  # five words
 steps = torch.arange(5)[:, None] / 10000 ** (torch.arange(0, 512, 2) / 512)  # (5, 256)
 positions = torch.zeros(5, 512)
 positions[:, 0::2] = torch.sin(steps)
@@ -43,7 +39,7 @@ def normed(y):  # each vector to mean 0 and deviation 1
 
 first = normed(x + output)  # the words themselves go on beside what attention found
 deviations = [part.std(correction=0) for part in (x, x + output, first)]
-print("deviation of x {:.2f}, of x + attention {:.2f}, normed {:.2f}".format(*deviations))
+print("deviation of x {:.2f}, of x + attention {:.2f}\nnormed {:.2f}".format(*deviations))
 
 # %% feed_forward
 w_1 = torch.tensor(rng.normal(size=(2048, 512)), dtype=torch.float32) / 512**0.5
@@ -55,4 +51,4 @@ print(tuple(hidden.shape), "->", tuple(result.shape))
 # %% alone
 moved = first[[4, 2, 0, 3, 1]]  # the same vectors in another order
 again = normed(moved + torch.relu(moved @ w_1.T) @ w_2.T)
-print("the network sees one position at a time:", torch.allclose(again, result[[4, 2, 0, 3, 1]], atol=1e-4))
+print("each position by itself:", torch.allclose(again, result[[4, 2, 0, 3, 1]], atol=1e-4))

@@ -1,7 +1,7 @@
 # %% one
 import numpy as np
 
-pairs = np.array([[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])  # three sentences: what stands at the two places that matter
+pairs = np.array([[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])  # three sentences, two places
 print("one head, half and half:", pairs @ np.array([0.5, 0.5]))
 two = np.stack([pairs @ np.array([1.0, 0.0]), pairs @ np.array([0.0, 1.0])], axis=1)  # a head for each place
 print("two heads, then W_o:    ", two @ np.array([1.0, -1.0]))
@@ -25,7 +25,7 @@ merged = np.concatenate(parts, axis=1)
 print([part.shape for part in parts], "->", merged.shape)
 
 # %% fused
-fused_q, fused_k, fused_v = w_q.reshape(12, 12), w_k.reshape(12, 12), w_v.reshape(12, 12)  # one below the other
+fused_q, fused_k, fused_v = w_q.reshape(12, 12), w_k.reshape(12, 12), w_v.reshape(12, 12)  # (12, 12)
 
 
 def split(y):  # (L, H * d) -> (H, L, d)
@@ -37,9 +37,9 @@ print("as the loop:", np.allclose(heads.swapaxes(0, 1).reshape(5, 12), merged, a
 
 # %% output
 output = merged @ w_o.T
-summed = sum(parts[head] @ w_o[:, 4 * head : 4 * head + 4].T for head in range(3))  # a block of W_o for each head
+summed = sum(parts[head] @ w_o[:, 4 * head : 4 * head + 4].T for head in range(3))  # its block of W_o
 print(output.shape, "as the sum over heads:", np.allclose(summed, output, atol=1e-6))
 
 # %% cost
 for count in (1, 3, 6, 12):
-    print(f"{count:2} heads of width {12 // count:2}: {4 * 12 * (count * (12 // count))} weights")
+    print(f"{count:2} heads of width {12 // count:2}: {4 * 12 * (count * (12 // count))} parameters")

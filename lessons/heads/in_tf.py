@@ -45,4 +45,4 @@ print(tuple(output.shape), "as the sum over heads:", np.allclose(summed, output,
 
 # %% cost
 for count in (1, 3, 6, 12):
-    print(f"{count:2} heads of width {12 // count:2}: {4 * 12 * (count * (12 // count))} weights")
+    print(f"{count:2} heads of width {12 // count:2}: {4 * 12 * (count * (12 // count))} parameters")

@@ -32,4 +32,4 @@ many_weights = jnp.stack([weights, weights[::-1]])[:, None]  # (2, 1, 51, 40): t
 many_values = jnp.stack([values, 10 * values])[:, None]  # (2, 1, 40, 1)
 answers = many_weights @ many_values
 alone = weights[::-1] @ (10 * values)
-print(answers.shape, "the second item by itself:", jnp.allclose(answers[1, 0], alone, atol=1e-5))
+print(answers.shape, "the second item alone:", jnp.allclose(answers[1, 0], alone, atol=1e-5))

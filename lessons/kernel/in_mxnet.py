@@ -33,4 +33,4 @@ many_weights = np.stack([weights, weights[::-1]])[:, None]  # (2, 1, 51, 40): tw
 many_values = np.stack([values, 10 * values])[:, None]  # (2, 1, 40, 1)
 answers = np.matmul(many_weights, many_values)
 alone = np.dot(weights[::-1], 10 * values)
-print(answers.shape, "the second item by itself:", np.abs(answers[1, 0] - alone).max().item() < 1e-4)
+print(answers.shape, "the second item alone:", np.abs(answers[1, 0] - alone).max().item() < 1e-4)

@@ -20,7 +20,7 @@ print(f"weights of the query at 2.5: from {row.min():.4f} to {row.max():.4f}, su
 # %% attention
 products = queries @ keys.T / 0.5**2
 bias = np.broadcast_to(-(keys.T**2) / (2 * 0.5**2), products.shape)  # a longer key gets less
-powers = np.exp(products + bias - (products + bias).max(axis=-1, keepdims=True))
+powers = np.exp(products + bias)
 attention = powers / powers.sum(axis=-1, keepdims=True)
 output = attention @ values
 print("the same weights:", np.allclose(attention, weights, atol=1e-5))
@@ -29,4 +29,5 @@ print("the same weights:", np.allclose(attention, weights, atol=1e-5))
 many_weights = np.stack([weights, weights[::-1]])[:, None]  # (2, 1, 51, 40): two items, one head
 many_values = np.stack([values, 10 * values])[:, None]  # (2, 1, 40, 1)
 answers = many_weights @ many_values
-print(answers.shape, "the second item by itself:", np.allclose(answers[1, 0], weights[::-1] @ (10 * values)))
+alone = weights[::-1] @ (10 * values)
+print(answers.shape, "the second item alone:", np.allclose(answers[1, 0], alone))

@@ -31,4 +31,4 @@ many_weights = tf.stack([weights, weights[::-1]])[:, None]  # (2, 1, 51, 40): tw
 many_values = tf.stack([values, 10 * values])[:, None]  # (2, 1, 40, 1)
 answers = many_weights @ many_values
 alone = weights[::-1] @ (10 * values)
-print(tuple(answers.shape), "the second item by itself:", np.allclose(answers[1, 0], alone, atol=1e-5))
+print(tuple(answers.shape), "the second item alone:", np.allclose(answers[1, 0], alone, atol=1e-5))

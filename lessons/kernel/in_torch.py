@@ -31,4 +31,4 @@ many_weights = torch.stack([weights, weights.flip(0)])[:, None]  # (2, 1, 51, 40
 many_values = torch.stack([values, 10 * values])[:, None]  # (2, 1, 40, 1)
 answers = many_weights @ many_values
 alone = weights.flip(0) @ (10 * values)
-print(tuple(answers.shape), "the second item by itself:", torch.allclose(answers[1, 0], alone, atol=1e-5))
+print(tuple(answers.shape), "the second item alone:", torch.allclose(answers[1, 0], alone, atol=1e-5))

@@ -2,14 +2,15 @@
 import numpy as np
 
 rng = np.random.default_rng(0)
-queries, keys = rng.normal(size=(2, 4, 100)), rng.normal(size=(2, 6, 100))  # two items, 4 queries, 6 keys
+queries, keys = rng.normal(size=(2, 4, 100)), rng.normal(size=(2, 6, 100))  # 2 items, 4 queries, 6 keys
 w_q, w_k, w_v, w_o = rng.normal(size=(4, 100, 100)) / 10
 valid_lens = np.array([3, 2])  # keys that count in each item
 
 # %% project
 projected_q, projected_k, projected_v = queries @ w_q.T, keys @ w_k.T, keys @ w_v.T
 one_by_one = np.stack([w_k @ key for key in keys.reshape(12, 100)])
-print(projected_k.shape, "as W times each of 12 vectors:", np.allclose(projected_k.reshape(12, 100), one_by_one))
+same = np.allclose(projected_k.reshape(12, 100), one_by_one)
+print(projected_k.shape, "as W times each of 12 vectors:", same)
 
 
 # %% split
@@ -53,7 +54,8 @@ output = merged @ w_o.T
 print(heads.shape, "->", merged.shape, "->", output.shape)
 
 # %% grouped
-grouped_heads = attend(q[:4], np.repeat(k[:2], 2, axis=0), np.repeat(v[:2], 2, axis=0), np.ones((1, 1, 6), bool))[1]
+two_k, two_v = np.repeat(k[:2], 2, axis=0), np.repeat(v[:2], 2, axis=0)
+grouped_heads = attend(q[:4], two_k, two_v, np.ones((1, 1, 6), bool))[1]
 grouped = transpose_output(grouped_heads, 4)[0]
 print(q[:4].shape, "and two heads of keys", k[:2].shape, "->", grouped.shape)
 
@@ -65,5 +67,5 @@ try:
     concatenated @ linear_o.T
 except ValueError:
     print(f"does not fit: {concatenated.shape} and {linear_o.T.shape}")
-linear_o = rng.normal(size=(d_model, num_heads * (d_model // num_heads)))  # right: as wide as the heads side by side
+linear_o = rng.normal(size=(d_model, num_heads * (d_model // num_heads)))  # right: 16, as the heads together
 print("fits:", (concatenated @ linear_o.T).shape)

@@ -4,7 +4,7 @@ import numpy as np
 x = np.random.default_rng(0).normal(size=(5, 4))  # five words, each a query, a key and a value
 x[4] *= 10  # the last of them is long: everybody's score with it is large
 causal = np.tri(5, dtype=bool)  # query i may attend to keys 0 to i
-lengths = np.broadcast_to(np.arange(5) < 3, (5, 5))  # only the first three keys are words, the others padding
+lengths = np.broadcast_to(np.arange(5) < 3, (5, 5))  # only the first three keys are words
 print(lengths.astype(int))
 
 
@@ -25,7 +25,7 @@ print("largest score:", scores.max().round(1), "its weight behind the mask:", le
 # %% batch
 valid_lens = np.array([3, 5])  # of two items
 allowed_keys = np.arange(5) < valid_lens[:, None, None, None]  # (2, 1, 1, 5)
-many_scores = np.stack([scores, scores])[:, None]  # (2, 1, 5, 5): two items, one head, five queries and keys
+many_scores = np.stack([scores, scores])[:, None]  # (2, 1, 5, 5): two items, one head
 many_weights = masked_softmax(many_scores, allowed_keys)
 print(allowed_keys.shape, many_weights.shape, "padding of the first item:", many_weights[0, ..., 3:].max())
 

@@ -39,4 +39,5 @@ cut_q, cut_k, cut_v, cut_o = w_q[rows], w_k[rows], w_v[rows], w_o[:, rows]
 cut_weights, cut = layer(cut_q, cut_k, cut_v, cut_o, 2)
 masked_o = jnp.zeros_like(w_o).at[:, rows].set(w_o[:, rows])
 masked = layer(w_q, w_k, w_v, masked_o, 4)[1]
-print("heads", kept, "of", w_q.shape, "are", cut_q.shape, "and equal:", jnp.allclose(cut, masked, atol=1e-5))
+print("heads", kept, "of", w_q.shape, "are", cut_q.shape)
+print("equal:", jnp.allclose(cut, masked, atol=1e-5))

@@ -44,4 +44,5 @@ for row in rows.tolist():
     masked_o[:, row] = w_o[:, row]
 masked = layer(w_q, w_k, w_v, masked_o, 4)[1]
 same = np.abs(cut - masked).max().item() < 1e-5
-print("heads", kept, "of", w_q.shape, "are", cut_q.shape, "and equal:", same)
+print("heads", kept, "of", w_q.shape, "are", cut_q.shape)
+print("equal:", same)

@@ -40,4 +40,5 @@ cut_weights, cut = layer(cut_q, cut_k, cut_v, cut_o, 2)
 masked_o = np.zeros_like(w_o)
 masked_o[:, rows] = w_o[:, rows]
 masked = layer(w_q, w_k, w_v, masked_o, 4)[1]
-print("heads", kept, "of", w_q.shape, "are", cut_q.shape, "and equal:", np.allclose(cut, masked, atol=1e-5))
+print("heads", kept, "of", w_q.shape, "are", cut_q.shape)
+print("equal:", np.allclose(cut, masked, atol=1e-5))

@@ -42,4 +42,5 @@ cut_weights, cut = layer(cut_q, cut_k, cut_v, cut_o, 2)
 there = tf.reduce_sum(tf.one_hot(rows, 32), axis=0)
 masked = layer(w_q, w_k, w_v, w_o * there, 4)[1]
 same = np.allclose(cut, masked, atol=1e-5)
-print("heads", kept.numpy(), "of", w_q.shape, "are", cut_q.shape, "and equal:", same)
+print("heads", kept.numpy(), "of", w_q.shape, "are", cut_q.shape)
+print("equal:", same)

@@ -40,4 +40,5 @@ masked_o = torch.zeros_like(w_o)
 masked_o[:, rows] = w_o[:, rows]
 masked = layer(w_q, w_k, w_v, masked_o, 4)[1]
 same = torch.allclose(cut, masked, atol=1e-5)
-print("heads", kept.numpy(), "of", tuple(w_q.shape), "are", tuple(cut_q.shape), "and equal:", same)
+print("heads", kept.numpy(), "of", tuple(w_q.shape), "are", tuple(cut_q.shape))
+print("equal:", same)

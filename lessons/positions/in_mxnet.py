@@ -31,10 +31,6 @@ table[:, 0::2] = np.sin(steps)
 table[:, 1::2] = np.cos(steps)
 positions = table[:5]  # of our five words
 
-# %% broadcast
-wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
-print(wrong.shape, "->", wrong.reshape(1, -1, 512).shape)
-
 # %% added
 x = vectors + positions
 print(x.shape)
@@ -49,3 +45,7 @@ print("the first position with itself and the next four:", np.dot(positions, pos
 old, fresh = 3, 2
 place = old + np.arange(fresh)[:, None]  # (2, 1): the new words stand at 3 and 4
 print((np.arange(old + fresh) <= place).asnumpy().astype(int))
+
+# %% broadcast
+wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
+print(wrong.shape, "->", wrong.reshape(1, -1, 512).shape)

@@ -26,10 +26,6 @@ steps = tf.range(50.0)[:, None] / 10000 ** (tf.range(0.0, 512, 2) / 512)  # (50,
 table = tf.reshape(tf.stack([tf.sin(steps), tf.cos(steps)], axis=-1), (50, 512))  # sine and cosine in turn
 positions = table[:5]  # of our five words
 
-# %% broadcast
-wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
-print(wrong.shape, "->", tf.reshape(wrong, (1, -1, 512)).shape)
-
 # %% added
 x = vectors + positions
 print(x.shape)
@@ -44,3 +40,7 @@ print("the first position with itself and the next four:", tf.linalg.matvec(posi
 old, fresh = 3, 2
 place = old + tf.range(fresh)[:, None]  # (2, 1): the new words stand at 3 and 4
 print(tf.cast(tf.range(old + fresh) <= place, tf.int32).numpy())
+
+# %% broadcast
+wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
+print(wrong.shape, "->", tf.reshape(wrong, (1, -1, 512)).shape)

@@ -28,10 +28,6 @@ table[:, 0::2] = torch.sin(steps)
 table[:, 1::2] = torch.cos(steps)
 positions = table[:5]  # of our five words
 
-# %% broadcast
-wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
-print(wrong.shape, "->", wrong.reshape(1, -1, 512).shape)
-
 # %% added
 x = vectors + positions
 print(x.shape)
@@ -46,3 +42,7 @@ print("the first position with itself and the next four:", positions @ positions
 old, fresh = 3, 2
 place = old + torch.arange(fresh)[:, None]  # (2, 1): the new words stand at 3 and 4
 print((torch.arange(old + fresh) <= place).int())
+
+# %% broadcast
+wrong = vectors + positions[:, None, :]  # (5, 512) + (5, 1, 512), as in the script
+print(wrong.shape, "->", wrong.reshape(1, -1, 512).shape)

@@ -5,7 +5,7 @@ words = ["the", "cat", "sleeps", "because", "it", "is", "tired"]
 kinds = {"noun": 0, "verb": 1, "pronoun": 2, "other": 3}
 kind_of = ["other", "noun", "verb", "other", "pronoun", "verb", "other"]
 x = 0.5 * np.random.default_rng(0).normal(size=(7, 8))  # what the words are, 8 numbers each
-x[:, :4] = np.eye(4)[[kinds[kind] for kind in kind_of]]  # of which the first four say what kind of word it is
+x[:, :4] = np.eye(4)[[kinds[kind] for kind in kind_of]]  # the first four say what kind of word it is
 
 
 # %% alone

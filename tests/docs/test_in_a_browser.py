@@ -125,7 +125,7 @@ def figures(browser, site, page):
 @pytest.mark.parametrize("page", [lesson.page for lesson in COURSE])
 def test_a_lesson_has_its_figure_and_leads_on(browser, site, page):
     found = figures(browser, site, page)
-    assert len(found) == (1 if page != "own-heads" else 5)  # and those of the trained model
+    assert len(found) == (1 if page != "own-heads" else 3)  # and those of the trained model
     assert all(label and height > 100 for label, height in found)
     following = [*(lesson.page for lesson in COURSE), "importance"]
     if page != "own-heads":

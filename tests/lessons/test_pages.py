@@ -12,7 +12,7 @@ from sphinx.errors import ExtensionError
 
 from _ext import run
 from _ext.figures.plots import PLOTS, plot
-from _ext.lessons.course import COURSE, Lesson, above, below, named
+from _ext.lessons.course import COURSE, Lesson, above, below, extra, named
 from _ext.lessons.course import markdown as table_of_course
 from _ext.lessons.notebooks import notebook
 from lessons import runner
@@ -79,15 +79,24 @@ def test_a_lesson_begins_with_its_place_and_ends_with_its_exercises_and_the_next
 
 
 def test_a_lesson_without_exercises_asks_for_none_and_extra_ones_stand_apart():
-    without, extra = named("block"), named("layer")
+    without, both = named("block"), named("layer")
     assert "for its" not in above(without)
-    assert below(without).startswith("Extra, which no later lesson needs")
-    assert below(without).endswith(f"Next: [{named('own').title}](own-heads.md)\n")
-    asked, _, rest = below(extra).partition("Extra, which no later lesson needs")
-    assert [re.findall(r"`mha learn check ([\w-]+)`", part) for part in (asked, rest)] == [
-        list(extra.exercises),
-        list(extra.extra),
+    assert below(without) == f"Next: [{named('own').title}](own-heads.md)\n"
+    assert extra(named("kernel")) == ""
+    assert [re.findall(r"`mha learn check ([\w-]+)`", part(both)) for part in (below, extra)] == [
+        list(both.exercises),
+        list(both.extra),
     ]
+
+
+@pytest.mark.parametrize("lesson", COURSE, ids=[lesson.name for lesson in COURSE])
+def test_what_lies_beyond_the_course_stands_after_the_way_on(lesson):
+    """A reader of the course meets summary, exercises and the next lesson first; extra exercises come last."""
+    headings = re.findall(r"^## (.*)$", run.markdown(lesson.name), re.MULTILINE)
+    beyond = [heading for heading in headings if heading.startswith("Beyond the course: ")]
+    last = ["Exercises"] * bool(lesson.exercises)
+    rest = [*beyond, *["Extra exercises"] * bool(lesson.extra), "The same in all five"]
+    assert headings[headings.index("In short") :] == ["In short", *last, *rest]
 
 
 def test_the_course_takes_three_hours_at_most_by_its_own_minutes():
@@ -103,15 +112,16 @@ def test_the_course_takes_three_hours_at_most_by_its_own_minutes():
 
 
 def test_more_text_code_or_figures_take_more_minutes(tmp_path, monkeypatch):
-    """150 words, ten lines, one figure: a minute each; what is no prose is not counted as words."""
+    """150 words, ten lines, one figure: a minute each. No words: what is no prose. Nothing: what is beyond."""
     monkeypatch.setattr(runner, "HERE", tmp_path)
 
     def reading(words, lines, figures):
         folder = tmp_path / "own"
         folder.mkdir(exist_ok=True)
-        blocks = "\n```{plot} own\n```" * figures + "\n```{math}\nx = 1\n```"
-        (folder / "lesson.md").write_text("word " * words + blocks)
-        (folder / "in_numpy.py").write_text("# %% one\n" + "x = 1\n\n" * lines)
+        blocks = "\n```{plot} own\n```" * figures + "\n```{math}\nx = 1\n```\n```{cell} one\n```"
+        beyond = "\n## Beyond the course: more\n" + "word " * 300 + "\n```{cell} two\n```\n```{plot} own\n```\n"
+        (folder / "lesson.md").write_text("word " * words + blocks + beyond)
+        (folder / "in_numpy.py").write_text("# %% one\n" + "x = 1\n\n" * lines + "# %% two\n" + "x = 1\n" * 40)
         return Lesson("own", "own-heads").reading
 
     assert [reading(150, 10, 1), reading(300, 10, 1), reading(150, 30, 1), reading(150, 10, 3)] == [3, 4, 5, 5]

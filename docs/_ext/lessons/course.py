@@ -24,6 +24,12 @@ WORDS, LINES, FIGURES = 150, 10, 1
 BLOCKS = re.compile(r"^```\{.*?^```$", re.MULTILINE | re.DOTALL)
 """Cells, figures and formulas in the text of a lesson."""
 
+DRAWN = re.compile(r"^```\{(?:plot|gallery|heads)\} ", re.MULTILINE)
+"""Figures in it."""
+
+BEYOND = re.compile(r"^(?=## Beyond the course: )", re.MULTILINE)
+"""Where a section begins that stands after the exercises, and takes none of the minutes."""
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -56,10 +62,11 @@ class Lesson:
     def reading(self) -> int:
         """Minutes that reading it takes, code and figures with it."""
         folder = runner.HERE / self.name
-        text = (folder / "lesson.md").read_text("utf-8")
-        code = "".join(runner.cells_of((folder / "in_numpy.py").read_text("utf-8")).values())
-        lines = sum(bool(line.strip()) for line in code.splitlines())
-        figures = text.count("```{plot}") + text.count("```{gallery}") + text.count("```{heads}")
+        text, _ = parted((folder / "lesson.md").read_text("utf-8"))
+        cells = runner.cells_of((folder / "in_numpy.py").read_text("utf-8"))
+        shown = [code for name, code in cells.items() if f"```{{cell}} {name}\n" in text]
+        lines = sum(bool(line.strip()) for code in shown for line in code.splitlines())
+        figures = len(DRAWN.findall(text))
         return round(len(BLOCKS.sub("", text).split()) / WORDS + lines / LINES + figures / FIGURES)
 
     @property
@@ -92,6 +99,16 @@ def named(name: str) -> Lesson:
     return {lesson.name: lesson for lesson in COURSE}[name]
 
 
+def parted(text: str) -> tuple[str, str]:
+    r"""The text of a lesson up to its summary, and its sections beyond the course; "" for none.
+
+    >>> parted("A lesson." + chr(10) + "## Beyond the course: more")
+    ('A lesson.\n', '## Beyond the course: more')
+    """
+    lesson, *beyond = BEYOND.split(text)
+    return lesson, "".join(beyond)
+
+
 def minutes(exercises: Iterable[str]) -> int:
     """What `mha learn` says that these take."""
     return sum(row_of(exercise(name)).minutes for name in exercises)
@@ -109,7 +126,7 @@ def above(lesson: Lesson) -> str:
 
 def below(lesson: Lesson) -> str:
     """The exercises, and the way to the next lesson."""
-    asked, extra = _asked(lesson.exercises), _asked(lesson.extra)
+    asked = _asked(lesson.exercises)
     parts = []
     if asked:
         parts += [
@@ -118,10 +135,15 @@ def below(lesson: Lesson) -> str:
             asked,
             "A wrong answer is [told what is wrong](learn.md): `mha learn hint NAME`.",
         ]
-    if extra:
-        parts += ["Extra, which no later lesson needs; `mha learn start .` adds their files:", extra]
     parts += [f"Next: [{one.title}]({one.page}.md)" for one in COURSE[COURSE.index(lesson) + 1 :][:1]]
     return "\n\n".join(parts) + "\n"
+
+
+def extra(lesson: Lesson) -> str:
+    """The extra exercises, for the end of the page; "" for none."""
+    asked = _asked(lesson.extra)
+    told = "No later lesson needs them. `mha learn start .` adds their files:"
+    return f"## Extra exercises\n\n{told}\n\n{asked}\n" if asked else ""
 
 
 def _asked(names: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ PLAIN = (
         r"<details><summary>\1</summary>\n\n\2\n\n</details>",
     ),
     (re.compile(r"^```\{\w+\}.*?\n```\n?", re.MULTILINE | re.DOTALL), ""),
-    (re.compile(r"\[([^]]*)\]\([\w-]+\.md[^)]*\)"), r"\1"),
+    (re.compile(r"\[([^]]*)\]\([\w/-]+\.md[^)]*\)"), r"\1"),
 )
 """What only the site knows -> Markdown that a notebook shows."""
 

@@ -22,9 +22,23 @@ def measures(report: dict[str, Any]) -> str:
 
 def plots(report: dict[str, Any]) -> str:
     """Every plot, as SVG with the colours of the site."""
+    return _drawn(plots_of(report))
+
+
+def left(report: dict[str, Any]) -> str:
+    """For whoever meets one plot only: what is left with fewer heads, and which of them stayed."""
+    pruned = report["pruned"]
+    drawn = [plot for plot in plots_of(report) if plot["title"].startswith("Mean cosine")]
+    return (
+        f"{_drawn(drawn)}\n\nWith {pruned['removed']} heads gone by `{pruned['measure']}`, it is "
+        f"{pruned['point']['fidelity']:.2f}. Of each layer, from the first to the last, this many heads stayed: "
+        f"{', '.join(str(len(heads)) for heads in pruned['kept'].values())}."
+    )
+
+
+def _drawn(found: Sequence[dict[str, str]]) -> str:
     figures = [
-        f'<figure class="heads-plot"><figcaption>{plot["title"]}</figcaption>\n{plot["svg"]}</figure>'
-        for plot in plots_of(report)
+        f'<figure class="heads-plot"><figcaption>{plot["title"]}</figcaption>\n{plot["svg"]}</figure>' for plot in found
     ]
     return "\n".join(["````{raw} html", *figures, "````"])
 
@@ -82,6 +96,7 @@ PARTS = {
     "answer": answer,
     "measures": measures,
     "plots": plots,
+    "left": left,
     "curves": curves,
     "kept": kept,
     "speed": speed,
@@ -90,5 +105,5 @@ PARTS = {
 
 
 def markdown(part: str) -> str:
-    """The part of this name: answer, measures, plots, curves, kept, speed or texts."""
+    """The part of this name: answer, measures, plots, left, curves, kept, speed or texts."""
     return PARTS[part](json.loads(RESULT.read_text("utf-8")))

@@ -28,7 +28,7 @@ def drawn(found: dict[str, Any]) -> str:
     colors = [color for *_, color in MARKS.values()]
     distances.barh(places, [found[name]["distance"] / 1e-7 for name in MARKS], color=colors)
     distances.set_yticks(places, [FRAMEWORKS[name] for name in MARKS])
-    distances.set(xlabel="largest difference, $10^{-7}$", xlim=(0, None))
+    distances.set(xlabel="difference, $10^{-7}$", xlim=(0, None))
     distances.invert_yaxis()
     made.legend(*numbers.get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8, markerscale=0.6)
     caption = (
