@@ -139,7 +139,7 @@ ANSWERED = {
     "projections": "{cell} projected",
     "heads": "{cell} one",
     "layer": "{cell} split",
-    "positions": "{cell} broadcast",
+    "positions": "{cell} order",
     "block": "{cell} alone",
     "own": "{cell} layer",
 }
