@@ -89,6 +89,20 @@ def test_the_textbooks_digits_are_there():
     assert "[0.31564538 0.31564537]" in ran("numpy")[0]["angle"]["attend"]
 
 
+def test_the_widths_of_the_first_prediction_do_what_its_answer_says():
+    arrays = {name: ran("numpy")[1][f"kernel/kernel/{name}"] for name in ("queries", "keys", "values")}
+    distances = arrays["queries"] - arrays["keys"].T
+
+    def weights(width):
+        powers = np.exp(-(distances**2) / (2 * width**2))
+        return powers / powers.sum(axis=-1, keepdims=True)
+
+    wide, narrow = weights(100 * 0.5), weights(0.5 / 10)
+    np.testing.assert_allclose(wide @ arrays["values"], arrays["values"].mean(), atol=1e-3)
+    assert (narrow.argmax(axis=-1) == np.abs(distances).argmin(axis=-1)).all()
+    assert f"{narrow.max(axis=-1).mean():.2f} on average" in (runner.HERE / "kernel/lesson.md").read_text()
+
+
 def test_the_seeds_mistakes_are_shown():
     printed = ran("numpy")[0]
     assert "nan nan nan" in printed["softmax"]["textbook"]
