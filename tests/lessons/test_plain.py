@@ -30,7 +30,7 @@ IMPORTS = {
 LINES = range(20, 26)
 """Of the layer in each dialect, without blank ones: a screen."""
 
-EXPRESSED = 51
+EXPRESSED = 54
 """Cases that five arguments, `num_heads` and `padding` can express; the docstrings say what the others ask."""
 
 
