@@ -1,28 +1,54 @@
-"""`bugs`: the bugs of the zoo that first show at one stage, by what has to be changed.
+"""`bugs`: the bugs of the zoo that first show at one stage, or that are of one part, by what has to be changed.
 
 ```{bugs} weights
 ```
+
+Bugs of parts stand on the pages of the parts alone.
 """
 
 from __future__ import annotations
 
 from _ext.common import escaped, linked
 from conformance.zoo.bug import Bug
-from conformance.zoo.registry import all_bugs
+from conformance.zoo.registry import all_bugs, bugs_of_parts
+from mha_core import STAGES
+
+PARTS = {
+    "rotary": ("rotary-", "rotation-", "rotated-"),
+    "query_key_norm": ("norm-",),
+    "query_scale": ("query-scale-",),
+    "chunked_mask": ("chunk-",),
+    "clip_qkv": ("clip-",),
+    "value_norm": ("value-norm-", "value-scale-"),
+}
+"""Part, by its page in docs/parts -> how the ids of its bugs begin, behind "gradient-of-" where that stands first."""
 
 
-def by_fix(stage: str) -> dict[str, list[Bug]]:
-    """What to change -> the bugs of this stage that it mends; the largest group first.
+def place_of(bug: Bug) -> str:
+    """The part that the bug is of; else the stage at which it shows first, or "gradients".
 
-    >>> sum(map(len, by_fix("values").values()))
-    6
+    >>> some = ("clip-of-scores", "gradient-of-norm-missing", "scale-missing")
+    >>> [place_of(bug) for bug in all_bugs() if bug.id in some]
+    ['scores', 'query_key_norm', 'clip_qkv']
+    """
+    if bug.id not in bugs_of_parts():
+        return bug.stage
+    begins = bug.id.removeprefix("gradient-of-")
+    return next(part for part, words in PARTS.items() if begins.startswith(words))
+
+
+def by_fix(place: str) -> dict[str, list[Bug]]:
+    """What to change -> the bugs of this stage or part that it mends; the largest group first.
+
+    >>> sum(map(len, by_fix("value_norm").values()))
+    31
     """
     groups: dict[str, list[Bug]] = {}
     for bug in all_bugs():
-        if bug.stage == stage:
+        if place_of(bug) == place:
             groups.setdefault(bug.fix, []).append(bug)
     if not groups:
-        raise ValueError(f"no bug of the zoo shows at {stage!r}")
+        raise ValueError(f"no bug of the zoo is of {place!r} (known: {', '.join([*STAGES, 'gradients', *PARTS])})")
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
@@ -33,9 +59,9 @@ def line_of(bug: Bug) -> str:
     return f"- `{bug.id}`: {escaped(bug.sentence)}{seen}{equal}"
 
 
-def markdown(stage: str) -> str:
+def markdown(place: str) -> str:
     """A block to open, since there are up to 89; those that were seen in public code stand before it."""
-    groups = by_fix(stage)
+    groups = by_fix(place)
     bugs = [bug for group in groups.values() for bug in group]
     public = [line_of(bug) for bug in bugs if bug.seen_in]
     lines = ["Seen in public code:", "", *public, ""] if public else []
