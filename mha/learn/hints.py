@@ -15,15 +15,13 @@ from conformance.measure.faults import is_measured
 from conformance.workers.protocol import WorkerDied
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select as select_bugs
-from mha.heads.importance import MEASURES
 from mha.learn.bench import Place, bench
 from mha.learn.differences import location, relation
-from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
+from mha.learn.exercise import CatchExercise, Exercise, LayerExercise, StepExercise
 from mha.learn.exercises import exercise as exercise_of
 from mha.learn.fills import fill_of
 from mha.learn.handout.folder import heading
 from mha.learn.handout.sources import answer
-from mha.learn.headwork import places
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, judge, run_on, verdict_of
 from mha.learn.names import explained
 from mha.learn.running.catching import Chosen, chosen, never_asked
@@ -82,19 +80,7 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path, level: int) -> s
         return f"{_rules(exercise)}\n\n{given_to(exercise, bench(exercise).places[len(verdict.answers)])}"
     if verdict.status == "wrong" and isinstance(exercise, LayerExercise):
         return _of_layer(exercise, folder, level)
-    if isinstance(exercise, HeadsExercise) and exercise.kind == "importance":
-        return _measures(level)
     return _rules(exercise)
-
-
-def _measures(level: int) -> str:
-    """What `mha heads` measures, and from level 3 on what its orders leave."""
-    at = places()
-    known = {name: MEASURES[name].about for name in at}
-    lines = [f"  {name}: {about}" for name, about in known.items()]
-    if level > 2:
-        lines = [f"  {number:5.2f}  {line.strip()}" for number, line in zip(at.values(), lines, strict=True)]
-    return "\n".join(["What may be measured:", *lines])
 
 
 def _rules(exercise: Exercise) -> str:
