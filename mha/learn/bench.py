@@ -23,6 +23,10 @@ from mha_core.reference.state import State, Step
 PRECISION = Precision.of("float64")
 PIPELINE = {**FORWARD, **BACKWARD}
 
+MOST_OF_WEIGHT = 1e-3
+"""Most that a weight may be off. The bound counts the rounding of scores, more than 1 where they are -1e300; but
+a learner's softmax is given them."""
+
 
 class _Errors(dict[str, Any]):
     """Step -> the error allowed in its result; 0 for what holds no numbers, and by name for gradients in a dict."""
@@ -35,6 +39,7 @@ class _Errors(dict[str, Any]):
                 self.setdefault(step, {})[gradient] = array
             else:
                 self[name] = array
+        self["weights"] = np.minimum(self["weights"], MOST_OF_WEIGHT)
         self._state = state
 
     def __missing__(self, name: str) -> NDArray:

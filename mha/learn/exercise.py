@@ -53,6 +53,7 @@ class Exercise:
         task: what to write, in a sentence or two.
         arguments: of the function.
         rules: ids of the rules of the definition that it is about.
+        advice: what a hint says where no mistake is named, in the words of the lessons. Default: the rules.
         dialect: the framework that it is written in.
     """
 
@@ -61,6 +62,7 @@ class Exercise:
     task: str
     arguments: tuple[Value, ...] = ()
     rules: tuple[str, ...] = ()
+    advice: str = ""
     dialect: str = NUMPY
 
     @property
@@ -94,6 +96,7 @@ class StepExercise(Exercise):
         cases: the cases that judge it, the easiest first: ids of the table, or cases of its own.
         tiny: small cases, tried where no bug explains a wrong answer, to show one that can be followed by hand.
         also: ids of bugs of earlier steps that somebody may make with the arguments, such as a mask that is ignored.
+        never: ids of bugs that nobody makes with the arguments, such as of heads where there is one.
         drawn: makes a case from a number; a file that is right in all cases is judged by one of these too, so that no
             table of their answers is right. Default: the first case with other numbers.
         source: of a translation, the name of the exercise that is translated.
@@ -106,6 +109,7 @@ class StepExercise(Exercise):
     cases: tuple[str | Case, ...]
     tiny: tuple[Case, ...] = ()
     also: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
     drawn: Callable[[int], Case] | None = None
     source: str = ""
     function_name: str = ""

@@ -10,26 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from conformance.any_numbers import any_numbers
 from conformance.cases.table import select
 from conformance.measure.faults import is_measured
 from conformance.workers.protocol import WorkerDied
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select as select_bugs
-from mha.heads.importance import MEASURES
 from mha.learn.bench import Place, bench
 from mha.learn.differences import location, relation
-from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, StepExercise
+from mha.learn.exercise import CatchExercise, Exercise, LayerExercise, StepExercise
 from mha.learn.exercises import exercise as exercise_of
 from mha.learn.fills import fill_of
 from mha.learn.handout.folder import heading
 from mha.learn.handout.sources import answer
-from mha.learn.headwork import places
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, judge, run_on, verdict_of
-from mha.learn.names import explained
+from mha.learn.names import Answer, explained, same
 from mha.learn.running.catching import Chosen, chosen, never_asked
 from mha.learn.running.layering import diagnosed
 from mha.learn.running.measuring import Said, measured_in
 from mha.learn.running.workshop import ask
+from mha.learn.tracks.own import OWN
 from mha.learn.tracks.translate import FUNCTIONS
 from mha.learn.words import described, given_to, written_out
 from mha_core.reference.rules import RULES
@@ -82,25 +84,13 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path, level: int) -> s
         return f"{_rules(exercise)}\n\n{given_to(exercise, bench(exercise).places[len(verdict.answers)])}"
     if verdict.status == "wrong" and isinstance(exercise, LayerExercise):
         return _of_layer(exercise, folder, level)
-    if isinstance(exercise, HeadsExercise) and exercise.kind == "importance":
-        return _measures(level)
     return _rules(exercise)
 
 
-def _measures(level: int) -> str:
-    """What `mha heads` measures, and from level 3 on what its orders leave."""
-    at = places()
-    known = {name: MEASURES[name].about for name in at}
-    lines = [f"  {name}: {about}" for name, about in known.items()]
-    if level > 2:
-        lines = [f"  {number:5.2f}  {line.strip()}" for number, line in zip(at.values(), lines, strict=True)]
-    return "\n".join(["What may be measured:", *lines])
-
-
 def _rules(exercise: Exercise) -> str:
-    """What the definition says of it."""
+    """What the lessons say of it, or the definition."""
     told = [f"The rule {id!r}. {RULES[id].plain}" for id in exercise.rules]
-    return "\n".join(told or [exercise.task])
+    return exercise.advice or "\n".join(told or [exercise.task])
 
 
 # A step ------------------------------------------------------------------------------------------------
@@ -113,9 +103,8 @@ def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None, le
     was measured of it; else where it is wrong. If a shape or a dtype is wrong, as the verdict says, that comes first.
     """
     if verdict.form:
-        smallest = "" if folder is None else _smallest(exercise, verdict, folder)
-        return f"{_rules(exercise)}\n\n{smallest}".strip()
-    if said := fill_of(exercise, verdict.answers):
+        return f"{_rules(exercise)}\n\n{given_to(exercise, bench(exercise).places[0])}"
+    if said := own_mistake(exercise, verdict.answers) or fill_of(exercise, verdict.answers):
         return f"In every case:\n  {said}"
     found = explained(exercise, verdict.answers)
     if found.unknown:
@@ -136,6 +125,19 @@ def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None, le
         smallest,
     ]
     return "\n".join(lines).strip()
+
+
+def own_mistake(exercise: StepExercise, answers: Sequence[Answer]) -> str:
+    """The sentence of the exercise's own mistake that gives these answers in every case; "" if none does."""
+    places = bench(exercise).places
+    if len(answers) != len(places):
+        return ""
+    for sentence, function in OWN.get(exercise.name, ()):
+        with any_numbers:
+            made = [(np.asarray(function(*place.arguments)),) for place in places]
+        if all(map(same, made, answers, places)):
+            return sentence
+    return ""
 
 
 def told(found: Sequence[tuple[Bug, ...]], level: int) -> str:

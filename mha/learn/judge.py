@@ -223,8 +223,9 @@ def first_wrong_row(place: Place, answer: Sequence[NDArray]) -> tuple[int, ...]:
 
 
 def _wrong(array: NDArray, wanted: NDArray, allowed: NDArray) -> NDArray:
-    """The indices of all elements that are too far off."""
-    return np.argwhere(distance(array, wanted) > allowed)
+    """The indices of all elements that are too far off; those that are NaN come first."""
+    indices = np.argwhere(distance(array, wanted) > allowed)
+    return indices[np.argsort(~np.isnan(array[tuple(indices.T)]), kind="stable")]
 
 
 def _number(value: np.generic) -> str:
@@ -253,7 +254,7 @@ def _judge_layer(exercise: LayerExercise, path: str) -> Verdict:
         return Verdict(exercise, "no answer", found.reason, printed=found.printed)
     result = found.result
     if result is None:
-        left = f"; {found.unsupported} that it does not express" if found.unsupported else ""
+        left = f"; {found.unsupported} cases ask for things that this exercise leaves out" if found.unsupported else ""
         return Verdict(exercise, "right", f"equal to the reference in {found.right} cases{left}", printed=found.printed)
     if result.status == "different":
         line = f"{result.mismatches[0].message} (case {result.case})"
@@ -307,7 +308,8 @@ def _judge_heads(exercise: HeadsExercise, path: str, time_limit: float) -> Verdi
     found = place([arrays[""] for arrays in made])
     line = f"what is left by your order lies at {found:.2f}, where random orders are 0 and leaving each head out is 1"
     enough = found >= ENOUGH
-    line += (
-        "" if enough else f"; {ENOUGH:g} is enough{', and yours is worse than a random order' if found < 0.0 else ''}"
-    )
+    if not enough:
+        is_reversed = found < 0.0 and place([-arrays[""] for arrays in made]) >= ENOUGH
+        why = "is reversed" if is_reversed else "is worse than a random one" if found < 0.0 else ""
+        line += f"; {ENOUGH:g} is enough{f', and your order {why}' if why else ''}"
     return Verdict(exercise, "right" if enough else "wrong", line, printed=tried.printed)

@@ -53,7 +53,11 @@ def mistakes(exercise: StepExercise) -> tuple[Mistake, ...]:
     found = []
     there = bench(exercise)
     for bug in all_bugs():
-        if not bug.equivalent and (bug.steps & set(exercise.covers) or bug.id in exercise.also):
+        if (
+            not bug.equivalent
+            and bug.id not in exercise.never
+            and (bug.steps & set(exercise.covers) or bug.id in exercise.also)
+        ):
             answers = tuple(_given_by(there, place, bug) for place in there.places)
             if any(one is not None and not same(one, place.wanted, place) for one, place in _beside(answers, there)):
                 found.append(Mistake(bug, answers))

@@ -38,16 +38,18 @@ class Progress:
         right, total = self.by_track().get(COURSE, (0, 1))
         return right == total
 
-    @property
-    def minutes(self) -> int:
-        """About how long takes what is not right yet."""
-        return sum(row_of(verdict.exercise).minutes for verdict in self.verdicts if verdict.status != "right")
-
     def line(self) -> str:
-        """Such as "3 of 25 right, about 71 minutes left: course 3/14, write 3/21, backwards 0/4"."""
-        tracks = ", ".join(f"{track} {right}/{total}" for track, (right, total) in self.by_track().items())
-        left = f", about {self.minutes} minutes left" if self.minutes else ""
-        return f"{self.right} of {len(self.verdicts)} right{left}: {tracks}"
+        """Such as "3 of 25 right, about 71 minutes left: write 3/21, backwards 0/4"."""
+        by_track = self.by_track()
+        tracks = ", ".join(f"{track} {right}/{total}" for track, (right, total) in by_track.items())
+        left = [verdict.exercise for verdict in self.verdicts if verdict.status != "right"]
+        everything = sum(row_of(one).minutes for one in left)
+        of_course = sum(row_of(one).minutes for one in left if one.name in OF_LESSONS) if COURSE in by_track else 0
+        if 0 < of_course < everything:
+            minutes = f", about {of_course} minutes of the course left, {everything} of everything"
+        else:
+            minutes = f", about {everything} minutes left" if everything else ""
+        return f"{self.right} of {len(self.verdicts)} right{minutes}: {tracks}"
 
     def next(self) -> Verdict | None:
         """What was begun and is not right, else what comes first; None if everything is right."""

@@ -67,6 +67,8 @@ def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], r
                 shown = str(value)
             elif row and value.size > LARGE and value.shape[:-1] == rows:
                 shown = f"{value.shape}, of which {at(row)}\n{value[row]!s}"
+            elif row and value.size > LARGE and value.shape[:-2] == rows[:-1]:
+                shown = f"{value.shape}, of which {at(row[:-1])}\n{value[row[:-1]]!s}"
             else:
                 shown = f"{value.shape}\n{value!s}"
             lines.append(textwrap.indent(f"{name} {shown}", "  "))

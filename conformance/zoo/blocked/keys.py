@@ -143,7 +143,7 @@ KEY_BLOCKS = (
         "block-maximum-shared",
         "One maximum is subtracted from all queries of a block: quieter rows underflow.",
         _less(_maximum_of_queries),
-        fix="Subtract from each row the maximum of its own allowed scores.",
+        fix="Subtract from each row its own maximum, that of the keys that count.",
     ),
 )
 

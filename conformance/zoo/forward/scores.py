@@ -51,7 +51,7 @@ def _scale(scale: Callable[[State], float], where: Callable[[State], bool] = _de
 
 _row = Table(
     "scores",
-    "Multiply queries @ keys^T by the config's softmax_scale once: 1 / sqrt(head_dim) unless a scale is given.",
+    "Multiply queries @ keys^T by the scale once: 1 / sqrt(head_dim) unless another is given.",
 )
 
 SCALE = (
@@ -243,7 +243,7 @@ FUNCTION = (
         "scores-cosine",
         "Queries and keys are normalised to length 1 before their product.",
         after("unscaled", _cosine, is_product),
-        fix="Use the queries and keys as the projections give them.",
+        fix="Use the queries and keys as they are, not divided by their lengths.",
     ),
     _row(
         "scores-transposed",

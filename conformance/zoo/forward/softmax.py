@@ -189,13 +189,13 @@ def _plus(number: float) -> Steps:
     return _allowed_weights(weights)
 
 
-_maximum = Table("weights", "Subtract from each row the maximum of its own allowed scores.")
+_maximum = Table("weights", "Subtract from each row its own maximum, that of the keys that count.")
 _row = Table("weights", "Divide the exponentials by their own sum, and nothing else.")
 
 NORMALISATION = (
     _maximum(
         "maximum-of-tensor",
-        "The maximum is taken over the whole tensor: quieter rows underflow to 0 / 0.",
+        "The maximum is taken over the whole array: rows far below it become 0 / 0.",
         _shifted_by(lambda s: open_scores(s).max(initial=-np.inf)),
         seen_in="deeplearning4j/deeplearning4j-examples#730",
     ),

@@ -67,16 +67,20 @@ def check(
     name: str | None, watch: bool, only: tuple[str, ...], json_path: Path | None, folder: Path, time_limit: float
 ) -> None:
     """Judge the exercise NAME, or all whose files are in the folder."""
+    from mha.learn.exercise import LayerExercise
     from mha.learn.exercises import exercise
-    from mha.learn.handout.folder import in_folder, there
+    from mha.learn.handout.folder import in_folder, is_untouched, there
     from mha.learn.judge import judge
     from mha.learn.progress import Progress, to_json
+    from mha.learn.running.layering import cases_of
 
     chosen = [in_folder(exercise(name), folder)] if name else there(folder, only)
     console, errors = consoles()
     try:
         seen = {one: _saved(folder / one.file) for one in chosen}  # before they are read
         if name:
+            if isinstance(chosen[0], LayerExercise) and not is_untouched(chosen[0], folder):
+                say(errors, f"Comparing {len(cases_of(chosen[0]))} cases ...")
             verdicts = [judge(chosen[0], folder, time_limit=time_limit)]
             _report(console, verdicts[0], folder)
         else:
@@ -154,7 +158,8 @@ def _print_next(console: Console, found: Progress) -> None:
     if verdict is None:
         return
     if verdict.status == "to do":
-        say(console, f"Next: {_about(verdict.exercise)}.", f"  {verdict.exercise.task}")
+        word = "Beyond it" if found.course_is_done else "Next"
+        say(console, f"{word}: {_about(verdict.exercise)}.", f"  {verdict.exercise.task}")
     else:
         say(console, f"Go on with: {verdict.exercise.name}, {verdict.status}: {verdict.line}")
     say(console, f"Edit {verdict.exercise.file}; judge it:  mha learn check {verdict.exercise.name}", style="dim")
@@ -182,6 +187,7 @@ def _all(errors: Console, chosen: Sequence[Exercise], folder: Path, time_limit: 
 
 def _report(console: Console, verdict: Verdict, folder: Path) -> None:
     """One verdict in full; of a right one, what was learned and what comes next."""
+    from mha.learn.exercises import OF_LESSONS
     from mha.learn.handout.folder import there
     from mha.learn.progress import after, learned
 
@@ -189,6 +195,8 @@ def _report(console: Console, verdict: Verdict, folder: Path) -> None:
     if verdict.status == "right":
         following = after(verdict.exercise, there(folder), folder)
         say(console, f"Learned: {learned(verdict.exercise)}")
+        if following and (verdict.exercise.name in OF_LESSONS) > (following.name in OF_LESSONS):
+            following = None  # the course is done, or an exercise of it is begun
         say(console, f"Next: {_about(following)}, in {following.file}" if following else "What is left:  mha learn")
 
 

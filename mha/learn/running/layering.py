@@ -95,17 +95,22 @@ def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
 # In a process of ours ------------------------------------------------------------------------------------
 
 
-def _judged(subject: RemoteSubject, name: str) -> Layered:
-    one = exercise(name)
-    assert isinstance(one, LayerExercise)
-    right = unsupported = 0
+def cases_of(one: LayerExercise) -> tuple[str | Asked, ...]:
+    """What a layer is asked, the first cases first."""
     full = [case.id for case in all_cases() if _is_full(case)]
     sequences = [
         sequence.id
         for sequence in (all_sequences() if one.has_state else ())
         if all(_is_full(case) for step in sequence.steps() for case in (step.case, step.beside) if case is not None)
     ]
-    cases: tuple[str | Asked, ...] = (*one.first, *one.own, *(id for id in full if id not in one.first), *sequences)
+    return (*one.first, *one.own, *(id for id in full if id not in one.first), *sequences)
+
+
+def _judged(subject: RemoteSubject, name: str) -> Layered:
+    one = exercise(name)
+    assert isinstance(one, LayerExercise)
+    cases = cases_of(one)
+    right = unsupported = 0
     for case, result in zip(cases, CaseUnit(subject, cases).run(0), strict=True):
         assert result is not None
         if result.status == "unsupported":

@@ -66,10 +66,12 @@ EXERCISES = (
         track="experiment",
         task=f"{CIRCLE} keys stand on a circle of radius 1 at 0, 36, 72, ... degrees, a query of length 1 at one. "
         "Give the weights of scaled dot-product attention. Which keys does it prefer, and by how much?",
-        rules=("scores",),
+        advice="Make a vector of each angle (np.cos and np.sin take radians), score the query with every key, q.k / "
+        "sqrt(2), and take the softmax of the ten scores.",
         arguments=(Value("degrees", "float: the direction of the query", _degrees),),
         returned=(Value("weights", f"float64 ({CIRCLE},)", lambda arrays: arrays["weights"][0, 0, 0]),),
         covers=("unscaled", "similarity", "capped", "scores", "weights"),
+        never=("scale-num-heads", "softmax-over-heads", "softmax-over-batch"),
         cases=(_case(0.0), _case(45.0), _case(-100.0), _case(162.0)),
         tiny=(_case(90.0),),
         drawn=lambda number: _case(number % 3600 / 10.0 + 0.05),
@@ -79,7 +81,6 @@ EXERCISES = (
         track="experiment",
         task="Draw 20,000 pairs of standard normal vectors of width head_dim, or more, and measure the standard "
         "deviation of q.k (scaled=False), and of q.k / sqrt(head_dim) (scaled=True). What is the scale for?",
-        rules=("scores",),
         arguments=(Value("head_dim", "int"), Value("scaled", "bool")),
         intervals=_deviations(1, 16, 100),
         drawn=lambda number: _deviations(2 + number % 14, 17 + number % 83),
@@ -90,6 +91,8 @@ EXERCISES = (
         kind="importance",
         task="Say how important each head of a trained layer is, from four sentences that it reads. Its heads go in "
         "your order, the least important first, and four sentences that you never saw tell what is left of its output.",
+        advice="Leave each head out, and see how far the output moves: |y - y without it| / |y|, lesson 11's formula. "
+        "A head is left out where its columns of out_proj.weight are 0.",
         arguments=(
             Value("queries", "float64 (B, L, D)"),
             Value("keys", "the same: it is self-attention"),
@@ -106,7 +109,8 @@ EXERCISES = (
         kind="cut",
         task="Cut heads off a layer: the weights of one that has only the heads `kept`. It must give what the whole "
         "layer gives if the others may attend to nothing. How much faster is it?",
-        rules=("head-order",),
+        advice="Head h has rows h * d to h * d + d of the first three projections, of their weights and their biases, "
+        "and these columns of out_proj.weight. out_proj.bias stays as it is.",
         arguments=(
             Value(
                 "weights",

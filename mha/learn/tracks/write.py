@@ -85,6 +85,8 @@ EXERCISES = (
         (ANY_QUERIES, ANY_KEYS),
         Value("scores", "float64 (..., Lq, Lk): row i has the products of query i", "unscaled"),
         ("prime", "square-no-bias", "scale", "square-scale", "causal-more-queries", *OF_SIZE_1),
+        advice="Exchange the last two axes of the keys, keys.swapaxes(-1, -2); keys.T would turn the axes in front "
+        "around too.",
     ),
     step(
         "scores",
@@ -100,7 +102,7 @@ EXERCISES = (
         ),
         Value("scores", "float64 (..., Lq, Lk)", "similarity"),
         ("prime", "ragged-square", "scale", "square-scale", "causal-more-queries", ZERO_SCALE),
-        rules=("scores",),
+        advice="A score is q.k times the scale. None means 1 / sqrt(d); a scale of 0 is a scale.",
         covers=("unscaled", "similarity"),
     ),
     step(
@@ -161,7 +163,8 @@ EXERCISES = (
             "causal-offset-per-item",
             "square-causal",
         ),
-        rules=("causal", "positions"),
+        advice="Query i of item b stands at position offsets[b] + i, key j at position j. Give the heads "
+        "an axis, of size 1.",
         drawn=drawn_mask(
             lambda rng, case: AttentionMask(causal=True, query_offset=rng.integers(-4, 9, size=case.batch))
         ),
@@ -228,13 +231,14 @@ EXERCISES = (
     ),
     step(
         "weighted-sum",
-        "Sum the values of all keys, each by the weight that the query gives it.",
+        "Sum the values of all keys, each times the weight that the query gives it. Take weights as they come: a row "
+        "of weights may be all 0, and its answer is 0, so never divide by the sum again.",
         (
             Value("weights", f"float64 (..., Lq, Lk): those of Lq queries, for Lk keys{IN_FRONT}", "kept_weights"),
             Value("values", "float64 (..., Lk, dv): one of width dv for each key", lambda s: s.heads_of("values")),
         ),
         Value("output", "float64 (..., Lq, dv): one for each query", "heads"),
-        ("prime", "square-no-bias", "square-causal", "causal-more-queries", *OF_SIZE_1),
+        ("prime", "square-no-bias", "square-causal", "causal-bottom-right-more-queries", *OF_SIZE_1),
         config=TWO_HEADS,
     ),
     step(
@@ -244,6 +248,8 @@ EXERCISES = (
         Value("output", "float64 (B, L, out)", "output"),
         ("no-bias", "prime", "ragged-square", "square-causal", "grouped-heads", *OF_SIZE_1),
         rules=("head-order",),
+        advice="Merge the heads, as in `merge`. Then multiply by weight.T, for the weight is (out, in), and add the "
+        "bias if there is one.",
         covers=("merged", "output"),
         config=TWO_HEADS,
     ),

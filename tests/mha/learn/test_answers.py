@@ -1,7 +1,4 @@
-"""Typical answers, written before the teacher was seen: none that is wrong is right, and what is said of one is true.
-
-They are in two halves, of which one was never read by whoever mended the teacher.
-"""
+"""Typical answers: none that is wrong is right, and what is said of one is true. Each half is asked apart."""
 
 from __future__ import annotations
 

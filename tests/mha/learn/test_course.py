@@ -93,6 +93,23 @@ def test_the_first_line_has_the_minutes_of_what_is_left(tmp_path, monkeypatch):
     shown = learn("--only", "course").output
     assert f"0 of {len(OF_LESSONS)} right, about {minutes} minutes left: course 0/{len(OF_LESSONS)}, write" in shown
     assert "Next: weighted-sum," in shown
+    everything = sum(row_of(one).minutes for one in there(tmp_path))
+    first = (
+        f"0 of {len(there(tmp_path))} right, about {minutes} minutes of the course left, {everything} of everything:"
+    )
+    assert learn().output.strip().startswith(first)
+
+
+def test_what_follows_the_course_is_called_so(tmp_path, solve, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    learn("start", ".", "--only", "course", "--only", "backwards")
+    for name in OF_LESSONS:
+        solve(name)
+    assert learn("check", list(OF_LESSONS)[-1]).output.endswith("\nWhat is left:  mha learn\n")
+    assert (
+        "\nThe course is done.\nBeyond it: gradient-of-scores,"
+        in learn("--only", "course", "--only", "backwards").output
+    )
 
 
 def test_next_stays_in_the_course_where_all_exercises_are(tmp_path, solve):

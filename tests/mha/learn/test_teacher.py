@@ -51,10 +51,7 @@ ALIKE = {
     "rms-norm": [{"norm-ignored", "norm-order-exchanged"}],
     "norm-and-turn": TURN_OF_QUERIES,
     "weights-by-angle": [
-        # A width of 2 and one head: the definitions of these are one.
-        {"scale-missing", "scale-num-heads"},
-        {"scale-twice", "scale-without-root"},
-        {"softmax-over-batch", "softmax-over-heads", "softmax-over-queries"},
+        {"scale-twice", "scale-without-root"},  # the width is 2
         {"products-in-bfloat16", "scores-in-bfloat16"},
     ],
 }

@@ -1,4 +1,4 @@
-"""Answers of learners, most of them wrong, written before the teacher was seen: what it should be able to explain."""
+"""Answers of learners, most of them wrong: what the teacher should be able to explain."""
 
 from tests.mha.learn.answers import (
     backwards,

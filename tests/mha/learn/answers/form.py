@@ -20,7 +20,7 @@ class Answer:
 
 
 def half(name: str) -> int:
-    """1 or 2, by a hash of the name of an answer: half 2 stays unread by whoever mends the teacher.
+    """1 or 2, by a hash of the name of an answer: what is said of many answers is to hold in each half.
 
     >>> half("softmax/mask-forgotten"), half("softmax/mask-inverted")
     (1, 2)

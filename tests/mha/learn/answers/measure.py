@@ -147,6 +147,11 @@ def head_importance(queries, keys, values, weights, allowed, num_heads):
     """
 right leave-one-out: How much the output changes without the head.
     ==>
+before-the-output-projection: I measure what each head brings before W_o.
+    mask = allowed.copy() ==> q, k, v = (heads_of(dense(weights, name, x), num_heads) for name, x in \
+(("q_proj", queries), ("k_proj", keys), ("v_proj", values)))
+    mask[:, h] = False ==> heads = softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), allowed) @ v
+    whole - without ==> heads[:, h]
 upside-down: The less important a head, the larger my number.
     return importance ==> return -importance
 order-for-importance: I return the order of the heads, not their importance.

@@ -267,7 +267,7 @@ heads-summed: I sum the heads too.
     return (weights @ values).sum(axis=1)
 mean: I divide by the number of keys.
     return weights @ values / values.shape[2]
-right renormalised: I divide by the sum of the weights, which is 1.
+renormalised: I divide by the sum of the weights, and a row may be all 0.
     return weights @ values / weights.sum(-1, keepdims=True)
 hardest: I take only the value of the key with the largest weight.
     return np.take_along_axis(values, weights.argmax(-1)[..., None], axis=2)

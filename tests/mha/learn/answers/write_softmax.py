@@ -201,6 +201,14 @@ nansum: I skip NaN in maximum and sum.
     s = np.where(allowed, scores, -np.inf)
     e = np.exp(s - np.nanmax(s, -1, keepdims=True, initial=-1e300))
     return np.where(allowed, e / np.maximum(np.nansum(e, -1, keepdims=True), 1e-300), 0.0)
+filled-with-1e10-then-zeroed: I fill with -1e10 and zero the excluded weights afterwards.
+    s = np.where(allowed, scores, -1e10)
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return np.where(allowed, e / e.sum(-1, keepdims=True), 0.0)
+lowest-float32-then-zeroed: I fill with the lowest float32 and zero the excluded weights afterwards.
+    s = np.where(allowed, scores, np.finfo(np.float32).min)
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return np.where(allowed, e / e.sum(-1, keepdims=True), 0.0)
 filled-with-1e9-then-zeroed: I fill with -1e9 and zero the excluded weights afterwards.
     s = np.where(allowed, scores, -1e9)
     e = np.exp(s - s.max(-1, keepdims=True))

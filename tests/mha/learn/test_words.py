@@ -1,0 +1,147 @@
+"""What a hint says in the words of the lessons, and what it leaves out."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mha.cli.main import main
+from mha.learn import judge as judging
+from mha.learn.bench import bench
+from mha.learn.exercises import exercise
+from mha.learn.hints import hint, of_answers, own_mistake
+from mha.learn.judge import first_wrong_row, judge, verdict_of
+from mha.learn.names import explained, mistakes
+from mha.learn.running.attempt import Attempt
+from mha.learn.running.layering import Layered, cases_of
+from mha.learn.words import written_out
+from tests.mha.learn.answers import ANSWERS
+
+pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
+
+
+def answers_of(one, function):
+    with np.errstate(all="ignore"):
+        return tuple((np.asarray(function(*place.arguments)),) for place in bench(one).places)
+
+
+def products(queries, keys):
+    return queries @ keys.swapaxes(-1, -2)
+
+
+def softmax(scores):
+    powers = np.exp(scores)
+    return powers / powers.sum()
+
+
+TENTHS = 36 * np.arange(10)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "sentence"),
+    [
+        (
+            "scores",
+            lambda q, k, scale: products(q, k) * (scale or q.shape[-1] ** -0.5),
+            "A scale of 0 is taken for none",
+        ),
+        (
+            "scores",
+            lambda q, k, scale: products(q, k) / (q.shape[-1] ** 0.5 if scale is None else scale),
+            "Products are divided by a scale that is given",
+        ),
+        ("weighted-sum", lambda w, v: w / w.sum(-1, keepdims=True) @ v, "It is divided by the sum of the weights"),
+        (
+            "weights-by-angle",
+            lambda degrees: softmax(np.cos(degrees - TENTHS) / 2**0.5),
+            "np.cos and np.sin take radians",
+        ),
+        (
+            "weights-by-angle",
+            lambda degrees: softmax(np.cos(degrees - np.deg2rad(TENTHS)) / 2**0.5),
+            "Of the query: np.cos and np.sin take radians",
+        ),
+        (
+            "weights-by-angle",
+            lambda degrees: softmax(np.cos(np.deg2rad(degrees) - TENTHS) / 2**0.5),
+            "Of the keys: np.cos and np.sin take radians",
+        ),
+    ],
+)
+def test_a_mistake_of_one_exercise_is_named_in_every_case_or_not_at_all(name, function, sentence):
+    one = exercise(name)
+    answers = answers_of(one, function)
+    verdict = verdict_of(one, Attempt(answers))
+    assert verdict.status == "wrong"
+    assert of_answers(one, verdict, None, 2).startswith(f"In every case:\n  {sentence}")
+    assert own_mistake(one, (tuple(array + 1.0 for array in answers[0]), *answers[1:])) == ""
+    assert own_mistake(one, tuple(place.wanted for place in bench(one).places)) == own_mistake(one, answers[:-1]) == ""
+
+
+def test_an_exercise_without_heads_has_no_mistake_of_heads():
+    one = exercise("weights-by-angle")
+    unscaled = answers_of(one, lambda degrees: softmax(np.cos(np.deg2rad(degrees - TENTHS))))
+    assert [[bug.id for bug in bugs] for bugs in explained(one, unscaled).explanations] == [["scale-missing"]]
+    assert not [mistake.bug.id for mistake in mistakes(one) if "heads" in mistake.bug.id]
+
+
+def test_the_first_exercises_are_told_in_words_of_the_first_lessons():
+    for name in ("weighted-sum", "dot-products", "scores", "softmax", "weights-by-angle"):
+        for mistake in mistakes(exercise(name)):
+            if mistake.bug.id.startswith(("scale-", "scores-", "maximum-")):
+                assert not re.search("projections|allowed|tensor|config", f"{mistake.bug.sentence} {mistake.bug.fix}")
+
+
+def test_a_nan_is_shown_before_other_wrong_numbers():
+    one = exercise("softmax")
+    answers = answers_of(one, lambda scores: np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
+    assert re.match(r"weights\[[\d, ]+\] is nan, expected", verdict_of(one, Attempt(answers)).line)
+
+
+def test_of_a_large_call_one_matrix_is_written_out():
+    one = exercise("scores")
+    place = bench(one).places[0]
+    row = first_wrong_row(place, (place.wanted[0] + 1.0,))
+    text = written_out(one, place, (place.wanted[0] + 1.0,), row)
+    assert "keys (2, 3, 7, 11), of which [0, 0]\n" in text
+    assert len(text.splitlines()) < 25
+
+
+def test_of_a_wrong_shape_no_numbers_are_shown():
+    one = exercise("causal-offsets")
+    answers = [(place.wanted[0][:, 0],) for place in bench(one).places]
+    text = of_answers(one, verdict_of(one, Attempt(tuple(answers))), None, 2)
+    assert "Give the heads an axis, of size 1." in text
+    assert "to be returned: allowed: bool (2, 3, 5, 7)" in text
+    assert "smallest" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dot-products", "keys.swapaxes(-1, -2)"),
+        ("output", "multiply by weight.T"),
+        ("cut-heads", "their biases"),
+        ("head-importance", "Leave each head out"),
+    ],
+)
+def test_a_hint_without_a_mistake_says_what_to_look_at(name, words, write):
+    one, folder = write(name, f"def {exercise(name).function}(*arguments): raise ValueError('not yet')")
+    assert words in hint(one, folder, 2, "numpy")
+
+
+def test_an_order_of_heads_that_is_reversed_is_called_so(write):
+    (answer,) = (one for one in ANSWERS if one.name == "head-importance/upside-down")
+    one, folder = write(answer.exercise, answer.source)
+    assert judge(one, folder).line.endswith("; 0.9 is enough, and your order is reversed")
+
+
+def test_of_a_layer_the_cases_are_counted_before_and_behind(write, monkeypatch):
+    one, folder = write("plain-function", "def attention(): pass")
+    monkeypatch.setattr(judging, "judged", lambda *given: Layered(right=37, unsupported=6))
+    shown = CliRunner().invoke(main, ["learn", "check", one.name, "--folder", str(folder)]).output
+    assert f"Comparing {len(cases_of(one))} cases ..." in shown
+    assert "equal to the reference in 37 cases; 6 cases ask for things that this exercise leaves out" in shown
