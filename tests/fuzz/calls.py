@@ -22,6 +22,7 @@ from conformance.cases.random import case_of
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
 from mha_core import AttentionConfig, BackendError, SpecError, Trace, init_weights
+from mha_core.config import PARTS
 from tests.fuzz.call_kinds import KINDS, Own
 from tests.fuzz.callers import MASK, Call, asker, inputs_of
 
@@ -106,13 +107,9 @@ def _without_projections(problem: Problem, rng: np.random.Generator) -> Problem:
         scale=old.scale,
         score_dim=old.score_dim,
         softcap=old.softcap,
-        rotary=old.rotary,
-        query_key_norm=old.query_key_norm,
-        clip_qkv=old.clip_qkv,
-        value_norm_eps=old.value_norm_eps,
-        value_scale=old.value_scale,
         projections=False,
         dropout=old.dropout,
+        **{part: getattr(old, part) for part in PARTS},
     )
     inputs = problem.inputs
     queries, keys, values = (

@@ -49,7 +49,7 @@ def test_without_a_fault_it_is_the_definition():
 
 def test_without_a_fault_it_passes_every_case():
     observations, left_out = observe(HeldOut("right", Layer), [case for case in all_cases() if not case.expensive])
-    assert set(left_out) == {case.id for case in all_cases() if case.config.parts}
+    assert set(left_out) == {case.id for case in all_cases() if case.config.parts and not case.expensive}
     assert not [one.case.id for one in observations if one.mismatches]
 
 
