@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.measure.grammar.sample import Change, Setting
+from conformance.measure.grammar.sample import Change, Sample, Setting
 from conformance.zoo.bug import DoesNotApply
 
 Order2 = Callable[[NDArray, NDArray, int], NDArray]
@@ -97,3 +98,67 @@ def _by_another(a: int, b: int, rule: Order2, array: NDArray, axes: tuple[str, .
     first[a], second[b] = n, m
     order = rule(np.arange(n).reshape(first), np.arange(m).reshape(second), n)
     return np.take_along_axis(array, np.broadcast_to(order % n, array.shape), axis=a)
+
+
+# Merged channels split into heads -----------------------------------------------------------------------
+
+HEADS: dict[str, Callable[[Setting], tuple[int, int]]] = {
+    "head": lambda s: (s.config.num_heads, s.config.value_head_dim),
+    "kv head": lambda s: (s.config.num_kv_heads, s.config.value_head_dim),
+    "query head": lambda s: (s.config.num_heads, s.config.head_dim),
+    "key head": lambda s: (s.config.num_kv_heads, s.config.head_dim),
+}
+"""An axis of heads -> its length, and the number of channels of each."""
+
+CHANNEL = "head channel"
+
+
+def split_changes(samples: Sequence[Sample], inner: Callable[[Sequence[Sample]], list[Change]]) -> Iterator[Change]:
+    """What `inner` finds where an axis of all heads' channels is split into heads and their channels."""
+    axes = samples[0].axes
+    done: set[tuple[object, ...]] = set()
+    for position, name in enumerate(axes):
+        axis = position - len(axes)
+        if name in HEADS or CHANNEL in axes:
+            continue
+        for heads, lengths in HEADS.items():
+            shapes = tuple(lengths(sample.setting) for sample in samples)
+            lens = (sample.expected.shape[axis] for sample in samples)
+            if (position, *shapes) in done or any(a * b != n for (a, b), n in zip(shapes, lens, strict=True)):
+                continue
+            done.add((position, *shapes))
+            if all(1 in pair for pair in shapes):
+                continue
+            split = [
+                replace(
+                    sample,
+                    measured=_split(sample.measured, axis, *shape),
+                    expected=_split(sample.expected, axis, *shape),
+                    axes=(*axes[:position], heads, CHANNEL, *axes[position + 1 :]),
+                )
+                for sample, shape in zip(samples, shapes, strict=True)
+            ]
+            for change in inner(split):
+                yield Change(f"split-{change.slug}", change.words, partial(_in_heads, change, axis, heads, lengths))
+
+
+def _split(array: NDArray, axis: int, heads: int, channels: int) -> NDArray:
+    position = array.ndim + axis
+    return array.reshape(*array.shape[:position], heads, channels, *array.shape[position + 1 :])
+
+
+def _in_heads(
+    change: Change,
+    axis: int,
+    heads: str,
+    lengths: Callable[[Setting], tuple[int, int]],
+    array: NDArray,
+    axes: tuple[str, ...],
+    setting: Setting,
+) -> NDArray:
+    first, second = lengths(setting)
+    if array.shape[axis] != first * second:
+        raise DoesNotApply(f"{array.shape[axis]} channels are not {first} heads of {second}")
+    position = array.ndim + axis
+    split = (*axes[:position], heads, CHANNEL, *axes[position + 1 :])
+    return change.apply(_split(array, axis, first, second), split, setting).reshape(array.shape)

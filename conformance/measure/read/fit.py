@@ -18,7 +18,7 @@ from conformance.measure.grammar.orders import order_changes
 from conformance.measure.grammar.profiles import pattern_changes, profile_changes
 from conformance.measure.grammar.roundings import rounding_changes
 from conformance.measure.grammar.sample import Change, Sample, elementwise
-from conformance.measure.grammar.shapes import shape_changes
+from conformance.measure.grammar.shapes import shape_changes, split_changes
 from conformance.measure.grammar.where import part_changes
 from conformance.measure.read.orders import orders_read
 from conformance.zoo.bug import DoesNotApply
@@ -41,7 +41,11 @@ def fit(samples: Sequence[Sample], *, thoroughly: bool = False) -> list[Change]:
     with any_numbers:
         found = one_change(samples)
         if not found and thoroughly:
-            found = _verified(_two_changes(samples), samples) or _verified(_as_seen(samples), samples)
+            found = (
+                _verified(split_changes(samples, one_change), samples)
+                or _verified(_two_changes(samples), samples)
+                or _verified(_as_seen(samples), samples)
+            )
     # Another order and a factor on top of it are two faults: what is blind to orders shows the factor.
     apart = [change for change in found if thoroughly or not _is_scaled_order(change)]
     return apart[:MOST]
