@@ -11,7 +11,6 @@ from mha_core import AttentionConfig, AttentionInputs, SpecError, backend, init_
 from mha_core.parts.clip_qkv import clip, clip_back
 from mha_core.reference import pipeline as reference
 
-BACKENDS = ("torch", "tf", "jax", "mxnet")
 OPTIONS = {"clip_qkv": 0.5, "value_norm_eps": 0.02, "value_scale": -1.5}
 BARE = AttentionConfig(12, 3, num_kv_heads=1, head_dim=4, value_head_dim=5, projections=False, **OPTIONS)
 
@@ -42,11 +41,10 @@ def test_the_gradient_is_that_from_inside_at_the_limit():
     assert np.isnan(clip(np.array([np.nan]), c)).all()
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_at_the_limit_and_at_infinity(name, inputs):
+def test_at_the_limit_and_at_infinity(backend_name, inputs):
     wanted = reference.run(BARE, {}, inputs)
     assert np.isfinite(wanted.output).all()
-    found = backend.load(name).prepare(BARE, {}, path="eager")(inputs)
+    found = backend.load(backend_name).prepare(BARE, {}, path="eager")(inputs)
     for stage in ("queries", "keys", "values", "output"):
         np.testing.assert_allclose(getattr(found, stage), getattr(wanted, stage), rtol=0, atol=1e-14, err_msg=stage)
     assert np.abs(wanted.gradients["keys"][..., :2]).min() > 1e-4
@@ -55,20 +53,18 @@ def test_at_the_limit_and_at_infinity(name, inputs):
         np.testing.assert_allclose(found.gradients[gradient], array, rtol=0, atol=1e-13, err_msg=gradient)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_nan_stays_and_empty_calls_are_empty(name, inputs):
+def test_nan_stays_and_empty_calls_are_empty(backend_name, inputs):
     broken = np.array(inputs.values)
     broken[0, 0, 1, 4] = np.nan
-    run = backend.load(name).prepare(BARE, {}, path="eager")
+    run = backend.load(backend_name).prepare(BARE, {}, path="eager")
     with_nan = AttentionInputs(inputs.queries, inputs.keys, broken)
     np.testing.assert_array_equal(np.isnan(run(with_nan).values), np.isnan(reference.run(BARE, {}, with_nan).values))
     without_keys = AttentionInputs(inputs.queries, inputs.keys[:, :, :0], inputs.values[:, :, :0])
     np.testing.assert_array_equal(run(without_keys).output, np.zeros((2, 6, 15)))
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_layer_refuses_bad_numbers_in_the_words_of_the_config(name):
-    layer = import_module(f"backends.{name}").MultiHeadAttention
+def test_a_layer_refuses_bad_numbers_in_the_words_of_the_config(backend_name):
+    layer = import_module(f"backends.{backend_name}").MultiHeadAttention
     for options, words in (
         ({"clip_qkv": 0.0}, "clip_qkv must be positive. Got 0.0."),
         ({"value_norm_eps": -1.0}, "value_norm_eps must be positive. Got -1.0."),
@@ -79,13 +75,12 @@ def test_a_layer_refuses_bad_numbers_in_the_words_of_the_config(name):
         assert str(error.value) == words
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_cache_goes_on_where_it_stopped(name):
+def test_a_cache_goes_on_where_it_stopped(backend_name):
     """Two steps give what one call gives: values of the past are neither normed nor scaled again."""
     config = AttentionConfig(12, 3, num_kv_heads=1, bias=True, rotary=True, **OPTIONS)
     weights, rng = init_weights(config, seed=5, bias_scale=0.6), np.random.default_rng(6)
     x = rng.normal(size=(2, 9, 12))
-    run = backend.load(name).prepare(config, weights, path="eager")
+    run = backend.load(backend_name).prepare(config, weights, path="eager")
     whole = run(AttentionInputs(x[:, 6:], x, x))
     first = run(AttentionInputs(x[:, :6], x[:, :6], x[:, :6]))
     past = {"past_keys": first.keys, "past_values": first.values}
