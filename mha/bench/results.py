@@ -13,7 +13,7 @@ from mha_core.errors import SpecError, shown
 from mha_core.files.outside import parse_json
 from mha_core.files.writing import write_json
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the file's form; a change that readers would notice raises it; see mha/schemas/bench.json."""
 
 Results = dict[str, Any]

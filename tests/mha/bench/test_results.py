@@ -69,10 +69,10 @@ def test_failures_are_told(results):
     [
         ("{", "is not JSON"),
         ("[1]", "holds no results of `mha bench`"),
-        ('{"rows": [], "schema": 7}', "has schema 7; this version reads 2."),
-        ('{"rows": [], "schema": 2}', "other.json: 'date' is a required property"),
+        ('{"rows": [], "schema": 7}', "has schema 7; this version reads 3."),
+        ('{"rows": [], "schema": 3}', "other.json: 'date' is a required property"),
         ('{"rows": ' + "[" * 100_000, "is nested deeper than 64"),
-        ('{"rows": [1e999], "schema": 2}', "1e999 is beyond the range of numbers"),
+        ('{"rows": [1e999], "schema": 3}', "1e999 is beyond the range of numbers"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, message):
