@@ -70,6 +70,16 @@ def square_case(id: str, catches: str, layer: AttentionConfig = SQUARE, **settin
     return case(id, catches, layer, **{"batch": 4, "query_len": 7, "same_sizes": SQUARE_REASON, **settings})
 
 
+OF_HEADS = "without projections the widths are those of the heads"
+
+
+def bare_case(id: str, catches: str, **settings: Any) -> Case:
+    """As `case`, of a layer without projections: H 6, G 2, d 11, dv 13."""
+    sizes = {"embed_dim": 66, "num_heads": 6, "num_kv_heads": 2, "head_dim": 11, "projections": False}
+    widths: dict[str, Any] = {"query_dim": None, "key_dim": None, "value_dim": None, "output_dim": None, "bias": False}
+    return case(id, catches, **{**sizes, **widths, "same_sizes": OF_HEADS, **settings})
+
+
 def random_allowed(rng: Rng, case: Case, *, heads: int | None = None) -> NDArray[np.bool_]:
     """Bool (B, 1 or H, Lq, Lk) that lets about two of three keys through."""
     return rng.random((case.batch, heads or 1, case.query_len, case.key_len)) < 0.67

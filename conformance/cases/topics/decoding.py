@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from conformance.cases.case import Case
-from conformance.cases.parts import bias_that_excludes, case, poison_past
+from conformance.cases.parts import OF_HEADS, bare_case, bias_that_excludes, case, poison_past
 from mha_core import AttentionConfig
-
-OF_HEADS = "without projections the widths are those of the heads"
-
-
-def bare_case(id: str, catches: str, *, num_kv_heads: int = 2, **settings: Any) -> Case:
-    """As `case`, of a layer without projections: H 6, d 11, dv 13."""
-    bare = AttentionConfig(66, 6, num_kv_heads=num_kv_heads, head_dim=11, value_head_dim=13, projections=False)
-    return case(id, catches, bare, same_sizes=OF_HEADS, **settings)
 
 
 def cases() -> list[Case]:

@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case
-from conformance.cases.parts import case, poison_past
-from mha_core import AttentionConfig
-
-OF_HEADS = "without projections the widths are those of the heads"
+from conformance.cases.parts import bare_case, case, poison_past
 
 
 def behind_left_padding(starts: list[int], key_len: int) -> Any:
@@ -69,12 +66,12 @@ def cases() -> list[Case]:
             query_offset=4,
             chunk_start=[0, 3, 1, 2],
         ),
-        case(
+        bare_case(
             "chunked-window",
             "one of causal, window and chunks left out where all three are there, or joined by OR",
-            AttentionConfig(
-                *(72, 6), num_kv_heads=2, head_dim=12, value_head_dim=13, projections=False, chunked_mask=5
-            ),
+            embed_dim=72,
+            head_dim=12,
+            chunked_mask=5,
             batch=3,
             query_len=7,
             key_len=10,
@@ -83,7 +80,6 @@ def cases() -> list[Case]:
             window=(2, None),
             query_offset=3,
             chunk_start=1,
-            same_sizes=OF_HEADS,
         ),
         case(
             "chunked-blocks",

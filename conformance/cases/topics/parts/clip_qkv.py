@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from conformance.cases.case import Case, Rng
-from conformance.cases.parts import case, poison_past
+from conformance.cases.parts import bare_case, case
 from conformance.cases.problem import Problem
-from conformance.cases.topics.parts.rotary import placed
-from mha_core import AttentionConfig
-
-OF_HEADS = "without projections the widths are those of the heads"
+from conformance.cases.topics.parts.rotary import PADDED_PAST, TURNING
 
 
 def at_the_limit(rng: Rng, problem: Problem) -> Problem:
@@ -34,7 +30,6 @@ def cases() -> list[Case]:
 
     About half of the numbers are beyond the limit, in every head; biases move them over it.
     """
-    turning: dict[str, Any] = {"width": 6, "base": 20.0}
     return [
         case(
             "clip-qkv",
@@ -51,32 +46,18 @@ def cases() -> list[Case]:
             num_heads=6,
             num_kv_heads=2,
             head_dim=10,
-            rotary=turning,
+            rotary=TURNING,
             query_key_norm={"weight": "per_head", "eps": 0.4},
             clip_qkv=0.6,
-            batch=4,
-            key_len=15,
-            past_len=8,
-            positions=placed,
-            valid_lens=[15, 11, 6, 14],
-            allowed=np.array([True, False, True, True, True])[:, None],
-            change=poison_past,
+            **PADDED_PAST,
         ),
-        case(
+        bare_case(
             "clip-qkv-at-the-limit",
             "a gradient that does not pass, or passes by half, at exactly the limit; heads that come as they are",
-            AttentionConfig(
-                *(66, 6),
-                num_kv_heads=2,
-                head_dim=11,
-                value_head_dim=13,
-                projections=False,
-                clip_qkv=0.5,
-            ),
+            clip_qkv=0.5,
             batch=3,
             split=True,
             key_len=9,
-            same_sizes=OF_HEADS,
             change=at_the_limit,
         ),
     ]

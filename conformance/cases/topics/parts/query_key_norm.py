@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from conformance.cases.case import Case
-from conformance.cases.parts import case, poison_past
-from conformance.cases.topics.parts.rotary import placed
+from conformance.cases.parts import OF_HEADS, bare_case, case
+from conformance.cases.topics.parts.rotary import PADDED_PAST, TURNING, placed
 from mha_core import AttentionConfig
-
-OF_HEADS = "without projections the widths are those of the heads"
-
-TURNING: dict[str, Any] = {"width": 6, "base": 20.0}
 
 
 def cases() -> list[Case]:
@@ -39,13 +31,7 @@ def cases() -> list[Case]:
             head_dim=10,
             rotary=TURNING,
             query_key_norm={"weight": "per_head", "eps": 0.4},
-            batch=4,
-            key_len=15,
-            past_len=8,
-            positions=placed,
-            valid_lens=[15, 11, 6, 14],
-            allowed=np.array([True, False, True, True, True])[:, None],
-            change=poison_past,
+            **PADDED_PAST,
         ),
         case(
             "query-key-norm-after",
@@ -78,22 +64,14 @@ def cases() -> list[Case]:
             query_key_norm={"scope": "all", "weight": "per_head", "offset": 1, "eps": 0.2},
             query_len=9,
         ),
-        case(
+        bare_case(
             "query-key-norm-bare",
             "a norm without weights that is left out, tiny rows that are divided by their own size",
-            AttentionConfig(
-                *(66, 6),
-                num_kv_heads=2,
-                head_dim=11,
-                value_head_dim=13,
-                projections=False,
-                query_key_norm={"kind": "layer", "weight": "none", "eps": 1e-4},
-            ),
+            query_key_norm={"kind": "layer", "weight": "none", "eps": 1e-4},
             batch=3,
             split=True,
             key_len=9,
             input_scale=0.01,
-            same_sizes=OF_HEADS,
         ),
         case(
             "query-key-norm-half-precision",

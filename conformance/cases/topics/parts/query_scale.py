@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.cases.case import Case, Rng
-from conformance.cases.parts import case, poison_past
+from conformance.cases.parts import bare_case, case, poison_past
 from conformance.cases.topics.parts.rotary import placed
-from mha_core import AttentionConfig, RotaryInputs
-
-OF_HEADS = "without projections the widths are those of the heads"
+from mha_core import RotaryInputs
 
 
 def given_factors(rng: Rng, case: Case) -> RotaryInputs:
@@ -69,25 +67,19 @@ def cases() -> list[Case]:
             softcap=2.0,
             valid_lens=[6, 4],
         ),
-        case(
+        bare_case(
             "query-scale-bare",
             "heads that come as they are, and are not scaled; the additive score's queries without their factors",
-            AttentionConfig(
-                *(72, 6),
-                num_kv_heads=2,
-                head_dim=12,
-                value_head_dim=13,
-                projections=False,
-                score="additive",
-                score_dim=5,
-                query_scale={**ministral3, "length": 2},
-            ),
+            embed_dim=72,
+            head_dim=12,
+            score="additive",
+            score_dim=5,
+            query_scale={**ministral3, "length": 2},
             batch=3,
             query_len=4,
             key_len=8,
             split=True,
             causal=True,
             query_offset=1,
-            same_sizes=OF_HEADS,
         ),
     ]

@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.case import Case, Rng
-from conformance.cases.parts import case, poison_past
-from mha_core import AttentionConfig, RotaryInputs
-
-OF_HEADS = "without projections the widths are those of the heads"
+from conformance.cases.parts import bare_case, case, poison_past
+from mha_core import RotaryInputs
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -39,6 +37,21 @@ def placed(rng: Rng, case: Case) -> RotaryInputs:
     """Positions of queries and new keys, of each item: those of keys from Lp, with gaps."""
     of_queries, of_keys = (case.batch, case.query_len), (case.batch, case.key_len - case.past_len)
     return RotaryInputs(growing(rng, of_queries, case.past_len), growing(rng, of_keys, case.past_len))
+
+
+TURNING: dict[str, Any] = {"width": 6, "base": 20.0}
+"""Rotary positions of six channels, for cases of what else acts on heads."""
+
+PADDED_PAST: dict[str, Any] = {
+    "batch": 4,
+    "key_len": 15,
+    "past_len": 8,
+    "positions": placed,
+    "valid_lens": [15, 11, 6, 14],
+    "allowed": np.array([True, False, True, True, True])[:, None],
+    "change": poison_past,
+}
+"""A call with positions that have gaps and a past whose unused rows hold NaN."""
 
 
 def far_apart(rng: Rng, case: Case) -> RotaryInputs:
@@ -152,12 +165,12 @@ def cases() -> list[Case]:
             rotary={"width": 8, "base": 20.0, "sections": (2, 1, 1), "sections_interleaved": True},
             positions=of_axes,
         ),
-        case(
+        bare_case(
             "rotary-bare",
             "heads that come as they are, and are not turned; split heads read as positions",
-            AttentionConfig(
-                72, 6, num_kv_heads=2, head_dim=12, value_head_dim=13, projections=False, rotary={"base": 20.0}
-            ),
+            embed_dim=72,
+            head_dim=12,
+            rotary={"base": 20.0},
             batch=3,
             query_len=4,
             key_len=14,
@@ -165,6 +178,5 @@ def cases() -> list[Case]:
             split=True,
             causal=True,
             query_offset=9,
-            same_sizes=OF_HEADS,
         ),
     ]

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from conformance.cases.case import Case
-from conformance.cases.parts import case, poison_past
-from conformance.cases.topics.parts.rotary import placed
-from mha_core import AttentionConfig
-
-OF_HEADS = "without projections the widths are those of the heads"
+from conformance.cases.parts import bare_case, case
+from conformance.cases.topics.parts.rotary import PADDED_PAST, TURNING
 
 
 def cases() -> list[Case]:
@@ -19,7 +12,6 @@ def cases() -> list[Case]:
 
     eps is of the size of the mean square: then it shows where it stands.
     """
-    turning: dict[str, Any] = {"width": 6, "base": 20.0}
     return [
         case(
             "value-norm",
@@ -36,18 +28,12 @@ def cases() -> list[Case]:
             num_heads=6,
             num_kv_heads=2,
             head_dim=10,
-            rotary=turning,
+            rotary=TURNING,
             query_key_norm={"weight": "per_head", "eps": 0.4},
             clip_qkv=0.6,
             value_norm_eps=0.2,
             value_scale=0.7,
-            batch=4,
-            key_len=15,
-            past_len=8,
-            positions=placed,
-            valid_lens=[15, 11, 6, 14],
-            allowed=np.array([True, False, True, True, True])[:, None],
-            change=poison_past,
+            **PADDED_PAST,
         ),
         case(
             "value-scale",
@@ -55,29 +41,21 @@ def cases() -> list[Case]:
             num_heads=4,
             num_kv_heads=2,
             head_dim=10,
-            rotary={**turning, "interleaved": True, "start": "last"},
+            rotary={**TURNING, "interleaved": True, "start": "last"},
             value_scale=-0.6,
             key_len=14,
             past_len=6,
             causal=True,
             query_offset=6,
         ),
-        case(
+        bare_case(
             "value-norm-bare",
             "tiny rows that are divided by their own size, heads that come as they are",
-            AttentionConfig(
-                *(66, 6),
-                num_kv_heads=2,
-                head_dim=11,
-                value_head_dim=13,
-                projections=False,
-                value_norm_eps=1e-4,
-                value_scale=1.5,
-            ),
+            value_norm_eps=1e-4,
+            value_scale=1.5,
             batch=3,
             split=True,
             key_len=9,
             input_scale=0.01,
-            same_sizes=OF_HEADS,
         ),
     ]
