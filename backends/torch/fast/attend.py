@@ -1,7 +1,7 @@
 """Attention in PyTorch from `queries`, `keys` and `values` to `heads`, without an array of all scores.
 
-PyTorch's fused kernel computes it where it follows the definition (`fused.py`). Elsewhere the stages do, one block of
-queries after the other, and the backward pass computes the scores of each block again.
+PyTorch's fused kernel computes it where it follows the definition (`fused.py`). Elsewhere it is computed one block of
+queries after the other, by the kernel or by the stages, and the backward pass computes each block again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
 from backends.torch.fast.at_once import attend_at_once
-from backends.torch.fast.fused import APART, attend_fused, is_fusable
+from backends.torch.fast.fused import APART, attend_fused, fused, is_fusable, is_fusable_in_blocks
 from backends.torch.ops.attention import Score
 from backends.torch.ops.framework import has_tangent, transforms_are_active
 from backends.torch.ops.masks import Mask, cut, part_of
@@ -24,6 +24,9 @@ from mha_core.call.blocks import query_block as fitting_block
 
 BUDGET = 2**22
 """Bytes of scores in one block; a processor's caches hold two or three arrays of this size."""
+
+FUSED_QUERIES = 128
+"""Queries in a block that the fused kernel computes: with a window, more of them reach keys that few need."""
 
 MOST_COMPILED = 16
 """Blocks that a compiled program may have, since each is written out in it."""
@@ -49,11 +52,13 @@ class Constants(NamedTuple):
     """The arguments of one call that have no gradients: the mask without its bias, the score without its vector.
 
     rate: of dropout; 0 outside training.
+    fused: whether the fused kernel computes the blocks.
     """
 
     mask: Mask
     score: Score
     rate: float
+    fused: bool = False
 
     @property
     def draws(self) -> bool:
@@ -93,12 +98,16 @@ def attend_in_blocks(
         return attend_fused(*floats[:3], score.scale, mask)
     if compiling:
         return _unrolled(floats, constants, query_block)
+    if query_block is None and is_fusable_in_blocks(operands, score, mask, rate):
+        constants = constants._replace(fused=True)
     heads: Tensor = _InBlocks.apply(*floats, constants, query_block)
     return heads
 
 
 def _attend(floats: Floats[Any], constants: Constants) -> Tensor:
-    """Heads (B, H, Lq, dv) of a call, or of a block of one, with all its scores in one array."""
+    """Heads (B, H, Lq, dv) of a call, or of a block of one: fused, or with all its scores in one array."""
+    if constants.fused and floats.keys.shape[2]:
+        return fused(floats.queries, floats.keys, floats.values, constants.score.scale, constants.mask)
     operands = Operands(floats.queries, (floats.keys,), (floats.values,))
     score = constants.score._replace(vector=floats.vector)
     mask = constants.mask._replace(bias=floats.bias)
@@ -147,14 +156,17 @@ def _unrolled(floats: Floats[Any], constants: Constants, query_block: int | None
     return torch.cat([checkpoint(attend, block, *floats, use_reentrant=False) for block in blocks], dim=2)
 
 
-def _blocks(floats: Floats[Any], mask: Mask, query_block: int | None) -> list[Block]:
+def _blocks(floats: Floats[Any], constants: Constants, query_block: int | None) -> list[Block]:
     """The blocks of a call, as many heads and items at once as fit the budget; forced ones have a single key head."""
+    mask = constants.mask
     batch, num_heads, query_len = floats.queries.shape[:3]
     num_groups, key_len = floats.keys.shape[1:3]
     of_group = _of_group(floats)
     per_query = of_group * key_len * _bytes_per_score(floats)
     at_once = 1
-    if query_block is None:
+    if constants.fused:  # the kernel has blocks of its own, with all heads
+        query_block, at_once = FUSED_QUERIES, batch * num_groups
+    elif query_block is None:
         query_block = fitting_block(query_len, per_query, BUDGET)
         at_once = max(1, BUDGET // max(1, per_query * query_block))
     groups_at_once = min(num_groups, at_once)
@@ -183,7 +195,7 @@ class _InBlocks(torch.autograd.Function):
         *tensors, constants, query_block = arguments
         floats: Floats[Any] = Floats(*tensors)
         ctx.save_for_backward(*floats)
-        ctx.blocks, ctx.constants = _blocks(floats, constants.mask, query_block), constants
+        ctx.blocks, ctx.constants = _blocks(floats, constants, query_block), constants
         ctx.setting = _Setting.of(floats.queries, random=constants.draws)
         batch, num_heads, query_len = floats.queries.shape[:3]
         width, of_group = floats.values.shape[3], _of_group(floats)
@@ -229,7 +241,7 @@ def _recorded_gradients(
     blocks: list[Block], constants: Constants, floats: Floats[Any], needed: Floats[bool], d_heads: Tensor
 ) -> list[Tensor | None]:
     """The gradients of `_gradients`, as functions that can be differentiated again; that keeps all scores."""
-    of_group = _of_group(floats)
+    of_group, constants = _of_group(floats), constants._replace(fused=False)
     leaves = [x for x, wanted in zip(floats, needed, strict=True) if wanted]
     heads = [_attend(_floats_of(floats, block, of_group), _constants_of(constants, block)) for block in blocks]
     d_parts = [d_heads[block.items, block.heads, block.queries] for block in blocks]

@@ -3,7 +3,8 @@
 It is `torch.nn.functional.scaled_dot_product_attention`. On a CPU its kernel gives 0 where all scores of a row are
 NaN, excludes keys by adding -inf, which is NaN beside NaN or infinity, and multiplies that -inf by the scale when it
 is causal. So it is used for finite arrays only, with no mask, with padding (zeros by then) or with a causal mask and a
-positive scale. Its backward pass can't be differentiated; for second derivatives the stages compute it.
+positive scale; with other masks of lengths and positions, on a CPU, for one block of queries after the other. Its
+backward pass can't be differentiated; for second derivatives the stages compute it.
 """
 
 from __future__ import annotations
@@ -25,29 +26,48 @@ APART = 2**17
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
     """Whether the kernel follows the definition for this call, and holds no scores; `rate` is that of dropout."""
-    if not score.is_product or rate or mask.keep is not None:
-        return False
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
-    queries, (keys,), (values,) = operands
-    if queries.shape[3] != values.shape[3] or 0 in (*queries.shape, *keys.shape):
+    if not _fits(operands, score, mask, rate):
         return False
+    queries, keys = operands.queries, operands.keys[0]
     return torch.compiler.is_compiling() or queries.device.type != "cpu" or _is_finite(queries, keys)
+
+
+def is_fusable_in_blocks(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
+    """Whether the kernel follows the definition for blocks of this call, each with the mask of its positions.
+
+    Not where a program is compiled, which would hold a call of the kernel for each block.
+    """
+    if mask.reach is None or mask.allowed is not None or mask.bias is not None:
+        return False
+    queries, keys = operands.queries, operands.keys[0]
+    if queries.device.type != "cpu" or torch.compiler.is_compiling() or not _fits(operands, score, mask, rate):
+        return False
+    return _is_finite(queries, keys)
+
+
+def _fits(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
+    """Whether the kernel has the score, widths and dropout of this call."""
+    if not score.is_product or rate or mask.keep is not None:
+        return False
+    queries, (keys,), (values,) = operands
+    return queries.shape[3] == values.shape[3] and 0 not in (*queries.shape, *keys.shape)
 
 
 def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
     """Heads (B, H, Lq, dv) of a call that is fusable."""
     if torch.compiler.is_compiling():
-        heads = _fused(queries, keys, values, scale, mask)
+        heads = fused(queries, keys, values, scale, mask)
         return heads + _missed_nan(queries, keys) if queries.device.type == "cpu" else heads
     if torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values)):
         recorded: Tensor = _TwiceDifferentiable.apply(queries, keys, values, scale, mask)
         return recorded
-    return _fused(queries, keys, values, scale, mask)
+    return fused(queries, keys, values, scale, mask)
 
 
-def _fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
-    """Heads (B, H, Lq, dv) by the kernel, whose way of excluding keys depends on what the mask excludes."""
+def fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
+    """Heads (B, H, Lq, dv) by the kernel, of a call or a block; its way of excluding keys depends on the mask."""
     options: dict[str, Any] = {"scale": scale, "enable_gqa": queries.shape[1] != keys.shape[1]}
     if not mask.excludes:
         return scaled_dot_product_attention(queries, keys, values, **options)
@@ -105,7 +125,7 @@ class _TwiceDifferentiable(torch.autograd.Function):
         tensors = (queries, keys, values)
         q, k, v = (x.detach().requires_grad_(needed) for x, needed in zip(tensors, ctx.needs_input_grad, strict=False))
         with torch.enable_grad():
-            heads = _fused(q, k, v, scale, mask)
+            heads = fused(q, k, v, scale, mask)
         ctx.save_for_backward(*tensors, q, k, v, heads)
         ctx.scale, ctx.mask = scale, mask
         return heads.detach()

@@ -71,9 +71,10 @@ class LargestArray(TorchDispatchMode):
 @pytest.mark.parametrize("apart", [1, 2**17])
 @pytest.mark.parametrize("name", MASKS)
 def test_it_is_what_the_stages_compute(layer, x, y, name, apart, monkeypatch):
-    """In the kernel, in blocks as the rule cuts them, and in blocks of two; items apart and together."""
+    """In the kernel, also in blocks of three, in blocks as the rule cuts them, and of two; items apart and together."""
     for module in (fast, fused):
         monkeypatch.setattr(module, "APART", apart)
+    monkeypatch.setattr(fast, "FUSED_QUERIES", 3)
     expected = layer.stages(call_of(x, y, y, **MASKS[name])).output
     wanted = gradients(expected, layer, x, y)
     for block in (None, 2):
@@ -99,17 +100,21 @@ def test_any_budget_gives_the_same(layer, x, y, budget, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_fused"),
+    ("name", "calls"),
     [
-        *(("none", True), ("causal", True), ("lens", True), ("padding", True)),
-        *(("offset", False), ("window", False), ("lens-per-query", False), ("bias", False)),
+        *(("none", (1, 0)), ("causal", (1, 0)), ("lens", (1, 0)), ("padding", (1, 0))),
+        *(("offset", (0, 2)), ("window", (0, 2)), ("lens-per-query", (0, 2)), ("bias", (0, 0))),
     ],
 )
-def test_the_kernel_gets_what_it_does_right(layer, x, y, name, is_fused, monkeypatch):
-    calls = []
-    monkeypatch.setattr(fast, "attend_fused", lambda *call: calls.append(call) or fused.attend_fused(*call))
+def test_the_kernel_gets_what_it_does_right(layer, x, y, name, calls, monkeypatch):
+    """(calls of the whole, calls of a block): five queries are two blocks of three."""
+    seen = []
+    monkeypatch.setattr(fast, "FUSED_QUERIES", 3)
+    for kind in ("attend_fused", "fused"):
+        compute = getattr(fused, kind)
+        monkeypatch.setattr(fast, kind, lambda *call, kind=kind, compute=compute: seen.append(kind) or compute(*call))
     layer(x, y, y, **MASKS[name])
-    assert len(calls) == is_fused
+    assert (seen.count("attend_fused"), seen.count("fused")) == calls
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5])
@@ -119,7 +124,7 @@ def test_a_causal_call_without_a_positive_scale(x, y, scale):
     torch.testing.assert_close(layer(x, y, y, causal=True), layer.stages(call_of(x, y, y, causal=True)).output)
 
 
-@pytest.mark.parametrize("name", ["none", "causal", "lens"])
+@pytest.mark.parametrize("name", ["none", "causal", "lens", "lens-per-query"])
 @pytest.mark.parametrize("place", ["query", "first key", "every key", "infinite key"])
 def test_what_is_not_finite_stays_so(x, y, name, place):
     """PyTorch 2.13's kernel returns 0 for a row whose scores are all NaN."""
