@@ -11,12 +11,7 @@
         masks.py       the mask of one call, built on the device
         attention.py   score functions, masked softmax, dropout, weighted sum
         scores.py      the scores of a layer: dot products, or additive with its parameters
-    parts/           what a layer may have beside that, as in `mha_core.parts`
-        rotary.py          tables of positions, and the turn of queries and keys
-        query_key_norm.py  the norm of queries and keys
-        query_scale.py     the factors of queries by their positions
-        clip_qkv.py        the limit of projections
-        value_norm.py      the norm and the scale of values
+    parts/           what a layer may have beside that, each part in a file of its name, as in `mha_core.parts`
     fast/            attention without an array of all scores
         attend.py      block by block, with gradients of its own
     native/          the framework's own layers
@@ -29,8 +24,9 @@
         modules.py     any module of a model, by itself, in another dtype
 
 A learner reads `layers.py` of two frameworks beside each other, then `ops/`; `fast/` and `native/` can wait.
-`GLOSSARY` has the functions of `ops/` and `fast/`. The framework decides the body, never the name, the order or the
-meaning of the arguments; what only one framework needs (JAX: `precision`) is given by keyword.
+`GLOSSARY` has the functions of `ops/` and `fast/`; those of `parts/` are compared as they are found. The framework
+decides the body, never the name, the order or the meaning of the arguments; what only one framework needs (JAX:
+`precision`) is given by keyword.
 """
 
 GLOSSARY: dict[str, dict[str, str]] = {
@@ -63,23 +59,8 @@ GLOSSARY: dict[str, dict[str, str]] = {
     "ops.scores": {
         "DotScore": "scale",  # queries . keys * scale; beside it AdditiveScore, made as the framework makes its layers
     },
-    "parts.rotary": {
-        "rotary_tables": "call, settings",  # Tables of queries and new keys, (1 or B, L, r / 2)
-        "rotate": "x, table, settings",  # (B, heads, L, d)
-    },
     "parts.query_key_norm": {
         "HeadNorm": "settings, size",  # q_norm or k_norm; called with x (B, heads, L, d) and an order
-    },
-    "parts.query_scale": {
-        "query_factors": "call, settings",  # (Lq,) or (1 or B, Lq); None without a query scale
-        "scale_queries": "queries, factors",  # (B, H, Lq, d)
-    },
-    "parts.clip_qkv": {
-        "clip": "x, limit",  # (B, L, H * d) or (B, L, G * d)
-    },
-    "parts.value_norm": {
-        "norm_values": "x, eps",  # (B, G, L, dv)
-        "scale_values": "x, scale",
     },
     "fast.attend": {
         "attend_in_blocks": "operands, score, mask, dropout, training",  # and query_block=: -> (B, H, Lq, dv)

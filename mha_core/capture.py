@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from mha_core import layouts
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
-from mha_core.call.rotary import RotaryInputs
+from mha_core.call.rotary import PLACES, RotaryInputs
 from mha_core.config import AttentionConfig
 from mha_core.errors import SpecError
 from mha_core.weights import Weights
@@ -20,10 +21,7 @@ from mha_core.weights import Weights
 ToArray = Callable[[Any], NDArray]
 """Copies a framework's array, or anything that NumPy takes, to a NumPy array."""
 
-PLACES = ("positions", "rotary", "query_scale")
-"""The arguments of `RotaryInputs.of`."""
-
-MASK_FIELDS = ("valid_lens", "allowed", "bias", "causal", "query_offset", "window", "chunk_start")
+MASK_FIELDS = tuple(field.name for field in fields(AttentionMask))
 
 
 class ReadCall(NamedTuple):

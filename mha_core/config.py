@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict, get_args
 from mha_core.errors import SpecError
 from mha_core.heads import HeadShapes
 from mha_core.numbers import check_dropout, not_zero, positive, real
+from mha_core.parts import PARTS
 from mha_core.parts.chunked_mask import ChunkedMask
 from mha_core.parts.query_key_norm import QueryKeyNorm
 from mha_core.parts.query_scale import QueryScale
@@ -77,10 +78,6 @@ class ConfigOptions(TypedDict, total=False):
     clip_qkv: float | None
     value_norm_eps: float | None
     value_scale: float | None
-
-
-PARTS = ("rotary", "query_key_norm", "query_scale", "chunked_mask", "clip_qkv", "value_norm_eps", "value_scale")
-"""The fields of an AttentionConfig that hold the settings of a part, or None in a layer without it."""
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -21,6 +21,7 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.call.query_scale import scale_of_call
 from mha_core.call.rotary import Tables, tables_of_call
 from mha_core.config import AttentionConfig
+from mha_core.parts import PARTS
 
 Present: TypeAlias = Callable[[AttentionConfig, "AttentionInputs | None"], bool]
 """(config, inputs of a call, or None for the layer alone) -> whether it has the feature."""
@@ -144,6 +145,25 @@ def _query_scale(config: AttentionConfig, inputs: AttentionInputs) -> NDArray | 
     return scale_of_call(config.query_scale, inputs.rotary, inputs.mask.query_offset, inputs.check(config))
 
 
+OF_CALL: Mapping[str, tuple[Mapping[str, Value], tuple[Need, ...]]] = {
+    "rotary": (
+        {"rotary": _rotary},
+        (Need("rotary positions", ("rotary",)), Need("the layout of rotary positions", ("config",))),
+    ),
+    "query_key_norm": ({}, (Need("query-key norm", ("config",)),)),
+    "query_scale": ({"query_scale": _query_scale}, (Need("query scale", ("query_scale",)),)),
+    "chunked_mask": ({}, ()),  # the mask of keys says it
+}
+"""Parts of which a plain function is given something else than the field -> options and needs, as in a Feature."""
+
+
+def _part(name: str, words: str) -> Feature:
+    """The row of a part of PARTS: a plain function takes the field under its own name, or the config."""
+    options, needs = OF_CALL.get(name, ({name: _of_config(name)}, (Need(words, (name, "config")),)))
+    present = partial(_has_setting, name)
+    return Feature(name, words, present, options=options, needs=needs, plain={name: None}, arithmetic=True)
+
+
 SCALED = "belongs to layers that scale by 1 / sqrt(head_dim)"
 
 FEATURES: tuple[Feature, ...] = (
@@ -245,55 +265,7 @@ FEATURES: tuple[Feature, ...] = (
         needs=tuple(Need(name.replace("_", " "), (name,), _is_given(name)) for name in ("past_keys", "past_values")),
         arithmetic=True,
     ),
-    Feature(
-        "rotary",
-        "rotary positions",
-        lambda config, inputs: config.rotary is not None,
-        options={"rotary": _rotary},
-        needs=(Need("rotary positions", ("rotary",)), Need("the layout of rotary positions", ("config",))),
-        plain={"rotary": None},
-        arithmetic=True,
-    ),
-    Feature(
-        "query_key_norm",
-        "query-key norm",
-        lambda config, inputs: config.query_key_norm is not None,
-        needs=(Need("query-key norm", ("config",)),),
-        plain={"query_key_norm": None},
-        arithmetic=True,
-    ),
-    Feature(
-        "query_scale",
-        "a query scale by position",
-        lambda config, inputs: config.query_scale is not None,
-        options={"query_scale": _query_scale},
-        needs=(Need("query scale", ("query_scale",)),),
-        plain={"query_scale": None},
-        arithmetic=True,
-    ),
-    Feature(
-        "chunked_mask",
-        "a chunked mask",
-        lambda config, inputs: config.chunked_mask is not None,
-        plain={"chunked_mask": None},
-        arithmetic=True,
-    ),
-    *(
-        Feature(
-            name,
-            words,
-            partial(_has_setting, name),
-            options={name: _of_config(name)},
-            needs=(Need(words, (name, "config")),),
-            plain={name: None},
-            arithmetic=True,
-        )
-        for name, words in (
-            ("clip_qkv", "clipped projections"),
-            ("value_norm_eps", "value norm"),
-            ("value_scale", "a value scale"),
-        )
-    ),
+    *(_part(name, words) for name, words in PARTS.items()),
 )
 """In the order in which reasons are listed."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.calibration.arithmetic import Arithmetic, tanh_by_expm1
-from conformance.calibration.softcap import Softcap
+from conformance.calibration.by_part.softcap import softcap_of
 from conformance.calibration.ways import Ways
 from mha_core import AttentionConfig
 from mha_core.call.blocks import query_blocks
@@ -119,8 +119,8 @@ class _Piece:
         self.ways, self.a, self.config, self.parameters = ways, a, config, parameters
         self.q, self.k, self.v, self.allowed = call.queries, call.keys, call.values, call.allowed
         self.bias, self.factor, self.d_heads = call.bias, call.factor, call.d_heads
-        self.softcap = None if config.softcap is None else Softcap(a, config.softcap, ways.softcap, ways.slope)
-        self.folds_cap = self.softcap is not None and ways.softcap == "folded" and config.score != "additive"
+        self.softcap = softcap_of(config, a, ways.parts)
+        self.folds_cap = self.softcap is not None and self.softcap.way == "folded" and config.score != "additive"
         scale = config.softmax_scale
         on = {"scores": (1.0, 1.0, scale), "queries": (scale, 1.0, 1.0), "keys": (1.0, scale, 1.0)}
         on["both"] = (scale**0.5, scale**0.5, 1.0) if scale > 0.0 else on["scores"]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.calibration.parts import between
 from conformance.calibration.space import OF_ONE_CALL, WIDE
 from conformance.cases.assemble import problem_of, weights_of
 from conformance.cases.choices import Choose, Description, Made, describe
@@ -118,13 +119,8 @@ def _largest(problem: Problem) -> float:
             arrays += list(found.values()) if isinstance(found, dict) else [found]
     scale = min(abs(problem.config.softmax_scale), 1.0)
     unscaled = [array / scale for array in (state["similarity"], state["d_queries"], state["d_keys"])]
-    if problem.config.softcap is not None:  # c tanh(x / c) backwards, factor by factor
-        unscaled.append(problem.config.softcap * state["d_scores"])
-    if problem.config.clip_qkv is not None:  # c clip(x / c), forward and backward, factor by factor
-        limit = problem.config.clip_qkv
-        unscaled += [state[name] / limit for name in ("q_proj", "k_proj", "v_proj")]
-        unscaled += [limit * state[f"d_clipped_{name}"] for name in ("queries", "keys", "values")]
-    finite = [float(np.abs(array).max(initial=0.0)) for array in (*arrays, *unscaled) if array is not None]
+    made = (*arrays, *unscaled, *between(state))
+    finite = [float(np.abs(array).max(initial=0.0)) for array in made if array is not None]
     return max(finite, default=0.0)
 
 

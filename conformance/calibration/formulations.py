@@ -17,7 +17,8 @@ from conformance.bounds.precision import Precision
 from conformance.calibration.arithmetic import Arithmetic
 from conformance.calibration.attention import KEY_BLOCK, Call, attend
 from conformance.calibration.by_part.chunked_mask import allowed
-from conformance.calibration.parts import Limit, Parts, Values
+from conformance.calibration.by_part.run import Run as PartRun
+from conformance.calibration.parts import Parts, ways_of
 from conformance.calibration.ways import Ways
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
 from mha_core.backend import Run
@@ -26,83 +27,51 @@ from mha_core.dtypes import check_dtype, round_to
 from mha_core.heads import merge_heads, split_heads
 from mha_core.weights import Weights
 
-FORMULATIONS: Mapping[str, Ways] = {
+_PLAIN: Mapping[str, Ways] = {
     "plain": Ways(),
-    "scale-on-queries": Ways(
-        scale="queries",
-        softcap="multiply",
-        rotation="full",
-        norm="division",
-        clip="wide",
-        value_scale="wide",
-        query_scale="wide",
-    ),
-    "scale-on-keys": Ways(
-        scale="keys", slope="factors", rotation="complex", norm="folded", clip="quotient", value_scale="folded"
-    ),
-    "scale-on-both": Ways(scale="both", slope="capped"),
-    "bias-first": Ways(bias="first", scale="queries", clip="quotient"),
-    "bias-last": Ways(bias="last", clip="sign", value_scale="wide"),
-    "per-head": Ways(layout="heads", softcap="multiply", slope="squares", output="per head"),
-    "per-item": Ways(layout="items", slope="cosh", row_sum="heads"),
-    "per-query": Ways(layout="queries", softcap="expm1", slope="capped", softmax="reciprocal"),
+    "scale-on-queries": Ways(scale="queries"),
+    "scale-on-keys": Ways(scale="keys"),
+    "scale-on-both": Ways(scale="both"),
+    "bias-first": Ways(bias="first", scale="queries"),
+    "bias-last": Ways(bias="last"),
+    "per-head": Ways(layout="heads", output="per head"),
+    "per-item": Ways(layout="items", row_sum="heads"),
+    "per-query": Ways(layout="queries", softmax="reciprocal"),
     "heads-in-batch": Ways(layout="folded", scale="queries", backward="split"),
-    "groups-in-queries": Ways(groups="folded", softcap="folded", slope="squares"),
-    "einsum": Ways(order="einsum", additive="loop", clip="sign", chunks="reach"),
+    "groups-in-queries": Ways(groups="folded"),
+    "einsum": Ways(order="einsum", additive="loop"),
     "transposed": Ways(order="transposed", scale="keys"),
-    "sequential": Ways(
-        order="sequential", rotation="matrices", norm="length", norm_back="chain", clip="wide", chunks="numbers"
-    ),
+    "sequential": Ways(order="sequential"),
     "sequential-folded": Ways(order="sequential", bias="first", groups="folded", scale="both"),
-    "reversed": Ways(
-        order="reversed",
-        bias="last",
-        rotation="complex",
-        norm="division",
-        norm_back="chain",
-        clip="quotient",
-        value_scale="folded",
-        query_scale="base 2",
-    ),
+    "reversed": Ways(order="reversed", bias="last"),
     "shuffled": Ways(order="shuffled", row_sum="heads"),
-    "pairwise": Ways(
-        order="pairwise", additive="expm1", softcap="expm1", slope="factors", rotation="matrices", norm="length"
-    ),
-    "blocks": Ways(order="blocks", scale="queries", softcap="folded", slope="cosh"),
-    "signs": Ways(order="signs", softcap="multiply", slope="capped", rotation="full", norm="folded", clip="quotient"),
+    "pairwise": Ways(order="pairwise", additive="expm1"),
+    "blocks": Ways(order="blocks", scale="queries"),
+    "signs": Ways(order="signs"),
     "signs-chain": Ways(order="signs", backward="chain", bias="first", groups="folded"),
     "accumulate-in-float64": Ways(order="float64"),
-    "reciprocal": Ways(softmax="reciprocal", softcap="multiply", slope="factors"),
+    "reciprocal": Ways(softmax="reciprocal"),
     "logsumexp": Ways(softmax="logsumexp"),
-    "base-2": Ways(softmax="base 2", scale="queries", softcap="folded", slope="squares", query_scale="base 2"),
+    "base-2": Ways(softmax="base 2", scale="queries"),
     "base-2-logsumexp": Ways(softmax="base 2 logsumexp", row_sum="heads"),
-    "divide-last": Ways(softmax="divide last", softcap="expm1", chunks="reach"),
-    "online": Ways(softmax="online", scale="queries", softcap="folded", slope="capped"),
-    "online-flash": Ways(
-        softmax="online",
-        row_sum="heads",
-        layout="queries",
-        groups="folded",
-        order="shuffled",
-        softcap="folded",
-        slope="squares",
-    ),
-    "query-blocks": Ways(
-        softmax="divide last", recompute=True, row_sum="heads", layout="queries", groups="folded", slope="squares"
-    ),
+    "divide-last": Ways(softmax="divide last"),
+    "online": Ways(softmax="online", scale="queries"),
+    "online-flash": Ways(softmax="online", row_sum="heads", layout="queries", groups="folded", order="shuffled"),
+    "query-blocks": Ways(softmax="divide last", recompute=True, row_sum="heads", layout="queries", groups="folded"),
     "query-blocks-per-head": Ways(
         softmax="divide last", recompute=True, row_sum="heads", layout="tiles", scale="queries", order="sequential"
     ),
-    "online-recomputed": Ways(
-        softmax="online", recompute=True, row_sum="heads", layout="queries", backward="split", query_scale="wide"
-    ),
-    "two-parts": Ways(softmax="two parts", groups="folded", slope="factors", chunks="numbers"),
+    "online-recomputed": Ways(softmax="online", recompute=True, row_sum="heads", layout="queries", backward="split"),
+    "two-parts": Ways(softmax="two parts", groups="folded"),
     "row-sum-of-heads": Ways(row_sum="heads"),
-    "split-backward": Ways(backward="split", additive="expm1", softcap="expm1", slope="squares"),
-    "chain-rule": Ways(backward="chain", rotation="full", norm_back="chain", clip="sign", value_scale="folded"),
-    "packed": Ways(packed=True, bias="last", clip="wide", value_scale="wide"),
+    "split-backward": Ways(backward="split", additive="expm1"),
+    "chain-rule": Ways(backward="chain"),
+    "packed": Ways(packed=True, bias="last"),
     "packed-per-head": Ways(packed=True, layout="heads", scale="both", additive="loop", output="per head"),
 }
+"""Name -> how all is computed but the parts of attention."""
+
+FORMULATIONS: Mapping[str, Ways] = {name: replace(ways, parts=ways_of(name)) for name, ways in _PLAIN.items()}
 """Name -> how it is computed."""
 
 
@@ -172,11 +141,11 @@ class _Layer:
         sizes = inputs.check(config)
         self.is_split, self.past_len = inputs.is_split, sizes.past_len
         self.inputs = inputs = inputs.merged()
-        self.parts = Parts(ways, arithmetic, config, weights, inputs, sizes)
+        self.parts = Parts(PartRun(ways.parts, arithmetic, config, weights, inputs, sizes))
         padding = padding_keys(inputs.mask, sizes)
         self.padding = padding[:, self.past_len :, None]
         self.past_padding = padding[:, None, : self.past_len, None]
-        self.allowed = allowed(ways, inputs.mask, sizes, config.num_heads)
+        self.allowed = allowed(ways.parts, inputs.mask, sizes, config.num_heads)
         self.x = {
             "q_proj": arithmetic.hold(inputs.queries),
             "k_proj": arithmetic.hold(np.where(self.padding, 0.0, inputs.keys)),
@@ -193,13 +162,9 @@ class _Layer:
         else:
             projected = {name: self._project(name, x) for name, x in self.x.items()}
         heads_of = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
-        if config.clip_qkv is not None:
-            limits = {name: Limit(self.ways, self.a, config.clip_qkv, x) for name, x in projected.items()}
-            self.limits, projected = limits, {name: limit.forward() for name, limit in limits.items()}
         queries, keys, values = (split_heads(projected[name], heads) for name, heads in heads_of.items())
-        self.values = Values(self.ways, self.a, config, values)
-        values = self.values.forward()
         queries, keys = self.parts.forward("queries", queries), self.parts.forward("keys", keys)
+        values = self.parts.forward("values", values)
         keys, values = self._after_past(inputs.past_keys, keys), self._after_past(inputs.past_values, values)
         cotangent = None if inputs.cotangent is None else self.a.hold(inputs.cotangent)
         d_heads = None
@@ -294,14 +259,8 @@ class _Layer:
             if name != "queries" and self.inputs.past_keys is not None:
                 gradients[f"past_{name}"] = np.where(self.past_padding, zero, of_heads[:, :, : self.past_len])
                 of_heads = of_heads[:, :, self.past_len :]
-            if name == "values":
-                of_heads = self.values.backward(of_heads)
-            else:
-                of_heads, parameters = self.parts.backward(name, of_heads)
-                gradients |= parameters
+            of_heads = self.parts.backward(name, of_heads)
             gradient = merge_heads(of_heads)
-            if self.config.clip_qkv is not None:
-                gradient = self.limits[projection].backward(gradient)
             d_x = gradient
             if self.config.projections:
                 d_x = self.a.product(gradient, self.weights[f"{projection}.weight"])
@@ -310,6 +269,7 @@ class _Layer:
             gradients[name] = split_heads(d_x, of_heads.shape[1]) if self.is_split else d_x
         if self.config.projections:
             gradients |= self._parameters("out_proj", merged, cotangent)
+        gradients |= self.parts.gradients
         bias = self.inputs.mask.bias
         if bias is not None:
             shape = (1,) * (4 - bias.ndim) + bias.shape

@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from conformance.calibration.odds import odds, spread, spread_sizes
+from conformance.calibration.parts import SPACE_OF_PARTS
 from conformance.cases.assemble import STYLES
-from conformance.cases.choices import (
-    RULES_OF_CASES,
-    Made,
-    Space,
-    even_widths,
-    lengths_up_to_all,
-    ways_to_stand,
-    weights_of_scope,
-)
-from conformance.cases.drawn.query_scale import scales_of
+from conformance.cases.choices import Made, Space, lengths_up_to_all
 from mha_core.config import PROJECTIONS
 
 HEADS = (1, 2, 3, 4, 6, 8)
 """H, each as likely as the next; G is any of its divisors."""
-
-
-def odds(parts: Mapping[Any, int]) -> tuple[Any, ...]:
-    """Options, each as often as its number says.
-
-    >>> odds({False: 3, True: 1})
-    (False, False, False, True)
-    """
-    return tuple(option for option, times in parts.items() for _ in range(times))
-
-
-def spread_sizes(most: int) -> tuple[int, ...]:
-    """1..most, repeated so that each order of magnitude is as likely as the next.
-
-    >>> sizes = spread_sizes(64)
-    >>> sizes[0], sizes[-1], len(set(sizes)), round(sum(size < 8 for size in sizes) / len(sizes), 1)
-    (1, 64, 64, 0.5)
-    """
-    places = (np.arange(512) + 0.5) / 512
-    return tuple(int(size) for size in np.exp(places * np.log(most + 1.0)))
-
-
-def spread(least: float, most: float) -> tuple[float, ...]:
-    """64 numbers from least to most, each order of magnitude as likely as the next."""
-    return tuple(float(number) for number in np.geomspace(least, most, 64))
 
 
 _FACTORS = (*(1.0,) * 64, *spread(0.03, 20.0))
@@ -79,19 +47,6 @@ def _usual_offset(made: Made) -> Sequence[Any]:
     return made.get("Lp", 0) or max(made["Lk"] - made["Lq"], 0), "per item"
 
 
-def _ways_to_stand(made: Made) -> Sequence[str]:
-    """What calls say of positions; offsets by item, which differ from call to call, may be negative."""
-    return [way for way in ways_to_stand(made) if not (way == "counted" and made.get("query_offset") == "per item")]
-
-
-def _scales(made: Made) -> Sequence[Any]:
-    """None in 8 of 11, as rules need it; offsets by item differ from call to call, and may be negative."""
-    known = scales_of(made)
-    if not made.get("rotary") and made.get("query_offset") == "per item":
-        known = (None, "given")
-    return (None,) * 7 + tuple(known)
-
-
 WIDE: Space = {
     "G": tuple(groups for groups, _ in _PAIRS),
     "H/G": _heads_of_a_group,
@@ -102,7 +57,6 @@ WIDE: Space = {
     "split": (False, True),
     **dict.fromkeys((f"{name}.bias" for name in PROJECTIONS), odds({False: 2, True: 3})),
     "scale": (*(None,) * 256, *spread(np.exp(-4.0), np.exp(1.0))),
-    "softcap": (*(None,) * 363, *spread(0.01, 1000.0)),  # in 15 of 100, from far below to far above the scores
     "dropout": odds({0.0: 17, 0.1: 2, 0.5: 1}),
     "lengths": odds({"short": 8, "many keys": 1, "many queries": 1}),
     "B": lambda made: _BATCHES[made["lengths"]],
@@ -138,30 +92,7 @@ WIDE: Space = {
     "style": (*(None,) * len(_STYLES), *_STYLES),  # one for all arrays in half of the problems
     "style of *": _STYLES,
     "seed": range(2**31),
-    "rotary": odds({False: 7, True: 3}),
-    "rotary.width": even_widths,
-    "rotary.interleaved": (False, True),
-    "rotary.start": odds({"first": 3, "last": 1}),
-    "rotary.base": (10000.0, 500000.0, 10.0),
-    "rotary.rule": (*(None,) * 6, *RULES_OF_CASES),
-    "rotary.sections": odds({None: 6, "in a row": 1, "in turn": 1}),
-    "rotary.given": _ways_to_stand,
-    "rotary.reach": (20, 300, 5000, 2**17),
-    "norm": odds({None: 7, "rms": 2, "layer": 1}),
-    "norm.scope": odds({"head": 3, "all": 1}),
-    "norm.weight": weights_of_scope,
-    "norm.order": ("before", "after"),
-    "norm.eps": (1e-6, 1e-5, *spread(1e-8, 1.0)),
-    "norm.offset": (0, 1),
-    "norm.bias": odds({False: 2, True: 1}),
-    "query scale": _scales,
-    "query scale.beta": (0.1, *spread(0.01, 2.0), -0.3),
-    "query scale.length": (1, 3, 16, 100, 8192),
-    "chunk": odds({None: 8, 3: 1, 16: 1, 1: 1}),
-    "chunk.start": ("at 0", "elsewhere", "per item"),
-    "clip": (*(None,) * 120, *spread(0.03, 30.0)),
-    "value norm": (*(None,) * 120, *spread(1e-8, 1.0)),
-    "value scale": (*(None,) * 200, *spread(0.1, 10.0), -0.7, -3.0),
+    **SPACE_OF_PARTS,
 }
 """What the problems of calibration are chosen from."""
 

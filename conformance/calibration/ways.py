@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal
-
-from conformance.calibration.softcap import CapWay, SlopeWay
 
 
 @dataclass(frozen=True)
@@ -26,23 +25,10 @@ class Ways:
         row_sum: D of the backward direction, from the weights (sum of P dP) or the heads (sum of dO O).
         backward: P (dP - D); P dP - P D ("split"); or through exp, sum and quotient ("chain").
         additive: tanh itself, through expm1, or added up over the hidden units one by one ("loop").
-        softcap: how scores are capped (see softcap.py); "folded" needs the scale where it is
-            by itself, on the product.
-        slope: how a capped score is differentiated.
         packed: the three projections in one product.
         output: projected at once, or head by head.
-        rotation: pair by pair, as complex numbers, as x cos + (x turned by a quarter) sin with tables of the whole
-            width of a head, or as a matrix for each position.
-        norm: times 1 / sqrt(mean square + eps); divided by the root; the weight folded into the factor; or by the root
-            of the sum, over sqrt(n).
-        norm_back: by the formula of its derivative, or through the root, the mean and the product ("chain").
-        query_scale: times factors that are made in float64 and rounded; times factors of the accumulator's dtype, as
-            they are ("wide"); or times such by a logarithm of base 2, rounded.
-        chunks: where a query's chunk begins and ends; equal numbers of chunks; or how far a chunk reaches back from a
-            query, and ahead.
-        clip: two comparisons with the limit c in the storage dtype, or as it is in the accumulator's ("wide"); c times
-            x / c cut off at 1 ("quotient"); or the sign times the smaller of |x| and c.
-        value_scale: the scale as the storage dtype has it, as the accumulator's has it, or folded into the norm.
+        parts: choice of a part of attention -> its way; a module of `by_part` says what they are. Not there: the plain
+            one.
     """
 
     order: str = "blas"
@@ -57,17 +43,9 @@ class Ways:
     row_sum: Literal["weights", "heads"] = "weights"
     backward: Literal["factored", "split", "chain"] = "factored"
     additive: Literal["tanh", "expm1", "loop"] = "tanh"
-    softcap: CapWay = "divide"
-    slope: SlopeWay = "chain"
     packed: bool = False
     output: Literal["concatenated", "per head"] = "concatenated"
-    rotation: Literal["pairs", "complex", "full", "matrices"] = "pairs"
-    norm: Literal["factor", "division", "folded", "length"] = "factor"
-    norm_back: Literal["formula", "chain"] = "formula"
-    query_scale: Literal["factors", "wide", "base 2"] = "factors"
-    chunks: Literal["interval", "numbers", "reach"] = "interval"
-    clip: Literal["stored", "wide", "quotient", "sign"] = "stored"
-    value_scale: Literal["stored", "wide", "folded"] = "stored"
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     def describe(self) -> str:
         """What is different from the plain way.
@@ -75,5 +53,6 @@ class Ways:
         >>> Ways(scale="keys", packed=True).describe()
         'scale: keys, packed: True'
         """
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "parts"}
+        changed = {name: value for name, value in own.items() if value != getattr(Ways, name)} | dict(self.parts)
         return ", ".join(f"{name}: {value}" for name, value in changed.items()) or "as the reference writes it"

@@ -7,11 +7,14 @@ calibration). A `Choose` says how one of the options is found: drawn, looked up,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any
 
-from conformance.cases.drawn import chunked_mask, clip_qkv, query_scale, value_norm
+from conformance.cases import drawn
+from conformance.discovery import members
 from mha_core import AttentionConfig
 from mha_core.call.sizes import CallSizes
 from mha_core.config import PROJECTIONS
@@ -31,13 +34,23 @@ Options that stand there more than once are as much more likely. A choice with a
 without being asked for. Where there is a choice for each item of the batch, "*" stands for its number.
 """
 
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "-parts": ("rotary", "norm"),
-    "-parts2": ("rotary", "norm", "query scale", "chunk", "clip", "value norm", "value scale"),
-}
+
+DRAWN = members(drawn)
+"""The parts of attention that are drawn for a problem; see there what a module has."""
+
+
+def _ends() -> Iterator[tuple[str, tuple[str, ...]]]:
+    found: tuple[str, ...] = ("rotary", "norm")
+    yield "-parts", found
+    for end, parts in groupby(sorted(DRAWN, key=attrgetter("END")), key=attrgetter("END")):
+        found += tuple(choice for part in parts for choice in part.CHOICES if "." not in choice)
+        yield end, found
+
+
+PARTS: Mapping[str, tuple[str, ...]] = dict(_ends())
 """End of the name of a numbered case -> the choices of whether there is a part of attention, which come last.
 
-Those that a name does not have draw nothing. A part that is new belongs to an end that is new.
+Those that a name does not have draw nothing.
 """
 
 ARRAYS = ("queries", "keys", "values", "cotangent", "past_keys", "past_values")
@@ -157,10 +170,7 @@ SMALL: Space = {
     "norm.eps": (1e-6, 1e-2, 1.0),
     "norm.offset": (0, 1),
     "norm.bias": (False, True),
-    **query_scale.CHOICES,
-    **chunked_mask.CHOICES,
-    **clip_qkv.CHOICES,
-    **value_norm.CHOICES,
+    **dict(chain(*(part.CHOICES.items() for part in DRAWN))),
 }
 """Small sizes, or a few of `LARGE`, and every feature, with Gaussian numbers: what random cases are chosen from."""
 
@@ -227,14 +237,9 @@ def describe(choose: Choose, space: Space) -> Description:
     if ask.made.get("valid_lens") or ask.made.get("allowed"):
         ask("padding is NaN")
     _numbers(ask, config, sizes)
-    parts: dict[str, Any] = {
-        "rotary": _rotary(ask),
-        "query_key_norm": _norm(ask),
-        "query_scale": query_scale.chosen(ask),
-        "chunked_mask": chunked_mask.chosen(ask),
-        "clip_qkv": clip_qkv.chosen(ask),
-        **value_norm.chosen(ask),
-    }
+    parts: dict[str, Any] = {"rotary": _rotary(ask), "query_key_norm": _norm(ask)}
+    for part in DRAWN:
+        parts |= part.chosen(ask)
     return Description(replace(config, **parts), sizes, ask.made)
 
 

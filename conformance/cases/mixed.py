@@ -12,7 +12,8 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from mha_core import AttentionInputs, AttentionMask, RotaryInputs
-from mha_core.call.rotary import ANGLES, ARRAYS
+from mha_core.call.masks import BY_ITEM
+from mha_core.call.rotary import ANGLES, ARRAYS, PER_TOKEN
 from mha_core.heads import split_heads
 
 PAST = "past keys and values"
@@ -25,7 +26,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "lengths": ("valid_lens",),
     "mask `allowed`": ("allowed",),
     "bias": ("bias",),
-    "causal mask, window or positions": ("causal", "window", "query_offset", "chunk_start"),
+    "causal mask, window or positions": ("causal", "window", *BY_ITEM),
     "mode of training or its keep-mask": ("dropout_keep",),
     "wish for gradients": ("cotangent",),
     "rotary positions or their tables": ARRAYS,
@@ -44,9 +45,8 @@ AXES: Mapping[str, Mapping[str, int]] = {
     **{name: {"batch": -4} for name in ("past_keys", "past_values")},
     **{name: {"batch": -4, "query_len": -2, "key_len": -1} for name in ("allowed", "bias", "dropout_keep")},
     "valid_lens": {"batch": 0, "query_len": 1},
-    **{name: {"batch": 0} for name in ("query_offset", "chunk_start")},
-    **{name: {"batch": -2, "query_len": -1} for name in ("positions", "query_scale")},
-    "key_positions": {"batch": -2, "key_len": -1},
+    **{name: {"batch": 0} for name in BY_ITEM},
+    **{name: {"batch": -2, "key_len" if name.startswith("key") else "query_len": -1} for name in PER_TOKEN},
     **{name: {"batch": -3, "query_len": -2} for name in ("cos", "sin")},
     **{name: {"batch": -3, "key_len": -2} for name in ("key_cos", "key_sin")},
 }

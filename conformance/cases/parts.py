@@ -43,7 +43,7 @@ def fixed(**sources: Any) -> MakeMask:
 
 
 OF_CASE = frozenset(field.name for field in fields(Case))
-OF_MASK = frozenset(("valid_lens", "allowed", "causal", "window", "query_offset", "chunk_start"))
+OF_MASK = frozenset(field.name for field in fields(AttentionMask)) - {"bias"}  # a config has one too
 
 
 def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings: Any) -> Case:

@@ -25,7 +25,7 @@ from mha_core.files.outside import parse_json_object
 
 ALL_PARTS = frozenset(name for names in PARTS.values() for name in names)
 
-NUMBERED = re.compile(r"random-(\d{1,18})-(\d{1,18})(-parts2?)?")
+NUMBERED = re.compile(rf"random-(\d{{1,18}})-(\d{{1,18}})({'|'.join(PARTS)})?")
 DESCRIBED = "random:"
 
 TENTH = 10

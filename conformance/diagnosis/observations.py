@@ -20,7 +20,7 @@ from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.call.call import FLOATS
-from mha_core.config import PARTS
+from mha_core.parts import PARTS
 from mha_core.stages import is_gradient
 
 

@@ -12,15 +12,12 @@ from conformance.cases.problem import Problem
 from conformance.subjects.handout import input_arrays, with_arrays
 from mha_core import AttentionInputs
 from mha_core.call.query_scale import scale_of_call
-from mha_core.call.rotary import ANGLES, RotaryInputs, positions_of
+from mha_core.call.rotary import ANGLES, PER_TOKEN, RotaryInputs, positions_of
 from mha_core.stages import GRADIENT
 
 POSITIONS = ("positions", "key_positions")
 
-PLACES = (*POSITIONS, "query_scale")
-"""The arrays that have a number for each query or key."""
-
-AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(PLACES, 2), **dict.fromkeys(ANGLES, 3)}
+AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(PER_TOKEN, 2), **dict.fromkeys(ANGLES, 3)}
 """Array that may be broadcast over the items of the batch -> its axes where it is not."""
 
 
@@ -75,7 +72,7 @@ def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> Atte
             return array if keys.stop is None else np.minimum(array, keys.stop)
         if name == "dropout_keep":
             return array[:, :, queries, keys]
-        if name in PLACES:
+        if name in PER_TOKEN:
             return array[..., keys if name.startswith("key") else queries]
         taken = {"queries": queries, "keys": keys, "values": keys, "cos": queries, "sin": queries}
         taken |= {"key_cos": keys, "key_sin": keys}

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import safetensors.numpy
@@ -27,15 +27,12 @@ from mha_core import (
     AttentionConfig,
     AttentionInputs,
     AttentionMask,
-    ChunkedMask,
-    QueryKeyNorm,
-    QueryScale,
-    Rotary,
     RotaryInputs,
 )
 from mha_core.backend import SoftmaxKernel
 from mha_core.config import ProjectionBias
 from mha_core.errors import BackendError, BackendNotInstalled, ErrorElsewhere, SpecError, one_line
+from mha_core.parts import PARTS
 from mha_core.parts.frequencies import RULES
 
 Class = TypeVar("Class", bound=type)
@@ -62,9 +59,15 @@ def sendable(cls: Class) -> Class:
     return cls
 
 
+_HINTS = get_type_hints(AttentionConfig)
+SETTINGS: list[type] = [
+    kind for name in PARTS for kind in get_args(_HINTS[name]) if hasattr(kind, "__dataclass_fields__")
+]
+"""The classes of the settings of parts."""
+
 DATA = (
     *(AttentionConfig, AttentionInputs, AttentionMask, Precision, Problem, ProjectionBias, SoftmaxKernel, Turn),
-    *(Rotary, RotaryInputs, QueryKeyNorm, QueryScale, ChunkedMask, *RULES.values()),
+    *(RotaryInputs, *SETTINGS, *RULES.values()),
 )
 ERRORS = (BackendError, BackendNotInstalled, CannotExpress, ErrorElsewhere, OtherDtype, SpecError, SubjectFailed)
 _classes.update({cls.__name__: cls for cls in (*DATA, *ERRORS)})

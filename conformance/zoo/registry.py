@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from conformance import zoo
@@ -27,6 +28,17 @@ def all_bugs() -> tuple[Bug, ...]:
 def bugs_of_parts() -> frozenset[str]:
     """The ids of the bugs of parts of attention, such as rotary positions: only layers that have the part show them."""
     return frozenset(bug.id for topic in members(parts) for bug in topic.BUGS)
+
+
+@cache
+def beginnings_of_parts() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    """Module of a part in `zoo/parts` -> its BEGINS.
+
+    >>> beginnings_of_parts()["value_norm"]
+    {'value_norm_eps': ('value-norm-',), 'value_scale': ('value-scale-',)}
+    """
+    modules = {topic.__name__.rpartition(".")[2]: topic for topic in members(parts)}
+    return {name: topic.BEGINS for name, topic in modules.items() if hasattr(topic, "BEGINS")}
 
 
 LARGE_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)

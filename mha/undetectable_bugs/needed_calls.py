@@ -11,9 +11,10 @@ import numpy as np
 from conformance.cases.problem import Problem
 from conformance.zoo.blocked import queries as blocks
 from conformance.zoo.bug import GRADIENTS, Bug
+from conformance.zoo.registry import beginnings_of_parts
 from mha_core import AttentionMask, Rotary
-from mha_core.config import PARTS
 from mha_core.features import FEATURES, Feature, plain_fields
+from mha_core.parts import PARTS
 from mha_core.parts.frequencies import rule_of
 
 Asks = Callable[[Problem], bool]
@@ -83,6 +84,10 @@ def _has_tables(one: Problem) -> bool:
     return one.inputs.rotary is not None and one.inputs.rotary.has_tables
 
 
+def _has_part(name: str, one: Problem) -> bool:
+    return getattr(one.config, name) is not None
+
+
 def _has_factors(one: Problem) -> bool:
     return one.inputs.rotary is not None and one.inputs.rotary.query_scale is not None
 
@@ -106,14 +111,12 @@ OF_PARTS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
         for name in ("llama3", "yarn", "longrope")
     ),
     ("rotary positions with a rule", _has_rule, ("rotary-rule-*", "rotary-factor-*")),
-    ("rotary positions", _rotary(lambda settings: True), ("rotary-*",)),
-    ("query-key norm", lambda one: one.config.query_key_norm is not None, ("norm-*",)),
     ("given factors of a query scale", _has_factors, ("query-scale-given-*",)),
-    ("a query scale", lambda one: one.config.query_scale is not None, ("query-scale-*",)),
-    ("a chunked mask", lambda one: one.config.chunked_mask is not None, ("chunk-*",)),
-    ("clipped projections", lambda one: one.config.clip_qkv is not None, ("clip-*",)),
-    ("value norm", lambda one: one.config.value_norm_eps is not None, ("value-norm-*",)),
-    ("a value scale", lambda one: one.config.value_scale is not None, ("value-scale-*",)),
+    *(
+        (PARTS[name], partial(_has_part, name), tuple(f"{begin}*" for begin in begins))
+        for of_module in beginnings_of_parts().values()
+        for name, begins in of_module.items()
+    ),
 )
 """The needs of the parts of `mha_core.parts`, as in NEEDS."""
 

@@ -18,7 +18,10 @@ from mha_core.call.sizes import CallSizes
 from mha_core.dtypes import DTYPES
 from mha_core.parts.chunked_mask import first_of_chunk
 
-ARRAY_SOURCES = ("valid_lens", "allowed", "bias", "query_offset", "chunk_start")
+BY_ITEM = ("query_offset", "chunk_start")
+"""The fields of AttentionMask that hold an integer, or one for each item."""
+
+ARRAY_SOURCES = ("valid_lens", "allowed", "bias", *BY_ITEM)
 """The fields of AttentionMask that can hold an array."""
 
 
@@ -67,7 +70,7 @@ class AttentionMask:
     def __post_init__(self) -> None:
         for name in ("valid_lens", "allowed"):
             self._settle(name, settled(name, getattr(self, name)))
-        for name in ("query_offset", "chunk_start"):
+        for name in BY_ITEM:
             given = getattr(self, name)
             if isinstance(given, np.integer):
                 self._settle(name, int(given))

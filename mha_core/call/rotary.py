@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,9 @@ TABLES = (*ANGLES, "query_scale")
 
 ARRAYS = ("positions", "key_positions", *TABLES)
 """All fields: arrays, each of them."""
+
+PER_TOKEN = tuple(name for name in ARRAYS if name not in ANGLES)
+"""Those that have a number for each query or key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +122,10 @@ class RotaryInputs:
     def is_placed(self) -> bool:
         """Whether it says where queries and keys stand, by positions or by tables: else they are counted."""
         return self.positions is not None or self.has_tables
+
+
+PLACES = tuple(signature(RotaryInputs.of).parameters)
+"""The arguments of a layer's call that become RotaryInputs."""
 
 
 def positions_of(

@@ -1,11 +1,20 @@
 """Parts that an attention layer may have beside the plain ones: a file each, with settings, weights and steps.
 
-    rotary           positions turn pairs of channels of queries and keys; `frequencies` has the rules of the angles
-    query_key_norm   queries and keys divided by their size before their product
-    chunked_mask     queries attend within a chunk of positions
-    query_scale      queries times a factor that grows with their position
-    clip_qkv         projections cut off at a limit
-    value_norm       values divided by their size, or multiplied by a number
-
-A part is a file of the same name in every room that has it: `find -name 'rotary*'` shows it whole.
+A part is a file of the same name in every room that has it: `find -name 'rotary*'` shows it whole. docs/architecture.md
+lists the rooms.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PARTS: Mapping[str, str] = {
+    "rotary": "rotary positions",
+    "query_key_norm": "query-key norm",
+    "query_scale": "a query scale by position",
+    "chunked_mask": "a chunked mask",
+    "clip_qkv": "clipped projections",
+    "value_norm_eps": "value norm",
+    "value_scale": "a value scale",
+}
+"""The fields of an AttentionConfig that hold the settings of a part, or None without it -> the part in words."""

@@ -22,7 +22,7 @@ from conformance.cases.random import case_of
 from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
 from mha_core import AttentionConfig, BackendError, SpecError, Trace, init_weights
-from mha_core.config import PARTS
+from mha_core.parts import PARTS
 from tests.fuzz.call_kinds import KINDS, Own
 from tests.fuzz.callers import MASK, Call, asker, inputs_of
 

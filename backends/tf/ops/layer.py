@@ -18,12 +18,13 @@ from mha_core.call.arguments import holds_arrays, settled
 from mha_core.call.call import FLOATS, Call, LayerSpec, Widths
 from mha_core.call.checks import check_call, check_dropout_keep, check_one_dtype, describe_argument
 from mha_core.call.masks import ARRAY_SOURCES
+from mha_core.call.rotary import PLACES
 from mha_core.call.sizes import ArraySpec
 from mha_core.config import ConfigOptions
 from mha_core.errors import SpecError
 from mha_core.numbers import check_dropout
 
-_ARRAYS = (*FLOATS, *ARRAY_SOURCES, "dropout_keep", "query_scale")
+_ARRAYS = (*FLOATS, *ARRAY_SOURCES, "dropout_keep", *PLACES)
 """The arguments of a call that may be arrays."""
 
 _TUPLES = ("positions", "rotary")

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 CHOICES: Mapping[str, Sequence[float | None]] = {"clip": (None, 1.0, 0.3, 4.0)}
-"""As a `conformance.cases.choices.Space` has them."""
+END = "-parts2"
 
 
-def chosen(ask: Callable[[str], Any]) -> float | None:
+def chosen(ask: Callable[[str], Any]) -> dict[str, float | None]:
     """The limit that is chosen."""
-    limit: float | None = ask("clip")
-    return limit
+    return {"clip_qkv": ask("clip")}

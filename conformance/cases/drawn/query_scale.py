@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mha_core import AttentionInputs, RotaryInputs
 from mha_core.call.sizes import CallSizes
 from mha_core.parts.query_scale import QueryScale
 
@@ -33,18 +34,23 @@ CHOICES: Mapping[str, Sequence[Any] | Callable[[Made], Sequence[Any]]] = {
     "query scale.beta": (0.5, 2.0, -0.3),
     "query scale.length": (3, 1, 16),
 }
-"""As a `conformance.cases.choices.Space` has them."""
+END = "-parts2"
 
 
-def chosen(ask: Callable[[str], Any]) -> QueryScale | None:
+def chosen(ask: Callable[[str], Any]) -> dict[str, QueryScale | None]:
     """The settings that are chosen."""
     name = ask("query scale")
-    if name is None or name == "given":
-        return None if name is None else QueryScale()
-    return QueryScale(name, ask("query scale.beta"), ask("query scale.length"))
+    if name is None:
+        return {"query_scale": None}
+    rule = () if name == "given" else (name, ask("query scale.beta"), ask("query scale.length"))
+    return {"query_scale": QueryScale(*rule)}
 
 
-def factors(rng: np.random.Generator, sizes: CallSizes) -> NDArray:
-    """What a call gives, (Lq,) or (B, Lq)."""
+def given(inputs: AttentionInputs, made: Made, sizes: CallSizes) -> AttentionInputs:
+    """The call with factors (Lq,) or (B, Lq), if it is chosen that it gives them."""
+    if made.get("query scale") != "given":
+        return inputs
+    rng = np.random.default_rng([made["seed"], 3])
     shape = (sizes.batch, sizes.query_len) if rng.random() < 0.5 else (sizes.query_len,)
-    return rng.choice([-1.0, 1.0, 1.0], size=shape) * rng.uniform(0.25, 2.0, size=shape)
+    factors = rng.choice([-1.0, 1.0, 1.0], size=shape) * rng.uniform(0.25, 2.0, size=shape)
+    return replace(inputs, rotary=replace(inputs.rotary or RotaryInputs(), query_scale=factors))

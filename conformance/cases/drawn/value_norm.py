@@ -9,7 +9,9 @@ CHOICES: Mapping[str, Sequence[float | None]] = {
     "value norm": (None, 1e-6, 1e-2, 1.0),
     "value scale": (None, 0.7, -2.0),
 }
-"""As a `conformance.cases.choices.Space` has them; "value norm" is its eps."""
+"""The norm by its eps."""
+
+END = "-parts2"
 
 
 def chosen(ask: Callable[[str], Any]) -> dict[str, float | None]:

@@ -1,4 +1,8 @@
-"""Bugs of the parts of attention, forward and backward."""
+"""Bugs of the parts of attention, forward and backward.
+
+The module of a part also has BEGINS: field of `mha_core.parts.PARTS` -> how the ids of its bugs begin, behind
+"gradient-of-" where that stands first.
+"""
 
 ORDER = (
     *("rotary", "positions", "frequencies", "tables", "query_key_norm", "query_scale", "chunked_mask"),

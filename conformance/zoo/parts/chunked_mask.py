@@ -12,6 +12,8 @@ from conformance.zoo.rows import Steps, Table, after, require
 from mha_core.call.masks import allowed_keys
 from mha_core.reference.state import State
 
+BEGINS = {"chunked_mask": ("chunk-",)}
+
 
 def has_chunks(state: State) -> bool:
     return state.config.chunked_mask is not None

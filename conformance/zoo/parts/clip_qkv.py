@@ -14,6 +14,8 @@ from mha_core.parts.clip_qkv import clip, clip_back
 from mha_core.reference.forward import PROJECTED, project
 from mha_core.reference.state import State, Step
 
+BEGINS = {"clip_qkv": ("clip-",)}
+
 CLIPPED = {"queries": "q_proj", "keys": "k_proj", "values": "v_proj"}
 """What is cut off -> its projection."""
 

@@ -14,6 +14,8 @@ from mha_core.parts.query_key_norm import NORMS, QueryKeyNorm, by_head, mean_axe
 from mha_core.parts.rotary import pairs
 from mha_core.reference.state import State
 
+BEGINS = {"query_key_norm": ("norm-",)}
+
 
 @dataclass(frozen=True)
 class Given:

@@ -17,6 +17,8 @@ from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import rotate
 from mha_core.reference.state import State
 
+BEGINS = {"query_scale": ("query-scale-",)}
+
 
 def has_scale(state: State) -> bool:
     return state.config.query_scale is not None

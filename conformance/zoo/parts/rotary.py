@@ -14,6 +14,8 @@ from mha_core.parts.rotary import Rotary, pairs, rotate, tables
 from mha_core.parts.rotary import Table as Angles
 from mha_core.reference.state import State
 
+BEGINS = {"rotary": ("rotary-", "rotation-", "rotated-")}
+
 Turn = Callable[[NDArray, Angles, Rotary], NDArray]
 """(x (B, heads, L, d), cosine and sine, settings) -> x turned another way."""
 

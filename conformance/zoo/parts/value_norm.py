@@ -13,6 +13,8 @@ from mha_core.parts.query_key_norm import norm
 from mha_core.parts.value_norm import norm_of, norm_values
 from mha_core.reference.state import State
 
+BEGINS = {"value_norm_eps": ("value-norm-",), "value_scale": ("value-scale-",)}
+
 
 def eps_of(state: State) -> float:
     eps = state.config.value_norm_eps

@@ -8,19 +8,14 @@ Bugs of parts stand on the pages of the parts alone.
 
 from __future__ import annotations
 
+from itertools import chain
+
 from _ext.common import escaped, linked
 from conformance.zoo.bug import Bug
-from conformance.zoo.registry import all_bugs, bugs_of_parts
+from conformance.zoo.registry import all_bugs, beginnings_of_parts, bugs_of_parts
 from mha_core import STAGES
 
-PARTS = {
-    "rotary": ("rotary-", "rotation-", "rotated-"),
-    "query_key_norm": ("norm-",),
-    "query_scale": ("query-scale-",),
-    "chunked_mask": ("chunk-",),
-    "clip_qkv": ("clip-",),
-    "value_norm": ("value-norm-", "value-scale-"),
-}
+PARTS = {page: tuple(chain(*begins.values())) for page, begins in beginnings_of_parts().items()}
 """Part, by its page in docs/parts -> how the ids of its bugs begin, behind "gradient-of-" where that stands first."""
 
 

@@ -9,9 +9,12 @@ import sys
 import numpy as np
 import pytest
 
+from conformance.calibration import by_part
 from conformance.calibration.draws import DRAWS_PER_LAYER, LARGEST, MOST_WORK, draw_layer, draw_problem
+from conformance.calibration.formulations import FORMULATIONS
 from conformance.calibration.space import OF_ONE_CALL, WIDE
 from conformance.cases.choices import SMALL
+from conformance.discovery import members
 from mha_core.reference import pipeline as reference
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
@@ -86,3 +89,8 @@ def test_nothing_overflows_in_float16():
 def test_both_spaces_answer_the_same_questions():
     assert set(WIDE) == set(SMALL)
     assert all(any(name.startswith(start) for name in WIDE) for start in OF_ONE_CALL)
+
+
+def test_ways_of_parts_are_gone_by_formulations_that_there_are():
+    named = {name for part in members(by_part) for ways in getattr(part, "WAYS", {}).values() for name in ways.values()}
+    assert {name for names in named for name in names.split()} <= set(FORMULATIONS)

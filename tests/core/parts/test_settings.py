@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mha_core import AttentionConfig, QueryKeyNorm, QueryScale, Rotary, SpecError, init_weights, weight_shapes
-from mha_core.config import PARTS
+from mha_core.parts import PARTS
 
 LLAMA4 = {"rule": "llama4", "beta": 0.1, "length": 4}
 

@@ -1,24 +1,53 @@
-"""A softcap, c tanh(x / c), forward and backward, in every way that `Ways` can name."""
+"""A softcap, c tanh(x / c), forward and backward, in every way."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.calibration.arithmetic import Arithmetic, tanh_by_expm1
+from conformance.calibration.odds import spread
+from conformance.cases.choices import Space
+from mha_core import AttentionConfig
+from mha_core.reference.state import State
 
-CapWay = Literal["divide", "multiply", "expm1", "folded"]
-"""x / c; x times the stored 1 / c, of a stored c; x / c and tanh through expm1; or, as fused kernels do,
-tanh(q k^T (scale / c)) c without storing anything in between (an additive score: x times 1 / c).
-"""
+SPACE: Space = {"softcap": (*(None,) * 363, *spread(0.01, 1000.0))}  # in 15 of 100, from far below to far above scores
 
-SlopeWay = Literal["chain", "squares", "factors", "capped", "cosh"]
-"""dS c, times 1 - t^2, over c, as automatic differentiation does; dS (1 - t^2); dS (1 - t) (1 + t); dS (1 - t^2)
+WAYS: Mapping[str, Mapping[str, str]] = {
+    "softcap": {
+        "multiply": "scale-on-queries per-head signs reciprocal",
+        "expm1": "per-query pairwise divide-last split-backward",
+        "folded": "groups-in-queries blocks base-2 online online-flash",
+    },
+    "slope": {
+        "factors": "scale-on-keys pairwise reciprocal two-parts",
+        "capped": "scale-on-both per-query signs online",
+        "squares": "per-head groups-in-queries base-2 online-flash query-blocks split-backward",
+        "cosh": "per-item blocks",
+    },
+}
+"""softcap: x / c; x times the stored 1 / c, of a stored c; x / c and tanh through expm1; or, as fused kernels do,
+tanh(q k^T (scale / c)) c without storing anything in between (an additive score: x times 1 / c). That needs the scale
+where it is by itself, on the product.
+
+slope: dS c, times 1 - t^2, over c, as automatic differentiation does; dS (1 - t^2); dS (1 - t) (1 + t); dS (1 - t^2)
 with t = s / c from the stored capped score s; or dS / cosh^2, which is exact where 1 - t^2 is already 0.
 """
+
+
+def between(state: State) -> Sequence[NDArray]:
+    """C tanh(x / c) backwards, factor by factor."""
+    return () if state.config.softcap is None else [state.config.softcap * state["d_scores"]]
+
+
+def softcap_of(config: AttentionConfig, a: Arithmetic, ways: Mapping[str, str]) -> Softcap | None:
+    """The softcap of a layer; None without one."""
+    if config.softcap is None:
+        return None
+    return Softcap(a, config.softcap, ways.get("softcap", ""), ways.get("slope", ""))
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +73,8 @@ class Softcap:
 
     a: Arithmetic
     limit: float
-    way: CapWay
-    slope: SlopeWay
+    way: str = ""
+    slope: str = ""
 
     @property
     def c(self) -> NDArray:
@@ -67,7 +96,7 @@ class Softcap:
     def backward(self, d_scores: NDArray, cap: Cap) -> NDArray:
         """The gradient of x, stored."""
         a, tanh = self.a, cap.tanh
-        if self.slope == "chain":
+        if not self.slope:
             outside = a.store(a.store(d_scores * self.c) * (1 - tanh * tanh))
             return a.store(outside * a.store(np.reciprocal(self.c)) if self.way == "multiply" else outside / self.c)
         if self.slope == "factors":
