@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from conformance.bounds.precision import Precision  # noqa: E402
 from conformance.judging.expected import answer  # noqa: E402
 from mha.recipes import attention_layers, recipe_for, record, replaced  # noqa: E402
 from mha.recipes.judge import judge_original, judge_trace  # noqa: E402
-from mha_core import QueryKeyNorm, QueryScale, Rotary, SpecError, backend  # noqa: E402
+from mha_core import ChunkedMask, QueryKeyNorm, QueryScale, Rotary, SpecError, backend  # noqa: E402
 from mha_core.reference import pipeline as reference  # noqa: E402
 
 SIZES = {
@@ -247,6 +248,27 @@ def test_configs_say_what_is_special():
 def test_layers_that_do_not_turn_scale_their_queries_in_llama_4():
     scales = [site.config.query_scale for site in attention_layers(model_of("llama4_text"))]
     assert scales == [None] * 3 + [QueryScale("llama4", beta=0.3, length=3)]
+
+
+def test_layers_of_chunks_say_so_and_where_the_first_begins():
+    """A text padded on the left, one on the right, both longer than a chunk of 4: what the last query sees before it."""
+    model = model_of("llama4_text")
+    layers = attention_layers(model)
+    assert [site.config.chunked_mask for site in layers] == [ChunkedMask(4)] * 3 + [None]
+    first, decoded = calls_of(model, layers)[layers[0].name]
+    for call, starts, sees in ((first, [3, 0], [[0, 1, 1, 1], [0, 0, 1, 0]]), (decoded, [3, 0], [[0, 0, 0], [1, 0, 0]])):
+        mask = call.inputs.mask
+        assert (mask.causal, mask.chunk_start.tolist()) == (True, starts)
+        assert mask.allowed.shape[2] == 1  # the padding, and nothing of chunks
+        assert call.allowed()[:, 0, -1, -len(sees[0]) - 1 : -1].tolist() == sees, call.allowed()[:, 0, -1]
+
+
+@pytest.mark.parametrize("size", [None, 0])
+def test_a_size_of_chunks_that_is_none_is_refused(size):
+    model = model_of("llama4_text")
+    model.config.attention_chunk_size = size
+    with pytest.raises(SpecError, match=re.escape(f"chunked_mask.size must be an integer from 1 to 2147483647. Got {size}")):
+        attention_layers(model)
 
 
 def test_layers_that_do_not_turn_say_so():
