@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,11 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
 
+from safetensors.numpy import load_file, save_file  # noqa: E402
+
 from mha.cli.main import main  # noqa: E402
+from mha.port.decoder import load_decoder  # noqa: E402
+from mha_core import SpecError  # noqa: E402
 from tests.mha.convert.test_convert_decoders import saved  # noqa: E402
 from tests.mha.recipes.test_decoders import SIZES  # noqa: E402
 
@@ -33,11 +38,11 @@ def folder_of(model_type, where):
     return where
 
 
-def ported(folder, backend):
-    """The report of `mha port` of both texts."""
-    out = folder / "report.json"
+def ported(folder, backend, out):
+    """The report of `mha port` of both texts, written to `out`."""
     texts = [part for text in TEXTS for part in ("--text", text)]
-    ended = CliRunner().invoke(main, ["port", str(folder), "--backend", backend, "--no-unseen", "--json", str(out), *texts])
+    asked = ["port", str(folder), "--backend", backend, "--no-unseen", "--json", str(out), *texts]
+    ended = CliRunner().invoke(main, asked)
     assert ended.exit_code == 0, ended.output
     report = json.loads(out.read_text())
     assert report["tokens"] == [9, 6]
@@ -47,14 +52,45 @@ def ported(folder, backend):
 
 def test_texts_longer_than_a_chunk_go_through_a_backend(backend_name, tmp_path):
     """Chunks of 4 tokens: a text of 9, one of 6 behind 3 of padding, then 20 more, where a cache holds the last 3."""
-    report = ported(folder_of("llama4_text", tmp_path), backend_name)
+    report = ported(folder_of("llama4_text", tmp_path), backend_name, tmp_path / "report.json")
     assert sorted(report["continued"]) == sorted(["original", backend_name])
     assert len({one["layer"] for one in report["layers"]}) == 4
 
 
-@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
-def test_a_model_with_experts_goes_through_a_backend(model_type, tmp_path):
-    report = ported(folder_of(model_type, tmp_path), "torch")
-    (layer,) = {one["layer"] for one in report["layers"]}
-    assert layer == "model.layers.0.self_attn"
-    assert not report["coverage"]["unseen"], report["coverage"]
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """Folders of models with experts, whose matrices transformers joins when it loads them."""
+    return {name: folder_of(name, tmp_path_factory.mktemp(name)) for name in ("mixtral", "qwen3_moe")}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "expert"),
+    [
+        ("mixtral", "model.layers.0.block_sparse_moe.experts.1.w3.weight"),
+        ("qwen3_moe", "model.layers.0.mlp.experts.1.up_proj.weight"),
+    ],
+)
+def test_a_model_with_experts_goes_through_a_backend(experts, model_type, expert, tmp_path):
+    report = ported(experts[model_type], "torch", tmp_path / "report.json")
+    assert {one["layer"] for one in report["layers"]} == {"model.layers.0.self_attn"}
+    assert (report["arrays"]["held"][expert], report["arrays"]["unused"]) == (expert, [])
+    assert set(report["arrays"]["held"].values()) == set(load_file(experts[model_type] / "model.safetensors"))
+
+
+def test_a_missing_and_a_strange_expert_are_refused(experts, tmp_path):
+    arrays = load_file(experts["mixtral"] / "model.safetensors")
+    own = {name: array for name, array in arrays.items() if ".experts.1." in name}
+    lacking = {name: array for name, array in arrays.items() if name not in own}
+    strange = {name.replace(".experts.1.", ".experts.2."): array + 1.0 for name, array in own.items()}
+    for number, (changed, words) in enumerate(
+        [
+            (lacking, r"lacks model\.layers\.0\.block_sparse_moe\.experts\.1\.w\d\.weight"),
+            ({**arrays, **strange}, r"holds model\.layers\.0\.block_sparse_moe\.experts\.2\.w\d\.weight, for which"),
+            ({**lacking, min(own): own[min(own)]}, "could not be loaded"),  # one matrix of the second expert alone
+        ]
+    ):
+        there = tmp_path / str(number)
+        shutil.copytree(experts["mixtral"], there)
+        save_file(changed, there / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(SpecError, match=words):
+            load_decoder(str(there))
