@@ -104,7 +104,7 @@ DECODERS = (
     like_llama(
         "olmo2",
         ("MiniMaxM2", "Olmo2", "Olmo3", "Olmoe"),
-        "RMS norm of the whole projection, before it is split into heads",
+        "RMS norm of the whole projection, before it is split into heads; OLMoE's clip_qkv, after the norm, is refused",
         norms=_ALL,
         refused={"clip_qkv": None},
         model_types=("minimax_m2", "olmo2", "olmo3", "olmoe"),

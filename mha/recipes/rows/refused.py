@@ -111,13 +111,6 @@ REFUSED = (
         ("wavlm",),
     ),
     Refused(
-        "dbrx",
-        "no layout has the names of its one matrix of queries, keys and values",
-        ("DBRX",),
-        ("DbrxAttention",),
-        ("dbrx",),
-    ),
-    Refused(
         "gemma4",
         "some layers read the keys and values of another",
         ("Gemma 3n, 4",),

@@ -46,6 +46,11 @@ STRETCHED = {
 }
 OWN_TABLES = {"max_position_embeddings": 512, "n_inner": 20, "rotary_dim": 4}  # longer than the longest probe
 AXES = {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 1, 2]}}
+DBRX = {
+    "d_model": 36,  # by its own name, or the experts have another width
+    "attn_config": {"clip_qkv": 0.7, "kv_n_heads": 2, "rope_theta": 1e4},
+    "ffn_config": {"ffn_hidden_size": 20, "moe_num_experts": 2},
+}
 GPT_NEO = {
     "max_position_embeddings": 512,
     **{"num_hidden_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 3},
@@ -108,6 +113,7 @@ FAMILIES = {
     "phi": {"qk_layernorm": True, **share(0.67)},
     "phi3": share(0.67),
     "phi3:long": {"rope_parameters": LONG, "original_max_position_embeddings": 6},
+    "dbrx": DBRX,
     "gpt_neox": share(0.67),
     "persimmon": {"qk_layernorm": True, **share(0.67)},
     "falcon:one": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": 6, "bias": True},
@@ -207,6 +213,7 @@ def check_calls(model, site, dtype):
         "ministral3",
         "llama4_text",
         "olmo",
+        "dbrx",
     ],
 )
 def test_every_backend_computes_the_same_from_the_same_inputs(model_type, backend_name):
@@ -240,7 +247,7 @@ def test_configs_say_what_is_special():
     assert (config["gemma2"].softcap, config["gemma3_text"].softcap) == (50.0, None)
     assert config["gemma2"].scale == 11**-0.5
     assert config["granite"].scale == 0.3
-    assert (config["olmo"].clip_qkv, config["llama"].clip_qkv) == (0.7, None)
+    assert [config[name].clip_qkv for name in ("olmo", "dbrx", "llama")] == [0.7, 0.7, None]
     assert config["ministral3"].query_scale == QueryScale("ministral3", beta=0.3, length=3)
     assert config["llama4_text"].query_scale is None  # of its first layer, which turns
 
