@@ -119,3 +119,12 @@ REFUSED = (
     ),
 )
 """Every such family."""
+
+
+def why_refused(model_type: Any) -> str:
+    """Why layers of a model of this type are refused, in words; "" if they are not.
+
+    >>> why_refused("mpt"), why_refused("llama")
+    ("can't be expressed: a bias by distance (ALiBi) comes as a tensor of its own beside the mask", '')
+    """
+    return next((f"can't be expressed: {row.reason}" for row in REFUSED if model_type in row.model_types), "")
