@@ -8,8 +8,8 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-torch = pytest.importorskip("torch")
-hf = pytest.importorskip("transformers")
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 from safetensors.numpy import load_file, save_file  # noqa: E402
 
@@ -17,6 +17,7 @@ from mha.cli.main import main  # noqa: E402
 from mha.port.decoder import load_decoder  # noqa: E402
 from mha_core import SpecError  # noqa: E402
 from tests.mha.convert.test_convert_decoders import saved  # noqa: E402
+from tests.mha.port.test_decoder_folders import save_tokenizer  # noqa: E402
 from tests.mha.recipes.test_decoders import SIZES  # noqa: E402
 
 pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
@@ -27,13 +28,7 @@ TEXTS = ("w3 w9 w4 w17 w5 w28 w6 w11 w7", "w8 w3 w21 w14 w5 w9")
 
 def folder_of(model_type, where):
     """A model of random weights and a tokenizer of words, as save_pretrained writes them."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = ["[PAD]", "[UNK]", "[EOS]", *(f"w{number}" for number in range(3, SIZES["vocab_size"]))]
-    own = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[EOS]"}
-    hf.PreTrainedTokenizerFast(tokenizer_object=own, **named).save_pretrained(where)
+    save_tokenizer(where, ["[PAD]", "[UNK]", "[EOS]", *(f"w{number}" for number in range(3, SIZES["vocab_size"]))])
     saved(model_type, where)
     return where
 
