@@ -11,14 +11,14 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from safetensors.numpy import load_file, save_file  # noqa: E402
+from safetensors.numpy import load_file, save_file
 
-from mha.cli.main import main  # noqa: E402
-from mha.port.decoder import load_decoder  # noqa: E402
-from mha_core import SpecError  # noqa: E402
-from tests.mha.convert.test_convert_decoders import saved  # noqa: E402
-from tests.mha.port.test_decoder_folders import save_tokenizer  # noqa: E402
-from tests.mha.recipes.test_decoders import SIZES  # noqa: E402
+from mha.cli.main import main
+from mha.port.decoder import load_decoder
+from mha_core import SpecError
+from tests.mha.convert.test_convert_decoders import saved
+from tests.mha.port.test_decoder_folders import save_tokenizer
+from tests.mha.recipes.test_decoders import SIZES
 
 pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 
