@@ -100,6 +100,8 @@ class Judge:
         """The whole record as a problem."""
         observed = self.observed
         mask = observed.masks[hypothesis.mask]
+        if "chunked_mask" in hypothesis.settings:
+            mask = replace(mask, chunk_start=observed.chunk_start(hypothesis.mask))
         inputs = AttentionInputs(observed.queries, observed.keys, observed.values, mask)
         return Problem(*hypothesis.canonical(), inputs, {"output": self.recorded})
 
@@ -147,20 +149,22 @@ def pieces(problem: Problem, each: int) -> Iterator[Problem]:
     if sizes.batch * sizes.query_len * row <= AT_ONCE or not plain:
         yield problem
         return
-    # Piece by piece, every source of the mask but the bias becomes one array.
+    # Piece by piece, every source of the mask but the bias becomes one array; positions are those of the whole.
     allowed = problem.allowed()
     bias = None if inputs.mask.bias is None else np.broadcast_to(inputs.mask.bias, allowed.shape)
     rows = max(1, AT_ONCE // row)
     for b, start in product(range(sizes.batch), range(0, sizes.query_len, rows)):
         item, i = slice(b, b + 1), slice(start, start + rows)
-        mask = AttentionMask(allowed=allowed[item, :, i], bias=None if bias is None else bias[item, :, i])
+        offset = int(np.broadcast_to(inputs.mask.query_offset, sizes.batch)[b]) + start
+        of_bias = None if bias is None else bias[item, :, i]
+        mask = AttentionMask(allowed=allowed[item, :, i], bias=of_bias, query_offset=offset)
         piece = AttentionInputs(inputs.queries[item, i], inputs.keys[item], inputs.values[item], mask)
         recorded = {
             name: array[item, i] if name == "output" else array[item, :, i]
             for name, array in problem.recorded.items()
             if name in ("output", "weights", "heads")
         }
-        yield Problem(problem.config, problem.weights, piece, recorded)
+        yield Problem(replace(problem.config, chunked_mask=None), problem.weights, piece, recorded)
 
 
 def _worst(wanted: NDArray | None, given: NDArray) -> float:

@@ -17,8 +17,9 @@ from mha.infer.hypotheses.biases import key_bias
 from mha.infer.hypotheses.candidates import Candidates, Slice
 from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.observed import Observed
-from mha.infer.sample import Sample, furthest
-from mha.infer.search import CHEAP, Search
+from mha.infer.sample import LITTLE_NOISE, Sample, early_rows, furthest
+from mha.infer.search import CHEAP, ROWS, Search
+from mha.infer.settings import with_settings
 from mha_core import AttentionConfig, SpecError
 from mha_core.config import PROJECTIONS, check_size
 from mha_core.weights import Weights, check_weights
@@ -37,6 +38,10 @@ MOST_JUDGED = 40
 
 Where more come close, the record tells next to nothing.
 """
+
+
+ORDINARY, TRIED, SETTING_ROWS = 2, 12, 96
+"""The last tier whose readings are tried with settings that no array shows, how many of each, and by how many rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +155,10 @@ def infer(
         shortlist.add(ranking.ranked())
         if search.timed_out:
             break
+    rows = early_rows(observed, ROWS)
+    if not shortlist.settled and not search.timed_out and len(rows) == ROWS:
+        search = Search(candidates, observed, num_heads, search.deadline, rows=rows, scaled=True)
+        searched += _with_settings(search, shortlist, progress) if search.sample.varies else 0
     if not searched and not search.timed_out:
         given = "" if num_heads is None else f" with num_heads={num_heads}"
         raise SpecError(f"no arrays have shapes of queries, keys, values and output together{given}")
@@ -170,6 +179,26 @@ def infer(
         observed=observed,
         seconds=time.monotonic() - started,
     )
+
+
+def _with_settings(search: Search, shortlist: _Shortlist, progress: Callable[[str], None]) -> int:
+    """Add readings with settings that no array shows to the shortlist; returns how many readings were ranked for it."""
+    searched, early = 0, search.sample
+    sample = Sample.of(search.observed, _many_rows(search.observed), LITTLE_NOISE)
+    for tier in range(ORDINARY + 1):
+        progress(f"tier {tier} of {ORDINARY}: with settings that no array shows")
+        ranking = search.run(tier, lambda hypotheses: False)
+        searched += ranking.searched
+        ranked = sorted(
+            ((early.misfit(h, search.candidates, scaled=True), i, h) for i, h in enumerate(ranking.ranked())),
+            key=lambda one: one[:2],
+        )
+        for _, _, hypothesis in ranked[:TRIED]:
+            if time.monotonic() > search.deadline:
+                search.timed_out = True
+            if search.timed_out or shortlist.settles(with_settings(hypothesis, sample, search.candidates)):
+                return searched
+    return searched
 
 
 class _Shortlist:
@@ -229,6 +258,15 @@ class _Shortlist:
 
 
 def _refined_rows(observed: Observed) -> list[tuple[int, int]]:
+    return furthest(observed, _rows_of_few_items(observed), REFINED_ROWS)
+
+
+def _many_rows(observed: Observed) -> list[tuple[int, int]]:
+    rows = _rows_of_few_items(observed)
+    return rows[:: -(-len(rows) // SETTING_ROWS)]
+
+
+def _rows_of_few_items(observed: Observed) -> list[tuple[int, int]]:
     rows = observed.usable_rows
     keys: dict[int, int] = {}
     for item, _, count in rows:
@@ -238,4 +276,4 @@ def _refined_rows(observed: Observed) -> list[tuple[int, int]]:
         if chosen and sum(keys[one] for one in (*chosen, item)) > REFINED_KEYS:
             break
         chosen.append(item)
-    return furthest(observed, [(b, i) for b, i, _ in rows if b in chosen], REFINED_ROWS)
+    return [(b, i) for b, i, _ in rows if b in chosen]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from mha.infer.hypotheses.candidates import KINDS, ORDERS, Slice
 from mha.infer.hypotheses.hypothesis import DEFAULT_SCALE, Hypothesis
 from mha.infer.inference import Inference
 from mha_core.config import PROJECTIONS
+from mha_core.errors import shown
 
 ROLES = dict(zip(("q", "k", "v", "o"), PROJECTIONS, strict=True))
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SHOWN = 8
 """How many hypotheses are written out."""
@@ -116,6 +118,7 @@ def _facts(h: Hypothesis, *, apart: bool = False) -> dict[str, str]:
     value = "" if h.scale == DEFAULT_SCALE else f" = {h.scale_value:.6g}, not the usual {DEFAULT_SCALE}"
     facts["scale"] = f"{h.scale}{value}"
     facts["mask"] = h.mask
+    facts.update({name: shown(value) for name, value in h.settings.items()})
     return facts
 
 
@@ -190,8 +193,9 @@ def _notes(found: Inference) -> Iterator[str]:
     if found.verdict == "none":
         yield (
             "Tried were separate and packed arrays, grouped heads, both orders of heads, five scales and, if the "
-            "record does not say, a causal mask. Not tried: rotary positions, norms of queries or keys, query "
-            "scales, masks that the record lacks."
+            "record does not say, a causal mask; and, each by itself, a query scale by position, chunks of keys, "
+            "clipped projections, value norm and value scale. Not tried: rotary positions, norms of queries or keys, "
+            "other masks that the record lacks."
         )
 
 
@@ -219,6 +223,7 @@ def _fit_dict(found: Inference, fit: Fit) -> dict[str, Any]:
         "tiled": h.tiled,
         "scale": h.scale,
         "mask": h.mask,
+        "settings": {name: one if isinstance(one, float) else asdict(one) for name, one in h.settings.items()},
         "ratio": fit.ratio if np.isfinite(fit.ratio) else None,
         "error": fit.error,
         "missing_constant": fit.constant,

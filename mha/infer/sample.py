@@ -16,10 +16,17 @@ from mha.infer.hypotheses.biases import constants
 from mha.infer.hypotheses.candidates import Candidates, Slice, Source
 from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.observed import Observed
+from mha_core import ChunkedMask
 from mha_core.call.masks import additive_bias, padding_keys
+from mha_core.parts.chunked_mask import first_of_chunk
+from mha_core.parts.clip_qkv import clip
+from mha_core.parts.value_norm import norm_values, scale_values
 
 NOISE = 1e3
 """Rows that differ by fewer unit roundoffs than this count as equal."""
+
+LITTLE_NOISE = 20.0
+"""The same where nothing is known of rows that are equal: of a layer with settings that no array shows."""
 
 
 @dataclass(eq=False)
@@ -32,6 +39,9 @@ class Sample:
         allowed: name of a mask -> bool (1 or H, n, L).
         bias: name of a mask -> (1 or H, n, L), or None.
         unit: unit roundoff of the record.
+        noise: rows that differ by fewer unit roundoffs count as equal.
+        row, key: (n,) and (L,): their places in their items.
+        offset, start: name of a mask -> (n,): the positions of the row's item's first query, and of its first chunk.
     """
 
     q: NDArray
@@ -41,10 +51,15 @@ class Sample:
     allowed: dict[str, NDArray]
     bias: dict[str, NDArray | None]
     unit: float
+    noise: float
+    row: NDArray
+    key: NDArray
+    offset: dict[str, NDArray]
+    start: dict[str, NDArray]
     _projected: dict[tuple[Source, str], NDArray] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, observed: Observed, rows: list[tuple[int, int]]) -> Sample:
+    def of(cls, observed: Observed, rows: list[tuple[int, int]], noise: float = NOISE) -> Sample:
         """The sample of `rows`, each (batch item, query)."""
         items = sorted({b for b, _ in rows})
         padding = padding_keys(next(iter(observed.masks.values())), observed.sizes)
@@ -71,7 +86,24 @@ class Sample:
             allowed={name: gathered(keys) & same_item for name, keys in observed.allowed.items()},
             bias=bias,
             unit=UNIT_ROUNDOFF[observed.dtype],
+            noise=noise,
+            row=row_i,
+            key=at_j,
+            offset={
+                name: np.broadcast_to(mask.query_offset, len(padding))[row_b] for name, mask in observed.masks.items()
+            },
+            start={name: observed.chunk_start(name)[row_b] for name in observed.masks},
         )
+
+    @property
+    def length(self) -> int:
+        """How many places the keys have."""
+        return int(self.key.max()) + 1
+
+    def positions(self, mask: str) -> NDArray[np.integer]:
+        """(n,) where the rows' queries stand."""
+        positions: NDArray[np.integer] = self.row + self.offset[mask]
+        return positions
 
     def project(self, part: Slice, rows: NDArray, role: str) -> NDArray:
         """Inputs of `role` ("q", "k" or "v") projected by the given rows of a source: (n or L, heads, width)."""
@@ -80,9 +112,12 @@ class Sample:
             self._projected[key] = getattr(self, role) @ part.source.flat.T
         return self._projected[key][:, rows]
 
-    def attend(self, scores: NDArray, mask: str) -> NDArray:
+    def attend(self, scores: NDArray, mask: str, chunks: ChunkedMask | None = None) -> NDArray:
         """Attention weights (..., H, n, L) from scores without the additive bias, computed in place."""
         bias, allowed = self.bias[mask], self.allowed[mask]
+        if chunks is not None:
+            first = first_of_chunk(self.positions(mask), self.start[mask], chunks.size)[:, None]
+            allowed = allowed & (self.key >= first) & (self.key < first + chunks.size)
         if bias is not None:
             scores += bias
         np.copyto(scores, -np.inf, where=~allowed)
@@ -93,28 +128,44 @@ class Sample:
         scores /= np.where(total == 0.0, 1.0, total)
         return scores
 
-    def output(self, h: Hypothesis) -> NDArray:
-        """The output (n, Do) of a hypothesis, without the biases of values and output."""
-        rows = {role: h.rows(role) for role in "qkvo"}
+    def projections(self, h: Hypothesis) -> tuple[NDArray, NDArray, NDArray]:
+        """Queries (n, H, d), keys (L, H, d) and values (L, H, dv) as the arrays of a hypothesis project them."""
         kv = h.kv_of()
-        queries = self.project(h.q, rows["q"], "q")
+        queries = self.project(h.q, h.rows("q"), "q")
         if h.bq is not None:
             queries = queries + h.bq.source.flat[h.rows("bq")]
-        keys = self.project(h.k, rows["k"], "k")[:, kv]
-        values = self.project(h.v, rows["v"], "v")[:, kv]
-        scores = np.matmul(queries.transpose(1, 0, 2), keys.transpose(1, 2, 0)) * h.scale_value
-        heads = np.matmul(self.attend(scores, h.mask), values.transpose(1, 0, 2))  # (H, n, dv)
-        return heads.transpose(1, 0, 2).reshape(len(self.q), -1) @ h.o.source.flat[rows["o"].reshape(-1)]
+        return queries, self.project(h.k, h.rows("k"), "k")[:, kv], self.project(h.v, h.rows("v"), "v")[:, kv]
 
-    def misfit(self, h: Hypothesis, candidates: Candidates) -> float:
+    def output(self, h: Hypothesis, factors: NDArray | None = None) -> NDArray:
+        """The output (n, Do) of a hypothesis, without the biases of values and output; factors (n,) of its queries."""
+        settings = h.settings
+        queries, keys, values = (clip(x, settings.get("clip_qkv")) for x in self.projections(h))
+        values = norm_values(values[None], settings.get("value_norm_eps"))[0]
+        values = scale_values(values, settings.get("value_scale"))
+        if "query_scale" in settings:
+            factors = settings["query_scale"].factors(self.positions(h.mask))
+        if factors is not None:
+            queries = queries * factors[:, None, None]
+        scores = np.matmul(queries.transpose(1, 0, 2), keys.transpose(1, 2, 0)) * h.scale_value
+        weights = self.attend(scores, h.mask, settings.get("chunked_mask"))
+        heads = np.matmul(weights, values.transpose(1, 0, 2))  # (H, n, dv)
+        return heads.transpose(1, 0, 2).reshape(len(self.q), -1) @ h.o.source.flat[h.rows("o").reshape(-1)]
+
+    def misfit(self, h: Hypothesis, candidates: Candidates, *, scaled: bool = False) -> float:
         """Error of the hypothesis relative to how much the outputs vary, up to a constant vector.
 
         Biases of values and output add the same vector to every row, so rows are compared with their mean. Rows
         that are all alike are compared as they are, with the best choice of biases.
+
+        Args:
+            h, candidates: the hypothesis, and the arrays that its biases may be.
+            scaled: whether its outputs may be multiplied by a number first, in a sample whose rows vary.
         """
         wanted, got = self.y, self.output(h)
         if self.varies:
             wanted, got = wanted - wanted.mean(axis=0), got - got.mean(axis=0)
+            if scaled:
+                got = got * ((got * wanted).sum() / ((got * got).sum() or 1.0))
             return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
         size = np.linalg.norm(wanted) or 1.0
         return min(float(np.linalg.norm(got + added - wanted) / size) for _, added in constants(h, candidates))
@@ -122,13 +173,13 @@ class Sample:
     @cached_property
     def varies(self) -> bool:
         """Whether rows differ by more than rounding."""
-        return vary(self.y, self.unit)
+        return vary(self.y, self.unit, self.noise)
 
 
-def vary(outputs: NDArray, unit: float) -> bool:
+def vary(outputs: NDArray, unit: float, noise: float = NOISE) -> bool:
     """Whether rows (n, Do) differ by more than rounding."""
     size = np.linalg.norm(outputs, axis=1).max(initial=0.0)
-    return bool(np.linalg.norm(outputs - outputs[:1], axis=1).max(initial=0.0) > NOISE * unit * size)
+    return bool(np.linalg.norm(outputs - outputs[:1], axis=1).max(initial=0.0) > noise * unit * size)
 
 
 def telling_rows(observed: Observed, count: int) -> list[tuple[int, int]]:
@@ -151,6 +202,12 @@ def telling_rows(observed: Observed, count: int) -> list[tuple[int, int]]:
     if len(pool) < min(count, len(rows)) or alike:  # as in decoding, or with uniform weights: rows of several items
         pool = sorted(rows, key=lambda row: (row[2] < 2, row[1]))[: 4 * count]
     return furthest(observed, [row[:2] for row in pool], count)
+
+
+def early_rows(observed: Observed, count: int) -> list[tuple[int, int]]:
+    """Up to `count` rows with the fewest keys, but several: what depends on positions changes later ones first."""
+    rows = sorted((keys, i, b) for b, i, keys in observed.usable_rows if keys > 1)
+    return [(b, i) for _, i, b in rows[:count]]
 
 
 def furthest(observed: Observed, pool: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:

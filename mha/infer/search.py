@@ -9,11 +9,9 @@ bias is searched.
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -24,22 +22,14 @@ from mha.infer.hypotheses.biases import constants
 from mha.infer.hypotheses.candidates import Candidates, Slice
 from mha.infer.hypotheses.hypothesis import Hypothesis, kv_of
 from mha.infer.observed import Observed
-from mha.infer.sample import Sample, telling_rows
+from mha.infer.ranking import Ranking
+from mha.infer.sample import LITTLE_NOISE, NOISE, Sample, telling_rows
 
 ROWS = 3
 """Query rows of the sketch."""
 
 NUMBERS = 8
 """How many output numbers each hypothesis is ranked by."""
-
-KEPT = 400
-"""How many of the best hypotheses are ranked again on the larger sample."""
-
-PROMISING = 0.7
-"""A sketch's misfit, relative to the outputs' differences, from which on a hypothesis is as good as chance."""
-
-SIGNIFICANT = 1e-2
-"""A sketch's misfit that chance does not reach, in any number of hypotheses that there is time for."""
 
 CHEAP = 1.5e9
 """Multiplications up to which a tier is searched to its end, even if a hypothesis was found that fits."""
@@ -54,59 +44,6 @@ GROWN = 60
 """How many of the best without a query bias are then tried with each."""
 
 
-@dataclass
-class Ranking:
-    """The best hypotheses so far; and those too close for chance, until the search judges them.
-
-    Attributes:
-        best: a heap of (-misfit, number, hypothesis), worst first.
-        searched: how many hypotheses were ranked.
-        significant: those with a misfit below SIGNIFICANT that were not judged yet.
-        nearest: the least misfit that was seen, with its hypothesis.
-    """
-
-    best: list[tuple[float, int, Hypothesis]] = field(default_factory=list)
-    searched: int = 0
-    significant: list[Hypothesis] = field(default_factory=list)
-    nearest: tuple[float, Hypothesis | None] = (np.inf, None)
-    _ticket: Iterator[int] = field(default_factory=count)
-
-    @property
-    def cutoff(self) -> float:
-        return PROMISING if len(self.best) < KEPT else -self.best[0][0]
-
-    def promising(self, misfit: NDArray) -> NDArray[np.intp]:
-        """The places of the least numbers of an array, at most KEPT; the least one if all are as good as chance."""
-        good = np.argwhere(misfit < self.cutoff)
-        if len(good) > KEPT:
-            flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
-            good = np.stack(np.unravel_index(flat, misfit.shape), axis=1)
-        return good if len(good) else np.argwhere(misfit == misfit.min())[:1]
-
-    def takes(self, misfit: float) -> bool:
-        """Whether `add` keeps a hypothesis with this misfit."""
-        return misfit < self.cutoff or misfit < self.nearest[0]
-
-    def add(self, misfit: float, hypothesis: Hypothesis) -> None:
-        if misfit >= self.cutoff:
-            if misfit < self.nearest[0]:
-                self.nearest = misfit, hypothesis
-            return
-        entry = (-misfit, next(self._ticket), hypothesis)
-        if misfit < SIGNIFICANT:
-            self.significant.append(hypothesis)
-        if len(self.best) < KEPT:
-            heapq.heappush(self.best, entry)
-        else:
-            heapq.heappushpop(self.best, entry)
-
-    def ranked(self) -> list[Hypothesis]:
-        """The hypotheses, best first; if all are as good as chance, the nearest one."""
-        if not self.best and self.nearest[1] is not None:
-            return [self.nearest[1]]
-        return [hypothesis for _, _, hypothesis in sorted(self.best, key=lambda entry: -entry[0])]
-
-
 class Search:
     """All hypotheses about one file and one record, tier by tier.
 
@@ -114,14 +51,23 @@ class Search:
         candidates, observed: the readings of the arrays, and the record.
         num_heads: H, if it is known.
         deadline: the time.monotonic() after which the search gives up.
+        rows: those of the sketch. Default: few that tell much.
+        scaled: whether outputs may be multiplied by a number before they are compared; the rows must vary.
     """
 
     def __init__(
-        self, candidates: Candidates, observed: Observed, num_heads: int | None = None, deadline: float = np.inf
+        self,
+        candidates: Candidates,
+        observed: Observed,
+        num_heads: int | None = None,
+        deadline: float = np.inf,
+        *,
+        rows: list[tuple[int, int]] | None = None,
+        scaled: bool = False,
     ) -> None:
-        self.candidates, self.observed, self.deadline = candidates, observed, deadline
-        rows = telling_rows(observed, ROWS)
-        self.sample = Sample.of(observed, rows)
+        self.candidates, self.observed, self.deadline, self.scaled = candidates, observed, deadline, scaled
+        rows = telling_rows(observed, ROWS) if rows is None else rows
+        self.sample = Sample.of(observed, rows, LITTLE_NOISE if scaled else NOISE)
         self.families = families(candidates, observed)
         self.num_heads = num_heads
         n = len(rows)
@@ -182,7 +128,7 @@ class Search:
                 changed = replace(hypothesis, bq=bias)
                 if changed.is_readable():
                     ranking.searched += bias is not None
-                    ranking.add(self.sample.misfit(changed, self.candidates), changed)
+                    ranking.add(self.sample.misfit(changed, self.candidates, scaled=self.scaled), changed)
 
     def _run_reading(self, reading: Reading, ranking: Ranking, *, biased: bool) -> None:
         family = reading.family
@@ -213,8 +159,11 @@ class Search:
             for mask in self.observed.masks:
                 weights = self._weights(scores.copy(), mask)  # (places * differences, H * L)
                 given = (weights @ made.T).reshape(len(places), len(self.target), len(pairs), len(self.channels))
-                given -= self.target[None, :, None, :]
-                misfit = np.sqrt(self._squares(given, added) / self.size)
+                if self.scaled:
+                    misfit = self._scaled_misfit(given)
+                else:
+                    given -= self.target[None, :, None, :]
+                    misfit = np.sqrt(self._squares(given, added) / self.size)
                 ranking.searched += misfit.size
                 for a, p in ranking.promising(misfit):
                     if not ranking.takes(float(misfit[a, p])):
@@ -232,6 +181,14 @@ class Search:
             np.square(given[:, 0, p][:, None] + vectors).sum(axis=-1).min(axis=1) for p, vectors in enumerate(added)
         ]
         return np.stack(squares, axis=1)
+
+    def _scaled_misfit(self, given: NDArray) -> NDArray:
+        """Misfits (found, pairs) of outputs (found, differences, pairs, channels), each times its best number."""
+        along = np.einsum("adpc,dc->ap", given, self.target)
+        own = np.einsum("adpc,adpc->ap", given, given)
+        part = np.divide(along * along, own * self.size, out=np.zeros_like(own), where=own > 0.0)
+        misfit: NDArray = np.sqrt(np.clip(1.0 - part, 0.0, 1.0))
+        return misfit
 
     def _added(self, reading: Reading, key: Slice, pairs: list[tuple[Slice, Slice]]) -> list[NDArray]:
         """For each pair (v, o), the vectors that its choices of biases add to the channels.

@@ -68,7 +68,7 @@ def read_config(said: Mapping[str, Any]) -> Any:
         SpecError: a key that the class does not have, or reads as something else; or values that it refuses.
     """
     import transformers
-    from transformers import AutoConfig, PreTrainedConfig
+    from transformers import AutoConfig
 
     # Copied, because the classes write into what they are given.
     given = {key: deepcopy(value) for key, value in said.items() if key != "model_type"}
@@ -77,26 +77,39 @@ def read_config(said: Mapping[str, Any]) -> Any:
             raise SpecError(f"{key}={shown(given[key])} says that this is no model as the class of transformers has it")
     try:
         config = AutoConfig.for_model(said["model_type"], **given)
-        plain = type(config)().to_dict()
     except Exception as error:  # whatever a class raises on such values
         raise SpecError(f"transformers can't read the config: {one_line(error)}") from error
-    settings = {*plain, *(field.name for field in fields(type(config))), *config.attribute_map}
-    settings |= {*PreTrainedConfig().to_dict(), "head_dim"}  # which classes read that do not declare it
     for name in given.get("architectures") or ():
         if getattr(getattr(transformers, str(name), None), "config_class", None) is not type(config):
             raise SpecError(f"architectures names {shown(name)}, which is no class of {type(config).__name__}")
+    _check_keys(said, config, config)
+    return config
+
+
+def _check_keys(said: Mapping[str, Any], part: Any, whole: Any) -> None:
+    """SpecError unless the class of a config, or of a part of one, has these keys and reads them as they stand.
+
+    A base must be that by which the model turns: transformers makes no use of the one in DBRX's `attn_config`.
+    """
+    from transformers import PreTrainedConfig
+
+    kind = type(part).__name__
+    plain = type(part)().to_dict()
+    settings = {*plain, *(field.name for field in fields(type(part))), *part.attribute_map}
+    settings |= {*PreTrainedConfig().to_dict(), "head_dim"}  # which classes read that do not declare it
     for key, value in said.items():
         if key in (*BASES, *SHARES, *RULES):
-            _check_turn(key, value, config)
+            _check_turn(key, value, whole)
         if key in ("model_type", *BASES, *SHARES, *RULES):
             continue
-        strange = strange_key(key, value, said, settings, type(config).__name__)
+        strange = strange_key(key, value, said, settings, kind)
         if strange:
             raise SpecError(strange)
-        read = getattr(config, key, value)
-        if value is not None and key in plain and not key.endswith("dtype") and _plain(read) != _plain(value):
-            raise SpecError(f"{key}={shown(value)} is read as {shown(read)} by {type(config).__name__} in transformers")
-    return config
+        read = getattr(part, key, value)
+        if isinstance(read, PreTrainedConfig) and isinstance(value, dict):
+            _check_keys(value, read, whole)
+        elif value is not None and key in plain and not key.endswith("dtype") and _plain(read) != _plain(value):
+            raise SpecError(f"{key}={shown(value)} is read as {shown(read)} by {kind} in transformers")
 
 
 def _check_turn(key: str, value: Any, config: Any) -> None:
@@ -121,6 +134,8 @@ def _check_turn(key: str, value: Any, config: Any) -> None:
 
 def _plain(value: Any) -> Any:
     """A value as JSON has it."""
+    if isinstance(value, dict):
+        return {str(key): one for key, one in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -211,7 +226,8 @@ class DecoderLayers:
         types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
         kind = types[getattr(site.core, site.recipe.place)] if types else "sliding"
         if "chunk" in kind:
-            return f"the keys in its chunk of {config.attention_chunk_size} alone: give them as a mask"
+            start = "chunk_start of a call says where the first begins, if not at the first key"
+            return f"the keys in its chunk of {config.attention_chunk_size} alone: {start}"
         name = {"local": "window_size"}.get(kind, "sliding_window" if "sliding" in kind else "")
         window = getattr(config, name, None) if name else None
         return "" if window is None else f"{window} keys alone: window=({window - 1}, 0) of a call"

@@ -19,6 +19,7 @@ from mha.models.places import dotted
 from mha.models.settings import strange_setting
 from mha.models.table import model_type
 from mha.recipes import RECIPES
+from mha.recipes.rows.refused import why_refused
 from mha_core.errors import shown
 
 NO_MORE = ("BertForCausalLM",)
@@ -165,9 +166,9 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
     family = MODEL_TYPES.get(config.model_type)
     if family is None:
         named = f"model type {shown(repr(config.model_type))}" if config.model_type else "no model_type"
-        setting = rotary.setting_of(config.content)
-        why = f"{config.path} names {named}, which is none of those that are known (docs/convert.md)"
-        return why if setting is None else f"{why}: {rotary.refusal('it', shown(setting))}"
+        setting, refused = rotary.setting_of(config.content), why_refused(config.model_type)
+        why = f"{config.path} names {named}, which {refused or 'is none of those that are known (docs/convert.md)'}"
+        return why if setting is None else f"{why}; {rotary.refusal('it', shown(setting))}"
     if config.of_other_file:
         return config.of_other_file
     own = dotted(prefix)

@@ -41,7 +41,8 @@ class LoadedArrays:
     """Where each parameter of a loaded model comes from.
 
     Attributes:
-        held: parameter -> the array of the file that it equals, bit for bit after the cast to its dtype.
+        held: parameter -> the array of the file that it equals, bit for bit after the cast to its dtype; of one that
+            transformers makes of several arrays, each of them -> itself.
         unused: names of the file that the embeddings do not depend on: heads, position numbers.
         drawn: parameters that the embeddings do not depend on and the file lacks, so that they are random.
         left: what the user leaves out: arrays that no model of its type has, and other files of the folder.
@@ -137,7 +138,7 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
             f"{_contradiction(model, files)}".strip()
             + _how_to_leave(surplus)
         )
-    _check_bits(model, held, files)
+    _check_bits(dict(model.named_parameters()), held, files)
     unused = (*beyond, *(array for name, array in held.items() if name.split(".")[0] in UNUSED))
     judged = {name: array for name, array in held.items() if name.split(".")[0] not in UNUSED}
     rest = tuple(name for name in unused if name not in left)
@@ -156,8 +157,15 @@ def check_loaded(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
     """
     prefix = f"{model.base_model_prefix}."
     held: dict[str, str] = {}
-    for name in dict(model.named_parameters()):  # each once, also where two modules share one
-        found = [one for one in dict.fromkeys((name, name.removeprefix(prefix), f"{prefix}{name}")) if one in files]
+
+    def places(name: str) -> list[str]:
+        return [one for one in dict.fromkeys((name, name.removeprefix(prefix), f"{prefix}{name}")) if one in files]
+
+    own = dict(model.named_parameters())  # each once, also where two modules share one
+    joined = {name: parameter for name, parameter in own.items() if not places(name)}
+    own = {name: parameter for name, parameter in own.items() if name not in joined} | _apart(model, joined)
+    for name in own:
+        found = places(name)
         if len(found) != 1:
             raise SpecError(f"{folder} {'holds ' + name + ' more than once' if found else 'lacks ' + name}")
         held[name] = found[0]
@@ -172,9 +180,23 @@ def check_loaded(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
     if surplus != left:
         more = next(name for name in surplus if name not in left)
         raise SpecError(f"{folder} holds {more}, for which {type(model).__name__} has no place")
-    _check_bits(model, held, files)
+    _check_bits(own, held, files)
     unused = tuple(name for name in files if name not in held.values() and name not in left)
     return LoadedArrays(held, unused, (), tuple(left))
+
+
+def _apart(model: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of which transformers makes these parameters, by their names in a file: each expert's matrices.
+
+    One that it takes as it is stays under its name.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    try:
+        made: dict[str, Any] = revert_weight_conversion(model, {k: one.detach() for k, one in parameters.items()})
+    except Exception:  # whatever it raises where a parameter that belongs to others is missing
+        return dict(parameters)
+    return made
 
 
 def _tied(model: Any) -> dict[str, str]:
@@ -233,10 +255,9 @@ def _contradiction(model: Any, files: Iterable[str]) -> str:
     return f"config.json says num_hidden_layers={says}; the file has layers {', '.join(map(str, sorted(numbers)))}."
 
 
-def _check_bits(model: Any, held: Mapping[str, str], files: Mapping[str, Path]) -> None:
+def _check_bits(parameters: Mapping[str, Any], held: Mapping[str, str], files: Mapping[str, Path]) -> None:
     import torch
 
-    parameters = dict(model.named_parameters())
     for name, array in held.items():
         tensor, own = _tensor(files[array], array), parameters[name].detach()
         if not tensor.is_floating_point():

@@ -191,7 +191,8 @@ def find_decoder(name: str) -> Path:
 def padded(run: Run) -> Run:
     """`run` with every past padded in front to a multiple of PADDED_TO keys, which nothing attends to.
 
-    Only of calls whose rotary tables are given: positions would be counted from behind the padding.
+    Only of calls whose rotary tables are given: positions would be counted from behind the padding. Chunks of keys move
+    with the keys.
     """
 
     def padded_run(inputs: AttentionInputs) -> Trace:
@@ -213,15 +214,19 @@ def _with_padding(inputs: AttentionInputs, more: int) -> AttentionInputs:
     assert inputs.past_values is not None
     batch, _, past_len, _ = inputs.past_keys.shape
     lengths = CallSizes(batch, inputs.queries.shape[1], past_len + inputs.keys.shape[1], past_len)
-    allowed = allowed_keys(inputs.mask, lengths, 1)
-    bias = inputs.mask.bias
+    mask = inputs.mask
+    allowed = allowed_keys(mask, lengths, 1)
     front = ((0, 0), (0, 0), (0, 0), (more, 0))
     return replace(
         inputs,
         past_keys=np.pad(inputs.past_keys, ((0, 0), (0, 0), (more, 0), (0, 0))),
         past_values=np.pad(inputs.past_values, ((0, 0), (0, 0), (more, 0), (0, 0))),
         mask=AttentionMask(
-            allowed=np.pad(allowed, front), bias=None if bias is None else np.pad(additive_bias(inputs.mask), front)
+            allowed=np.pad(allowed, front),
+            bias=None if mask.bias is None else np.pad(additive_bias(mask), front),
+            query_offset=mask.query_offset + more,
+            # An array in a layer with chunks; 0, which it must be, in others.
+            chunk_start=mask.chunk_start if isinstance(mask.chunk_start, int) else mask.chunk_start + more,
         ),
     )
 

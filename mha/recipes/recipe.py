@@ -74,6 +74,8 @@ class Recipe:
         norms: its query-key norm; None without one.
         softcap: the attribute of `core` with the softcap of the scores; "" if it has none, or does not use it.
         clip: the setting at which projected queries, keys and values are cut off; "" if they are not.
+        chunks: the setting with the size of chunks, in layers whose type in the model's config is that of chunks; ""
+            if the family has none.
         refused: settings of a module or of the model's config that ask for something else -> the value that does not.
         scale: the settings that make the factor of the scores another one than 1 / sqrt(d); "" for none.
         scale_of: that factor, of a live module.
@@ -107,6 +109,7 @@ class Recipe:
     norms: Norms | None = None
     softcap: str = ""
     clip: str = ""
+    chunks: str = ""
     refused: Mapping[str, Any] = field(default_factory=dict)
     scale: str = ""
     scale_of: Callable[[Any], float] = own_scale

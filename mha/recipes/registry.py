@@ -10,6 +10,7 @@ from mha.coverage import Coverage, Survey, UnreadWarning
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe
 from mha.recipes.rows import RECIPES, REFUSED
+from mha.recipes.rows.refused import why_refused
 from mha.recipes.site import Site
 from mha.rotary import refusal, setting_of
 from mha_core import SpecError
@@ -88,9 +89,9 @@ its own beside the mask
     for recipe in RECIPES.values():
         if model_type in recipe.model_types and recipe.checkpoint_layouts:
             return recipe
-    for row in REFUSED:
-        if model_type in row.model_types:
-            raise SpecError(f"model type {model_type!r} can't be expressed: {row.reason}")
+    refused = why_refused(model_type)
+    if refused:
+        raise SpecError(f"model type {model_type!r} {refused}")
     setting = setting_of(model_config)
     if setting is not None:
         raise SpecError(refusal(f"a model of type {model_type!r}", setting))

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
-from mha.recipes.masks import check_implementation, mask_of
+from mha.recipes.masks import check_implementation, in_chunks, mask_of
 from mha.recipes.recipe import Recipe, completed, part, setting
-from mha_core import AttentionConfig, AttentionInputs, QueryKeyNorm, RotaryInputs, SpecError
+from mha_core import AttentionConfig, AttentionInputs, ChunkedMask, QueryKeyNorm, RotaryInputs, SpecError
 from mha_core.call.rotary import tables_of_call
 from mha_core.parts.query_key_norm import NORMS
 from mha_core.weights import Weights, check_weights
@@ -25,6 +25,9 @@ HARMLESS = (
 )
 """Arguments that models hand down to their attention modules, which make no use of them."""
 
+
+CHUNKED = "chunked_attention"
+"""The type of a layer, in a model's config, that sees its chunks of keys alone."""
 
 CACHES = ("DynamicLayer", "DynamicSlidingWindowLayer")
 """The classes of a cache's layers that hold the keys and values of the past in their order."""
@@ -147,9 +150,9 @@ class Site:
             past_len = past["past_keys"].shape[2] if past else 0
             seen = recipe.sees(core, states.shape[1], past_len + keys.shape[1])
             translated = replace(translated, allowed=seen if translated.allowed is None else translated.allowed & seen)
-        inputs = AttentionInputs(states, keys, keys, translated, rotary=rotary, **past)
-        inputs.check(self.config)
-        return inputs
+        inputs, config = AttentionInputs(states, keys, keys, translated, rotary=rotary, **past), self.config
+        sizes = inputs.check(config)
+        return inputs if sizes.chunk_size is None else replace(inputs, mask=in_chunks(translated, sizes))
 
     def tables(self, inputs: AttentionInputs) -> Mapping[str, Any]:
         """The arguments by which a model hands the tables of a call's queries to its modules, as arrays."""
@@ -194,6 +197,8 @@ class Site:
         stretch = None if recipe.stretch is None else recipe.stretch.settings(core)
         config = replace(config, rotary=rotary, query_key_norm=norm, softcap=softcap, query_scale=stretch)
         config = replace(config, clip_qkv=setting(core, recipe.clip) if recipe.clip else None)
+        if recipe.chunks and setting(core, "layer_types")[getattr(core, recipe.place)] == CHUNKED:
+            config = replace(config, chunked_mask=ChunkedMask(setting(core, recipe.chunks)))
         return config, check_weights(config, {**weights, **of_norm})
 
     def _past(self, cache: Any, *, new_len: int) -> dict[str, NDArray]:

@@ -72,7 +72,7 @@ def get(name: str) -> Layout:
     mha_core.errors.SpecError: layout 'pytorch' is not known (known: canonical, d2l-torch, d2l-mxnet, d2l-tf, \
 d2l-jax, bert, vit, distilbert, llama, phi, bert-kernel, vit-kernel, distilbert-kernel, bart-kernel, llama-kernel, \
 torch, torch-separate, mxnet-selfatt, mxnet-encdec, gpt2, gpt2-cross, gpt2-tf, gpt2-cross-tf, gpt2-flax, \
-gpt2-cross-flax, gpt-neox, gpt-bigcode, phi3, modernbert, codegen, keras, keras-gqa, linen, nnx)
+gpt2-cross-flax, gpt-neox, gpt-bigcode, phi3, dbrx, modernbert, codegen, keras, keras-gqa, linen, nnx)
     """
     if name not in LAYOUTS:
         raise SpecError(f"layout {name!r} is not known (known: {', '.join(LAYOUTS)})")

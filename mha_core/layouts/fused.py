@@ -159,6 +159,7 @@ FUSED_LAYOUTS = (
         foreign="q_attn.weight",
     ),
     FusedLayout("phi3", "Phi-3: qkv_proj (all queries, all keys, all values), o_proj", "qkv_proj", "o_proj", in_a_row),
+    FusedLayout("dbrx", "DBRX: Wqkv (all queries, all keys, all values), out_proj", "Wqkv", "out_proj", in_a_row),
     FusedLayout("modernbert", "ModernBERT: Wqkv (3, H, d rows), Wo", "Wqkv", "Wo", in_a_row, grouped=False),
     FusedLayout(
         "codegen",

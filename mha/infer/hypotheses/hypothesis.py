@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ class Hypothesis:
         mask: the name of one of the record's masks.
         tiled: whether query head h reads key head h % G, not h // (H // G).
         bq, bk, bv, bo: the biases; None for none.
+        settings: fields of an AttentionConfig that no array shows -> their values (`mha.infer.settings`).
     """
 
     q: Slice
@@ -54,6 +56,7 @@ class Hypothesis:
     bk: Slice | None = None
     bv: Slice | None = None
     bo: Slice | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def head_dim(self) -> int:
@@ -136,6 +139,7 @@ class Hypothesis:
             output_dim=self.o.source.inputs,
             bias={p: f"{p}.bias" in found for p in PROJECTIONS},
             scale=None if self.scale_value == self.head_dim**-0.5 else self.scale_value,
+            **self.settings,
         )
         return config, {name: np.ascontiguousarray(array) for name, array in found.items()}
 
@@ -159,7 +163,8 @@ class Hypothesis:
             queries = sorted(_digest(*(rows[name][group, i] for name in ("q", "bq", "o"))) for i in range(h // g))
             groups.append(b"".join(queries) + _digest(*(rows[name][group] for name in ("k", "v", "bv"))))
         bias = weights.get("out_proj.bias", np.zeros(config.output_dim))
-        return _digest(bias, np.array(config.softmax_scale)) + self.mask.encode() + b"".join(sorted(groups))
+        said = f"{self.mask} {dict(self.settings)}".encode()
+        return _digest(bias, np.array(config.softmax_scale)) + said + b"".join(sorted(groups))
 
 
 def kv_of(heads: int, kv_heads: int, tiled: bool) -> NDArray:

@@ -104,7 +104,7 @@ DECODERS = (
     like_llama(
         "olmo2",
         ("MiniMaxM2", "Olmo2", "Olmo3", "Olmoe"),
-        "RMS norm of the whole projection, before it is split into heads",
+        "RMS norm of the whole projection, before it is split into heads; OLMoE's clip_qkv, after the norm, is refused",
         norms=_ALL,
         refused={"clip_qkv": None},
         model_types=("minimax_m2", "olmo2", "olmo3", "olmoe"),
@@ -122,10 +122,11 @@ DECODERS = (
         "llama4",
         ("Llama4Text",),
         "pairs (2 k, 2 k + 1), then an RMS norm of each head without a weight; every fourth layer does not turn and "
-        "scales its queries by their positions; the others see a chunk of keys, as a mask",
+        "scales its queries by their positions; the others see chunks of keys",
         turn=ComplexTurn(acts=lambda core: bool(core.use_rope)),
         norms=Norms(QueryKeyNorm("rms", order="after", weight="none"), "qk_norm", "qk_norm", "eps", "qk_norm"),
         stretch=LLAMA4_STRETCH,
+        chunks="attention_chunk_size",
         softmax_in_float32=False,
         model_types=("llama4_text",),
         models=("Llama 4",),

@@ -111,13 +111,6 @@ REFUSED = (
         ("wavlm",),
     ),
     Refused(
-        "dbrx",
-        "no layout has the names of its one matrix of queries, keys and values",
-        ("DBRX",),
-        ("DbrxAttention",),
-        ("dbrx",),
-    ),
-    Refused(
         "gemma4",
         "some layers read the keys and values of another",
         ("Gemma 3n, 4",),
@@ -126,3 +119,12 @@ REFUSED = (
     ),
 )
 """Every such family."""
+
+
+def why_refused(model_type: Any) -> str:
+    """Why layers of a model of this type are refused, in words; "" if they are not.
+
+    >>> why_refused("mpt"), why_refused("llama")
+    ("can't be expressed: a bias by distance (ALiBi) comes as a tensor of its own beside the mask", '')
+    """
+    return next((f"can't be expressed: {row.reason}" for row in REFUSED if model_type in row.model_types), "")

@@ -46,6 +46,17 @@ OTHERS = (
         layouts=("phi3",),
     ),
     like_llama(
+        "dbrx",
+        ("Dbrx",),
+        "as Phi-3, with other names; projections are clipped by clip_qkv of attn_config",
+        models=("DBRX",),
+        layouts=("dbrx",),
+        heads="num_heads",
+        out="out_proj",
+        clip="clip_qkv",
+        turn=Turn(share=""),
+    ),
+    like_llama(
         "gpt_neox",
         ("GPTNeoX",),
         "one matrix, head by head (query, key, value); a share of each head turns",

@@ -32,7 +32,9 @@ CONFIGS = {
     "gpt2-cross-tf": (SQUARE, replace(PACKED, key_dim=8, value_dim=8)),
     "gpt2-flax": (SQUARE, PACKED),
     "gpt2-cross-flax": (SQUARE, replace(PACKED, key_dim=8, value_dim=8)),
-    **dict.fromkeys(("gpt-neox", "gpt-bigcode", "phi3"), (SQUARE, replace(PACKED, num_heads=6, num_kv_heads=2))),
+    **dict.fromkeys(
+        ("gpt-neox", "gpt-bigcode", "phi3", "dbrx"), (SQUARE, replace(PACKED, num_heads=6, num_kv_heads=2))
+    ),
     "modernbert": (SQUARE, PACKED),
     "codegen": (AttentionConfig(12, 4), replace(PACKED, num_heads=8, num_kv_heads=8)),
     "keras": (SQUARE, WIDTHS),
@@ -54,7 +56,7 @@ OWN_SWITCHES = {
     "vit": (PROJECTIONS[:3],),
     "vit-kernel": (PROJECTIONS[:3],),
     "mxnet-selfatt": (PROJECTIONS[:3],),
-    **dict.fromkeys(("gpt-neox", "gpt-bigcode", "phi3", "modernbert", "codegen"), (PROJECTIONS[:3],)),
+    **dict.fromkeys(("gpt-neox", "gpt-bigcode", "phi3", "dbrx", "modernbert", "codegen"), (PROJECTIONS[:3],)),
     "mxnet-encdec": (("k_proj", "v_proj"),),
 }
 """Which projections have their biases together; in all other layouts all four."""

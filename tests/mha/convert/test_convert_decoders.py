@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -221,6 +222,23 @@ def test_what_a_layer_sees_is_said(model_type, notes):
 def test_read_config_says_what_transformers_makes_of_it():
     config = read_config({"model_type": "qwen2", **SIZES, "rope_theta": 700.0, "use_sliding_window": False})
     assert config.rope_parameters["rope_theta"] == 700.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope_theta": 5e5}, "rope_theta=500000.0 contradicts what else the config says"),  # DBRX's own, of no effect
+        ({"soft_cap": 3.0}, "soft_cap=3.0 is no setting of DbrxAttentionConfig in transformers"),
+        ({"clip_qkv": "8"}, "transformers can't read the config"),
+    ],
+)
+def test_a_config_within_a_config_is_read_as_the_whole_is(changes, words):
+    said = {"model_type": "dbrx", "d_model": 36, "n_heads": 6, "n_layers": 1}
+    parts = {"attn_config": FAMILIES["dbrx"]["attn_config"], "ffn_config": FAMILIES["dbrx"]["ffn_config"]}
+    assert read_config({**said, **parts}).attn_config.clip_qkv == 0.7
+    with pytest.raises(SpecError, match=re.escape(words)):
+        read_config({**said, **parts, "attn_config": {**parts["attn_config"], **changes}})
+    assert read_config({**said, **parts, "rope_theta": 1e4, "ffn_config": {"ffn_act_fn": {"name": "gelu"}}})
 
 
 OTHERS = {

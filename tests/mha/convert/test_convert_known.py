@@ -135,6 +135,8 @@ def model_file(folder, layout="bert", prefix="bert.encoder.layer.1.attention", *
         ({"attention_type": "block_sparse"}, "attention_type=block_sparse is no setting of BertConfig"),
         ({"head_dim": 6}, "head_dim=6 may change what attention computes; only what follows from the"),
         ({"num_attention_heads": None}, "does not say how many heads there are"),
+        ({"model_type": "mpt"}, "names model type 'mpt', which can't be expressed: a bias by distance (ALiBi)"),
+        ({"model_type": "gemma4_text"}, "which can't be expressed: some layers read the keys and values of another"),
         ({"model_type": "roformer"}, "names model type 'roformer', which is none of those that are known"),
         ({"model_type": ["bert"]}, "names no model_type"),
         ({"model_type": "gpt2"}, "gpt2-cross-flax at ...h.N.(attn|crossattention); 'bert.encoder"),

@@ -22,16 +22,21 @@ pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTo
 WORDS = ("[PAD]", "[UNK]", "[EOS]", "the", "cat", "sleeps", "on", "a", "train", "mat", ".")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small Qwen 3 whose norms are not 1, with a tokenizer of words, as save_pretrained writes them."""
+def save_tokenizer(where, words):
+    """Write a tokenizer of these words, the first three of them [PAD], [UNK] and [EOS], as save_pretrained does."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    where = tmp_path_factory.mktemp("qwen3")
-    own = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    own = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     own.pre_tokenizer = pre_tokenizers.Whitespace()
     named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[EOS]"}
     hf.PreTrainedTokenizerFast(tokenizer_object=own, **named).save_pretrained(where)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small Qwen 3 whose norms are not 1, with a tokenizer of words, as save_pretrained writes them."""
+    where = tmp_path_factory.mktemp("qwen3")
+    save_tokenizer(where, WORDS)
     config = hf.Qwen3Config(
         **{"vocab_size": len(WORDS), "hidden_size": 20, "intermediate_size": 14, "num_hidden_layers": 2, "head_dim": 6},
         **{

@@ -14,7 +14,7 @@ from conformance.bounds.precision import Precision  # noqa: E402
 from conformance.judging.expected import answer  # noqa: E402
 from mha.recipes import attention_layers, recipe_for, record, replaced  # noqa: E402
 from mha.recipes.judge import judge_original, judge_trace  # noqa: E402
-from mha_core import QueryKeyNorm, QueryScale, Rotary, SpecError, backend  # noqa: E402
+from mha_core import ChunkedMask, QueryKeyNorm, QueryScale, Rotary, SpecError, backend  # noqa: E402
 from mha_core.reference import pipeline as reference  # noqa: E402
 
 SIZES = {
@@ -45,6 +45,11 @@ STRETCHED = {
 }
 OWN_TABLES = {"max_position_embeddings": 512, "n_inner": 20, "rotary_dim": 4}  # longer than the longest probe
 AXES = {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 1, 2]}}
+DBRX = {
+    "d_model": 36,  # by its own name, or the experts have another width
+    "attn_config": {"clip_qkv": 0.7, "kv_n_heads": 2, "rope_theta": 1e4},
+    "ffn_config": {"ffn_hidden_size": 20, "moe_num_experts": 2},
+}
 GPT_NEO = {
     "max_position_embeddings": 512,
     **{"num_hidden_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 3},
@@ -107,6 +112,7 @@ FAMILIES = {
     "phi": {"qk_layernorm": True, **share(0.67)},
     "phi3": share(0.67),
     "phi3:long": {"rope_parameters": LONG, "original_max_position_embeddings": 6},
+    "dbrx": DBRX,
     "gpt_neox": share(0.67),
     "persimmon": {"qk_layernorm": True, **share(0.67)},
     "falcon:one": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": 6, "bias": True},
@@ -206,6 +212,7 @@ def check_calls(model, site, dtype):
         "ministral3",
         "llama4_text",
         "olmo",
+        "dbrx",
     ],
 )
 def test_every_backend_computes_the_same_from_the_same_inputs(model_type, backend_name):
@@ -239,7 +246,7 @@ def test_configs_say_what_is_special():
     assert (config["gemma2"].softcap, config["gemma3_text"].softcap) == (50.0, None)
     assert config["gemma2"].scale == 11**-0.5
     assert config["granite"].scale == 0.3
-    assert (config["olmo"].clip_qkv, config["llama"].clip_qkv) == (0.7, None)
+    assert [config[name].clip_qkv for name in ("olmo", "dbrx", "llama")] == [0.7, 0.7, None]
     assert config["ministral3"].query_scale == QueryScale("ministral3", beta=0.3, length=3)
     assert config["llama4_text"].query_scale is None  # of its first layer, which turns
 
@@ -247,6 +254,30 @@ def test_configs_say_what_is_special():
 def test_layers_that_do_not_turn_scale_their_queries_in_llama_4():
     scales = [site.config.query_scale for site in attention_layers(model_of("llama4_text"))]
     assert scales == [None] * 3 + [QueryScale("llama4", beta=0.3, length=3)]
+
+
+def test_layers_of_chunks_say_so_and_where_the_first_begins():
+    """A text padded on the left, one on the right, both longer than a chunk of 4: what the last query sees."""
+    model = model_of("llama4_text")
+    layers = attention_layers(model)
+    assert [site.config.chunked_mask for site in layers] == [ChunkedMask(4)] * 3 + [None]
+    first, decoded = calls_of(model, layers)[layers[0].name]
+    for call, starts, sees in (
+        (first, [3, 0], [[0, 1, 1, 1], [0, 0, 1, 0]]),
+        (decoded, [3, 0], [[0, 0, 0], [1, 0, 0]]),
+    ):
+        mask = call.inputs.mask
+        assert (mask.causal, mask.chunk_start.tolist()) == (True, starts)
+        assert mask.allowed.shape[2] == 1  # the padding, and nothing of chunks
+        assert call.allowed()[:, 0, -1, -len(sees[0]) - 1 : -1].tolist() == sees, call.allowed()[:, 0, -1]
+
+
+@pytest.mark.parametrize("size", [None, 0])
+def test_a_size_of_chunks_that_is_none_is_refused(size):
+    model = model_of("llama4_text")
+    model.config.attention_chunk_size = size
+    with pytest.raises(SpecError, match=f"chunked_mask.size must be an integer from 1 to 2147483647. Got {size}"):
+        attention_layers(model)
 
 
 def test_layers_that_do_not_turn_say_so():

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from functools import cache
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import mha
+from mha.cli.main import main
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("flax")
 
+from tests.mha.port.test_decoder_folders import save_tokenizer
 from tests.mha.substitution.decoder.linen_port import GEMMA2, LLAMA, LLAMA_LEFT
 
 PORTS = {"llama": LLAMA, "left": LLAMA_LEFT, "gemma2": GEMMA2}
@@ -65,6 +70,25 @@ def test_a_line_beside_its_module_that_is_wrong_is_named(tmp_path):
 
 def test_of_a_line_beside_its_module_and_a_fault_only_the_fault_is_named(tmp_path):
     assert report("gemma2", "scaled outside + eps 1e-3 at the end", tmp_path).wrong == ("norm",)
+
+
+@pytest.mark.parametrize("fault", ["", "rotary base"])
+def test_a_folder_of_a_decoder_is_an_original(fault, tmp_path):
+    """As `mha port` takes it; the port is in Flax, and the texts are padded on the left."""
+    model, inputs, state = original("left")
+    folder, file, given = tmp_path / "llama", tmp_path / "port.safetensors", tmp_path / "inputs.npz"
+    model.save_pretrained(folder)
+    save_tokenizer(folder, ["[PAD]", "[UNK]", "[EOS]"])
+    np.savez(given, **inputs)
+    port = LLAMA_LEFT.build(state, fault)
+    with mha.capture(port, file, modules=True):
+        LLAMA_LEFT.call(port, inputs)
+    asked = ["where", str(folder), str(file), "--inputs", str(given), "--json", str(tmp_path / "found.json")]
+    ended = CliRunner().invoke(main, asked)
+    found = json.loads((tmp_path / "found.json").read_text())
+    wrong = LLAMA_LEFT.FAULTS[fault] if fault else ()
+    assert (ended.exit_code, tuple(found["wrong"])) == (bool(wrong), wrong), ended.output
+    assert found["uncovered"] == []
 
 
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there

@@ -1,0 +1,93 @@
+"""`mha port FOLDER` of decoders with chunks of keys and with experts: made offline, with random weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from safetensors.numpy import load_file, save_file
+
+from mha.cli.main import main
+from mha.port.decoder import load_decoder
+from mha_core import SpecError
+from tests.mha.convert.test_convert_decoders import saved
+from tests.mha.port.test_decoder_folders import save_tokenizer
+from tests.mha.recipes.test_decoders import SIZES
+
+pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
+
+TEXTS = ("w3 w9 w4 w17 w5 w28 w6 w11 w7", "w8 w3 w21 w14 w5 w9")
+"""Texts of 9 and 6 words: one is padded on the left by 3 tokens, which is no multiple of a chunk."""
+
+
+def folder_of(model_type, where):
+    """A model of random weights and a tokenizer of words, as save_pretrained writes them."""
+    save_tokenizer(where, ["[PAD]", "[UNK]", "[EOS]", *(f"w{number}" for number in range(3, SIZES["vocab_size"]))])
+    saved(model_type, where)
+    return where
+
+
+def ported(folder, backend, out):
+    """The report of `mha port` of both texts, written to `out`."""
+    texts = [part for text in TEXTS for part in ("--text", text)]
+    asked = ["port", str(folder), "--backend", backend, "--no-unseen", "--json", str(out), *texts]
+    ended = CliRunner().invoke(main, asked)
+    assert ended.exit_code == 0, ended.output
+    report = json.loads(out.read_text())
+    assert report["tokens"] == [9, 6]
+    assert len(set(map(tuple, report["continued"].values()))) == 1
+    return report
+
+
+def test_texts_longer_than_a_chunk_go_through_a_backend(backend_name, tmp_path):
+    """Chunks of 4 tokens: a text of 9, one of 6 behind 3 of padding, then 20 more, where a cache holds the last 3."""
+    report = ported(folder_of("llama4_text", tmp_path), backend_name, tmp_path / "report.json")
+    assert sorted(report["continued"]) == sorted(["original", backend_name])
+    assert len({one["layer"] for one in report["layers"]}) == 4
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """Folders of models with experts, whose matrices transformers joins when it loads them."""
+    return {name: folder_of(name, tmp_path_factory.mktemp(name)) for name in ("mixtral", "qwen3_moe", "dbrx")}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "expert"),
+    [
+        ("mixtral", "model.layers.0.block_sparse_moe.experts.1.w3.weight"),
+        ("qwen3_moe", "model.layers.0.mlp.experts.1.up_proj.weight"),
+        ("dbrx", "transformer.blocks.0.ffn.experts.mlp.w1"),
+    ],
+)
+def test_a_model_with_experts_goes_through_a_backend(experts, model_type, expert, tmp_path):
+    report = ported(experts[model_type], "torch", tmp_path / "report.json")
+    (layer,) = {one["layer"] for one in report["layers"]}
+    assert layer.endswith(".0.self_attn" if model_type != "dbrx" else ".0.norm_attn_norm.attn")
+    assert (report["arrays"]["held"][expert], report["arrays"]["unused"]) == (expert, [])
+    assert set(report["arrays"]["held"].values()) == set(load_file(experts[model_type] / "model.safetensors"))
+
+
+def test_a_missing_and_a_strange_expert_are_refused(experts, tmp_path):
+    arrays = load_file(experts["mixtral"] / "model.safetensors")
+    own = {name: array for name, array in arrays.items() if ".experts.1." in name}
+    lacking = {name: array for name, array in arrays.items() if name not in own}
+    strange = {name.replace(".experts.1.", ".experts.2."): array + 1.0 for name, array in own.items()}
+    for number, (changed, words) in enumerate(
+        [
+            (lacking, r"lacks model\.layers\.0\.block_sparse_moe\.experts\.1\.w\d\.weight"),
+            ({**arrays, **strange}, r"holds model\.layers\.0\.block_sparse_moe\.experts\.2\.w\d\.weight, for which"),
+            ({**lacking, min(own): own[min(own)]}, "could not be loaded"),  # one matrix of the second expert alone
+        ]
+    ):
+        there = tmp_path / str(number)
+        shutil.copytree(experts["mixtral"], there)
+        save_file(changed, there / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(SpecError, match=words):
+            load_decoder(str(there))
