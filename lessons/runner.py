@@ -53,6 +53,8 @@ RESULTS = {
         "alone": "queries=x keys=x values=x weights=alone output=alone_output",
         "projected": "queries=x keys=x values=x weights output "
         "q_proj.weight=w_q k_proj.weight=w_k v_proj.weight=w_v out_proj.weight=w_o",
+        "learned": "queries=x keys=x values=x weights=learned output=learned@v "
+        "q_proj.weight=learned_q k_proj.weight=learned_k v_proj.weight=w_v out_proj.weight=w_o",
     },
     "heads": {
         "loop": "queries=x keys=x values=x num_heads=3 output=summed "
@@ -75,8 +77,10 @@ RESULTS = {
         "with": "queries=x keys=x values=x weights=seen_weights output=seen table",
     },
     "block": {
-        "words": "queries=x keys=x values=x num_heads=8 scores weights heads output "
+        "words": "queries=x keys=x values=x num_heads=8 weights heads output "
         "q_proj.weight=w_q k_proj.weight=w_k v_proj.weight=w_v out_proj.weight=w_o first hidden result",
+        "cross": "queries=first keys=read values=read num_heads=8 weights=cross_weights output=cross "
+        "q_proj.weight=w_q k_proj.weight=w_k v_proj.weight=w_v out_proj.weight=w_o",
     },
     "own": {
         "whole": "queries=x keys=x values=x num_heads=4 weights output importance "

@@ -6,13 +6,7 @@ from mxnet import np, npx
 
 npx.set_np()
 rng = numpy.random.default_rng(0)
-vectors = np.array(rng.normal(size=(5, 512)), dtype="float32")  # five words
-steps = np.arange(5)[:, None] / 10000 ** (np.arange(0, 512, 2) / 512)  # (5, 256)
-positions = np.zeros((5, 512))
-positions[:, 0::2] = np.sin(steps)
-positions[:, 1::2] = np.cos(steps)
-x = vectors + positions
-print(x.shape)
+x = np.array(rng.normal(size=(5, 512)), dtype="float32")  # five words with their positions
 
 # %% projections
 w_q, w_k, w_v, w_o = np.array(rng.normal(size=(4, 512, 512)), dtype="float32") / 512**0.5
@@ -22,14 +16,15 @@ def split(x):  # (L, 512) -> (8, L, 64)
     return x.reshape(len(x), 8, 64).swapaxes(0, 1)
 
 
-q, k, v = (split(np.dot(x, w.T)) for w in (w_q, w_k, w_v))
-print(q.shape, k.shape, v.shape)
-
 # %% attend
-scores = np.matmul(q, k.swapaxes(1, 2)) / 8  # the root of 64
-weights = npx.softmax(scores, axis=-1)
-heads = np.matmul(weights, v)  # (8, 5, 64)
-output = np.dot(heads.swapaxes(0, 1).reshape(5, 512), w_o.T)
+def attend(x, y):  # queries from x, keys and values from y
+    q, k, v = split(np.dot(x, w_q.T)), split(np.dot(y, w_k.T)), split(np.dot(y, w_v.T))
+    weights = npx.softmax(np.matmul(q, k.swapaxes(1, 2)) / 8, axis=-1)  # 8 is the root of 64
+    heads = np.matmul(weights, v)  # (8, L of x, 64)
+    return weights, heads, np.dot(heads.swapaxes(0, 1).reshape(len(x), 512), w_o.T)
+
+
+weights, heads, output = attend(x, x)
 print(weights.shape, heads.shape, output.shape)
 
 
@@ -42,7 +37,7 @@ def normed(y):  # each vector to mean 0 and deviation 1
 
 first = normed(x + output)  # the words themselves go on beside what attention found
 deviations = [part.std().item() for part in (x, x + output, first)]
-print("deviation of x {:.2f}, of x + attention {:.2f}\nnormed {:.2f}".format(*deviations))
+print("deviation: x {:.2f}, x + attention {:.2f}, normed {:.2f}".format(*deviations))
 
 # %% feed_forward
 w_1 = np.array(rng.normal(size=(2048, 512)), dtype="float32") / 512**0.5
@@ -55,3 +50,8 @@ print(hidden.shape, "->", result.shape)
 order = np.array([4, 2, 0, 3, 1], dtype=int)
 again = normed(first[order] + np.dot(npx.relu(np.dot(first[order], w_1.T)), w_2.T))  # the same in another order
 print("each position by itself:", np.abs(again - result[order]).max().item() < 1e-4)
+
+# %% cross
+read = np.array(rng.normal(size=(7, 512)), dtype="float32")  # seven words, as an encoder gives them
+cross_weights, _, cross = attend(first, read)
+print(cross_weights.shape, cross.shape)

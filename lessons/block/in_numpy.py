@@ -2,13 +2,7 @@
 import numpy as np
 
 rng = np.random.default_rng(0)
-vectors = rng.normal(size=(5, 512)).astype("float32")  # five words
-steps = np.arange(5)[:, None] / 10000 ** (np.arange(0, 512, 2) / 512)  # (5, 256)
-positions = np.zeros((5, 512), "float32")
-positions[:, 0::2] = np.sin(steps)
-positions[:, 1::2] = np.cos(steps)
-x = vectors + positions
-print(x.shape)
+x = rng.normal(size=(5, 512)).astype("float32")  # five words with their positions
 
 # %% projections
 w_q, w_k, w_v, w_o = rng.normal(size=(4, 512, 512)).astype("float32") / np.float32(512) ** 0.5
@@ -18,15 +12,17 @@ def split(x):  # (L, 512) -> (8, L, 64)
     return x.reshape(len(x), 8, 64).swapaxes(0, 1)
 
 
-q, k, v = split(x @ w_q.T), split(x @ w_k.T), split(x @ w_v.T)
-print(q.shape, k.shape, v.shape)
-
 # %% attend
-scores = q @ k.swapaxes(1, 2) / np.float32(8)  # the root of 64
-powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-weights = powers / powers.sum(axis=-1, keepdims=True)
-heads = weights @ v  # (8, 5, 64)
-output = heads.swapaxes(0, 1).reshape(5, 512) @ w_o.T
+def attend(x, y):  # queries from x, keys and values from y
+    q, k, v = split(x @ w_q.T), split(y @ w_k.T), split(y @ w_v.T)
+    scores = q @ k.swapaxes(1, 2) / np.float32(8)  # the root of 64
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = powers / powers.sum(axis=-1, keepdims=True)
+    heads = weights @ v  # (8, L of x, 64)
+    return weights, heads, heads.swapaxes(0, 1).reshape(len(x), 512) @ w_o.T
+
+
+weights, heads, output = attend(x, x)
 print(weights.shape, heads.shape, output.shape)
 
 
@@ -38,8 +34,7 @@ def normed(y):  # each vector to mean 0 and deviation 1
 
 
 first = normed(x + output)  # the words themselves go on beside what attention found
-print(f"deviation of x {x.std():.2f}, of x + attention {(x + output).std():.2f}")
-print(f"normed {first.std():.2f}")
+print(f"deviation: x {x.std():.2f}, x + attention {(x + output).std():.2f}, normed {first.std():.2f}")
 
 # %% feed_forward
 w_1 = rng.normal(size=(2048, 512)).astype("float32") / np.float32(512) ** 0.5
@@ -52,3 +47,8 @@ print(hidden.shape, "->", result.shape)
 moved = first[[4, 2, 0, 3, 1]]  # the same vectors in another order
 again = normed(moved + np.maximum(moved @ w_1.T, 0) @ w_2.T)
 print("each position by itself:", np.allclose(again, result[[4, 2, 0, 3, 1]], atol=1e-4))
+
+# %% cross
+read = rng.normal(size=(7, 512)).astype("float32")  # seven words, as an encoder gives them
+cross_weights, _, cross = attend(first, read)
+print(cross_weights.shape, cross.shape)

@@ -40,5 +40,5 @@ summed = sum(parts[head] @ w_o[:, 4 * head : 4 * head + 4].T for head in range(3
 print(tuple(output.shape), "as the sum over heads:", torch.allclose(summed, output, atol=1e-6))
 
 # %% cost
-for count in (1, 3, 6, 12):
-    print(f"{count:2} heads of width {12 // count:2}: {4 * 12 * (count * (12 // count))} parameters")
+for count in (1, 3, 6, 12):  # W_q, W_k, W_v and W_o: 12 by the channels of all heads
+    print(f"{count:2} heads of width {12 // count:2}: {4 * (count * (12 // count)) * 12} parameters")

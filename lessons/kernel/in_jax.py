@@ -22,7 +22,7 @@ print(f"weights of the query at 2.5: from {row.min():.4f} to {row.max():.4f}, su
 
 # %% attention
 products = queries @ keys.T / 0.5**2
-bias = jnp.broadcast_to(-(keys.T**2) / (2 * 0.5**2), products.shape)  # a longer key gets less
+bias = jnp.broadcast_to(-(keys.T**2) / (2 * 0.5**2), products.shape)  # a larger key gets less
 attention = jax.nn.softmax(products + bias, axis=-1)
 output = attention @ values
 print("the same weights:", jnp.allclose(attention, weights, atol=1e-5))

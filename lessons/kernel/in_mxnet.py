@@ -23,7 +23,7 @@ print(f"weights of the query at 2.5: from {row.min():.4f} to {row.max():.4f}, su
 
 # %% attention
 products = np.dot(queries, keys.T) / 0.5**2
-bias = np.broadcast_to(-(keys.T**2) / (2 * 0.5**2), products.shape)  # a longer key gets less
+bias = np.broadcast_to(-(keys.T**2) / (2 * 0.5**2), products.shape)  # a larger key gets less
 attention = npx.softmax(products + bias, axis=-1)
 output = np.dot(attention, values)
 print("the same weights:", np.abs(attention - weights).max().item() < 1e-5)

@@ -19,7 +19,7 @@ print(f"weights of the query at 2.5: from {row.min():.4f} to {row.max():.4f}, su
 
 # %% attention
 products = queries @ keys.T / 0.5**2
-bias = np.broadcast_to(-(keys.T**2) / (2 * 0.5**2), products.shape)  # a longer key gets less
+bias = np.broadcast_to(-(keys.T**2) / (2 * 0.5**2), products.shape)  # a larger key gets less
 powers = np.exp(products + bias)
 attention = powers / powers.sum(axis=-1, keepdims=True)
 output = attention @ values

@@ -21,7 +21,7 @@ print(f"weights of the query at 2.5: from {row.min():.4f} to {row.max():.4f}, su
 
 # %% attention
 products = tf.matmul(queries, keys, transpose_b=True) / 0.5**2
-bias = tf.broadcast_to(-(tf.transpose(keys) ** 2) / (2 * 0.5**2), products.shape)  # a longer key gets less
+bias = tf.broadcast_to(-(tf.transpose(keys) ** 2) / (2 * 0.5**2), products.shape)  # a larger key gets less
 attention = tf.nn.softmax(products + bias, axis=-1)
 output = attention @ values
 print("the same weights:", np.allclose(attention, weights, atol=1e-5))

@@ -21,7 +21,7 @@ print(f"weights of the query at 2.5: from {row.min():.4f} to {row.max():.4f}, su
 
 # %% attention
 products = queries @ keys.T / 0.5**2
-bias = (-(keys.T**2) / (2 * 0.5**2)).expand(products.shape)  # a longer key gets less
+bias = (-(keys.T**2) / (2 * 0.5**2)).expand(products.shape)  # a larger key gets less
 attention = torch.softmax(products + bias, dim=-1)
 output = attention @ values
 print("the same weights:", torch.allclose(attention, weights, atol=1e-5))

@@ -7,7 +7,7 @@ rng = np.random.default_rng(0)
 queries = jnp.asarray(rng.normal(size=(2, 4, 100)), jnp.float32)  # two items, 4 queries
 keys = jnp.asarray(rng.normal(size=(2, 6, 100)), jnp.float32)  # 6 keys
 w_q, w_k, w_v, w_o = jnp.asarray(rng.normal(size=(4, 100, 100)) / 10, jnp.float32)
-valid_lens = jnp.array([3, 2])  # keys that count in each item
+valid_lens = jnp.array([3, 2])  # of the 6 keys of each item so many are words, the others padding
 
 # %% project
 projected_q, projected_k, projected_v = queries @ w_q.T, keys @ w_k.T, keys @ w_v.T
@@ -62,8 +62,8 @@ grouped = transpose_output(grouped_heads, 4)[0]
 print(q[:4].shape, "and two heads of keys", k[:2].shape, "->", grouped.shape)
 
 # %% linear_o
-num_heads, d_model, tokens = 4, 16, 6
-concatenated = jnp.concatenate([jnp.ones((tokens, d_model // num_heads)) for _ in range(num_heads)], axis=1)
+num_heads, d_model, length = 4, 16, 6
+concatenated = jnp.concatenate([jnp.ones((length, d_model // num_heads)) for _ in range(num_heads)], axis=1)
 linear_o = jnp.ones((num_heads * d_model, d_model))  # as printed: it takes 64 numbers
 try:
     concatenated @ linear_o

@@ -9,7 +9,7 @@ rng = numpy.random.default_rng(0)
 queries = np.array(rng.normal(size=(2, 4, 100)), dtype="float32")  # two items, 4 queries
 keys = np.array(rng.normal(size=(2, 6, 100)), dtype="float32")  # 6 keys
 w_q, w_k, w_v, w_o = np.array(rng.normal(size=(4, 100, 100)) / 10, dtype="float32")
-valid_lens = np.array([3, 2], dtype="int32")  # keys that count in each item
+valid_lens = np.array([3, 2], dtype="int32")  # of the 6 keys of each item so many are words, the others padding
 
 # %% project
 projected_q, projected_k, projected_v = np.dot(queries, w_q.T), np.dot(keys, w_k.T), np.dot(keys, w_v.T)
@@ -64,8 +64,8 @@ grouped = transpose_output(grouped_heads, 4)[0]
 print(q[:4].shape, "and two heads of keys", k[:2].shape, "->", grouped.shape)
 
 # %% linear_o
-num_heads, d_model, tokens = 4, 16, 6
-concatenated = np.concatenate([np.ones((tokens, d_model // num_heads)) for _ in range(num_heads)], axis=1)
+num_heads, d_model, length = 4, 16, 6
+concatenated = np.concatenate([np.ones((length, d_model // num_heads)) for _ in range(num_heads)], axis=1)
 linear_o = np.ones((num_heads * d_model, d_model))  # as printed: it takes 64 numbers
 try:
     np.dot(concatenated, linear_o).wait_to_read()

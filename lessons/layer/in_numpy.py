@@ -4,7 +4,7 @@ import numpy as np
 rng = np.random.default_rng(0)
 queries, keys = rng.normal(size=(2, 4, 100)), rng.normal(size=(2, 6, 100))  # 2 items, 4 queries, 6 keys
 w_q, w_k, w_v, w_o = rng.normal(size=(4, 100, 100)) / 10
-valid_lens = np.array([3, 2])  # keys that count in each item
+valid_lens = np.array([3, 2])  # of the 6 keys of each item so many are words, the others padding
 
 # %% project
 projected_q, projected_k, projected_v = queries @ w_q.T, keys @ w_k.T, keys @ w_v.T
@@ -60,8 +60,8 @@ grouped = transpose_output(grouped_heads, 4)[0]
 print(q[:4].shape, "and two heads of keys", k[:2].shape, "->", grouped.shape)
 
 # %% linear_o
-num_heads, d_model, tokens = 4, 16, 6
-concatenated = np.concatenate([rng.normal(size=(tokens, d_model // num_heads)) for _ in range(num_heads)], axis=1)
+num_heads, d_model, length = 4, 16, 6
+concatenated = np.concatenate([rng.normal(size=(length, d_model // num_heads)) for _ in range(num_heads)], axis=1)
 linear_o = rng.normal(size=(d_model, num_heads * d_model))  # as printed: it takes 64 numbers
 try:
     concatenated @ linear_o.T

@@ -6,7 +6,7 @@ rng = np.random.default_rng(0)
 queries = tf.constant(rng.normal(size=(2, 4, 100)), tf.float32)  # two items, 4 queries
 keys = tf.constant(rng.normal(size=(2, 6, 100)), tf.float32)  # 6 keys
 w_q, w_k, w_v, w_o = tf.unstack(tf.constant(rng.normal(size=(4, 100, 100)) / 10, tf.float32))
-valid_lens = tf.constant([3, 2])  # keys that count in each item
+valid_lens = tf.constant([3, 2])  # of the 6 keys of each item so many are words, the others padding
 
 
 # %% project
@@ -66,8 +66,8 @@ grouped = transpose_output(grouped_heads, 4)[0]
 print(q[:4].shape, "and two heads of keys", k[:2].shape, "->", grouped.shape)
 
 # %% linear_o
-num_heads, d_model, tokens = 4, 16, 6
-concatenated = tf.concat([tf.ones((tokens, d_model // num_heads)) for _ in range(num_heads)], axis=1)
+num_heads, d_model, length = 4, 16, 6
+concatenated = tf.concat([tf.ones((length, d_model // num_heads)) for _ in range(num_heads)], axis=1)
 linear_o = tf.ones((num_heads * d_model, d_model))  # as printed: it takes 64 numbers
 try:
     tf.matmul(concatenated, linear_o)

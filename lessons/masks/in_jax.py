@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4)), jnp.float32)  # five words
-x = x.at[4].multiply(10)  # the last of them is long: everybody's score with it is large
+x = x.at[4].multiply(10)  # the last of them is long: most scores with it are large
 causal = jnp.tri(5, dtype=bool)  # query i may attend to keys 0 to i
 lengths = jnp.broadcast_to(jnp.arange(5) < 3, (5, 5))  # only the first three keys are words, the others padding
 print(lengths.astype(int))
@@ -39,6 +39,12 @@ print(masked_softmax(queries @ keys.T, allowed).round(4))
 has_key = allowed.any(axis=-1, keepdims=True)
 guarded = jnp.where(allowed, masked_softmax(queries @ keys.T, allowed | ~has_key), 0)
 print(guarded.round(4))
+
+# %% broken
+nan_score = jnp.array([[jnp.nan, 2.0, 3.0]])  # of the first query, which may not look at the third key
+found = masked_softmax(nan_score, allowed[:1])
+print("by row:", jnp.where(has_key[:1], found, 0))
+print("by key:", jnp.where(allowed[:1], found, 0))
 
 # %% padding
 values = jnp.array([[10.0], [20.0], [jnp.nan]])  # nobody may look at the third, which is padding

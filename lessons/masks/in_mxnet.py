@@ -6,7 +6,7 @@ from mxnet import np, npx
 
 npx.set_np()
 x = numpy.random.default_rng(0).normal(size=(5, 4))  # five words, each a query, a key and a value
-x[4] *= 10  # the last of them is long: everybody's score with it is large
+x[4] *= 10  # the last of them is long: most scores with it are large
 x = np.array(x)
 causal = np.array(numpy.tri(5, dtype=bool))  # query i may attend to keys 0 to i
 lengths = np.broadcast_to(np.arange(5) < 3, (5, 5))  # only the first three keys are words, the others padding
@@ -45,6 +45,14 @@ print(masked_softmax(few_scores, allowed).asnumpy().round(4))
 has_key = np.any(allowed, axis=-1, keepdims=True)
 guarded = np.where(allowed, masked_softmax(few_scores, np.where(has_key, allowed, ~allowed)), 0)
 print(guarded.asnumpy().round(4))
+
+# %% broken
+nan_score = np.array([[np.nan, 2.0, 3.0]])  # of the first query, which may not look at the third key
+powers = np.exp(np.where(allowed[:1], nan_score, -np.inf))
+found = powers / powers.sum(axis=-1, keepdims=True)
+print("npx.softmax loses the second NaN:", masked_softmax(nan_score, allowed[:1]))
+print("by row:", np.where(has_key[:1], found, 0))
+print("by key:", np.where(allowed[:1], found, 0))
 
 # %% padding
 values = np.array([[10.0], [20.0], [np.nan]])  # nobody may look at the third, which is padding

@@ -2,7 +2,7 @@
 import numpy as np
 
 x = np.random.default_rng(0).normal(size=(5, 4))  # five words, each a query, a key and a value
-x[4] *= 10  # the last of them is long: everybody's score with it is large
+x[4] *= 10  # the last of them is long: most scores with it are large
 causal = np.tri(5, dtype=bool)  # query i may attend to keys 0 to i
 lengths = np.broadcast_to(np.arange(5) < 3, (5, 5))  # only the first three keys are words
 print(lengths.astype(int))
@@ -39,6 +39,12 @@ print(masked_softmax(queries @ keys.T, allowed).round(4))
 has_key = allowed.any(axis=-1, keepdims=True)
 guarded = np.where(allowed, masked_softmax(queries @ keys.T, allowed | ~has_key), 0)
 print(guarded.round(4))
+
+# %% broken
+nan_score = np.array([[np.nan, 2.0, 3.0]])  # of the first query, which may not look at the third key
+found = masked_softmax(nan_score, allowed[:1])
+print("by row:", np.where(has_key[:1], found, 0))
+print("by key:", np.where(allowed[:1], found, 0))
 
 # %% padding
 values = np.array([[10.0], [20.0], [np.nan]])  # nobody may look at the third, which is padding

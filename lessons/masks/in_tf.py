@@ -3,7 +3,7 @@ import numpy as np
 import tensorflow as tf
 
 x = np.random.default_rng(0).normal(size=(5, 4))  # five words, each a query, a key and a value
-x[4] *= 10  # the last of them is long: everybody's score with it is large
+x[4] *= 10  # the last of them is long: most scores with it are large
 x = tf.constant(x, tf.float32)
 causal = tf.range(5)[:, None] >= tf.range(5)  # query i may attend to keys 0 to i
 lengths = tf.broadcast_to(tf.range(5) < 3, (5, 5))  # only the first three keys are words, the others padding
@@ -42,6 +42,14 @@ print(masked_softmax(few_scores, allowed).numpy().round(4))
 has_key = tf.reduce_any(allowed, axis=-1, keepdims=True)
 guarded = tf.where(allowed, masked_softmax(few_scores, allowed | ~has_key), 0.0)
 print(guarded.numpy().round(4))
+
+# %% broken
+nan_score = tf.constant([[float("nan"), 2.0, 3.0]])  # of the first query, which may not look at the third key
+powers = tf.exp(tf.where(allowed[:1], nan_score, -float("inf")))
+found = powers / tf.reduce_sum(powers, axis=-1, keepdims=True)
+print("tf.nn.softmax loses the second NaN:", masked_softmax(nan_score, allowed[:1]).numpy())
+print("by row:", tf.where(has_key[:1], found, 0.0).numpy())
+print("by key:", tf.where(allowed[:1], found, 0.0).numpy())
 
 # %% padding
 values = tf.constant([[10.0], [20.0], [float("nan")]])  # nobody may look at the third, which is padding

@@ -3,7 +3,7 @@ import numpy as np
 import torch
 
 x = torch.tensor(np.random.default_rng(0).normal(size=(5, 4)), dtype=torch.float32)  # five words
-x[4] *= 10  # the last of them is long: everybody's score with it is large
+x[4] *= 10  # the last of them is long: most scores with it are large
 causal = torch.ones(5, 5, dtype=torch.bool).tril()  # query i may attend to keys 0 to i
 lengths = (torch.arange(5) < 3).expand(5, 5)  # only the first three keys are words, the others padding
 print(lengths.int())
@@ -40,6 +40,12 @@ print(masked_softmax(queries @ keys.T, allowed))
 has_key = allowed.any(dim=-1, keepdim=True)
 guarded = masked_softmax(queries @ keys.T, allowed | ~has_key).masked_fill(~allowed, 0)
 print(guarded)
+
+# %% broken
+nan_score = torch.tensor([[torch.nan, 2.0, 3.0]])  # of the first query, which may not look at the third key
+found = masked_softmax(nan_score, allowed[:1])
+print("by row:", found.masked_fill(~has_key[:1], 0))
+print("by key:", found.masked_fill(~allowed[:1], 0))
 
 # %% padding
 values = torch.tensor([[10.0], [20.0], [torch.nan]])  # nobody may look at the third, which is padding

@@ -7,7 +7,7 @@ rng = np.random.default_rng(0)
 sentence = ["time", "flies", "like", "an", "arrow"]
 vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
 embedding = jnp.asarray(rng.normal(size=(len(vocabulary), 512)), jnp.float32)
-tokens = jnp.array([vocabulary[word] for word in sentence])
+tokens = jnp.array([vocabulary[word] for word in sentence])  # their numbers
 vectors = embedding[tokens]
 print(tokens, vectors.shape)
 

@@ -9,7 +9,7 @@ rng = numpy.random.default_rng(0)
 sentence = ["time", "flies", "like", "an", "arrow"]
 vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
 embedding = np.array(rng.normal(size=(len(vocabulary), 512)), dtype="float32")
-tokens = np.array([vocabulary[word] for word in sentence], dtype=int)
+tokens = np.array([vocabulary[word] for word in sentence], dtype=int)  # their numbers
 vectors = embedding[tokens]
 print(tokens, vectors.shape)
 

@@ -5,7 +5,7 @@ rng = np.random.default_rng(0)
 sentence = ["time", "flies", "like", "an", "arrow"]
 vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
 embedding = rng.normal(size=(len(vocabulary), 512)).astype("float32")
-tokens = np.array([vocabulary[word] for word in sentence])
+tokens = np.array([vocabulary[word] for word in sentence])  # their numbers
 vectors = embedding[tokens]
 print(tokens, vectors.shape)
 

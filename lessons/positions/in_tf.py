@@ -6,7 +6,7 @@ rng = np.random.default_rng(0)
 sentence = ["time", "flies", "like", "an", "arrow"]
 vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
 embedding = tf.constant(rng.normal(size=(len(vocabulary), 512)), tf.float32)
-tokens = tf.constant([vocabulary[word] for word in sentence])
+tokens = tf.constant([vocabulary[word] for word in sentence])  # their numbers
 vectors = tf.gather(embedding, tokens)
 print(tokens.numpy(), vectors.shape)
 

@@ -6,7 +6,7 @@ rng = np.random.default_rng(0)
 sentence = ["time", "flies", "like", "an", "arrow"]
 vocabulary = {word: row for row, word in enumerate(sorted(sentence))}
 embedding = torch.tensor(rng.normal(size=(len(vocabulary), 512)), dtype=torch.float32)
-tokens = torch.tensor([vocabulary[word] for word in sentence])
+tokens = torch.tensor([vocabulary[word] for word in sentence])  # their numbers
 vectors = embedding[tokens]
 print(tokens, vectors.shape)
 

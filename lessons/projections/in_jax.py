@@ -25,3 +25,21 @@ weights = jax.nn.softmax(q @ k.T / 8**0.5, axis=-1)
 output = weights @ v @ w_o.T
 print("it: ", {word: round(weight, 2) for word, weight in zip(words, weights[4].tolist(), strict=True)})
 print("cat:", {word: round(weight, 2) for word, weight in zip(words, weights[1].tolist(), strict=True)})
+
+# %% training
+asking = jnp.array([2, 4, 5])  # sleeps, it, is
+learned_q, learned_k = jnp.asarray(np.random.default_rng(1).normal(size=(2, 8, 8)) / 8**0.5, jnp.float32)
+
+
+def error_of(w_q, w_k):
+    found = jax.nn.softmax(x[asking] @ w_q.T @ (x @ w_k.T).T / 8**0.5, axis=-1)
+    return -jnp.log(found[:, 1]).mean(), found
+
+
+both = jax.value_and_grad(error_of, argnums=(0, 1), has_aux=True)
+for step in range(21):
+    (error, found), (slope_q, slope_k) = both(learned_q, learned_k)
+    if step in (0, 5, 20):
+        print(f"step {step:2}: error {error:.3f}, weight of cat for it {found[1, 1]:.2f}")
+    learned_q, learned_k = learned_q - slope_q, learned_k - slope_k
+learned = jax.nn.softmax(x @ learned_q.T @ (x @ learned_k.T).T / 8**0.5, axis=-1)

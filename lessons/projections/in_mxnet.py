@@ -27,3 +27,20 @@ weights = npx.softmax(np.dot(q, k.T) / 8**0.5, axis=-1)
 output = np.dot(np.dot(weights, v), w_o.T)
 print("it: ", {word: round(weight, 2) for word, weight in zip(words, weights[4].tolist(), strict=True)})
 print("cat:", {word: round(weight, 2) for word, weight in zip(words, weights[1].tolist(), strict=True)})
+
+# %% training
+from mxnet import autograd
+
+asking = np.array([2, 4, 5], dtype=int)  # sleeps, it, is
+learned_q, learned_k = np.array(numpy.random.default_rng(1).normal(size=(2, 8, 8)) / 8**0.5, dtype="float32")
+for step in range(21):
+    learned_q.attach_grad()
+    learned_k.attach_grad()
+    with autograd.record():
+        found = npx.softmax(np.dot(np.dot(x[asking], learned_q.T), np.dot(x, learned_k.T).T) / 8**0.5, axis=-1)
+        error = -np.log(found[:, 1]).mean()
+    if step in (0, 5, 20):
+        print(f"step {step:2}: error {error.item():.3f}, weight of cat for it {found[1, 1].item():.2f}")
+    error.backward()
+    learned_q, learned_k = learned_q - learned_q.grad, learned_k - learned_k.grad
+learned = npx.softmax(np.dot(np.dot(x, learned_q.T), np.dot(x, learned_k.T).T) / 8**0.5, axis=-1)

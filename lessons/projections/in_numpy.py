@@ -29,3 +29,17 @@ weights = softmax(q @ k.T / 8**0.5)
 output = weights @ v @ w_o.T
 print("it: ", dict(zip(words, weights[4].round(2).tolist(), strict=True)))
 print("cat:", dict(zip(words, weights[1].round(2).tolist(), strict=True)))
+
+# %% training
+asking = [2, 4, 5]  # sleeps, it, is
+learned_q, learned_k = np.random.default_rng(1).normal(size=(2, 8, 8)) / 8**0.5
+for step in range(21):
+    queries, keys = x[asking] @ learned_q.T, x @ learned_k.T
+    found = softmax(queries @ keys.T / 8**0.5)
+    error = -np.log(found[:, 1]).mean()
+    if step in (0, 5, 20):
+        print(f"step {step:2}: error {error:.3f}, weight of cat for it {found[1, 1]:.2f}")
+    slopes = (found - np.eye(7)[1]) / 3 / 8**0.5  # of the error, by each product of a query and a key
+    slope_q, slope_k = (slopes @ keys).T @ x[asking], (slopes.T @ queries).T @ x
+    learned_q, learned_k = learned_q - slope_q, learned_k - slope_k
+learned = softmax(x @ learned_q.T @ (x @ learned_k.T).T / 8**0.5)

@@ -26,3 +26,24 @@ weights = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) / 8**0.5)
 output = tf.matmul(weights @ v, w_o, transpose_b=True)
 print("it: ", dict(zip(words, weights[4].numpy().astype(float).round(2).tolist(), strict=True)))
 print("cat:", dict(zip(words, weights[1].numpy().astype(float).round(2).tolist(), strict=True)))
+
+# %% training
+asking = [2, 4, 5]  # sleeps, it, is
+learned_q, learned_k = tf.unstack(tf.constant(np.random.default_rng(1).normal(size=(2, 8, 8)) / 8**0.5, tf.float32))
+
+
+def weights_of(x, w_q, w_k):
+    queries, keys = tf.matmul(x, w_q, transpose_b=True), tf.matmul(x, w_k, transpose_b=True)
+    return tf.nn.softmax(tf.matmul(queries, keys, transpose_b=True) / 8**0.5)
+
+
+for step in range(21):
+    with tf.GradientTape() as tape:
+        tape.watch((learned_q, learned_k))
+        found = tf.gather(weights_of(x, learned_q, learned_k), asking)
+        error = -tf.reduce_mean(tf.math.log(found[:, 1]))
+    if step in (0, 5, 20):
+        print(f"step {step:2}: error {error:.3f}, weight of cat for it {found[1, 1]:.2f}")
+    slope_q, slope_k = tape.gradient(error, (learned_q, learned_k))
+    learned_q, learned_k = learned_q - slope_q, learned_k - slope_k
+learned = weights_of(x, learned_q, learned_k)

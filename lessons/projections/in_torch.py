@@ -24,3 +24,19 @@ weights = torch.softmax(q @ k.T / 8**0.5, dim=-1)
 output = weights @ v @ w_o.T
 print("it: ", {word: round(weight, 2) for word, weight in zip(words, weights[4].tolist(), strict=True)})
 print("cat:", {word: round(weight, 2) for word, weight in zip(words, weights[1].tolist(), strict=True)})
+
+# %% training
+asking = [2, 4, 5]  # sleeps, it, is
+start = np.random.default_rng(1).normal(size=(2, 8, 8)) / 8**0.5
+learned_q, learned_k = (torch.tensor(w, dtype=torch.float32, requires_grad=True) for w in start)
+for step in range(21):
+    found = torch.softmax(x[asking] @ learned_q.T @ (x @ learned_k.T).T / 8**0.5, dim=-1)
+    error = -found[:, 1].log().mean()
+    if step in (0, 5, 20):
+        print(f"step {step:2}: error {error:.3f}, weight of cat for it {found[1, 1]:.2f}")
+    slope_q, slope_k = torch.autograd.grad(error, (learned_q, learned_k))
+    with torch.no_grad():
+        learned_q -= slope_q
+        learned_k -= slope_k
+learned_q, learned_k = learned_q.detach(), learned_k.detach()
+learned = torch.softmax(x @ learned_q.T @ (x @ learned_k.T).T / 8**0.5, dim=-1)

@@ -7,18 +7,23 @@ from mxnet import np, npx
 npx.set_np()
 rng = numpy.random.default_rng(0)
 
+
+def tell(name, w):  # on average: the largest weight of a query, and the slope of a weight
+    largest, slopes = w.max(axis=-1), w * (1 - w)
+    print(f"{name}: largest {largest.mean().item():.2f}, slope {slopes.mean().item():.3f}")
+
+
 queries, keys = np.array(rng.normal(size=(2, 10, 1)))  # ten of each, with 1 dimension
 long_queries, long_keys = np.array(rng.normal(size=(2, 10, 100)))  # and with 100
 scores = np.matmul(queries, keys.T)  # (10, 10)
 long_scores = np.matmul(long_queries, long_keys.T)
 weights, long_weights = npx.softmax(scores), npx.softmax(long_scores)
-print("largest weight of a query, on average:")
-print(f"  1 dimension:    {weights.max(axis=-1).mean().item():.3f}")
-print(f"  100 dimensions: {long_weights.max(axis=-1).mean().item():.3f}")
+tell("1 dimension", weights)
+tell("100 dimensions", long_weights)
 
 # %% scaled
 scaled_weights = npx.softmax(long_scores / 100**0.5)
-print(f"  100 dimensions, divided by 10: {scaled_weights.max(axis=-1).mean().item():.3f}")
+tell("100 dimensions, divided by 10", scaled_weights)
 
 # %% deviation
 for size in (1, 4, 16, 64, 256):

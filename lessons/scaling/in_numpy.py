@@ -9,18 +9,21 @@ def softmax(scores):
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
+def tell(name, w):  # on average: the largest weight of a query, and the slope of a weight
+    print(f"{name}: largest {w.max(axis=-1).mean():.2f}, slope {(w * (1 - w)).mean():.3f}")
+
+
 queries, keys = rng.normal(size=(2, 10, 1))  # ten of each, with 1 dimension
 long_queries, long_keys = rng.normal(size=(2, 10, 100))  # and with 100
 scores = queries @ keys.T  # (10, 10)
 long_scores = long_queries @ long_keys.T
 weights, long_weights = softmax(scores), softmax(long_scores)
-print("largest weight of a query, on average:")
-print(f"  1 dimension:    {weights.max(axis=-1).mean():.3f}")
-print(f"  100 dimensions: {long_weights.max(axis=-1).mean():.3f}")
+tell("1 dimension", weights)
+tell("100 dimensions", long_weights)
 
 # %% scaled
 scaled_weights = softmax(long_scores / np.sqrt(100))
-print(f"  100 dimensions, divided by 10: {scaled_weights.max(axis=-1).mean():.3f}")
+tell("100 dimensions, divided by 10", scaled_weights)
 
 # %% deviation
 for size in (1, 4, 16, 64, 256):

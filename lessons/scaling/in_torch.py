@@ -4,18 +4,22 @@ import torch
 
 rng = np.random.default_rng(0)
 
+
+def tell(name, w):  # on average: the largest weight of a query, and the slope of a weight
+    print(f"{name}: largest {w.amax(dim=-1).mean():.2f}, slope {(w * (1 - w)).mean():.3f}")
+
+
 queries, keys = torch.tensor(rng.normal(size=(2, 10, 1)), dtype=torch.float32)  # ten of each, with 1 dimension
 long_queries, long_keys = torch.tensor(rng.normal(size=(2, 10, 100)), dtype=torch.float32)  # and with 100
 scores = queries @ keys.T  # (10, 10)
 long_scores = long_queries @ long_keys.T
 weights, long_weights = torch.softmax(scores, dim=-1), torch.softmax(long_scores, dim=-1)
-print("largest weight of a query, on average:")
-print(f"  1 dimension:    {weights.amax(dim=-1).mean():.3f}")
-print(f"  100 dimensions: {long_weights.amax(dim=-1).mean():.3f}")
+tell("1 dimension", weights)
+tell("100 dimensions", long_weights)
 
 # %% scaled
 scaled_weights = torch.softmax(long_scores / 100**0.5, dim=-1)
-print(f"  100 dimensions, divided by 10: {scaled_weights.amax(dim=-1).mean():.3f}")
+tell("100 dimensions, divided by 10", scaled_weights)
 
 # %% deviation
 for size in (1, 4, 16, 64, 256):

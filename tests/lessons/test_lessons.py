@@ -232,13 +232,43 @@ def test_what_the_texts_say_is_what_the_code_gives():
     assert arrays["scaling/hundred/weights"].max(axis=-1).mean() == pytest.approx(0.83, abs=0.005)
     assert arrays["scaling/scaled/weights"].max(axis=-1).mean() == pytest.approx(0.29, abs=0.005)
     assert arrays["scaling/one/weights"].max(axis=-1).mean() == pytest.approx(0.25, abs=0.005)
+    slope = {one: (w * (1 - w)).mean() for one in ("hundred", "scaled") for w in [arrays[f"scaling/{one}/weights"]]}
+    assert 0.2 < slope["hundred"] / slope["scaled"] < 0.3  # about a quarter
     assert arrays["angle/long/weights"][0].argmax() == 3
     assert 0.45 < arrays["angle/long/weights"][0, 3] < 0.5
     np.testing.assert_allclose(arrays["projections/projected/weights"][1], 1 / 7)
     assert arrays["projections/projected/weights"][4].argmax() == 1
     assert arrays["projections/alone/weights"][4].argmax() == 4
+    assert arrays["projections/projected/weights"][4, 1] > 0.9
+    assert arrays["projections/learned/weights"][4, 1] > 0.9
     assert (arrays["masks/lengths/weights"][:, 3:] == 0).all()
+    assert printed["masks"]["broken"] == "by row: [[nan nan nan]]\nby key: [[nan nan  0.]]\n"
+    products = np.diff(arrays["positions/with/table"] @ arrays["positions/with/table"][0])
+    assert (products < 0.1).all()  # on the whole they fall
+    assert products.max() > 0
     importance, weights = arrays["own/whole/importance"], arrays["own/whole/weights"]
     assert importance.argmin() == weights.max(axis=-1).mean(axis=-1).argmax() == 1
+    assert [head for head in range(4) if (weights[head].max(axis=-1) > 0.5).all()] == [1]
     assert "with positions: False" in printed["positions"]["seen"]
     assert "without positions: True" in printed["positions"]["order"]
+
+
+def test_what_captions_say_is_what_figures_show():
+    arrays = ran("numpy")[1]
+    alone = arrays["projections/alone/weights"]
+    assert (alone.argmax(axis=-1) == np.arange(7)).sum() == 6  # nearly every word
+    assert not np.allclose(alone, alone.T)  # only scores are symmetric
+    shares = arrays["softmax/factors/weights"]
+    np.testing.assert_allclose(shares[0], 0.25)
+    assert shares[-1].max() > 0.5
+    loose = arrays["scaling/hundred/weights"]
+    assert ((loose < 0.1) | (loose > 0.9)).mean() > 0.5
+
+
+def test_how_many_heads_of_the_trained_model_can_go():
+    """A third, for a tenth of the cosine; none in the last layer."""
+    pruned = json.loads((record.HERE / "heads-minilm.json").read_text())["pruned"]
+    left = [len(heads) for heads in pruned["kept"].values()]
+    assert 3 * pruned["removed"] == 72 == pruned["removed"] + sum(left)
+    assert pruned["point"]["fidelity"] == pytest.approx(0.9, abs=0.01)
+    assert left[-1] == 12

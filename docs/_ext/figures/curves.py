@@ -85,7 +85,7 @@ def scaling(arrays: Arrays) -> str:
         rows.append([title, f"{scores.std():.2f}", f"{weights.max(axis=-1).mean():.3f}"])
     return to_html(
         made,
-        "Weights over scores: with 100 dimensions and no scale, weights are near 0 or 1; scaled, they are as with 1.",
+        "Weights over scores: with 100 dimensions and no scale, most are near 0 or 1; scaled, they spread as with 1.",
         ("", "deviation of the scores", "largest weight of a query, on average"),
         rows,
     )
@@ -103,7 +103,7 @@ def softmax(arrays: Arrays) -> str:
     rows = [[f"{f:g}", *(f"{w:.3f}" for w in row)] for f, row in zip(factors[:, 0], weights, strict=True)]
     return to_html(
         made,
-        "Weights of four scores, multiplied by more and more: even at 0, a choice of the largest at 4.",
+        "Weights of four scores, multiplied by more and more: all alike at 0, and at 4 most of it for the largest.",
         ("scores times", *(f"score {score:g}" for score in offered[:, 0])),
         rows,
     )
@@ -126,7 +126,7 @@ def positions(arrays: Arrays) -> str:
     return to_html(
         made,
         f"Above: fast and slow channels of the first {len(table)} positions. Below: the dot product of position "
-        f"{middle} with each, which falls with the distance, alike on both sides.",
+        f"{middle} with each, which on the whole falls with the distance, alike on both sides.",
         ("position", f"product with position {middle}"),
         rows,
     )

@@ -149,7 +149,7 @@ def block(arrays: Arrays) -> str:
         axes.text(1.05, (low + high) / 2, "around it", rotation=90, ha="right", va="center", fontsize=8)
     return to_html(
         made,
-        "One block of an encoder, from below. What goes around a part is added behind it.",
+        "One block, from below. What goes around a part is added behind it.",
         ("part", "shape", "deviation"),
         [
             ["words and positions", str(x.shape), f"{x.std():.2f}"],
