@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import combinations_with_replacement
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from mha.learn.bench import Place, bench, distance
 from mha.learn.exercise import StepExercise, Value
+from mha.learn.words import letters_of, of_sizes, sizes_of
 
 AXES = {"B": "batch item", "H": "head", "G": "key head", "Lq": "query", "Lk": "key", "L": "position"}
 """Letters of shapes -> what stands along such an axis; others are channels."""
@@ -48,14 +47,16 @@ class Pair:
     @property
     def letters(self) -> tuple[str, ...]:
         """The letters of its axes, such as ("B", "H", "Lq", "Lk")."""
-        return _letters(self.value, self.right.ndim)
+        return letters_of(self.value, self.right.ndim)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a number wherever the right one is: NaN is equal to NaN, and no relation is told of that."""
+        return self.made.dtype == bool or not (np.isnan(self.made) & ~np.isnan(self.right)).any()
 
     def sizes(self) -> dict[str, int]:
         """Letter -> size, of every array that the exercise names."""
-        found: dict[str, int] = {}
-        for one, array in [*zip(self.arguments, self.place.arguments, strict=True), (self.value, self.right)]:
-            if isinstance(array, np.ndarray):
-                found |= zip(_letters(one, array.ndim), array.shape, strict=True)
+        found = sizes_of(self.arguments, self.place) | dict(zip(self.letters, self.right.shape, strict=True))
         return {letter: size for letter, size in found.items() if letter.isalpha() and size > 1}
 
     def is_near(self, other: NDArray) -> bool:
@@ -64,14 +65,6 @@ class Pair:
             return bool((self.made == other).all())
         scale = np.abs(self.right[np.isfinite(self.right)]).max(initial=0.0)
         return bool((distance(self.made, other) <= NEAR * scale).all())
-
-
-def _letters(value: Value, ndim: int) -> tuple[str, ...]:
-    found = re.search(r"\(([^()]*)\)", value.about)
-    letters = tuple(part.strip() for part in found[1].split(",") if part.strip()) if found else ()
-    if letters[:1] == ("...",):
-        letters = (*map(str, range(ndim - len(letters) + 1)), *letters[1:])
-    return letters if len(letters) == ndim else tuple(map(str, range(ndim)))
 
 
 def _pairs(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> list[Pair]:
@@ -97,8 +90,12 @@ def relation(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> st
     with any_numbers:
         pairs = _pairs(exercise, answers)
         name = pairs[0].value.name if pairs else ""
-        tellers = (_all_nan, _multiple, _function, _row_multiples, _along, _sums, _as_float32) if pairs else ()
-        return next((f"{name}: {said}." for teller in tellers if (said := teller(pairs))), "")
+        of_numbers = (_multiple, _function, _along, _sums, _as_float32)
+        tellers = of_numbers if all(pair.is_number for pair in pairs) else (_all_nan,)
+        calls = _calls(pairs) if pairs else ""
+        pairs = [pair for pair in pairs if pair.wrong.any()] if calls else pairs
+        where, rest = (f"where {calls}, ", "; every other call is right") if calls else ("", "")
+        return next((f"{name}: {where}{said}{rest}." for teller in tellers if pairs and (said := teller(pairs))), "")
 
 
 def _all_nan(pairs: Sequence[Pair]) -> str:
@@ -110,38 +107,35 @@ def _all_nan(pairs: Sequence[Pair]) -> str:
 
 def _multiple(pairs: Sequence[Pair]) -> str:
     """A multiple of the right one: by one number, or by one that the sizes of a case give."""
-    if pairs[0].right.dtype == bool:
+    factors = _factors(pairs)
+    if not factors:
         return ""
+    if np.allclose(factors, factors[0], rtol=NEAR):
+        by = f"times {factors[0]:.6g}" if factors[0] != -1 else "with the other sign"
+        return f"it is the right one {by}"
+    for words, number in of_sizes(list(pairs[0].sizes())):
+        if np.allclose(factors, [number(pair.sizes()) for pair in pairs if pair.right.any()], rtol=NEAR):
+            return f"it is the right one times {words}"
+    return ""
+
+
+def _any_multiple(pairs: Sequence[Pair]) -> str:
+    """A multiple of the right one, by a number of its own in each case."""
+    cases = [pair.place.case.id for pair in pairs if pair.right.any()]
+    shown = ", ".join(f"{factor:.4g} in case {id}" for factor, id in zip(_factors(pairs), cases, strict=False))
+    return f"it is the right one times a number: {shown}" if shown else ""
+
+
+def _factors(pairs: Sequence[Pair]) -> list[float]:
+    """By what the right ones are multiplied, in cases in which they are not all 0; [] if they are not multiplied."""
     factors = []
     for pair in pairs:
         top = np.unravel_index(np.argmax(np.abs(np.nan_to_num(pair.right))), pair.right.shape)
-        factor = float(pair.made[top] / pair.right[top])
-        if not np.isfinite(factor) or not pair.is_near(factor * pair.right):
-            return ""
-        factors.append(factor)
-    if np.allclose(factors, factors[0], rtol=NEAR):
-        return (
-            "it is the right one with the other sign"
-            if factors[0] == -1
-            else f"it is the right one times {factors[0]:.6g}"
-        )
-    for words, of_sizes in _of_sizes(pairs[0]):
-        if np.allclose(factors, [of_sizes(pair.sizes()) for pair in pairs], rtol=NEAR):
-            return f"it is the right one times {words}"
-    shown = ", ".join(f"{factor:.4g} in case {pair.place.case.id}" for factor, pair in zip(factors, pairs, strict=True))
-    return f"it is the right one times a number: {shown}"
-
-
-def _of_sizes(pair: Pair) -> Iterator[tuple[str, Callable[[dict[str, int]], float]]]:
-    """Numbers that are made of one size, or of two."""
-    for a, b in [(a, "") for a in pair.sizes()] + list(combinations_with_replacement(pair.sizes(), 2)):
-        words = f"({a} * {b})" if b else a
-        for power, form in ((1.0, "{}"), (-1.0, "1 / {}"), (0.5, "sqrt({})"), (-0.5, "1 / sqrt({})")):
-
-            def number(sizes: dict[str, int], a: str = a, b: str = b, power: float = power) -> float:
-                return float(sizes.get(a, 1) * (sizes.get(b, 1) if b else 1)) ** power
-
-            yield form.format(words), number
+        factor = float(pair.made[top] / pair.right[top]) if pair.right.any() else 1.0
+        if pair.right.dtype == bool or not np.isfinite(factor) or not pair.is_near(factor * pair.right):
+            return []
+        factors += [factor] if pair.right.any() else []
+    return factors
 
 
 def _function(pairs: Sequence[Pair]) -> str:
@@ -172,7 +166,8 @@ def _row_multiples(pairs: Sequence[Pair]) -> str:
             return ""
         top = np.argmax(np.abs(np.nan_to_num(pair.right)), axis=-1, keepdims=True)
         made, right = (np.take_along_axis(one, top, -1) for one in (pair.made, pair.right))
-        if not pair.is_near(np.where(right == 0.0, 1.0, made / right) * pair.right):
+        factors = np.where(right == 0.0, 1.0, made / right)
+        if not np.isfinite(factors).all() or not pair.is_near(factors * pair.right):
             return ""
     sums = all(np.allclose(pair.right.sum(-1), pair.right.any(-1)) for pair in pairs)
     return f"each row is the right one times a number of its own{': rows must sum to 1' if sums else ''}"
@@ -200,7 +195,7 @@ def _sums(pairs: Sequence[Pair]) -> str:
     if not all(np.allclose(pair.right.sum(-1), pair.right.any(-1)) for pair in pairs):
         return ""
     for axis in range(pairs[0].right.ndim - 1):
-        sums = [np.nansum(pair.made, axis) for pair in pairs]
+        sums = [np.nansum(pair.made, axis) for pair in pairs]  # NaN where the right ones are
         if all(np.allclose(one[one != 0.0], 1.0) and (one != 0.0).any() for one in sums):
             return f"weights sum to 1 over each {_thing(pairs[0], axis)}'s axis ({axis}), not over the keys"
     return ""
@@ -232,12 +227,19 @@ def location(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> st
     with any_numbers:
         pairs = _pairs(exercise, answers)
         name = pairs[0].value.name if pairs else ""
-        tellers = (_in_calls, _in_places, _in_direction, _in_pairs, _in_index) if pairs else ()
+        tellers = (
+            (_any_multiple, _row_multiples, _in_calls, _in_places, _in_direction, _in_pairs, _in_index) if pairs else ()
+        )
         return next((f"{name}: {said}." for teller in tellers if (said := teller(pairs))), "")
 
 
 def _in_calls(pairs: Sequence[Pair]) -> str:
-    """In which calls it is wrong, by what an argument is."""
+    calls = _calls(pairs)
+    return f"it is wrong where {calls}, and right in every other case" if calls else ""
+
+
+def _calls(pairs: Sequence[Pair]) -> str:
+    """The calls in which alone it is wrong, by what an argument is, such as "scale is None"."""
     kinds: dict[str, Callable[[object], bool]] = {
         "is None": lambda x: x is None,
         "is given": lambda x: x is not None,
@@ -251,7 +253,7 @@ def _in_calls(pairs: Sequence[Pair]) -> str:
     for name in (argument.name for argument in pairs[0].arguments):
         for words, is_one in kinds.items():
             if wrong == [is_one(pair.named[name]) for pair in pairs] and not all(wrong):
-                return f"it is wrong where {name} {words}, and right in every other case"
+                return f"{name} {words}"
     return ""
 
 
@@ -262,8 +264,9 @@ def _is_word(word: str, x: object) -> bool:
 def _in_places(pairs: Sequence[Pair]) -> str:
     """In which rows or elements it is wrong, by what they are."""
     kinds: dict[str, Callable[[Pair], NDArray | None]] = {
-        "rows without an allowed key": lambda one: _rows(one, ~_mask(one).any(-1, keepdims=True)),
-        "excluded keys": lambda one: _rows(one, ~_mask(one)),
+        "rows without an allowed key": lambda one: _rows(one, ~np.asarray(one.named["allowed"]).any(-1, keepdims=True)),
+        "masked keys": lambda one: _rows(one, ~np.asarray(one.named["allowed"])),
+        "rows of weights that are all 0": lambda one: _rows(one, ~np.asarray(one.named["weights"]).any(-1)[..., None]),
         "padding": lambda one: _rows(one, np.asarray(one.named["padding"])[:, None, :, None]),
         "items or queries of length 0": lambda one: _rows(one, _lengths(one) == 0),
         "queries that stand before the first key or behind the last": lambda one: _rows(one, _outside(one)),
@@ -274,19 +277,12 @@ def _in_places(pairs: Sequence[Pair]) -> str:
         except (KeyError, TypeError, ValueError):  # the exercise has no such thing
             continue
         if all(one is not None and not (pair.wrong & ~one).any() for pair, one in zip(pairs, there, strict=True)):
-            return f"it is wrong in {words} alone"
+            return f"it is wrong only in {words}"
     return ""
 
 
 def _rows(pair: Pair, places: NDArray) -> NDArray:
     return np.broadcast_to(places, pair.right.shape)
-
-
-def _mask(pair: Pair) -> NDArray:
-    """The allowed keys of a call whose result is of their shape."""
-    given = pair.named["allowed"]
-    assert isinstance(given, np.ndarray)
-    return given
 
 
 def _lengths(pair: Pair) -> NDArray:
@@ -332,19 +328,19 @@ def _in_pairs(pairs: Sequence[Pair]) -> str:
 
 
 def _in_index(pairs: Sequence[Pair]) -> str:
-    """The first along an axis is right, and all others are not; or the other way round."""
+    """The first along an axis is right and all others are not, or the other way round; and so the last."""
     where = [pair for pair in pairs if pair.wrong.any()]
+    limit = "" if len(where) == len(pairs) else " where anything is wrong"
     for axis in range(pairs[0].right.ndim):
         others = tuple(other for other in range(pairs[0].right.ndim) if other != axis)
         if any(pair.right.shape[axis] == 1 for pair in where):
             continue
         by_index = [pair.wrong.any(others) for pair in where]
         thing = _thing(pairs[0], axis)
-        if all(not one[0] and one[1:].all() for one in by_index):
-            return f"the first {thing} is right, and every other one is wrong"
-        if all(not one[-1] and one[:-1].all() for one in by_index):
-            return f"the last {thing} is right, and every other one is wrong"
+        for which, index in (("first", 0), ("last", -1)):
+            told = [(one[index], np.delete(one, index)) for one in by_index]
+            if all(not one and others.all() for one, others in told):
+                return f"the {which} {thing} is right, and every other one is wrong{limit}"
+            if all(one and not others.any() for one, others in told):
+                return f"the {which} {thing} is wrong, and every other one is right"
     return ""
-
-
-__all__ = ["location", "relation"]

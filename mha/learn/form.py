@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import permutations
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, permutations
 from typing import TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mha.learn.bench import distance
@@ -44,7 +46,19 @@ def of_shape(compared: Sequence[Compared], *, broadcasts: bool = False) -> str:
 
 def _changes(array: NDArray, wanted: NDArray, allowed: NDArray) -> list[str]:
     """Every one thing that makes the right shape, the likeliest first."""
-    return [*filter(None, [_exchanged(array, wanted, allowed)]), *_changed(array.shape, wanted.shape)]
+    first = [_exchanged(array, wanted, allowed), *_stretched(array, wanted, allowed)]
+    return [*filter(None, first), *_changed(array.shape, wanted.shape)]
+
+
+def _stretched(array: NDArray, wanted: NDArray, allowed: NDArray) -> Iterator[str]:
+    """Which axes of size 1 make the right numbers of it, stretched to the right shape."""
+    for axes in combinations(range(wanted.ndim), max(wanted.ndim - array.ndim, 0)):
+        larger = np.expand_dims(array, axes)
+        fits = axes and all(size in (1, right) for size, right in zip(larger.shape, wanted.shape, strict=True))
+        if fits and (distance(np.broadcast_to(larger, wanted.shape), wanted) <= allowed).all():
+            index = ", ".join("None" if axis in axes else ":" for axis in range(max(axes) + 1))
+            which = f"axis {axes[0]} is" if len(axes) == 1 else f"axes {' and '.join(map(str, axes))} are"
+            yield f"{which} missing, and x[{index}] puts {'it' if len(axes) == 1 else 'them'} there, of size 1"
 
 
 def _sizes(array: NDArray, wanted: NDArray, broadcasts: bool) -> str:
@@ -54,6 +68,36 @@ def _sizes(array: NDArray, wanted: NDArray, broadcasts: bool) -> str:
     different = [axis for axis in range(array.ndim) if array.shape[axis] != wanted.shape[axis]]
     different = [axis for axis in different if not broadcasts or array.shape[axis] != 1]
     return ", ".join(f"axis {axis} has size {array.shape[axis]}, not {wanted.shape[axis]}" for axis in different)
+
+
+PRODUCT = re.compile(r"matmul: .*core dimension 0.*\(size (?P<right>\d+) is different from (?P<left>\d+)\)")
+SHAPES = re.compile(r"shapes (?P<shapes>(?:\([\d,]+\) ?)+)")
+
+
+def of_error(error: str, sizes: Mapping[str, int]) -> str:
+    """Which axes meet, where NumPy says that two sizes do not fit; "" of another error.
+
+    Args:
+        error: its message.
+        sizes: of the axes, by their letters.
+
+    >>> of_error("operands could not be broadcast together with shapes (2,3) (7,) ", {"L": 2, "in": 3, "out": 7})
+    ': (L, in) and (out) meet'
+    """
+
+    def letters(size: str) -> str:
+        return " or ".join(letter for letter, one in sizes.items() if one == int(size)) or size
+
+    if found := PRODUCT.search(error):
+        left, right = (f"{letters(found[side])} ({found[side]})" for side in ("left", "right"))
+        return (
+            f": in a @ b the last axis of a meets the last but one of b. Here {left} meets {right}, and an axis must "
+            "meet its like"
+        )
+    if found := SHAPES.search(error):
+        shapes = [", ".join(map(letters, re.findall(r"\d+", one))) for one in re.findall(r"\(.*?\)", found["shapes"])]
+        return f": {' and '.join(f'({one})' for one in shapes)} meet"
+    return ""
 
 
 def of_order(
@@ -123,4 +167,4 @@ def of_dtype(array: NDArray, wanted: NDArray) -> str:
     return f"is {array.dtype}; it must be {wanted.dtype}{why}"
 
 
-__all__ = ["of_dtype", "of_order", "of_shape"]
+__all__ = ["of_dtype", "of_error", "of_order", "of_shape"]

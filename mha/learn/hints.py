@@ -1,19 +1,21 @@
 """What is said of an exercise, level by level, so that the answer is not given away.
 
 Level 1: right, or the first wrong element, as `mha learn check` says it. 2: what is wrong, in the bug's own sentence;
-where no bug explains it, what experiments measure, else the smallest case that fails, in numbers. 3: what to change.
-4: a short answer that is right.
+where no bug explains it, what experiments measure, else the smallest case that fails, in numbers. 3: what to change,
+where that is known. 4: a short answer that is right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from conformance.any_numbers import any_numbers
-from conformance.cases.table import select
+from conformance.cases.table import all_cases, select
 from conformance.measure.faults import is_measured
 from conformance.workers.protocol import WorkerDied
 from conformance.zoo.bug import Bug
@@ -22,24 +24,26 @@ from mha.learn.bench import Place, bench
 from mha.learn.differences import location, relation
 from mha.learn.exercise import CatchExercise, Exercise, LayerExercise, StepExercise
 from mha.learn.exercises import exercise as exercise_of
-from mha.learn.fills import fill_of
 from mha.learn.handout.folder import heading
 from mha.learn.handout.sources import answer
-from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, judge, run_on, verdict_of
+from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, formed, judge, run_on, verdict_of
 from mha.learn.names import Answer, explained, same
+from mha.learn.rows import of_rows
 from mha.learn.running.catching import Chosen, chosen, never_asked
 from mha.learn.running.layering import diagnosed
 from mha.learn.running.measuring import Said, measured_in
 from mha.learn.running.workshop import ask
-from mha.learn.tracks.own import OWN
+from mha.learn.tracks.own import OWN, Candidate, for_other_arguments
 from mha.learn.tracks.translate import FUNCTIONS
-from mha.learn.words import described, given_to, written_out
-from mha_core.reference.rules import RULES
+from mha.learn.words import described, given_to, in_words, rules_of, written_out
 
 DEEPEST = 4
 """The level that gives the answer."""
 
 SAME = "Yours gives what this mistake gives, in every case:\n"
+
+FIX, LOOK_AT = "    What to change: ", "    What to look at: "
+"""How a line begins that the third level adds."""
 
 NEEDS = 6
 """Most needs of a call that are listed."""
@@ -48,7 +52,14 @@ MEASURING_LIMIT = 2 * TIME_LIMIT
 """Seconds that measuring may take before its process is ended: it ends itself long before, unless a file hangs."""
 
 
-def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_limit: float = TIME_LIMIT) -> str:
+class Hint(NamedTuple):
+    """What is said on a level, and the next one that says more; None if there is none."""
+
+    text: str
+    deeper: int | None
+
+
+def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_limit: float = TIME_LIMIT) -> Hint:
     """The hint of one level, on what the learner's file gives now.
 
     Args:
@@ -57,12 +68,14 @@ def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_l
         framework: whose answer is shown beside NumPy's, on the deepest level.
     """
     if level == DEEPEST:
-        return solved(exercise, framework)
+        return Hint(solved(exercise, framework), None)
     verdict = judge(exercise, folder, time_limit=time_limit)
-    lines = [f"{exercise.name}: {verdict.status}, {verdict.line}"]
-    if level > 1:
-        lines += ["", _deeper(exercise, verdict, folder, level)]
-    return "\n".join(lines)
+    line = f"{exercise.name}: {verdict.status}, {verdict.line}"
+    if level == 1:
+        return Hint(line, 2)
+    second, third = _deeper(exercise, verdict, folder)
+    more = level == 2 and second != third
+    return Hint(f"{line}\n\n{second if level == 2 else third}", 3 if more else DEEPEST)
 
 
 def solved(exercise: Exercise, framework: str) -> str:
@@ -75,94 +88,122 @@ def solved(exercise: Exercise, framework: str) -> str:
     return "\n\n\n".join(f"{heading(one)}\n\n\n{answer(one)}" for one in shown)
 
 
-def _deeper(exercise: Exercise, verdict: Verdict, folder: Path, level: int) -> str:
+def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, str]:
+    """What the second level says, and the third."""
     if isinstance(exercise, CatchExercise):
-        return _of_hidden(exercise, folder, level)
+        return _of_hidden(exercise, folder)
     if verdict.status == "wrong" and isinstance(exercise, StepExercise):
-        return of_answers(exercise, verdict, folder, level)
-    if verdict.status == "no answer" and isinstance(exercise, StepExercise):
-        return f"{_rules(exercise)}\n\n{given_to(exercise, bench(exercise).places[len(verdict.answers)])}"
-    if verdict.status == "wrong" and isinstance(exercise, LayerExercise):
-        return _of_layer(exercise, folder, level)
-    return _rules(exercise)
-
-
-def _rules(exercise: Exercise) -> str:
-    """What the lessons say of it, or the definition."""
-    told = [f"The rule {id!r}. {RULES[id].plain}" for id in exercise.rules]
-    return exercise.advice or "\n".join(told or [exercise.task])
+        third = of_answers(exercise, verdict, folder)
+    elif verdict.status == "no answer" and isinstance(exercise, StepExercise):
+        third = f"{rules_of(exercise)}\n\n{given_to(exercise, bench(exercise).places[len(verdict.answers)])}"
+    elif verdict.status == "wrong" and isinstance(exercise, LayerExercise):
+        third = _of_layer(exercise, verdict, folder)
+    else:
+        third = rules_of(exercise)
+    return "\n".join(line for line in third.splitlines() if not line.startswith((FIX, LOOK_AT))), third
 
 
 # A step ------------------------------------------------------------------------------------------------
 
 
-def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None, level: int) -> str:
+def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) -> str:
     """What is wrong with a step, as far as it is known, and else the smallest case that fails, in numbers.
 
-    Known are the bugs that explain what it gives in every case; else how all its numbers lie to the right ones, or what
-    was measured of it; else where it is wrong. If a shape or a dtype is wrong, as the verdict says, that comes first.
+    If a shape or a dtype is wrong, as the verdict says, that comes first. Then each of these is run and compared, and
+    the first that gives what the file gives in every case is told: mistakes of the exercise, bugs of the zoo, what is
+    true of rows of a softmax, how all numbers lie to the right ones, the right answer for other arguments, what was
+    measured. Else where it is wrong.
     """
+    answers = verdict.answers
     if verdict.form:
-        return f"{_rules(exercise)}\n\n{given_to(exercise, bench(exercise).places[0])}"
-    if said := own_mistake(exercise, verdict.answers) or fill_of(exercise, verdict.answers):
+        return f"{rules_of(exercise)}\n\n{given_to(exercise, _of_wrong_form(exercise, answers))}"
+    of_kinds = of_rows(exercise, answers)
+    if said := own_mistake(exercise, answers) or (of_kinds[0] if len(of_kinds) == 1 else ""):
         return f"In every case:\n  {said}"
-    found = explained(exercise, verdict.answers)
-    if found.unknown:
-        rest = f"In {found.unknown} of the {found.rows} wrong rows both show, and what they give together is not known."
-        return f"{told(found.explanations, level)}\n{rest}"
+    found = explained(exercise, answers)
+    of_one = bool(found.explanations) and len(found.explanations[0]) == 1
+    if of_kinds and not of_one:
+        return "\n  ".join(("In every case:", *of_kinds))
     if found.explanations:
-        single = len(found.explanations) == len(found.explanations[0]) == 1
-        return f"{SAME if single else ''}{told(found.explanations, level)}"
-    if said := relation(exercise, verdict.answers):
+        same_as = SAME if of_one and len(found.explanations) == 1 else ""
+        rest = f"In {found.unknown} of the {found.rows} wrong rows both show, and what they give together is not known."
+        return same_as + "\n".join([told(found.explanations, exercise), *([rest] * bool(found.unknown))])
+    if said := relation(exercise, answers) or _for_others(exercise, answers):
         return f"No known mistake; but in every case:\n  {said}"
-    if folder is not None and (measured := _measured(exercise, verdict, folder, level)):
+    if folder is not None and (measured := _measured(exercise, verdict, folder)):
         return measured
-    said = location(exercise, verdict.answers)
-    smallest = "" if folder is None else _smallest(exercise, verdict, folder)
+    said = location(exercise, answers)
     lines = [
         "No known mistake, and no two of them, give what yours gives in every case.",
         *([f"  {said}"] * bool(said)),
-        smallest,
+        _look_at(exercise),
+        *([] if folder is None else _smallest(exercise, verdict, folder)),
     ]
-    return "\n".join(lines).strip()
+    return "\n".join(lines)
+
+
+def _of_wrong_form(exercise: StepExercise, answers: Sequence[Answer]) -> Place:
+    """The first case in which a shape or a dtype is wrong, if it is known."""
+    places = bench(exercise).places
+    forms = ([(one.shape, one.dtype) for one in answer] for answer in answers)
+    wanted = ([(one.shape, one.dtype) for one in place.wanted] for place in places)
+    return next((place for place, made, right in zip(places, forms, wanted, strict=False) if made != right), places[0])
+
+
+def _look_at(exercise: Exercise) -> str:
+    return LOOK_AT + " ".join(rules_of(exercise).splitlines())
 
 
 def own_mistake(exercise: StepExercise, answers: Sequence[Answer]) -> str:
     """The sentence of the exercise's own mistake that gives these answers in every case; "" if none does."""
+    return _fitting(exercise, answers, OWN.get(exercise.name, ()))
+
+
+def _for_others(exercise: StepExercise, answers: Sequence[Answer]) -> str:
+    return _fitting(exercise, answers, for_other_arguments(exercise))
+
+
+def _fitting(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> str:
+    """The sentence of the first candidate that gives these answers in every case."""
     places = bench(exercise).places
     if len(answers) != len(places):
         return ""
-    for sentence, function in OWN.get(exercise.name, ()):
+    return next((words for words, one in candidates if all(map(partial(_gives, one), places, answers))), "")
+
+
+def _gives(function: Callable[..., Any], place: Place, made: Answer) -> bool:
+    """Whether a candidate gives in a case what was made; one that can't be computed there does not."""
+    try:
         with any_numbers:
-            made = [(np.asarray(function(*place.arguments)),) for place in places]
-        if all(map(same, made, answers, places)):
-            return sentence
-    return ""
+            given = function(*place.arguments)
+        given = given if isinstance(given, tuple) else (given,)
+        shaped = tuple(np.broadcast_to(one, array.shape) for one, array in zip(given, made, strict=True))
+    except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError):
+        return False
+    return not any(np.isnan(one).all() for one in shaped) and same(shaped, made, place)
 
 
-def told(found: Sequence[tuple[Bug, ...]], level: int) -> str:
-    """Explanations in words: what all of them share, then the rest of each."""
+def told(found: Sequence[tuple[Bug, ...]], exercise: Exercise) -> str:
+    """Explanations in words: what all of them share, then the rest of each; each with what to change."""
     common = [bug for bug in found[0] if all(bug in other for other in found)]
     lines = []
     if len(found[0]) > 1:
         lines.append(f"{'Two' if len(found[0]) == 2 else len(found[0])} things are wrong:")
-    lines += [_of_bug(bug, level) for bug in common]
+    lines += [_of_bug(bug, exercise) for bug in common]
     rest = [[bug for bug in one if bug not in common] for one in found]
     if len(found) > 1:
         lines.append("One of these, which the cases can't tell apart:")
-        lines += ["\n  and\n".join(_of_bug(bug, level) for bug in one) for one in rest]
+        lines += ["\n  and\n".join(_of_bug(bug, exercise) for bug in one) for one in rest]
     return "\n".join(lines)
 
 
-def _of_bug(bug: Bug, level: int) -> str:
+def _of_bug(bug: Bug, exercise: Exercise) -> str:
     seen = f" (seen in {bug.seen_in})" if bug.seen_in else ""
-    lines = [f"  {'measured' if is_measured(bug) else bug.id}: {bug.sentence}{seen}"]
-    if level > 2:
-        lines.append(f"    What to change: {bug.fix}")
-    return "\n".join(lines)
+    name = "measured" if is_measured(bug) else bug.id
+    return f"  {name}: {in_words(exercise, bug.sentence)}{seen}\n{FIX}{in_words(exercise, bug.fix)}"
 
 
-def _measured(exercise: StepExercise, verdict: Verdict, folder: Path, level: int) -> str:
+def _measured(exercise: StepExercise, verdict: Verdict, folder: Path) -> str:
     """What experiments show of a step that no bug explains; "" if they don't, or its process ends."""
     path = str((folder / exercise.file).resolve())
     try:
@@ -173,68 +214,67 @@ def _measured(exercise: StepExercise, verdict: Verdict, folder: Path, level: int
         return ""
     lines = ["No known mistake; measured, and the same as yours in every case:"] if found else []
     for said in found:
-        lines.append(f"  {said.sentence}")
-        if level > 2:
-            lines.append(f"    What to change: {said.fix}")
+        lines += [f"  {in_words(exercise, said.sentence)}", f"{FIX}{in_words(exercise, said.fix)}"]
     return "\n".join(lines)
 
 
-def _smallest(exercise: StepExercise, verdict: Verdict, folder: Path) -> str:
-    """The smallest case in which it fails."""
-    path = str((folder / exercise.file).resolve())
-    tiny = bench(exercise).tiny
-    tried: list[tuple[Place, tuple]] = []
-    if tiny:
-        try:
-            attempt = run_on(exercise, path, tiny)
-            tried = list(zip(tiny, attempt.answers, strict=False))
-        except WorkerDied:
-            tried = []
-    tried += list(zip(bench(exercise).places, verdict.answers, strict=False))
-    failing = [(place, answer) for place, answer in tried if first_wrong(exercise, place, answer)]
+def _smallest(exercise: StepExercise, verdict: Verdict, folder: Path) -> list[str]:
+    """The smallest case in which it fails, in lines."""
+    path, tiny = str((folder / exercise.file).resolve()), bench(exercise).tiny
+    try:
+        answers = run_on(exercise, path, tiny).answers
+    except WorkerDied:
+        answers = ()
+    failing = [
+        (place, shaped)
+        for place, answer in [
+            *zip(tiny, answers, strict=False),
+            *zip(bench(exercise).places, verdict.answers, strict=False),
+        ]
+        if first_wrong(exercise, place, shaped := tuple(map(partial(formed, exercise), answer, place.wanted)))
+    ]
     if not failing:
-        return ""
+        return []
     place, answer = min(failing, key=lambda one: one[0].size)
-    return "The smallest case that fails:\n" + written_out(exercise, place, answer, first_wrong_row(place, answer))
+    return ["The smallest case that fails:", written_out(exercise, place, answer, first_wrong_row(place, answer))]
 
 
 # The others --------------------------------------------------------------------------------------------
 
 
-def _of_layer(exercise: LayerExercise, folder: Path, level: int) -> str:
+def _of_layer(exercise: LayerExercise, verdict: Verdict, folder: Path) -> str:
     path = str((folder / exercise.file).resolve())
     try:
-        found = diagnosed(exercise.dialect, path, exercise.subject, exercise.first)
+        asked = dict.fromkeys((*exercise.first, verdict.case))  # where the first ones are right, it shows in another
+        cases = tuple(case.id for case in all_cases() if case.id in asked)
+        found = diagnosed(exercise.dialect, path, exercise.subject, cases)
     except WorkerDied as death:
         return str(death)
     if isinstance(found, str):
         return found
-    if not found:
-        return "No known mistakes give what yours gives. Returned in a dict, its stages would say where it begins."
-    return told(found, level)
+    is_whole, explanations = found
+    if not explanations:
+        said = "No known mistakes give what yours gives. Returned in a dict, its stages would say where it begins."
+        return f"{said}\n{_look_at(exercise)}"
+    nearly = "" if is_whole else "This gives what yours gives in nearly all cases that are wrong, and not in all:\n"
+    return nearly + told(explanations, exercise)
 
 
-def _of_hidden(exercise: CatchExercise, folder: Path, level: int) -> str:
-    """Where the hidden bug first shows, or what it is; and what the call would need to show more bugs."""
+def _of_hidden(exercise: CatchExercise, folder: Path) -> tuple[str, str]:
+    """Where the hidden bug first shows, then what it is; and what the call would need to show more bugs."""
     bug = select_bugs((exercise.bug,))[0]
-    lines = [
-        f"The hidden bug first shows in the stage {bug.stage!r}." if level == 2 else f"The hidden bug: {bug.sentence}"
-    ]
     found: Chosen = ask(exercise.dialect, TIME_LIMIT, chosen, str((folder / exercise.file).resolve()))
-    if found.problem is not None:
-        lines.append(
-            f"Your call can't show bugs of what it never asks: {', '.join(never_asked(found.problem)[:NEEDS])}."
-        )
-    return "\n".join(lines)
+    needs = "" if found.problem is None else ", ".join(never_asked(found.problem)[:NEEDS])
+    rest = f"\nYour call can't show bugs of what it never asks: {needs}." if needs else ""
+    return f"The hidden bug first shows in the stage {bug.stage!r}.{rest}", f"The hidden bug: {bug.sentence}{rest}"
 
 
 def _case_that_shows(exercise: CatchExercise) -> str:
     """A case of the suite that shows the hidden bug, and the fix."""
     bug = select_bugs((exercise.bug,))[0]
     case = select((exercise.shown_by,))[0]
-    return (
-        f"{_of_bug(bug, DEEPEST)}\n  The case {case.id} shows it: {described(case.build())}. It catches {case.catches}."
-    )
+    shows = f"The case {case.id} shows it: {described(case.build())}. It catches {case.catches}."
+    return f"{_of_bug(bug, exercise)}\n  {shows}"
 
 
 __all__ = ["DEEPEST", "hint", "of_answers", "solved", "told", "verdict_of"]

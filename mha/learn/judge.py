@@ -23,13 +23,13 @@ from mha.learn.exercise import (
     NumbersExercise,
     StepExercise,
 )
-from mha.learn.form import of_dtype, of_order, of_shape
+from mha.learn.form import of_dtype, of_error, of_order, of_shape
 from mha.learn.handout.folder import is_untouched
 from mha.learn.running.attempt import Asked, Attempt, attempt, measured, returned
 from mha.learn.running.catching import Chosen, caught, chosen
 from mha.learn.running.layering import Layered, judged
 from mha.learn.running.workshop import ask, end_process, why_not
-from mha.learn.words import at, described
+from mha.learn.words import at, described, sizes_of
 
 TIME_LIMIT = 10.0
 """Seconds that a file may take for all calls of an exercise."""
@@ -52,6 +52,7 @@ class Verdict:
         answers: of each case, where they could be compared.
         printed: the beginning of what the file printed.
         form: what is wrong with a shape or a dtype, which comes before the numbers.
+        case: of a layer, the id of the first case that is wrong.
     """
 
     exercise: Exercise
@@ -60,6 +61,7 @@ class Verdict:
     answers: tuple[tuple[NDArray, ...], ...] = ()
     printed: str = ""
     form: str = ""
+    case: str = ""
 
 
 def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -> Verdict:
@@ -155,11 +157,11 @@ def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = Non
         if line:
             return Verdict(exercise, "wrong", line, whole, tried.printed)
     if tried.problem:
-        where = (
-            "" if not answers else f" (case {places[len(answers)].case.id}: {described(places[len(answers)].problem)})"
-        )
+        place = places[len(answers)]
+        where = f" (case {place.case.id}: {described(place.problem)})" if answers else ""
         status: Status = "no answer" if tried.begun else "to do"
-        return Verdict(exercise, status, tried.problem + where, answers, tried.printed)
+        line = f"{tried.problem}{of_error(tried.problem, sizes_of(exercise.arguments, place))}{where}"
+        return Verdict(exercise, status, line, answers, tried.printed)
     return Verdict(exercise, "right", f"equal within the float64 bound in {len(places)} cases", whole, tried.printed)
 
 
@@ -258,7 +260,7 @@ def _judge_layer(exercise: LayerExercise, path: str) -> Verdict:
         return Verdict(exercise, "right", f"equal to the reference in {found.right} cases{left}", printed=found.printed)
     if result.status == "different":
         line = f"{result.mismatches[0].message} (case {result.case})"
-        return Verdict(exercise, "wrong", line, printed=found.printed)
+        return Verdict(exercise, "wrong", line, printed=found.printed, case=result.case)
     to_do = "NotImplementedError" in (result.message or "")
     line = f"{exercise.subject} is still to be written" if to_do else f"{result.message} (case {result.case})"
     return Verdict(exercise, "to do" if to_do else "no answer", line, printed=found.printed)
@@ -288,7 +290,7 @@ def _judge_numbers(exercise: NumbersExercise, path: str, time_limit: float) -> V
 
 
 def _judge_heads(exercise: HeadsExercise, path: str, time_limit: float) -> Verdict:
-    from mha.learn.headwork import ENOUGH, KEPT, cut_calls, place, share_of_time, trained, wrong_cut
+    from mha.learn.headwork import ENOUGH, KEPT, cut_calls, place, share_of_time, trained, wrong_cut, wrong_order
 
     calls = cut_calls() if exercise.kind == "cut" else tuple(one.arguments for one in trained())
     made, tried = ask(exercise.dialect, time_limit, returned, path, exercise.function, exercise.parameters, calls)
@@ -296,7 +298,8 @@ def _judge_heads(exercise: HeadsExercise, path: str, time_limit: float) -> Verdi
         return Verdict(exercise, "no answer" if tried.begun else "to do", tried.problem, printed=tried.printed)
     if exercise.kind == "cut":
         wrong = next(filter(None, (wrong_cut(number, weights) for number, weights in enumerate(made))), "")
-        took = "" if wrong else f"; with {len(KEPT[0])} of 12 heads it takes {share_of_time(0):.2f} of the time"
+        share = None if wrong else share_of_time(0)
+        took = "" if share is None else f"; with {len(KEPT[0])} of 12 heads it takes {share:.2f} of the time"
         line = wrong or f"equal to the masked layer, {len(KEPT)} times{took}"
         return Verdict(exercise, "wrong" if wrong else "right", line, printed=tried.printed)
     heads = [one.measured.config.num_heads for one in trained()]
@@ -309,7 +312,6 @@ def _judge_heads(exercise: HeadsExercise, path: str, time_limit: float) -> Verdi
     line = f"what is left by your order lies at {found:.2f}, where random orders are 0 and leaving each head out is 1"
     enough = found >= ENOUGH
     if not enough:
-        is_reversed = found < 0.0 and place([-arrays[""] for arrays in made]) >= ENOUGH
-        why = "is reversed" if is_reversed else "is worse than a random one" if found < 0.0 else ""
-        line += f"; {ENOUGH:g} is enough{f', and your order {why}' if why else ''}"
+        why = wrong_order([arrays[""] for arrays in made]) or "your order is worse than a random one" * (found < 0.0)
+        line += f"; {ENOUGH:g} is enough{f'; {why}' if why else ''}"
     return Verdict(exercise, "right" if enough else "wrong", line, printed=tried.printed)

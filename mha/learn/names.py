@@ -25,6 +25,10 @@ Answer = tuple[NDArray, ...]
 """What a function returned in one case."""
 
 
+OF_NO_EXERCISE = ("block-", "online-", "packed-")
+"""Bugs of layers that compute block by block, or hold several matrices in one: no exercise asks for that."""
+
+
 @dataclass(frozen=True)
 class Mistake:
     """A bug, as far as it is in the part of the pipeline that an exercise stands for.
@@ -55,6 +59,7 @@ def mistakes(exercise: StepExercise) -> tuple[Mistake, ...]:
     for bug in all_bugs():
         if (
             not bug.equivalent
+            and not bug.id.startswith(OF_NO_EXERCISE)
             and bug.id not in exercise.never
             and (bug.steps & set(exercise.covers) or bug.id in exercise.also)
         ):

@@ -1,18 +1,48 @@
-"""Elements, calls and arrays in words."""
+"""Elements, calls and arrays in words; rules and mistakes in those of the lessons."""
 
 from __future__ import annotations
 
+import re
 import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations_with_replacement, permutations
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from conformance.cases.problem import Problem
 from mha.learn.bench import Place
-from mha.learn.exercise import StepExercise
+from mha.learn.exercise import Exercise, StepExercise, Value
+from mha.learn.tracks.course import RULES_IN_WORDS, WORDS
+from mha_core.reference.rules import RULES
 
 LARGE = 60
 """Elements of an array that is still printed whole."""
+
+
+def in_words(exercise: Exercise, text: str) -> str:
+    """A sentence on a mistake in the letters of the exercise and the words of the lessons.
+
+    >>> from mha.learn.exercises import exercise
+    >>> in_words(exercise("causal"), "Key j is allowed iff j <= query_offset + i for query i.")
+    'Key j is allowed iff j <= i for query i.'
+    """
+    offset = "offsets[b] + " if "offsets" in exercise.parameters else ""
+    text = text.replace("query_offset + ", offset)
+    for words, plain in WORDS.items():
+        text = re.sub(words, plain, text)
+    return text
+
+
+def rules_of(exercise: Exercise) -> str:
+    """What to look at: the exercise's advice, else its rules, else its task."""
+    return exercise.advice or "\n".join(map(rule_of, exercise.rules)) or exercise.task
+
+
+def rule_of(id: str) -> str:
+    """A rule in the words of the lessons, else as the definition says it."""
+    return RULES_IN_WORDS.get(id) or f"Rule: {RULES[id].plain}"
 
 
 def at(index: tuple[int, ...]) -> str:
@@ -43,6 +73,46 @@ def described(problem: Problem) -> str:
     return ", ".join(parts)
 
 
+def letters_of(value: Value, ndim: int) -> tuple[str, ...]:
+    """The letters of the axes of a value, as its text has them; numbers count axes that have none."""
+    found = re.search(r"\(([^()]*)\)", value.about)
+    letters = tuple(part.strip() for part in found[1].split(",") if part.strip()) if found else ()
+    if letters[:1] == ("...",):
+        letters = (*("" for _ in range(ndim - len(letters) + 1)), *letters[1:])
+    letters = letters if len(letters) == ndim else ("",) * ndim
+    return tuple(letter if letter.strip("0123456789") else str(axis) for axis, letter in enumerate(letters))
+
+
+def sizes_of(arguments: Sequence[Value], place: Place) -> dict[str, int]:
+    """Letter -> size, of the axes of arguments in a case."""
+    found: dict[str, int] = {}
+    for one, array in zip(arguments, place.arguments, strict=True):
+        if isinstance(array, np.ndarray):
+            found |= zip(letters_of(one, array.ndim), array.shape, strict=True)
+    return {letter: size for letter, size in found.items() if not letter.isdigit()}
+
+
+def of_sizes(letters: Sequence[str]) -> Iterator[tuple[str, Callable[[Mapping[str, int]], float]]]:
+    """Numbers that are made of one size, of two, or of one over another, each with the function that computes it.
+
+    >>> [words for words, _ in of_sizes("d")]
+    ['d', 'sqrt(d)', 'd * d', 'sqrt(d * d)', '1 / d', '1 / sqrt(d)', '1 / (d * d)', '1 / sqrt(d * d)']
+    """
+    products = [(one,) for one in letters] + list(combinations_with_replacement(letters, 2))
+    fractions = [(over, ()) for over in products] + [((), under) for under in products]
+    for over, under in [*fractions, *(((a,), (b,)) for a, b in permutations(letters, 2))]:
+        top, bottom = " * ".join(over), " * ".join(under)
+        for power, root in ((1.0, "{}"), (0.5, "sqrt({})")):
+            below = root.format(f"({bottom})" if power == 1.0 and len(under) > 1 else bottom)
+            words = root.format(f"{top} / {bottom}" if under else top) if over else f"1 / {below}"
+
+            def number(sizes: Mapping[str, int], over: Any = over, under: Any = under, power: float = power) -> float:
+                top, bottom = (prod(sizes.get(one, 1) for one in each) for each in (over, under))
+                return float((top / bottom) ** power)
+
+            yield words, number
+
+
 def given_to(exercise: StepExercise, place: Place) -> str:
     """What the function gets in a case, and must return: dtypes and shapes."""
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
@@ -61,7 +131,10 @@ def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], r
         named[f"your {one.name}"] = array
         named[f"right {one.name}"] = wanted
     rows = place.wanted[0].shape[: len(row)]
-    with np.printoptions(precision=4, suppress=True, threshold=LARGE, linewidth=100):
+    alike = all(
+        np.allclose(a, b, rtol=0.0, atol=1e-4, equal_nan=True) for a, b in zip(answer, place.wanted, strict=True)
+    )
+    with np.printoptions(precision=17 if alike else 4, suppress=not alike, threshold=LARGE, linewidth=100):
         for name, value in named.items():
             if not isinstance(value, np.ndarray):
                 shown = str(value)

@@ -95,8 +95,8 @@ def listing(framework: str, only: tuple[str, ...]) -> None:
 def hint(name: str, level: int, framework: str, folder: Path, time_limit: float) -> None:
     """Say what is wrong with the exercise NAME as it is now.
 
-    Level 1: the first wrong element. 2: what is wrong. 3: what to change. 4: a short answer that is right, in
-    NumPy and in the chosen framework.
+    Level 1: the first wrong element. 2: what is wrong. 3: what to change, where that is known. 4: a short answer that
+    is right, in NumPy and in the chosen framework.
     """
     from mha.learn.exercises import exercise
     from mha.learn.handout.folder import in_folder
@@ -107,11 +107,12 @@ def hint(name: str, level: int, framework: str, folder: Path, time_limit: float)
     try:
         if level < DEEPEST:
             in_folder(one, folder)
-        click.echo(said(one, folder, level, framework, time_limit=time_limit))
+        text, deeper = said(one, folder, level, framework, time_limit=time_limit)
     finally:
         end()
-    if level < DEEPEST:
-        click.echo(f"\nDeeper:  mha learn hint {name} --level {level + 1}")
+    click.echo(text)
+    if deeper:
+        click.echo(f"\nDeeper:  mha learn hint {name} --level {deeper}")
 
 
 @learn.command()

@@ -82,14 +82,14 @@ def check(
             if isinstance(chosen[0], LayerExercise) and not is_untouched(chosen[0], folder):
                 say(errors, f"Comparing {len(cases_of(chosen[0]))} cases ...")
             verdicts = [judge(chosen[0], folder, time_limit=time_limit)]
-            _report(console, verdicts[0], folder)
+            _report(console, errors, verdicts[0], folder, time_limit)
         else:
             verdicts = list(_all(errors, chosen, folder, time_limit).verdicts)
             for verdict in verdicts:
                 console.print(_line(verdict), overflow="ellipsis", no_wrap=True)
             _print_next(console, Progress(tuple(verdicts)))
         if watch:
-            verdicts = _watch(console, verdicts, seen, folder, time_limit)
+            verdicts = _watch(console, errors, verdicts, seen, folder, time_limit)
         write_asked(json_path, lambda: to_json({str(folder): Progress(tuple(verdicts))}))
     finally:
         end()
@@ -185,18 +185,27 @@ def _all(errors: Console, chosen: Sequence[Exercise], folder: Path, time_limit: 
     return Progress(tuple(verdicts))
 
 
-def _report(console: Console, verdict: Verdict, folder: Path) -> None:
-    """One verdict in full; of a right one, what was learned and what comes next."""
+def _report(console: Console, errors: Console, verdict: Verdict, folder: Path, time_limit: float) -> None:
+    """One verdict in full; of a right one, what was learned and what comes next.
+
+    Where the whole course has been begun, what is right of it has to be judged.
+    """
     from mha.learn.exercises import OF_LESSONS
     from mha.learn.handout.folder import there
     from mha.learn.progress import after, learned
 
     _print(console, verdict)
-    if verdict.status == "right":
-        following = after(verdict.exercise, there(folder), folder)
-        say(console, f"Learned: {learned(verdict.exercise)}")
-        if following and (verdict.exercise.name in OF_LESSONS) > (following.name in OF_LESSONS):
-            following = None  # the course is done, or an exercise of it is begun
+    if verdict.status != "right":
+        return
+    say(console, f"Learned: {learned(verdict.exercise)}")
+    following = after(verdict.exercise, there(folder), folder)
+    in_course = verdict.exercise.name in OF_LESSONS
+    if in_course and (following is None or following.name not in OF_LESSONS):
+        course = _all(errors, there(folder, (COURSE,)), folder, time_limit)
+        _print_next(console, course)
+        if following and course.course_is_done:
+            say(console, f"Beyond it: {_about(following)}, in {following.file}")
+    else:
         say(console, f"Next: {_about(following)}, in {following.file}" if following else "What is left:  mha learn")
 
 
@@ -232,6 +241,7 @@ def _line(verdict: Verdict) -> Text:
 
 def _watch(
     console: Console,
+    errors: Console,
     verdicts: Sequence[Verdict],
     seen: dict[Exercise, tuple[int, int]],
     folder: Path,
@@ -251,7 +261,7 @@ def _watch(
                 if (now := _saved(folder / exercise.file)) != before:
                     seen[exercise] = now
                     last[exercise] = judge(exercise, folder, time_limit=time_limit)  # what is printed is what counts
-                    _report(console, last[exercise], folder)
+                    _report(console, errors, last[exercise], folder, time_limit)
     except KeyboardInterrupt:
         console.print()
     return list(last.values())

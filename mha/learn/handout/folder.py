@@ -15,9 +15,9 @@ from mha.learn.handout.example import example
 from mha.learn.handout.sources import answer
 from mha.learn.running.dialects import DIALECTS
 from mha.learn.tracks.course import LEVELS, row_of
+from mha.learn.words import rule_of
 from mha_core.errors import SpecError
 from mha_core.files.writing import write_whole
-from mha_core.reference.rules import RULES
 
 WIDTH = 98
 """Of the words in a file."""
@@ -97,7 +97,7 @@ def answered(exercise: Exercise) -> str:
 
 def _paragraphs(exercise: Exercise) -> list[str]:
     """What a file says: the task, the rules, what goes in and out, and an example."""
-    rules = [f"Rule: {RULES[id].plain}" for id in exercise.rules]
+    rules = list(map(rule_of, exercise.rules))
     found = [
         textwrap.fill(text, WIDTH, subsequent_indent="  " * (n > 0)) for n, text in enumerate((exercise.task, *rules))
     ]

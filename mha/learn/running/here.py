@@ -53,4 +53,4 @@ def check_here(name: str, function: Callable[..., Any], *, level: int = 2) -> st
         path = Path(folder, asked.file)
         path.parent.mkdir(parents=True)
         path.write_text("\n\n".join(lines) + "\n", "utf-8")
-        return hint(asked, Path(folder), level, asked.dialect)
+        return hint(asked, Path(folder), level, asked.dialect).text

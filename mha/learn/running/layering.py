@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from conformance.bounds.precision import Precision
 from conformance.case_unit import CaseUnit
@@ -64,13 +64,17 @@ def judged(dialect: str, path: str, subject: str, name: str) -> Layered:
     return replace(layered, printed=ask(dialect, SECONDS, printed_by, path))
 
 
-def diagnosed(dialect: str, path: str, subject: str, first: tuple[str, ...]) -> tuple[tuple[Bug, ...], ...] | str:
-    """The explanations that `mha diagnose` finds in the first cases, or why it can't be asked."""
+Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
+"""Whether every case is explained, or nearly all that are wrong; and the bugs of each explanation."""
+
+
+def diagnosed(dialect: str, path: str, subject: str, cases: tuple[str, ...]) -> Explained | str:
+    """The explanations that `mha diagnose` finds in these cases, or why it can't be asked."""
     reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, subject)
     if reason:
         return str(reason)
     try:
-        found: tuple[tuple[Bug, ...], ...] = call(Settings(), explained, _remote(dialect, path, subject), first)
+        found: Explained = call(Settings(), explained, _remote(dialect, path, subject), cases)
     except SpecError as error:
         return shown(str(error), 300)
     return found
@@ -129,15 +133,15 @@ def _is_full(case: Case) -> bool:
     return min(case.batch, case.query_len, case.key_len) > 0
 
 
-def explained(subject: RemoteSubject, first: tuple[str, ...]) -> tuple[tuple[Bug, ...], ...]:
-    """The bugs of each explanation.
+def explained(subject: RemoteSubject, cases: tuple[str, ...]) -> Explained:
+    """What explains a layer in these cases.
 
     Those that were measured are on no file, and steps can't be sent to another process: so all are sent without steps.
     """
-    found = diagnose(subject, select(first), experiments=True)
+    found = diagnose(subject, select(cases), experiments=True)
     explanations = found.explanations or found.partly
     sent = {bug: replace(bug, forward={}, backward={}) for one in explanations for bug in one.bugs}
-    return tuple(tuple(sent[bug] for bug in one.bugs) for one in explanations)
+    return bool(found.explanations), tuple(tuple(sent[bug] for bug in one.bugs) for one in explanations)
 
 
 # In the process of the framework -------------------------------------------------------------------------

@@ -36,6 +36,36 @@ COURSE = "course"
 """The name of the exercises of all lessons, where a track may be chosen."""
 
 
+WORDS = {
+    r"head_dim": "d",
+    r"The query offset": "The offset",
+    r"the query offset": "the offset",
+    r" of its batch item, for causal and for window": "",
+    r"batch item": "item",
+    r"valid_len of its item \(or of its item and query\)": "the length of its item, or of its query",
+    r"makes the row underflow": "makes the row 0 / 0",
+    r"rows of very negative scores underflow": "rows of very negative scores become 0 / 0",
+    r"the embedding's width, not of one head's": "H * d, not of d",
+    r"Excluded scores": "Masked scores",
+    r"[Ee]xclude keys exactly: -inf": "Mask with -inf",
+    r"the (\w+) tensor": r"the \1 array",
+    r"[qkv]_proj\.weight|out_proj\.weight": "weight",
+}
+"""What the zoo says of a mistake -> what the lessons say; regular expressions, one after the other."""
+
+RULES_IN_WORDS = {
+    "excluded-keys": "Rule: a masked key has weight 0, however large its score.",
+    "lone-key": "Rule: a key that is the only allowed one has weight 1.",
+    "empty-row": "Rule: a query that may attend to no key has weights of 0. Ask the mask for it.",
+    "non-finite": "Rule: a NaN is not hidden. Where the score of an allowed key is NaN, every allowed key of that row "
+    "has weight NaN, and the masked ones have 0.",
+    "inputs": "Rule: queries, keys, values and the output may each have a width of their own.",
+    "padding": "Rule: padding has no influence. Its rows of keys and values, NaN too, become 0 before they are used.",
+    "head-order": "Rule: the first d channels belong to head 0, the next d to head 1, and so on.",
+}
+"""Rule of the definition -> what it says in the words of the lessons."""
+
+
 @dataclass(frozen=True)
 class Row:
     """What the table says of an exercise.

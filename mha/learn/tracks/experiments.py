@@ -69,7 +69,9 @@ EXERCISES = (
         advice="Make a vector of each angle (np.cos and np.sin take radians), score the query with every key, q.k / "
         "sqrt(2), and take the softmax of the ten scores.",
         arguments=(Value("degrees", "float: the direction of the query", _degrees),),
-        returned=(Value("weights", f"float64 ({CIRCLE},)", lambda arrays: arrays["weights"][0, 0, 0]),),
+        returned=(
+            Value("weights", f"float64 (Lk,): of the Lk = {CIRCLE} keys", lambda arrays: arrays["weights"][0, 0, 0]),
+        ),
         covers=("unscaled", "similarity", "capped", "scores", "weights"),
         never=("scale-num-heads", "softmax-over-heads", "softmax-over-batch"),
         cases=(_case(0.0), _case(45.0), _case(-100.0), _case(162.0)),

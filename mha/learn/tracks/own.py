@@ -1,11 +1,15 @@
-"""Mistakes of single exercises that are no bug of the zoo."""
+"""Candidates: answers with a mistake that is no bug of the zoo, each with a sentence on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mha.learn.exercise import NUMPY, StepExercise
+from mha.learn.handout.sources import answer
 
 
 def _products(queries: NDArray, keys: NDArray) -> NDArray:
@@ -21,7 +25,10 @@ def _weights(query: float, keys: NDArray) -> NDArray:
 _DEGREES = 36.0 * np.arange(10)
 _RADIANS = "np.cos and np.sin take radians, and were given degrees: np.deg2rad(degrees)."
 
-OWN: dict[str, tuple[tuple[str, Callable[..., NDArray]], ...]] = {
+Candidate: TypeAlias = tuple[str, Callable[..., Any]]
+"""A sentence, and the function that has the mistake."""
+
+OWN: dict[str, tuple[Candidate, ...]] = {
     "weighted-sum": (
         (
             "It is divided by the sum of the weights. A row may be all 0, and 0 / 0 is NaN: take weights as they come.",
@@ -38,10 +45,66 @@ OWN: dict[str, tuple[tuple[str, Callable[..., NDArray]], ...]] = {
             lambda queries, keys, scale: _products(queries, keys) / (keys.shape[-1] ** 0.5 if scale is None else scale),
         ),
     ),
+    "causal": (
+        (
+            "Each query is allowed its own key alone. It may attend to those before it too: j <= i.",
+            lambda query_len, key_len: np.eye(query_len, key_len, dtype=bool),
+        ),
+    ),
+    "causal-offsets": (
+        (
+            "The last query always stands at the last key, as if offsets were key_len - query_len. Use the offsets.",
+            lambda query_len, key_len, offsets: np.tri(query_len, key_len, key_len - query_len, dtype=bool),
+        ),
+    ),
     "weights-by-angle": (
         (_RADIANS, lambda degrees: _weights(degrees, _DEGREES)),
+        (
+            "Scores are divided by their sum, and no exponential is taken first.",
+            lambda degrees: (
+                np.cos(np.deg2rad(degrees) - np.deg2rad(_DEGREES))
+                / np.cos(np.deg2rad(degrees) - np.deg2rad(_DEGREES)).sum()
+            ),
+        ),
         (f"Of the query: {_RADIANS}", lambda degrees: _weights(degrees, np.deg2rad(_DEGREES))),
         (f"Of the keys: {_RADIANS}", lambda degrees: _weights(np.deg2rad(degrees), _DEGREES)),
     ),
 }
-"""Exercise -> sentences, each with the function that has the mistake."""
+"""Exercise -> its candidates."""
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "-{}": np.negative,
+    "~{}": np.invert,
+    "{} + 1": lambda x: x + 1,
+    "{} - 1": lambda x: x - 1,
+    "abs({})": np.abs,
+    "sqrt(abs({}))": lambda x: np.sqrt(np.abs(x)),
+    "2 * {}": lambda x: 2 * x,
+    "np.deg2rad({})": np.deg2rad,
+    "np.rad2deg({})": np.rad2deg,
+    "90 - {}": lambda x: 90 - x,
+    "the first of {}, for all,": lambda x: np.broadcast_to(x[:1], x.shape),
+    "the last of {}, for all,": lambda x: np.broadcast_to(x[-1:], x.shape),
+    "the largest of {}, for all,": lambda x: np.full_like(x, x.max()),
+    "the smallest of {}, for all,": lambda x: np.full_like(x, x.min()),
+    "the mean of {}, for all,": lambda x: np.full_like(x, x.mean()),
+    "{} in the opposite order": lambda x: x[::-1],
+    "zeros": np.zeros_like,
+}
+"""What may be given in place of an argument: words, and the function that makes it."""
+
+
+def for_other_arguments(exercise: StepExercise) -> Iterator[Candidate]:
+    """Candidates that are right for other arguments than those that were given."""
+    space: dict[str, Any] = {"np": np}
+    exec(answer(exercise, NUMPY), space)
+    right = space[exercise.function]
+    for number, one in enumerate(exercise.arguments):
+        for words, change in CHANGES.items():
+
+            def changed(*given: Any, number: int = number, change: Callable[[Any], Any] = change) -> Any:
+                one = given[number]
+                return right(*given[:number], None if one is None else change(one), *given[number + 1 :])
+
+            yield f"It would be right with {words.format(one.name)} in place of {one.name}.", changed

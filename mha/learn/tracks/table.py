@@ -67,6 +67,7 @@ def step(
     advice: str = "",
     covers: tuple[str, ...] = (),
     also: tuple[str, ...] = (),
+    never: tuple[str, ...] = (),
     drawn: Callable[[int], Case] | None = None,
     config: AttentionConfig | None = None,
     **sizes: Any,
@@ -82,6 +83,7 @@ def step(
         advice=advice,
         covers=covers,
         also=also,
+        never=never,
         drawn=drawn,
         tiny=tiny(config, **sizes),
     )
@@ -127,12 +129,15 @@ KEY_LEN = Value("key_len", "int: Lk", lambda state: state.sizes.key_len)
 OFFSETS = Value(
     "offsets", "int64 (B,), 0 or more or negative: query i of item b stands at position offsets[b] + i", offsets
 )
-MASK = Value("allowed", "bool, anything that broadcasts to (B, H, Lq, Lk): True = may attend", "allowed")
-ONE_MASK = replace(MASK, about="bool (Lq, Lk): True = the query may attend to the key", part=lambda mask: mask[0, 0])
-ITEMS_MASK = replace(
-    MASK,
-    about="bool (B, 1, Lq, Lk), or (B, 1, 1, Lk): True = may attend; axis 1 is for a later lesson",
+ONE_MASK = replace(ALLOWED, about="bool (Lq, Lk): True = the query may attend to the key", part=lambda mask: mask[0, 0])
+MASK = replace(
+    ALLOWED,
+    about="bool (B, 1, Lq, Lk): True = may attend; axis 1 is that of the heads, of size 1, as all have the same mask",
     part=lambda mask: mask[:, :1],
+)
+LENGTHS_MASK = replace(
+    MASK,
+    about="bool (B, 1, Lq, Lk), or (B, 1, 1, Lk): True = may attend; axis 1, of size 1, is for a later lesson",
 )
 NUM_HEADS = Value("num_heads", "int: H", lambda state: state.config.num_heads)
 
@@ -149,10 +154,10 @@ OVERFLOW = Case(
     same_sizes=SQUARE_REASON,
 )
 ZERO_SCALE = Case("scale-zero", "a scale of 0 taken for none", prime_config(scale=0.0))
-LONG_BIAS = -np.array([900.0, 3e3, 5e3, 1e300, 3e9])[:, None]
+LONG_BIAS = -np.array([900.0, 3e3, 5e3, 1e305, 3e9])[:, None]
 LONG = Case(
     "quiet-rows",
-    "rows of very different size in one tensor, all of them negative",
+    "rows of very different size in one array, all of them negative",
     prime_config(),
     mask=fixed(valid_lens=np.array([[1, 2, 3, 4, 5], [7, 1, 6, 2, 3]]), bias=LONG_BIAS),
 )

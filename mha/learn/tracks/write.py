@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from conformance.cases.parts import fixed
+from conformance.cases.parts import case, fixed
 from mha.learn.exercise import Value
 from mha.learn.tracks.table import (
     ANY_ALLOWED,
@@ -16,8 +16,8 @@ from mha.learn.tracks.table import (
     ANY_WEIGHTS,
     CAUSAL_OF_SIZE_1,
     IN_FRONT,
-    ITEMS_MASK,
     KEY_LEN,
+    LENGTHS_MASK,
     LONG,
     MASK,
     MISUSES,
@@ -60,6 +60,8 @@ EXERCISES = (
         (Value("x", "float64 (B, L, in): B items, L positions in each", "query_inputs"), *projection("q_proj")),
         Value("projected", "float64 (B, L, out)", "q_proj"),
         ("no-bias", "prime", "ragged-square", "square-self-attention", *OF_SIZE_1),
+        advice="The weight is (out, in), and the last axis of x is in: transpose the weight. Add the bias, (out,), if "
+        "there is one.",
     ),
     step(
         "split",
@@ -68,6 +70,7 @@ EXERCISES = (
         Value("queries", "float64 (B, H, L, d)", "projected_queries"),
         ("prime", "ragged-square", "one-head", "grouped-heads", *OF_SIZE_1),
         rules=("head-order",),
+        advice="Cut the channels first, (B, L, H, d); then exchange the axes of positions and of heads.",
         config=TWO_HEADS,
     ),
     step(
@@ -77,6 +80,7 @@ EXERCISES = (
         Value("merged", "float64 (B, L, H * d)", "merged"),
         ("prime", "ragged-square", "square-causal", "grouped-heads", *OF_SIZE_1),
         rules=("head-order",),
+        advice="Exchange the axes of heads and of positions first, (B, L, H, d); then join the last two.",
         config=TWO_HEADS,
     ),
     step(
@@ -85,8 +89,8 @@ EXERCISES = (
         (ANY_QUERIES, ANY_KEYS),
         Value("scores", "float64 (..., Lq, Lk): row i has the products of query i", "unscaled"),
         ("prime", "square-no-bias", "scale", "square-scale", "causal-more-queries", *OF_SIZE_1),
-        advice="Exchange the last two axes of the keys, keys.swapaxes(-1, -2); keys.T would turn the axes in front "
-        "around too.",
+        advice="Every query meets every key: Lq * Lk products. Exchange the last two axes of the keys, "
+        "keys.swapaxes(-1, -2); keys.T would turn the axes in front around too.",
     ),
     step(
         "scores",
@@ -136,8 +140,11 @@ EXERCISES = (
             QUERY_LEN,
             KEY_LEN,
         ),
-        ITEMS_MASK,
+        LENGTHS_MASK,
         ("valid-lens", "valid-lens-per-query", "ragged-square", "square-lens-per-query"),
+        advice="Lengths (B,) must become (B, 1, 1, 1), and lengths (B, Lq) must become (B, 1, Lq, 1), with None or "
+        "reshape. Compare them with np.arange(key_len), which is (Lk,).",
+        never=("mask-ignored", "mask-inverted"),  # the same as those of lengths
         drawn=drawn_mask(lambda rng, case: AttentionMask(valid_lens=rng.integers(case.key_len + 1, size=case.batch))),
         mask=lambda rng, case: AttentionMask(valid_lens=np.arange(1, case.batch + 1)),
     ),
@@ -147,6 +154,8 @@ EXERCISES = (
         (QUERY_LEN, KEY_LEN),
         ONE_MASK,
         ("causal", "causal-more-queries", "square-causal", *CAUSAL_OF_SIZE_1),
+        advice="Compare np.arange(key_len), which is (Lk,), with the numbers of the queries, (Lq, 1).",
+        never=("mask-ignored",),  # the same as "causal-ignored"
         drawn=drawn_mask(fixed(causal=True)),
         mask=fixed(causal=True),
     ),
@@ -161,10 +170,12 @@ EXERCISES = (
             "causal-bottom-right",
             "causal-bottom-right-more-queries",
             "causal-offset-per-item",
+            case("rising-offsets", "the largest offset used for all", causal=True, query_offset=[-2, 1]),
             "square-causal",
         ),
         advice="Query i of item b stands at position offsets[b] + i, key j at position j. Give the heads "
-        "an axis, of size 1.",
+        "an axis, of size 1: positions are (B, 1, Lq, 1), and are compared with np.arange(key_len), (Lk,).",
+        never=("mask-ignored",),  # the same as "causal-ignored"
         drawn=drawn_mask(
             lambda rng, case: AttentionMask(causal=True, query_offset=rng.integers(-4, 9, size=case.batch))
         ),
@@ -239,6 +250,8 @@ EXERCISES = (
         ),
         Value("output", "float64 (..., Lq, dv): one for each query", "heads"),
         ("prime", "square-no-bias", "square-causal", "causal-bottom-right-more-queries", *OF_SIZE_1),
+        advice="Row i of the weights has the weights of query i, one for each key, and row j of the values is that of "
+        "key j: the keys meet in weights @ values, and nothing is transposed.",
         config=TWO_HEADS,
     ),
     step(

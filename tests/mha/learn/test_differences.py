@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from mha.learn.bench import bench
 from mha.learn.differences import location, relation
 from mha.learn.exercises import exercise
-from mha.learn.fills import fill_of
 from mha.learn.hints import of_answers
 from mha.learn.judge import verdict_of
+from mha.learn.rows import of_rows
 from mha.learn.running.attempt import Attempt
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
@@ -28,11 +30,6 @@ def spoilt(name, change):
     [
         ("weighted-sum", lambda x, place: x / place.arguments[0].shape[-1], "it is the right one times 1 / Lk"),
         ("weighted-sum", lambda x, place: x * 0.7, "it is the right one times 0.7"),
-        (
-            "weighted-sum",
-            lambda x, place: x * (1.0 + x.size / 1e4),
-            "it is the right one times a number: 1.039 in case prime",
-        ),
         ("project", lambda x, place: np.maximum(x, 0.0), "negative numbers are 0"),
         ("project", lambda x, place: np.round(x, 3), "it is rounded to 3 decimals"),
         ("project", lambda x, place: np.float64(np.float32(x)), "as where something is computed in float32"),
@@ -56,6 +53,11 @@ def test_a_relation_is_told_in_all_cases_or_not_at_all(name, change, sentence):
     ("name", "change", "sentence"),
     [
         (
+            "weighted-sum",
+            lambda x, place: x * (1.0 + x.size / 1e4),
+            "it is the right one times a number: 1.039 in case prime",
+        ),
+        (
             "scores",
             lambda x, p: x + (p.arguments[2] is not None),
             "it is wrong where scale is given, and right in every",
@@ -63,7 +65,7 @@ def test_a_relation_is_told_in_all_cases_or_not_at_all(name, change, sentence):
         (
             "empty-row",
             lambda x, p: np.where(p.arguments[1].any(-1, keepdims=True), x, 0.1),
-            "rows without an allowed key alone",
+            "it is wrong only in rows without an allowed key",
         ),
         (
             "weighted-sum",
@@ -139,11 +141,11 @@ def softmax_of(change):
     [
         (
             lambda s, a: np.where(a, s, -1e9),
-            "Excluded scores become a finite number, such as -1e9: an excluded key counts",
+            "Masked scores become a number, such as -1e9, not minus infinity: a masked key counts",
         ),
-        (lambda s, a: np.where(a, s, np.finfo(float).min), "Excluded scores become "),
-        (lambda s, a: s + np.where(a, 0.0, -1e9), " is added to excluded scores: "),
-        (lambda s, a: np.where(a, s, 0.0), "Excluded scores become 0: "),
+        (lambda s, a: np.where(a, s, np.finfo(float).min), "Masked scores become "),
+        (lambda s, a: s + np.where(a, 0.0, -1e9), "number is added to masked scores, "),
+        (lambda s, a: np.where(a, s, 0.0), "Masked scores become a number, 0, "),
         (lambda s, a: np.where(a, 0.7 * s, -1e9), ""),
         (lambda s, a: np.where(a, s, -np.inf), ""),
     ],
@@ -155,12 +157,12 @@ def test_a_finite_fill_is_told_before_any_bug(name, change, sentence):
     verdict = verdict_of(one, Attempt(tuple(answers)))
     if verdict.status == "right":  # each query of that exercise has a key, and no score is as low
         return
-    said = fill_of(one, answers)
+    said = " ".join(of_rows(one, answers))
     assert sentence in said
-    assert bool(sentence) == bool(said)
-    text = of_answers(one, verdict, None, 2)
-    assert said in text
-    assert not said or "Two things are wrong" not in text
+    assert bool(sentence) == ("not minus infinity" in said)
+    text = of_answers(one, verdict, None)
+    assert not sentence or re.search("asked scores become|added to masked scores", text)
+    assert not sentence or "Two things are wrong" not in text
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,6 @@ def test_a_finite_fill_is_told_before_any_bug(name, change, sentence):
 )
 def test_rows_that_are_multiples_of_the_right_ones(name, change, sentence):
     one, answers = spoilt(name, change)
-    said = relation(one, answers)
+    said = location(one, answers)
     assert sentence in said
     assert ("number of its own" in said) == bool(sentence)

@@ -49,7 +49,7 @@ def test_a_hint_says_what_was_measured_of_a_step(write):
             return powers / powers.sum(axis=-1, keepdims=True)
         """,
     )
-    text = hint(one, folder, 3, "numpy")
+    text = hint(one, folder, 3, "numpy").text
     (said,) = [line for line in text.splitlines() if "cores are times 0.7" in line]
     assert f"{said}\n    What to change: " in text
     assert "smallest case" not in text
@@ -89,5 +89,6 @@ def test_what_was_measured_of_a_whole_layer_reaches_the_learner_from_its_process
     )
     explained = SimpleNamespace(explanations=(SimpleNamespace(bugs=(bug,)),), partly=())
     monkeypatch.setattr(layering, "diagnose", lambda subject, cases, experiments: explained)
-    found = pickle.loads(pickle.dumps(layering.explained(None, ("prime",))))
-    assert told(found, 3) == "  measured: Scores are times 0.73.\n    What to change: Leave them."
+    is_whole, found = pickle.loads(pickle.dumps(layering.explained(None, ("prime",))))
+    said = "  measured: Scores are times 0.73.\n    What to change: Leave them."
+    assert (is_whole, told(found, exercise("plain-function"))) == (True, said)

@@ -82,7 +82,7 @@ def test_a_call_that_shows_the_hidden_bug_must_show_as_many_as_the_level_asks(wr
     assert number is not None
     assert (verdict.status, int(number[1]) < 80) == ("wrong", True)
     asks = r"never asks: gradients: a cotangent among the inputs \(\d+\), rotary positions \(\d+\), query-key norm"
-    assert re.search(asks, hint(one, folder, 2, "numpy"))
+    assert re.search(asks, hint(one, folder, 2, "numpy").text)
     assert judge(*write("catch-1", CATCH)).status == "right"
     assert judge(*write("catch-8", CATCH)).line.startswith(
         "not caught: the hidden bug changes nothing in it; your call shows "
@@ -112,7 +112,7 @@ def test_a_wrong_layer_ends_at_the_first_case_and_is_named(write):
     verdict = judge(one, folder)
     assert verdict.status == "wrong"
     assert "(case no-bias)" in verdict.line
-    assert "scale-missing: Scores are not scaled." in hint(one, folder, 2, "numpy")
+    assert "scale-missing: Scores are not scaled." in hint(one, folder, 2, "numpy").text
 
 
 @pytest.mark.same_on_newest  # it computes in NumPy alone

@@ -16,7 +16,7 @@ from mha.learn.exercises import all_exercises, exercise
 from mha.learn.handout.folder import text_of
 from mha.learn.hints import of_answers, told
 from mha.learn.judge import verdict_of
-from mha.learn.names import Found, explained, mistakes, steps_of, told_apart
+from mha.learn.names import OF_NO_EXERCISE, Found, explained, mistakes, steps_of, told_apart
 from mha.learn.running.attempt import Attempt
 from mha.learn.running.catching import Shown, chosen
 from mha_core.reference.rules import RULES
@@ -34,10 +34,7 @@ TURN_OF_QUERIES = [
 
 ALIKE = {
     "scores": [{"products-in-bfloat16", "scores-in-bfloat16"}],
-    "lengths": [{"lens-ignored", "mask-ignored"}, {"lens-inverted", "mask-inverted"}],
     "dot-products": [{"products-in-bfloat16", "scores-in-bfloat16"}],
-    "causal": [{"causal-ignored", "mask-ignored"}],
-    "causal-offsets": [{"causal-ignored", "mask-ignored"}],
     "window": [{"mask-ignored", "window-ignored"}, {"offset-ignored", "window-without-offset"}],
     "groups": [{"products-in-bfloat16", "scores-in-bfloat16"}, {"group-keys-tiled", "groups-tiled"}],
     "gradient-of-groups": [{"gradient-of-keys-without-scale", "gradient-without-scale"}],
@@ -63,6 +60,7 @@ UNASKED = (
     "allowed-",
     "bias-",
     "norm-",
+    *OF_NO_EXERCISE,
     *("query-scale-", "chunk-", "clip-", "value-norm-", "value-scale-"),
     *(f"rotary-{what}" for what in OF_RULES),
 )
@@ -77,8 +75,6 @@ IN_NO_EXERCISE = {
     "rotary-offset-of-first-item",
     "rotary-positions-in-bfloat16",
     "additive-scaled",
-    "block-allowed-of-first-query",
-    "block-bias-of-first-query",
     "causal-dropped-with-padding",
     "dot-scaled",
     "dropout-as-exclusion",
@@ -194,7 +190,7 @@ def test_the_textbooks_softmax_is_explained_by_its_pair():
     one = exercise("empty-row")
     found = explained(one, answers_of(one, textbook)).explanations
     assert {frozenset(bug.id for bug in bugs) for bugs in found} == {frozenset({"maximum-of-tensor", "empty-row-nan"})}
-    text = told(found, 3)
+    text = told(found, one)
     assert text.startswith("Two things are wrong:")
     assert text.count("What to change") == 2
 
@@ -264,7 +260,7 @@ def test_what_nothing_explains_is_said():
     assert explained(one, answers) == Found()
     verdict = verdict_of(one, Attempt(answers))
     assert verdict.status == "wrong"
-    assert "No known mistake" in of_answers(one, verdict, None, 2)
+    assert "No known mistake" in of_answers(one, verdict, None)
 
 
 @pytest.mark.parametrize(

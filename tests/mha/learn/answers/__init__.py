@@ -2,6 +2,7 @@
 
 from tests.mha.learn.answers import (
     backwards,
+    beginners,
     careless,
     layer,
     measure,
@@ -27,6 +28,7 @@ _FILES = (
     layer,
     measure,
     careless,
+    beginners,
 )
 
 ANSWERS: list[Answer] = [answer for file in _FILES for answer in file.ANSWERS]

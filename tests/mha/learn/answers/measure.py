@@ -148,7 +148,7 @@ def head_importance(queries, keys, values, weights, allowed, num_heads):
 right leave-one-out: How much the output changes without the head.
     ==>
 before-the-output-projection: I measure what each head brings before W_o.
-    mask = allowed.copy() ==> q, k, v = (heads_of(dense(weights, name, x), num_heads) for name, x in \
+    mask = allowed.copy() ==> mask = allowed; q, k, v = (heads_of(dense(weights, name, x), num_heads) for name, x in \
 (("q_proj", queries), ("k_proj", keys), ("v_proj", values)))
     mask[:, h] = False ==> heads = softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), allowed) @ v
     whole - without ==> heads[:, h]
@@ -211,5 +211,82 @@ output-order: I cut the columns of the output in the opposite order.
     for h in kept] ==> for h in (kept[::-1] if axis else kept)]
 """,
 )
+
+BEGINNERS = [
+    *edits(
+        "cut-heads",
+        """import numpy as np
+
+
+def cut_heads(weights, kept, num_heads):
+    d = weights["q_proj.weight"].shape[0] // num_heads
+    rows = [h * d + i for h in kept for i in range(d)]
+    cut = {}
+    for name in ("q_proj", "k_proj", "v_proj"):
+        cut[name + ".weight"] = weights[name + ".weight"][rows]
+        cut[name + ".bias"] = weights[name + ".bias"][rows]
+    cut["out_proj.weight"] = weights["out_proj.weight"][:, rows]
+    cut["out_proj.bias"] = weights["out_proj.bias"]
+    return cut
+""",
+        """
+right rows: A list of the rows.
+    ==>
+one-row-a-head: I take row h for head h.
+    [h * d + i for h in kept for i in range(d)] ==> kept
+columns-of-projections: I cut columns off the projections.
+    weights[name + ".weight"][rows] ==> weights[name + ".weight"][:, rows]
+output-halved: I divide what is left of W_o by the number of heads that stay.
+    weights["out_proj.weight"][:, rows] ==> weights["out_proj.weight"][:, rows] / len(kept)
+values-forgotten: I leave the values out.
+    ("q_proj", "k_proj", "v_proj") ==> ("q_proj", "k_proj")
+one-head-more: I keep one head more.
+    for h in kept for ==> for h in sorted({*kept, (kept[-1] + 1) % num_heads}) for
+""",
+    ),
+    *edits(
+        "head-importance",
+        """import numpy as np
+
+
+def head_importance(queries, keys, values, weights, allowed, num_heads):
+    def project(name, x):
+        made = x @ weights[name + ".weight"].T + weights[name + ".bias"]
+        return made.reshape(*made.shape[:2], num_heads, -1).swapaxes(1, 2)
+
+    q, k, v = project("q_proj", queries), project("k_proj", keys), project("v_proj", values)
+    s = np.where(allowed, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), -1e9)
+    e = np.exp(s - s.max(-1, keepdims=True))
+    a = e / e.sum(-1, keepdims=True)
+    heads = a @ v
+    blocks = np.split(weights["out_proj.weight"], num_heads, axis=1)
+    brought = np.stack([heads[:, h] @ blocks[h].T for h in range(num_heads)])
+    y = brought.sum(0)
+    return np.array([np.linalg.norm(brought[h]) / np.linalg.norm(y) for h in range(num_heads)])
+""",
+        """
+right formula: The formula of the lesson.
+    ==>
+mean-for-norm: I take the mean of what a head brings, not its size.
+    np.linalg.norm(brought[h]) ==> np.mean(brought[h])
+without-output-projection: I leave W_o out.
+    np.linalg.norm(brought[h]) ==> np.linalg.norm(heads[:, h])
+what-is-left: I measure what is left without the head.
+    np.linalg.norm(brought[h]) / np.linalg.norm(y) ==> np.linalg.norm(y - brought[h])
+sharpest: I say that the head whose weights are largest matters most.
+    np.linalg.norm(brought[h]) / np.linalg.norm(y) ==> a[:, h].max(-1).mean()
+block-alone: I measure the block of W_o alone.
+    np.linalg.norm(brought[h]) ==> np.linalg.norm(blocks[h])
+rows-of-output: I take rows of W_o for a head's block.
+    axis=1) ==> axis=0)
+    heads[:, h] @ blocks[h].T ==> heads[:, h] @ blocks[h][:, : heads.shape[-1]].T
+order-of-heads: I return the heads, the least important first.
+    return np.array([ ==> return 1.0 * np.argsort([
+one-over: I return 1 over the importance.
+    np.linalg.norm(brought[h]) / np.linalg.norm(y) ==> np.linalg.norm(y) / np.linalg.norm(brought[h])
+""",
+    ),
+]
+"""Answers of beginners to the exercises with trained layers; `beginners` has them among its own."""
 
 ANSWERS = [*CATCH, *ANGLES, *DEVIATIONS, *IMPORTANCE, *CUT]

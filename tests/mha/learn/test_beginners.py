@@ -1,0 +1,181 @@
+"""What the teacher says of beginners' answers, in the words of the course: none is right, and a sentence is said of
+other numbers too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mha.learn.bench import bench
+from mha.learn.exercise import StepExercise
+from mha.learn.exercises import OF_LESSONS, exercise
+from mha.learn.headwork import cut_calls, trained, wrong_cut, wrong_order
+from mha.learn.hints import DEEPEST, FIX, LOOK_AT, hint, of_answers
+from mha.learn.judge import verdict_of
+from mha.learn.names import mistakes
+from mha.learn.running.attempt import Asked, attempt
+from mha.learn.words import in_words
+from tests.mha.learn.answers.beginners import ANSWERS
+
+pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
+
+NAMED = {answer.name: answer for answer in ANSWERS}
+STEPS = [answer for answer in ANSWERS if isinstance(exercise(answer.exercise), StepExercise)]
+
+
+def verdict_on(answer, path, one):
+    path.write_text(answer.source)
+    calls = tuple((place.arguments, tuple(each.shape for each in place.wanted)) for place in bench(one).places)
+    asked = Asked(str(path), one.function, one.parameters, one.names, calls, one.dialect)
+    return verdict_of(one, attempt(asked), bench(one))
+
+
+def said_of(answer, path, one=None):
+    """What check and the third level of a hint say, without what a process of its own would measure."""
+    one = one or exercise(answer.exercise)
+    verdict = verdict_on(answer, path, one)
+    return f"{verdict.line}\n{of_answers(one, verdict, None) if verdict.status == 'wrong' else ''}"
+
+
+def test_there_are_beginners_in_every_exercise_of_the_course():
+    assert {answer.exercise for answer in ANSWERS} == set(OF_LESSONS)
+    assert sum(not answer.right for answer in ANSWERS) >= 75
+
+
+@pytest.mark.parametrize("name", [name for name in OF_LESSONS if isinstance(exercise(name), StepExercise)])
+def test_what_is_said_is_said_of_other_numbers_too(name, tmp_path):
+    one = exercise(name)
+    again = replace(one, cases=tuple(replace(case, id=f"{case.id}-again") for case in one.judged_by))
+
+    def without_numbers(text):
+        return re.sub(r"[\d.]+ in case|such as [^,]+|-again", "", text.partition("\n")[2])
+
+    for answer in STEPS:
+        if answer.exercise == name:
+            first, second = (said_of(answer, tmp_path / "file.py", exercise) for exercise in (one, again))
+            assert without_numbers(first) == without_numbers(second), answer.name
+
+
+WHERE = "masked keys are NaN too. They must be 0: np.where(allowed, weights, 0)."
+
+SENTENCES = {
+    "softmax/maximum-of-matrix": "The maximum is taken over the whole matrix, not over each row",
+    "softmax/maximum-of-columns": "The maximum is taken over each column, not over each row.",
+    "softmax/mean-subtracted": "The mean of the row is subtracted, and not its maximum",
+    "softmax/positive-scores": "Negative scores are set to 0 and the others divided by their sum.",
+    "softmax/divided-by-maximum": "Scores are divided by the largest of their row. It must be subtracted.",
+    "empty-row/zeroed-by-has-key": WHERE,
+    "empty-row/times-has-key": WHERE,
+    "empty-row/times-allowed": WHERE,
+    "empty-row/small-number-added": "1e-12 is added to the sum of the exponentials.",
+    "empty-row/nan-is-zero": "A NaN among the scores is hidden: the row has weights of 0.",
+    "masked-softmax/filled-very-low": "Masked scores become a number, such as ",
+    "masked-softmax/filled-with-minimum": "Masked scores become the smallest score of all, and not minus infinity",
+    "masked-softmax/inverted-by-minus": "True is taken for masked, and False for allowed",
+    "causal/itself-alone": "Each query is allowed its own key alone.",
+    "causal-offsets/at-the-end": "as if offsets were key_len - query_len",
+    "causal-offsets/largest-offset": "It would be right with the largest of offsets, for all, in place of offsets.",
+    "weights-by-angle/sine-first": "It would be right with 90 - degrees in place of degrees.",
+    "weights-by-angle/query-in-degrees": "Of the query: np.cos and np.sin take radians",
+    "scores/scale-of-one": "where scale is None, it is the right one times sqrt(d); every other call is right.",
+    "scores/divided-by-d": "It would be right with sqrt(abs(scale)) in place of scale.",
+    "scores/root-of-keys": "it is the right one times sqrt(d / Lq)",
+    "dot-products/last-key-forgotten": "the last key is wrong, and every other one is right.",
+    "weighted-sum/values-transposed": "the last axis of a meets the last but one of b. Here Lk (7) meets dv (13)",
+    "weighted-sum/zero-rows-averaged": "it is wrong only in rows of weights that are all 0.",
+    "output/weight-as-it-is": "Here in (39) meets out (29)",
+    "lengths/one-axis-less": "axis 1 is missing, and x[:, None] puts it there, of size 1",
+    "split/first-head-repeated": "each head has what the first one must have.",
+}
+"""Answer -> what is said of it."""
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_a_frequent_mistake_is_said(name, tmp_path):
+    text = said_of(NAMED[name], tmp_path / "file.py")
+    assert SENTENCES[name] in text
+    assert not re.search(r"times a number of its own|(^|\n) *[a-z][a-z ]*\.$|axis \d\d", text)
+
+
+ORDERS = {
+    "without-output-projection": "W_o is left out",
+    "mean-for-norm": "positive and negative numbers cancel in a mean or a sum: take the size, np.linalg.norm",
+    "what-is-left": "your order is reversed",
+    "one-over": "your order is reversed",
+    "sharpest": "it measures where a head looks, and not what becomes of what it finds there",
+    "block-alone": "it measures the block of W_o alone, and not what the head finds",
+    "order-of-heads": "np.argsort gives the order of the heads, and not a number for each head",
+}
+"""Answer to head-importance -> what is wrong with it."""
+
+
+def function_of(name):
+    space = {}
+    exec(NAMED[name].source, space)
+    return space[exercise(NAMED[name].exercise).function]
+
+
+def test_what_is_wrong_with_an_order_of_heads_is_said():
+    for name, sentence in ORDERS.items():
+        importance = function_of(f"head-importance/{name}")
+        assert wrong_order([importance(*one.arguments) for one in trained()]).startswith(sentence), name
+    constant = [np.ones(one.measured.config.num_heads) for one in trained()]
+    assert wrong_order(constant) == "every head has the same number"
+    rng = np.random.default_rng(5)
+    assert wrong_order([rng.random(one.measured.config.num_heads) for one in trained()]) == ""
+
+
+CUTS = {
+    "columns-of-projections": "q_proj.weight, k_proj.weight, v_proj.weight: columns are cut, where rows must be (",
+    "values-forgotten": "v_proj.weight, v_proj.bias: missing (",
+    "output-halved": "out_proj.weight: not what these heads have in the whole layer; output differs in",
+    "one-row-a-head": "q_proj.weight, k_proj.weight, v_proj.weight: shape (4, 384), and it must be (128, 384)",
+}
+
+
+def test_what_is_wrong_with_a_cut_is_said():
+    arguments = cut_calls()[0]
+    assert wrong_cut(0, function_of("cut-heads/rows")(*arguments)) == ""
+    for name, sentence in CUTS.items():
+        assert wrong_cut(0, function_of(f"cut-heads/{name}")(*arguments)).startswith(sentence), name
+
+
+def test_a_case_that_is_shown_fails(write):
+    """A mask may be given in any shape that broadcasts: that of a small case is no reason to show it."""
+    one, folder = write("lengths", NAMED["lengths/queries-too"].source)
+    shown = hint(one, folder, 2, "numpy").text.partition("The smallest case that fails:\n")[2]
+    made, right = (re.search(rf"{whose} allowed (.*?)(?=\n  \w|$)", shown, re.S)[1] for whose in ("your", "right"))
+    assert made != right
+
+
+@pytest.mark.parametrize(
+    ("name", "deeper"),
+    [
+        ("softmax/maximum-of-matrix", DEEPEST),  # its sentence says what to change
+        ("lengths/first-item", 3),
+        ("project/transposed-result", DEEPEST),
+        ("lengths/queries-too", 3),
+    ],
+)
+def test_a_level_is_offered_that_says_more(name, deeper, write):
+    one, folder = write(NAMED[name].exercise, NAMED[name].source)
+    second, third = (hint(one, folder, level, "numpy") for level in (2, 3))
+    assert (second.deeper, third.deeper) == (deeper, DEEPEST)
+    assert (second.text == third.text) == (deeper == DEEPEST)
+    assert not re.search(f"{FIX}|{LOOK_AT}", second.text)
+
+
+LATER = r"query_offset|head_dim|underflow|tensor|packed|batch item|valid_len\b|window|block of|online"
+"""Words of the zoo that no lesson has before its exercise."""
+
+
+@pytest.mark.parametrize("name", [name for name in OF_LESSONS if isinstance(exercise(name), StepExercise)])
+def test_a_mistake_is_said_in_words_of_the_course(name):
+    one = exercise(name)
+    for mistake in mistakes(one):
+        text = in_words(one, f"{mistake.bug.sentence} {mistake.bug.fix}")
+        assert not re.search(LATER, text), mistake.bug.id
