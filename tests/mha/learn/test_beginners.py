@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mha.learn import headwork, hints
 from mha.learn.bench import bench
 from mha.learn.exercise import StepExercise
 from mha.learn.exercises import OF_LESSONS, exercise
 from mha.learn.headwork import cut_calls, trained, wrong_cut, wrong_order
 from mha.learn.hints import DEEPEST, FIX, LOOK_AT, hint, of_answers
-from mha.learn.judge import verdict_of
+from mha.learn.judge import Verdict, verdict_of
 from mha.learn.names import mistakes
 from mha.learn.running.attempt import Asked, attempt
 from mha.learn.words import in_words
@@ -142,6 +143,30 @@ def test_what_is_wrong_with_a_cut_is_said():
     assert wrong_cut(0, function_of("cut-heads/rows")(*arguments)) == ""
     for name, sentence in CUTS.items():
         assert wrong_cut(0, function_of(f"cut-heads/{name}")(*arguments)).startswith(sentence), name
+
+
+@pytest.mark.parametrize(("cut", "whole", "said"), [((2, 3, 9), (5, 8, 6), 0.4), ((2, 7, 9), (5, 8, 6), None)])
+def test_how_much_faster_a_cut_layer_is_is_said_where_it_is_clear(cut, whole, said, monkeypatch):
+    """Most runs of the cut one must be faster than all of the whole one."""
+    now, clock = 0.0, []
+    for pair in zip(cut, whole, strict=True):
+        for seconds in pair:
+            clock += [now, now + seconds]
+            now += seconds
+    monkeypatch.setattr(headwork, "REPEATS", len(cut))
+    monkeypatch.setattr(headwork.time, "perf_counter", lambda: clock.pop(0))
+    monkeypatch.setattr(headwork.reference, "run", lambda *given: None)
+    assert headwork.share_of_time(0) == said
+
+
+def test_a_layer_is_explained_by_the_case_that_it_fails_too(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(hints, "diagnosed", lambda dialect, path, subject, cases: asked.append(cases) or (False, ()))
+    one = exercise("plain-function")
+    for case in ("nan-in-open-key", "prime"):
+        hints._of_layer(one, Verdict(one, "wrong", "", case=case), tmp_path)
+    assert set(asked[0]) - set(asked[1]) == {"nan-in-open-key"}
+    assert set(asked[1]) == set(one.first)
 
 
 def test_a_case_that_is_shown_fails(write):
