@@ -124,10 +124,13 @@ class Site:
         masks = {name: given.pop(name, None) for name in {"attention_mask", recipe.other_mask}}
         mask = masks["attention_mask" if others is None else recipe.other_mask]
         is_causal = given.pop("is_causal", None)
-        past = self._past(given.pop(recipe.cache, None), new_len=queries.shape[1] if ran else 0)
+        cache, new_len = given.pop(recipe.cache, None), queries.shape[1] if ran else 0
+        past = self._past(cache, new_len=new_len)
         rotary = None if recipe.turn is None else recipe.turn.take(core, given, queries.shape[1])
         if recipe.stretch is not None:
-            factors = recipe.stretch.take(core, given, queries.shape[1], past["past_keys"].shape[2] if past else 0)
+            # A cache may have forgotten keys that it still counts.
+            counted = cache.get_seq_length(getattr(core, recipe.place)) - new_len if past else 0
+            factors = recipe.stretch.take(core, given, queries.shape[1], counted)
             if factors is not None:
                 rotary = replace(rotary or RotaryInputs(), query_scale=factors)
         unknown = [name for name, value in given.items() if value is not None and name not in HARMLESS]

@@ -272,6 +272,15 @@ def test_layers_of_chunks_say_so_and_where_the_first_begins():
         assert call.allowed()[:, 0, -1, -len(sees[0]) - 1 : -1].tolist() == sees, call.allowed()[:, 0, -1]
 
 
+def test_a_query_scale_counts_the_keys_that_a_cache_of_chunks_has_forgotten(monkeypatch):
+    chunks = {**FAMILIES["llama4_text"], "layer_types": ["chunked_attention"] * 4}
+    monkeypatch.setitem(FAMILIES, "llama4_text", chunks)
+    model = model_of("llama4_text")
+    site = attention_layers(model)[3]
+    assert (site.config.chunked_mask, site.config.query_scale is not None) == (ChunkedMask(4), True)
+    check_calls(model, site, "float32")
+
+
 @pytest.mark.parametrize("size", [None, 0])
 def test_a_size_of_chunks_that_is_none_is_refused(size):
     model = model_of("llama4_text")

@@ -91,6 +91,16 @@ def test_chunks_are_said_apart_from_the_rest_of_a_mask(size, new):
         assert (without[2] != seen[2]).any() == (size < 11 and (new > 1 or not own.all())), (forgotten, own)
 
 
+def test_a_window_stays_beside_the_chunks():
+    causal, place = np.tril(np.ones((7, 7), bool)), np.arange(7)
+    seen = (causal & (place > place[:, None] - 3) & (place // 4 == place[:, None] // 4))[None, None]
+    sizes = CallSizes(1, 7, 7, 0, 4)
+    found = in_chunks(AttentionMask(allowed=seen), sizes)
+    assert np.array_equal(allowed_keys(found, sizes, 1), seen)
+    assert (~found.allowed & causal).sum() == 1  # query 3 does not see key 0 of its chunk
+    assert not found.allowed[0, 0, 3, 0]
+
+
 def test_a_mask_across_chunks_is_refused():
     causal = np.tril(np.ones((5, 5), bool))
     with pytest.raises(SpecError, match="lets a query attend to keys of two chunks of 4"):
