@@ -276,9 +276,15 @@ Got embed_dim=100, num_heads=3.
         return tuple(name for name in PARTS if getattr(self, name) is not None)
 
     @property
+    def norm_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The names of the weights of the query-key norm, in order, with their shapes; none in a layer without one."""
+        norm = self.query_key_norm
+        return {} if norm is None else norm.weight_shapes(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    @property
     def norm_sizes(self) -> tuple[int, ...] | tuple[None, None]:
         """The sizes of the weights of `q_norm` and `k_norm`; None and None without them."""
-        shapes = norm_shapes(self)
+        shapes = self.norm_shapes
         return (None, None) if not shapes else (shapes["q_norm.weight"][0], shapes["k_norm.weight"][0])
 
     def with_widths(self, query_dim: int | None, key_dim: int | None, value_dim: int | None) -> AttentionConfig:
@@ -313,14 +319,6 @@ Got embed_dim=100, num_heads=3.
         if missing:
             raise SpecError(f"config lacks {missing[0]!r}; embed_dim and num_heads are required")
         return cls(**data)
-
-
-def norm_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
-    """The names of the weights of the query-key norm, in order, with their shapes; none in a layer without one."""
-    settings = config.query_key_norm
-    if settings is None:
-        return {}
-    return settings.weight_shapes(config.num_heads, config.num_kv_heads, config.head_dim)
 
 
 def check_size(name: str, value: int | None, default: int | None = None) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.config import PROJECTIONS, AttentionConfig, norm_shapes
+from mha_core.config import PROJECTIONS, AttentionConfig
 from mha_core.dtypes import round_to
 from mha_core.errors import SpecError
 from mha_core.files.outside import parse_json_object
@@ -62,7 +62,7 @@ def weight_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"{name}.weight"] = rows_and_columns[name]
         if getattr(config.bias, name):
             shapes[f"{name}.bias"] = rows_and_columns[name][:1]
-    shapes |= norm_shapes(config)
+    shapes |= config.norm_shapes
     if config.score_dim is not None:
         shapes["score.query.weight"] = (config.score_dim, config.head_dim)
         shapes["score.key.weight"] = (config.score_dim, config.head_dim)

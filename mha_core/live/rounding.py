@@ -19,7 +19,7 @@ from mha_core.heads import merge_heads, repeat_kv_heads, split_heads
 from mha_core.parts.query_key_norm import Normed, mean_axes, norm
 from mha_core.parts.rotary import pairs
 from mha_core.parts.value_norm import norm_of
-from mha_core.reference.forward import normed
+from mha_core.reference.parts.query_key_norm import normed
 from mha_core.reference.state import State
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

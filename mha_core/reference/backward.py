@@ -14,11 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.heads import merge_heads, split_heads, sum_kv_groups
-from mha_core.parts.query_key_norm import NORMS, NormGradients, norm_back
-from mha_core.parts.rotary import rotate_back
-from mha_core.reference.forward import PROJECTED, dropout_factor, new_padding, normed, unscaled
+from mha_core.reference.forward import PROJECTED, dropout_factor, new_padding, unscaled
 from mha_core.reference.parts.clip_qkv import d_k_proj, d_q_proj, d_v_proj
+from mha_core.reference.parts.query_key_norm import (
+    d_norm_parameters,
+    d_projected_keys,
+    d_projected_queries,
+    d_rotated_keys,
+    d_rotated_queries,
+)
 from mha_core.reference.parts.query_scale import d_unscaled_queries
+from mha_core.reference.parts.rotary import d_normed_keys, d_normed_queries
 from mha_core.reference.parts.value_norm import d_new_values, d_normed_values, d_projected_values
 from mha_core.reference.state import State, Step
 
@@ -131,68 +137,6 @@ def d_new_keys(state: State) -> NDArray:
     """(B, G, Lk - Lp, d): of the keys that are not of the past."""
     gradient: NDArray = state["d_keys"][:, :, state.sizes.past_len :]
     return gradient
-
-
-NORMED = {
-    ("before", "q_norm"): ("projected_queries", "d_normed_queries"),
-    ("before", "k_norm"): ("projected_keys", "d_normed_keys"),
-    ("after", "q_norm"): ("rotated_queries", "d_unscaled_queries"),
-    ("after", "k_norm"): ("rotated_keys", "d_new_keys"),
-}
-"""Each norm in each order -> the step that it is applied to, and the gradient of the step that it gives."""
-
-
-def through_norm(state: State, order: str, name: str) -> NormGradients:
-    """The gradients of a norm's input and parameters; its result's, where the layer does not norm in this order."""
-    settings, (given, made) = state.config.query_key_norm, NORMED[order, name]
-    if settings is None or settings.order != order:
-        return NormGradients(state[made], None, None)
-    steps = normed(state, name, state[given])
-    assert steps is not None
-    return norm_back(state[made], steps, settings)
-
-
-def d_rotated_queries(state: State) -> NDArray:
-    """(B, H, Lq, d)."""
-    return through_norm(state, "after", "q_norm").x
-
-
-def d_rotated_keys(state: State) -> NDArray:
-    """(B, G, Lk - Lp, d)."""
-    return through_norm(state, "after", "k_norm").x
-
-
-def d_normed_queries(state: State) -> NDArray:
-    """(B, H, Lq, d)."""
-    settings, gradient = state.config.rotary, state["d_rotated_queries"]
-    return gradient if settings is None else rotate_back(gradient, state["rotary_tables"].queries, settings)
-
-
-def d_normed_keys(state: State) -> NDArray:
-    """(B, G, Lk - Lp, d)."""
-    settings, gradient = state.config.rotary, state["d_rotated_keys"]
-    return gradient if settings is None else rotate_back(gradient, state["rotary_tables"].keys, settings)
-
-
-def d_projected_queries(state: State) -> NDArray:
-    """(B, H, Lq, d)."""
-    return through_norm(state, "before", "q_norm").x
-
-
-def d_projected_keys(state: State) -> NDArray:
-    """(B, G, Lk - Lp, d)."""
-    return through_norm(state, "before", "k_norm").x
-
-
-def d_norm_parameters(state: State) -> dict[str, NDArray]:
-    """Name -> gradient of the weights and biases of the query-key norm; empty in a layer without them."""
-    settings = state.config.query_key_norm
-    gradients: dict[str, NDArray | None] = {}
-    for name in NORMS if settings is not None else ():
-        assert settings is not None
-        found = through_norm(state, settings.order, name)
-        gradients |= {f"{name}.{kind}": getattr(found, kind) for kind in ("weight", "bias")}
-    return {name: array for name, array in gradients.items() if array is not None}
 
 
 def d_clipped_queries(state: State) -> NDArray:

@@ -28,12 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
-from mha_core.call.rotary import Tables, tables_of_call
 from mha_core.heads import merge_heads, split_heads
-from mha_core.parts.query_key_norm import Normed, norm
-from mha_core.parts.rotary import rotate
 from mha_core.reference.parts.clip_qkv import clipped_keys, clipped_queries, clipped_values
+from mha_core.reference.parts.query_key_norm import new_keys, normed_keys, normed_queries, unscaled_queries
 from mha_core.reference.parts.query_scale import queries, query_scale
+from mha_core.reference.parts.rotary import rotary_tables, rotated_keys, rotated_queries
 from mha_core.reference.parts.value_norm import new_values, normed_values
 from mha_core.reference.state import State, Step
 
@@ -118,61 +117,6 @@ def projected_keys(state: State) -> NDArray:
 def projected_values(state: State) -> NDArray:
     """(B, G, Lk - Lp, dv)."""
     return split_heads(state["clipped_values"], state.config.num_kv_heads)
-
-
-def rotary_tables(state: State) -> Tables | None:
-    """Cosine and sine of the positions of queries and new keys; None in a layer without rotary positions."""
-    settings = state.config.rotary
-    if settings is None:
-        return None
-    return tables_of_call(settings, state.inputs.rotary, state.inputs.mask.query_offset, state.sizes)
-
-
-def normed(state: State, name: str, x: NDArray) -> Normed | None:
-    """The norm `name`, "q_norm" or "k_norm", of the heads x (B, heads, L, d); None in a layer without one."""
-    settings, parameters = state.config.query_key_norm, state.parameters
-    if settings is None:
-        return None
-    return norm(x, settings, parameters.get(f"{name}.weight"), parameters.get(f"{name}.bias"))
-
-
-def norm_if(state: State, order: str, name: str, x: NDArray) -> NDArray:
-    """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
-    settings = state.config.query_key_norm
-    made = normed(state, name, x) if settings is not None and settings.order == order else None
-    return x if made is None else made.result
-
-
-def normed_queries(state: State) -> NDArray:
-    """(B, H, Lq, d)."""
-    return norm_if(state, "before", "q_norm", state["projected_queries"])
-
-
-def normed_keys(state: State) -> NDArray:
-    """(B, G, Lk - Lp, d)."""
-    return norm_if(state, "before", "k_norm", state["projected_keys"])
-
-
-def rotated_queries(state: State) -> NDArray:
-    """(B, H, Lq, d)."""
-    settings, x = state.config.rotary, state["normed_queries"]
-    return x if settings is None else rotate(x, state["rotary_tables"].queries, settings)
-
-
-def rotated_keys(state: State) -> NDArray:
-    """(B, G, Lk - Lp, d)."""
-    settings, x = state.config.rotary, state["normed_keys"]
-    return x if settings is None else rotate(x, state["rotary_tables"].keys, settings)
-
-
-def unscaled_queries(state: State) -> NDArray:
-    """(B, H, Lq, d): the queries before they are scaled by their positions."""
-    return norm_if(state, "after", "q_norm", state["rotated_queries"])
-
-
-def new_keys(state: State) -> NDArray:
-    """(B, G, Lk - Lp, d)."""
-    return norm_if(state, "after", "k_norm", state["rotated_keys"])
 
 
 def keys(state: State) -> NDArray:

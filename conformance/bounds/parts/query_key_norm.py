@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from conformance.bounds.bounded import Bounded, Rounding
 from conformance.bounds.steps import Bounds
 from mha_core.parts.query_key_norm import NORMS, QueryKeyNorm, by_head, mean_axes, norm, norm_back, to_parameter
-from mha_core.reference.backward import NORMED
+from mha_core.reference.parts.query_key_norm import NORMED
 
 ROOT_ULPS = 4.0
 """Error of 1 / sqrt(x) in units of its last place, as one operation or as two."""
