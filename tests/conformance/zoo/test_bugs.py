@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from conformance.cases.table import all_cases
 from conformance.discovery import members
 from conformance.runner import run_case
 from conformance.zoo import backward
-from conformance.zoo.bug import GRADIENTS, Bug, BuggySubject, Contradiction, DoesNotApply
+from conformance.zoo.bug import GRADIENTS, Bug, BuggySubject, Contradiction, DoesNotApply, pipelines
 from conformance.zoo.kill import first_difference, kill, smallest_cover
 from conformance.zoo.registry import all_bugs, select
+from conformance.zoo.rerun import noted_run, rerun
 from mha.cli.suite.bugs import bugs as command
 from mha_core import STAGES, SpecError
 from mha_core.reference import forward
@@ -119,15 +121,16 @@ def test_no_two_bugs_are_the_same():
     """Case after case splits those that are still alike, by random sums over every stage and gradient."""
     alike = [list(all_bugs())]
     for case in [case for case in all_cases() if not case.expensive]:
-        alike = [part for group in alike for part in _split(group, case)]
+        fingerprints = Fingerprints(case)
+        alike = [part for group in alike for part in _split(group, fingerprints)]
     assert [[bug.id for bug in group] for group in alike] == []
 
 
-def _split(group, case):
-    """The bugs that this case can't tell apart, in groups of two or more."""
+def _split(group, fingerprints):
+    """The bugs that a case can't tell apart, in groups of two or more."""
     parts = []
     for bug in group:
-        mine = _fingerprint(bug, case)
+        mine = fingerprints.of(bug)
         for known, alike in parts:
             if known.shape == mine.shape and np.allclose(known, mine, rtol=1e-9, atol=0.0, equal_nan=True):
                 alike.append(bug)
@@ -137,24 +140,38 @@ def _split(group, case):
     return [members for _, members in parts if len(members) > 1]
 
 
-def _fingerprint(bug, case):
-    """Of every array, a random sum of its numbers and one of the places where it has none."""
-    problem = case.build()
-    try:
-        state = bug.run_state(problem.config, problem.weights, problem.inputs)
-    except DoesNotApply:
-        return np.empty(0)
-    scores = state["scores"] if bug.stage == "scores" else np.where(state["allowed"], state["scores"], 0.0)
-    rng = np.random.default_rng(0)
-    sums = []
-    for array in _arrays(replace(reference.trace_of(state), scores=scores)):
-        factor, is_number = rng.normal(size=array.shape), np.abs(array) < 1e100  # False for NaN
-        sums += [(np.where(is_number, array, 0.0) * factor).sum(), (~is_number * factor).sum()]
-    return np.array(sums)
+class Fingerprints:
+    """Of every array that bugs give in a case, a random sum of its numbers and one of the places where it has none."""
 
+    def __init__(self, case):
+        problem = case.build()
+        self.right, self.reads = noted_run(problem.config, problem.weights, problem.inputs)
+        self.factor = cache(lambda place, shape: np.random.default_rng(place).normal(size=shape))
+        self.known = []
+        self.known = [(array, self.sums(place, array)) for place, array in enumerate(self.arrays(self.right, False))]
 
-def _arrays(trace):
-    return [array for _, array in trace.stages()] + list(trace.gradients.values())
+    def of(self, bug):
+        try:
+            before, after = pipelines(bug)
+            state, changed = rerun(self.right, before, bug.forward, reads=self.reads)
+            state, _ = rerun(state, after, bug.backward, changed=changed, since=self.right, reads=self.reads)
+        except DoesNotApply:
+            return np.empty(0)
+        arrays = self.arrays(state, bug.stage == "scores")
+        return np.array([sum for place, array in enumerate(arrays) for sum in self.sums(place, array)])
+
+    def arrays(self, state, excluded_scores):
+        """Every stage and gradient; of the scores those that count, unless the bug is in them."""
+        trace = reference.trace_of(state)
+        scores = state["scores"] if excluded_scores else np.where(state["allowed"], state["scores"], 0.0)
+        return [array for _, array in replace(trace, scores=scores).stages()] + list(trace.gradients.values())
+
+    def sums(self, place, array):
+        if place < len(self.known) and array is self.known[place][0]:
+            return self.known[place][1]
+        is_number = np.abs(array) < 1e100  # False for NaN
+        factor = self.factor(place, array.shape)
+        return (np.where(is_number, array, 0.0) * factor).sum(), (~is_number * factor).sum()
 
 
 def test_killing_agrees_with_judging_each_as_a_subject():
