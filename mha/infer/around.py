@@ -49,6 +49,8 @@ def _all(
         yield replace(bare, tiled=not bare.tiled)
     yield replace(bare, bq=None)
     yield from (replace(bare, bq=bias) for bias in candidates.biases(bare.q))
+    if bare.key_bias_acts:
+        yield from (replace(bare, bk=bias) for bias in (None, *candidates.biases(bare.k)))
     yield from _other_arrays(bare, families)
 
 

@@ -19,9 +19,10 @@ from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.observed import Observed
 from mha.infer.sample import LITTLE_NOISE, Sample, early_rows, furthest
 from mha.infer.search import CHEAP, ROWS, Search
-from mha.infer.settings import with_settings
+from mha.infer.settings import with_settings, with_turns_and_norms
 from mha_core import AttentionConfig, SpecError
 from mha_core.config import PROJECTIONS, check_size
+from mha_core.parts.query_key_norm import NORMS
 from mha_core.weights import Weights, check_weights
 
 REFINED_ROWS, REFINED_KEYS = 24, 256
@@ -40,8 +41,10 @@ Where more come close, the record tells next to nothing.
 """
 
 
-ORDINARY, TRIED, SETTING_ROWS = 2, 12, 96
-"""The last tier whose readings are tried with settings that no array shows, how many of each, and by how many rows."""
+ORDINARY, TRIED, SETTING_ROWS, FIRST_ROWS = 2, 12, 96, 12
+"""The last tier whose readings are tried with settings that no array shows, how many of each, and by how many rows:
+all in all, and of those by which forms of rotary positions and norms are chosen.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +57,7 @@ class Inference:
         searched: how many hypotheses were considered.
         exhausted: whether all of them were, up to the last tier begun; False if time ran out.
         unjudged: more that come as close and were not judged, because the record tells next to nothing.
-        key_bias: the most plausible key bias, and why; it has no influence on the output.
+        key_bias: the most plausible key bias, and why if it has no influence on the output.
         candidates, observed: the readings of the arrays, and the record.
         seconds: how long it took.
     """
@@ -84,7 +87,8 @@ class Inference:
         """The mapping, with the key bias. Raises SpecError unless it is unique."""
         if self.verdict != "unique":
             raise SpecError(f"the mapping must be unique to be used. It is {self.verdict}; the report says why.")
-        return replace(self.fits[0].hypothesis, bk=self.key_bias[0])
+        found = self.fits[0].hypothesis
+        return found if found.key_bias_acts else replace(found, bk=self.key_bias[0])
 
     def weights(self) -> tuple[AttentionConfig, Weights]:
         """Config and canonical weights, in the dtypes that the arrays have (bfloat16 as float32); none is changed.
@@ -98,7 +102,8 @@ class Inference:
         found = {}
         for name, array in arrays.items():
             projection, kind = name.split(".")
-            part = parts[projection][kind == "bias"]
+            norms = dict(zip(NORMS, hypothesis.norms, strict=False))
+            part = norms[projection] if projection in norms else parts[projection][kind == "bias"]
             assert part is not None
             found[name] = array.astype(part.source.dtype)
         return config, check_weights(config, found)
@@ -174,17 +179,22 @@ def infer(
         searched=searched,
         exhausted=not search.timed_out,
         unjudged=tuple(shortlist.unjudged) if shortlist.fitting else (),
-        key_bias=key_bias(shortlist.best.hypothesis, candidates) if shortlist.fitting else (None, ""),
+        key_bias=_key_bias(shortlist.best.hypothesis, candidates) if shortlist.fitting else (None, ""),
         candidates=candidates,
         observed=observed,
         seconds=time.monotonic() - started,
     )
 
 
+def _key_bias(found: Hypothesis, candidates: Candidates) -> tuple[Slice | None, str]:
+    return (found.bk, "") if found.key_bias_acts else key_bias(found, candidates)
+
+
 def _with_settings(search: Search, shortlist: _Shortlist, progress: Callable[[str], None]) -> int:
     """Add readings with settings that no array shows to the shortlist; returns how many readings were ranked for it."""
     searched, early = 0, search.sample
     sample = Sample.of(search.observed, _many_rows(search.observed), LITTLE_NOISE)
+    first = Sample.of(search.observed, early_rows(search.observed, FIRST_ROWS), LITTLE_NOISE)
     for tier in range(ORDINARY + 1):
         progress(f"tier {tier} of {ORDINARY}: with settings that no array shows")
         ranking = search.run(tier, lambda hypotheses: False)
@@ -196,8 +206,12 @@ def _with_settings(search: Search, shortlist: _Shortlist, progress: Callable[[st
         for _, _, hypothesis in ranked[:TRIED]:
             if time.monotonic() > search.deadline:
                 search.timed_out = True
-            if search.timed_out or shortlist.settles(with_settings(hypothesis, sample, search.candidates)):
-                return searched
+            for proposed in (
+                with_turns_and_norms(hypothesis, first, sample, search.candidates),
+                with_settings(hypothesis, sample, search.candidates),
+            ):
+                if search.timed_out or shortlist.settles(proposed):
+                    return searched
     return searched
 
 

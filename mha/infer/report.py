@@ -12,8 +12,11 @@ from mha.infer.evidence import Fit
 from mha.infer.hypotheses.candidates import KINDS, ORDERS, Slice
 from mha.infer.hypotheses.hypothesis import DEFAULT_SCALE, Hypothesis
 from mha.infer.inference import Inference
+from mha.infer.settings import MOST_NORMS
+from mha_core import QueryKeyNorm, Rotary
 from mha_core.config import PROJECTIONS
 from mha_core.errors import shown
+from mha_core.parts.query_key_norm import NORMS
 
 ROLES = dict(zip(("q", "k", "v", "o"), PROJECTIONS, strict=True))
 
@@ -21,6 +24,9 @@ SCHEMA_VERSION = 2
 
 SHOWN = 8
 """How many hypotheses are written out."""
+
+SWAPPED = "; of q_norm and k_norm only the product acts, so that they may be swapped"
+"""What is said of the weights of a query-key norm with no rotation behind it."""
 
 
 def describe(found: Inference) -> str:
@@ -88,7 +94,7 @@ def mapping_lines(found: Inference) -> list[str]:
     bias, why = found.key_bias
     if bias is None and why:
         lines.append(f"  {'k_proj.bias':<16} undetermined by outputs: {why}")
-    elif bias is not None:
+    elif why:
         at = next(i for i, line in enumerate(lines) if line.startswith("  k_proj.bias"))
         lines[at] += f"; undetermined by outputs, chosen {why}"
     return [*lines, f"Its worst error is {found.fits[0].ratio:.2g} of what {found.observed.dtype} allows."]
@@ -107,8 +113,11 @@ def _facts(h: Hypothesis, *, apart: bool = False) -> dict[str, str]:
         bias: Slice | None = getattr(h, f"b{letter}")
         if bias is not None:
             facts[f"{projection}.bias"] = _place(bias)
-        elif letter != "k":
+        elif letter != "k" or h.key_bias_acts:
             facts[f"{projection}.bias"] = "none"
+    for name, part in zip(NORMS, h.norms, strict=False):
+        between = "rotary" in h.settings and h.settings["query_key_norm"].order == "before"
+        facts[f"{name}.weight"] = _place(part) + ("" if between else SWAPPED)
     facts["heads"] = f"{h.heads} of width {h.head_dim}" + (
         f", values {h.value_head_dim}" if h.value_head_dim != h.head_dim else ""
     )
@@ -118,8 +127,15 @@ def _facts(h: Hypothesis, *, apart: bool = False) -> dict[str, str]:
     value = "" if h.scale == DEFAULT_SCALE else f" = {h.scale_value:.6g}, not the usual {DEFAULT_SCALE}"
     facts["scale"] = f"{h.scale}{value}"
     facts["mask"] = h.mask
-    facts.update({name: shown(value) for name, value in h.settings.items()})
+    facts.update({name: shown(_setting(value)) for name, value in h.settings.items()})
     return facts
+
+
+def _setting(value: Any) -> Any:
+    """A setting's value; of rotary positions and norms, the fields that say something."""
+    if not isinstance(value, (Rotary, QueryKeyNorm)):
+        return value
+    return ", ".join(f"{name}={one!r}" for name, one in asdict(value).items() if one is not None and one is not False)
 
 
 def _place(part: Slice) -> str:
@@ -194,9 +210,20 @@ def _notes(found: Inference) -> Iterator[str]:
         yield (
             "Tried were separate and packed arrays, grouped heads, both orders of heads, five scales and, if the "
             "record does not say, a causal mask; and, each by itself, a query scale by position, chunks of keys, "
-            "clipped projections, value norm and value scale. Not tried: rotary positions, norms of queries or keys, "
-            "other masks that the record lacks."
+            "clipped projections, value norm and value scale; and rotary positions with usual bases, of all, a half or "
+            "a quarter of the channels, a root-mean-square norm of each query and key, and both. Not tried: rotary "
+            "positions with a rule or several axes, other norms of queries or keys, other masks that the record lacks."
         )
+        if found.closest is not None:
+            width = found.closest.hypothesis.head_dim
+            wide = sum(vector.count == width for vector in candidates.vectors)
+            if not wide:
+                yield (
+                    f"No array is as wide as a head of the closest ({width}), as the weights of a query-key norm are: "
+                    "a norm whose weights are not among the arrays can't be computed."
+                )
+            elif wide > MOST_NORMS:
+                yield f"Only {MOST_NORMS} of {wide} arrays as wide as a head were tried as weights of a query-key norm."
 
 
 def _fit_dict(found: Inference, fit: Fit) -> dict[str, Any]:
@@ -207,15 +234,9 @@ def _fit_dict(found: Inference, fit: Fit) -> dict[str, Any]:
     for letter, projection in ROLES.items():
         for kind, part in (("weight", getattr(h, letter)), ("bias", getattr(h, f"b{letter}"))):
             if part is not None:
-                parts[f"{projection}.{kind}"] = {
-                    "arrays": list(part.source.names),
-                    "shape": list(part.source.shape),
-                    "axis": part.source.axis,
-                    "packed": part.kind,
-                    "part": part.part,
-                    "parts": part.parts,
-                    "order": None if kind == "bias" and letter == "o" else h.orders["qkvo".index(letter)],
-                }
+                order = None if kind == "bias" and letter == "o" else h.orders["qkvo".index(letter)]
+                parts[f"{projection}.{kind}"] = _part_dict(part, order)
+    parts |= {f"{name}.weight": _part_dict(part, None) for name, part in zip(NORMS, h.norms, strict=False)}
     return {
         "arrays": parts,
         "num_heads": h.heads,
@@ -227,6 +248,18 @@ def _fit_dict(found: Inference, fit: Fit) -> dict[str, Any]:
         "ratio": fit.ratio if np.isfinite(fit.ratio) else None,
         "error": fit.error,
         "missing_constant": fit.constant,
+    }
+
+
+def _part_dict(part: Slice, order: str | None) -> dict[str, Any]:
+    return {
+        "arrays": list(part.source.names),
+        "shape": list(part.source.shape),
+        "axis": part.source.axis,
+        "packed": part.kind,
+        "part": part.part,
+        "parts": part.parts,
+        "order": order,
     }
 
 

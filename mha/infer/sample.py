@@ -20,6 +20,8 @@ from mha_core import ChunkedMask
 from mha_core.call.masks import additive_bias, padding_keys
 from mha_core.parts.chunked_mask import first_of_chunk
 from mha_core.parts.clip_qkv import clip
+from mha_core.parts.query_key_norm import norm
+from mha_core.parts.rotary import rotate, tables
 from mha_core.parts.value_norm import norm_values, scale_values
 
 NOISE = 1e3
@@ -134,7 +136,10 @@ class Sample:
         queries = self.project(h.q, h.rows("q"), "q")
         if h.bq is not None:
             queries = queries + h.bq.source.flat[h.rows("bq")]
-        return queries, self.project(h.k, h.rows("k"), "k")[:, kv], self.project(h.v, h.rows("v"), "v")[:, kv]
+        keys = self.project(h.k, h.rows("k"), "k")
+        if h.bk is not None:
+            keys = keys + h.bk.source.flat[h.rows("bk")]
+        return queries, keys[:, kv], self.project(h.v, h.rows("v"), "v")[:, kv]
 
     def output(self, h: Hypothesis, factors: NDArray | None = None) -> NDArray:
         """The output (n, Do) of a hypothesis, without the biases of values and output; factors (n,) of its queries."""
@@ -146,7 +151,13 @@ class Sample:
             factors = settings["query_scale"].factors(self.positions(h.mask))
         if factors is not None:
             queries = queries * factors[:, None, None]
-        scores = np.matmul(queries.transpose(1, 0, 2), keys.transpose(1, 2, 0)) * h.scale_value
+        queries, keys = (
+            _normed_and_turned(x.transpose(1, 0, 2), positions, h, weight)
+            for x, positions, weight in zip(
+                (queries, keys), (self.positions(h.mask), self.key), h.norms or (None, None), strict=True
+            )
+        )
+        scores = np.matmul(queries, keys.swapaxes(1, 2)) * h.scale_value
         weights = self.attend(scores, h.mask, settings.get("chunked_mask"))
         heads = np.matmul(weights, values.transpose(1, 0, 2))  # (H, n, dv)
         return heads.transpose(1, 0, 2).reshape(len(self.q), -1) @ h.o.source.flat[h.rows("o").reshape(-1)]
@@ -174,6 +185,18 @@ class Sample:
     def varies(self) -> bool:
         """Whether rows differ by more than rounding."""
         return vary(self.y, self.unit, self.noise)
+
+
+def _normed_and_turned(x: NDArray, positions: NDArray, h: Hypothesis, weight: Slice | None) -> NDArray:
+    """Queries or keys (H, L, d) behind the query-key norm and the rotary positions of a hypothesis, in its order."""
+    settings, rotary, x = h.settings.get("query_key_norm"), h.settings.get("rotary"), x[None]
+    steps = ["norm", "rotate"] if settings is None or settings.order == "before" else ["rotate", "norm"]
+    for step in steps:
+        if step == "norm" and settings is not None:
+            x = norm(x, settings, None if weight is None else weight.source.flat, None).result
+        elif step == "rotate" and rotary is not None:
+            x = rotate(x, tables(rotary, positions, len(positions)), rotary)
+    return x[0]
 
 
 def vary(outputs: NDArray, unit: float, noise: float = NOISE) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mha.infer.hypotheses.candidates import Slice
 from mha_core import AttentionConfig
 from mha_core.config import PROJECTIONS
+from mha_core.parts.query_key_norm import NORMS
 
 SCALES = {
     "1 / sqrt(head_dim)": lambda h: h.head_dim**-0.5,
@@ -40,6 +41,7 @@ class Hypothesis:
         tiled: whether query head h reads key head h % G, not h // (H // G).
         bq, bk, bv, bo: the biases; None for none.
         settings: fields of an AttentionConfig that no array shows -> their values (`mha.infer.settings`).
+        norms: the weights of the norms of queries and of keys; empty for none.
     """
 
     q: Slice
@@ -57,6 +59,7 @@ class Hypothesis:
     bv: Slice | None = None
     bo: Slice | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    norms: tuple[Slice, ...] = ()
 
     @property
     def head_dim(self) -> int:
@@ -78,6 +81,11 @@ class Hypothesis:
     def biases(self) -> tuple[Slice | None, ...]:
         return self.bq, self.bk, self.bv, self.bo
 
+    @property
+    def key_bias_acts(self) -> bool:
+        """Whether the output depends on a key bias: else it adds one number to all scores of a row."""
+        return not self.settings.keys().isdisjoint(("rotary", "query_key_norm"))
+
     def rows(self, role: str) -> NDArray:
         """(heads, width) positions of the rows of a projection or of its bias: "q", "k", "v", "o", "bq", ..."""
         part: Slice = getattr(self, role)
@@ -90,7 +98,11 @@ class Hypothesis:
         return self.heads if role[-1] in "qo" else self.kv_heads, self.orders["qkvo".index(role[-1])]
 
     def is_readable(self) -> bool:
-        """Whether the axes of the arrays allow all of its orders and numbers of heads."""
+        """Whether the axes of the arrays allow all of its orders and numbers of heads, and its heads their settings."""
+        if "rotary" in self.settings and self.settings["rotary"].width > self.head_dim:
+            return False
+        if any(weight.count != self.head_dim for weight in self.norms):
+            return False
         roles = [role for role in ("q", "k", "v", "o", "bq", "bk", "bv", "bo") if getattr(self, role) is not None]
         return all(getattr(self, role).rows(*self._split(role)) is not None for role in roles)
 
@@ -127,6 +139,7 @@ class Hypothesis:
                     rows = rows[order]
                 picked = part.source.flat[rows.reshape(-1)]
                 found[f"{projection}.{'weight' if role == letter else 'bias'}"] = picked.T if role == "o" else picked
+        found |= {f"{name}.weight": weight.source.flat for name, weight in zip(NORMS, self.norms, strict=False)}
         config = AttentionConfig(
             self.o.source.inputs,
             self.heads,
@@ -146,9 +159,9 @@ class Hypothesis:
     def function(self) -> bytes:
         """A digest that is equal for hypotheses which compute one function: heads in another order, equal arrays.
 
-        Key biases are left out: the output does not depend on them.
+        Key biases are left out where the output does not depend on them. Norm weights of ones are as none.
         """
-        config, weights = replace(self, bk=None).canonical()
+        config, weights = (self if self.key_bias_acts else replace(self, bk=None)).canonical()
         h, g = config.num_heads, config.num_kv_heads
         rows: Mapping[str, NDArray] = {
             "q": weights["q_proj.weight"].reshape(g, h // g, -1),
@@ -156,15 +169,20 @@ class Hypothesis:
             "o": weights["out_proj.weight"].T.reshape(g, h // g, -1),
             "k": weights["k_proj.weight"].reshape(g, -1),
             "v": weights["v_proj.weight"].reshape(g, -1),
+            "bk": weights.get("k_proj.bias", np.zeros(config.head_dim * g)).reshape(g, -1),
             "bv": weights.get("v_proj.bias", np.zeros(config.value_head_dim * g)).reshape(g, -1),
         }
         groups = []
         for group in range(g):
             queries = sorted(_digest(*(rows[name][group, i] for name in ("q", "bq", "o"))) for i in range(h // g))
-            groups.append(b"".join(queries) + _digest(*(rows[name][group] for name in ("k", "v", "bv"))))
+            groups.append(b"".join(queries) + _digest(*(rows[name][group] for name in ("k", "bk", "v", "bv"))))
         bias = weights.get("out_proj.bias", np.zeros(config.output_dim))
-        said = f"{self.mask} {dict(self.settings)}".encode()
-        return _digest(bias, np.array(config.softmax_scale)) + said + b"".join(sorted(groups))
+        norms = [weights.get(f"{name}.weight", np.ones(config.head_dim)) for name in NORMS]
+        settings = dict(self.settings)
+        if config.query_key_norm is not None:
+            settings["query_key_norm"] = replace(config.query_key_norm, weight="none")
+        said = f"{self.mask} {settings}".encode()
+        return _digest(bias, np.array(config.softmax_scale), *norms) + said + b"".join(sorted(groups))
 
 
 def kv_of(heads: int, kv_heads: int, tiled: bool) -> NDArray:
