@@ -20,6 +20,7 @@ from mha.infer.hypotheses.candidates import Candidates, Slice
 from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.sample import Sample
 from mha_core import ChunkedMask, QueryKeyNorm, QueryScale, Rotary
+from mha_core.parts.query_key_norm import Order
 from mha_core.parts.query_scale import SHIFTS
 
 CLOSER = 0.5
@@ -107,16 +108,23 @@ def with_turns_and_norms(
     """
     shapes = [shape for shape in _shapes(found, candidates) if shape.is_readable()]
     shapes.sort(key=lambda shape: early.misfit(shape, candidates))
-    tried = [(sample.misfit(h, candidates), h) for shape in shapes[:SHAPES] for h in _with_numbers(shape)]
+    forms: dict[tuple[Any, ...], Hypothesis] = {}
+    for shape in shapes:
+        rotary = shape.settings.get("rotary")
+        form = (rotary and rotary.layout, shape.settings.get("query_key_norm"), shape.norms, shape.bk)
+        forms.setdefault(form, shape)  # one base of each
+    nearest_forms = list(forms.values())[:SHAPES]
+    tried = [(sample.misfit(h, candidates), h) for shape in nearest_forms for h in _with_numbers(shape)]
     nearest = NEAR * min((misfit for misfit, _ in tried), default=0.0)
     limit = min(nearest, CLOSER * sample.misfit(found, candidates))
     yield from (hypothesis for misfit, hypothesis in tried if misfit < limit)
 
 
 def _shapes(found: Hypothesis, candidates: Candidates) -> Iterator[Hypothesis]:
-    """Each form, with a base and an epsilon in the middle; with key biases where there is a query bias."""
+    """Each form, with two bases and an epsilon; without a norm, with each key bias where there is a query bias."""
     d = found.head_dim
-    turns = [{}] + [
+    turns: list[dict[str, Any]] = [{}]
+    turns += [
         {"rotary": Rotary(width=d // part, interleaved=interleaved, base=base)}
         for part, interleaved in TURNS
         if d % (2 * part) == 0 and (d > 2 * part or not interleaved)  # one pair is the same in both
@@ -125,16 +133,17 @@ def _shapes(found: Hypothesis, candidates: Candidates) -> Iterator[Hypothesis]:
     weights = [Slice(vector) for vector in candidates.vectors if vector.count == d][:MOST_NORMS]
     twice = [(weight, weight) for weight in weights if len(weight.source.names) > 1]
     biases = (None, *candidates.biases(found.k)) if found.bq is not None else (None,)
-    for turn, bk in product(turns, biases):
+    for turn in turns:
         if turn:
-            yield replace(found, settings=turn, bv=None, bk=bk)
+            yield from (replace(found, settings=turn, bv=None, bk=bk) for bk in biases)
         # Weights that act last are multiplied by each other, so that their order says nothing.
-        pairs = {"before": list(permutations(weights, 2) if turn else combinations(weights, 2)) + twice}
+        pairs: dict[Order, list[tuple[Slice, ...]]] = {"before": list(permutations(weights, 2) if turn else combinations(weights, 2)) + twice}
         if turn:
             pairs["after"] = list(combinations(weights, 2)) + twice
-        for order, norms in (("before", ()), *((order, norms) for order, some in pairs.items() for norms in some)):
+        pairs["before"].append(())
+        for order, norms in ((order, norms) for order, some in pairs.items() for norms in some):
             norm = QueryKeyNorm(order=order, eps=NORM_EPSILONS[0], weight="shared" if norms else "none")
-            yield replace(found, settings={**turn, "query_key_norm": norm}, bv=None, bk=bk, norms=norms)
+            yield replace(found, settings={**turn, "query_key_norm": norm}, bv=None, norms=norms)
 
 
 def _with_numbers(shape: Hypothesis) -> Iterator[Hypothesis]:

@@ -49,6 +49,7 @@ DECODERS = {
     "interleaved, of a half": {"rotary": Rotary(width=4, interleaved=True), "bias": True},
     "norm": {"query_key_norm": QueryKeyNorm(eps=1e-5)},
     "both": {"rotary": Rotary(base=1e6), "query_key_norm": QueryKeyNorm(), "num_kv_heads": 1},
+    "neither": {},
     "norm behind": {"rotary": Rotary(), "query_key_norm": QueryKeyNorm(order="after", eps=1e-5)},
 }
 
