@@ -137,11 +137,11 @@ def _shapes(found: Hypothesis, candidates: Candidates) -> Iterator[Hypothesis]:
         if turn:
             yield from (replace(found, settings=turn, bv=None, bk=bk) for bk in biases)
         # Weights that act last are multiplied by each other, so that their order says nothing.
-        pairs: dict[Order, list[tuple[Slice, ...]]] = {"before": list(permutations(weights, 2) if turn else combinations(weights, 2)) + twice}
-        if turn:
-            pairs["after"] = list(combinations(weights, 2)) + twice
-        pairs["before"].append(())
-        for order, norms in ((order, norms) for order, some in pairs.items() for norms in some):
+        unordered: list[tuple[Slice, ...]] = [*combinations(weights, 2), *twice]
+        pairs: list[tuple[Order, tuple[Slice, ...]]]
+        pairs = [("before", norms) for norms in ([*permutations(weights, 2), *twice] if turn else unordered)]
+        pairs += [("after", norms) for norms in unordered if turn]
+        for order, norms in (*pairs, ("before", ())):
             norm = QueryKeyNorm(order=order, eps=NORM_EPSILONS[0], weight="shared" if norms else "none")
             yield replace(found, settings={**turn, "query_key_norm": norm}, bv=None, norms=norms)
 
