@@ -23,7 +23,7 @@ from conformance.judging.near import Nearness
 from conformance.measure.budget import Costs, answered
 from conformance.measure.designs import CONFIGS, generic, resized
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask, within
-from mha_core import AttentionConfig, Trace
+from mha_core import AttentionConfig, SpecError, Trace
 from mha_core.weights import Weights
 
 LEAST_CONFIGS = 3
@@ -95,7 +95,8 @@ class Asker:
         """Of a subject that takes none of the usual calls: what it can be asked as, from calls that it has answered."""
         if self.configs or not taken:
             return
-        self.configs = tuple(dict.fromkeys(problem.config for problem in taken))[:MOST_CONFIGS]
+        configs = dict.fromkeys(problem.config for problem in taken)
+        self.configs = tuple(one for one in configs if self.made(lambda _: [generic(one)]))[:MOST_CONFIGS]  # noqa: B023
         usual = Counter(problem.sizes[:3] for problem in taken if problem.sizes.past_len == 0 and problem.sizes.batch)
         if any(self.ask(generic(config)) is not None for config in self.configs) or not usual:
             return
@@ -105,6 +106,14 @@ class Asker:
             if not any(self.ask(resized(generic(self.configs[0]), *one)) is not None for one in asked):
                 self.sizes = (*self.sizes[:axis], own[axis], *self.sizes[axis + 1 :])
         self.configs = self._accepted() or self.configs
+
+    def made(self, problems: Callable[[Asker], Sequence[Problem]]) -> Sequence[Problem]:
+        """The problems; none, with a note of why, where a layer has no such call: no rotary position is below 0."""
+        try:
+            return problems(self)
+        except SpecError as error:
+            self._refuse(str(error))
+            return ()
 
     def nearest(self, problems: Sequence[Problem]) -> list[Problem]:
         """The problems; where it takes calls of some sizes alone, the nearest of these."""

@@ -130,7 +130,7 @@ class Search:
                 return None
             return not self.asker.costs.slow or all(self._models.fits(model, problem, probe) for model in beam)
 
-        return tuple(self.asker.answered(probe.problems(self.asker), as_expected, gradients=probe.gradients))
+        return tuple(self.asker.answered(self.asker.made(probe.problems), as_expected, gradients=probe.gradients))
 
     def _differentiated(self, problem: Problem, beam: Sequence[Model]) -> bool:
         """Whether nothing is to be said of a problem's gradients: its outputs are wrong, and they may be theirs."""

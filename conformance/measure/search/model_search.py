@@ -202,7 +202,7 @@ class ModelSearch:
         """
         if len(models) <= BEAM or self.asker.costs.slow:
             return models
-        later = (one for probe in self.later for one in probe.problems(self.asker)[:1])
+        later = (one for probe in self.later for one in self.asker.made(probe.problems)[:1])
         asked = self.asker.nearest([*map(generic, self.asker.configs), *later])
         answered = [one for one in asked if self.asker.output(one) is not None]
         telling = [one for one in answered if not self.asker.is_right(one)]

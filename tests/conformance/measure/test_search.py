@@ -23,6 +23,7 @@ from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select
 from conformance.zoo.variants import Variants
 from mha_core import SpecError, Trace
+from mha_core.parts import PARTS
 from mha_core.reference import forward
 from tests.conformance.measure.wrong import OutputAlone
 
@@ -175,3 +176,39 @@ def _rolled(step, slug="rolled--1"):
 def test_a_number_is_preferred_to_a_size_of_several_words():
     number, size = _rolled("queries", "rolled--1"), _rolled("queries", "rolled--batch-size")
     assert preference((number,)) < preference((size,))
+
+
+OF_PARTS = {
+    "rotary": "rotary-offset-ignored",
+    "query_key_norm": "norm-eps-missing",
+    "query_scale": "query-scale-without-floor",
+    "chunked_mask": "chunk-before-too",
+    "clip_qkv": "clip-to-zero",
+    "value_norm_eps": "value-norm-over-heads",
+    "value_scale": "value-scale-without-sign",
+}
+"""Part -> a bug of it: one of each."""
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_layer_that_takes_no_call_without_a_part_is_asked_the_calls_that_it_has(part):
+    """Some probes make calls that it has not, such as queries before position 0."""
+    (bug,) = select((OF_PARTS[part],))
+    asker = Asker(OutputAlone(bug, takes=lambda config, inputs: part in config.parts))
+    assert not asker.configs
+    problems = [case.build() for case in CASES]
+    asker.learn([problem for problem in problems if part in problem.config.parts])
+    found = measure(asker.subject, asker=asker, zoo=[bug], probes=select_probes(("empty-rows", "one-key"), alone=True))
+    assert all(part in config.parts for config in asker.configs)
+    assert found.models in (((),), ((bug,),))
+    assert any(outcome.asked for outcome in found.outcomes) == bool(asker.configs)
+
+
+def test_its_bug_is_named_after_experiments():
+    (bug,) = select((OF_PARTS["value_scale"],))
+    only = OutputAlone(bug, takes=lambda config, inputs: bool(config.value_scale))
+    cases = [case for case in CASES if case.build().config.value_scale]
+    found = diagnose(only, cases, bugs=select(tuple(OF_PARTS.values())), experiments=True)
+    assert found.ended is None
+    assert found.measured is not None
+    assert [explanation.name for explanation in found.explanations] == [bug.id]
