@@ -82,21 +82,28 @@ def of_error(error: str, sizes: Mapping[str, int]) -> str:
         sizes: of the axes, by their letters.
 
     >>> of_error("operands could not be broadcast together with shapes (2,3) (7,) ", {"L": 2, "in": 3, "out": 7})
-    ': (L, in) and (out) meet'
+    ": (L, in) and (out) meet, and can't be broadcast: from the last axis on, in (3) meets out (7)"
     """
 
     def letters(size: str) -> str:
         return " or ".join(letter for letter, one in sizes.items() if one == int(size)) or size
 
+    def named(size: str) -> str:
+        return size if letters(size) == size else f"{letters(size)} ({size})"
+
     if found := PRODUCT.search(error):
-        left, right = (f"{letters(found[side])} ({found[side]})" for side in ("left", "right"))
+        left, right = (named(found[side]) for side in ("left", "right"))
         return (
             f": in a @ b the last axis of a meets the last but one of b. Here {left} meets {right}, and an axis must "
             "meet its like"
         )
     if found := SHAPES.search(error):
-        shapes = [", ".join(map(letters, re.findall(r"\d+", one))) for one in re.findall(r"\(.*?\)", found["shapes"])]
-        return f": {' and '.join(f'({one})' for one in shapes)} meet"
+        shapes = [re.findall(r"\d+", one) for one in re.findall(r"\(.*?\)", found["shapes"])]
+        meet = " and ".join(f"({', '.join(map(letters, one))})" for one in shapes)
+        pairs = [dict.fromkeys(axes) for axes in zip(*map(reversed, shapes), strict=False)]  # from the last axis on
+        different = [" meets ".join(map(named, axes)) for axes in pairs if len(axes.keys() - {"1"}) > 1]
+        said = f", and can't be broadcast: from the last axis on, {different[0]}" if different else ""
+        return f": {meet} meet{said}"
     return ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,15 +36,20 @@ from mha.learn.running.measuring import Said, measured_in
 from mha.learn.running.workshop import ask
 from mha.learn.tracks.own import OWN, Candidate, for_other_arguments
 from mha.learn.tracks.translate import FUNCTIONS
-from mha.learn.words import described, given_to, in_words, rules_of, written_out
+from mha.learn.words import described, foreign, given_to, in_words, rules_of, written_out
 
 DEEPEST = 4
 """The level that gives the answer."""
 
 SAME = "Yours gives what this mistake gives, in every case:\n"
 
+EXPLAINED = "This explains yours in every case:"
+
 FIX, LOOK_AT = "    What to change: ", "    What to look at: "
 """How a line begins that the third level adds."""
+
+MOST = 2
+"""Most mistakes of a layer that are told together: more of them may give any numbers."""
 
 NEEDS = 6
 """Most needs of a call that are listed."""
@@ -119,11 +125,11 @@ def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) ->
         return f"{rules_of(exercise)}\n\n{given_to(exercise, _of_wrong_form(exercise, answers))}"
     of_kinds = of_rows(exercise, answers)
     if said := own_mistake(exercise, answers) or (of_kinds[0] if len(of_kinds) == 1 else ""):
-        return f"In every case:\n  {said}"
+        return f"{EXPLAINED}\n  {said}"
     found = explained(exercise, answers)
     of_one = bool(found.explanations) and len(found.explanations[0]) == 1
     if of_kinds and not of_one:
-        return "\n  ".join(("In every case:", *of_kinds))
+        return "\n  ".join((EXPLAINED, *of_kinds))
     if found.explanations:
         same_as = SAME if of_one and len(found.explanations) == 1 else ""
         rest = f"In {found.unknown} of the {found.rows} wrong rows both show, and what they give together is not known."
@@ -155,8 +161,34 @@ def _look_at(exercise: Exercise) -> str:
 
 
 def own_mistake(exercise: StepExercise, answers: Sequence[Answer]) -> str:
-    """The sentence of the exercise's own mistake that gives these answers in every case; "" if none does."""
-    return _fitting(exercise, answers, OWN.get(exercise.name, ()))
+    """The sentence of the exercise's own mistake that gives these answers in every case, else those of two; else ""."""
+    own = OWN.get(exercise.name, ())
+    return _fitting(exercise, answers, own) or _of_two(exercise, answers, own)
+
+
+def _of_two(exercise: StepExercise, answers: Sequence[Answer], candidates: Sequence[Candidate]) -> str:
+    """The sentences of two candidates, if each shows in cases in which the other doesn't, and gives what is made there.
+
+    In no case do both show; where neither does, what is made is right.
+    """
+    places = bench(exercise).places
+    if len(answers) != len(places):
+        return ""
+    views = []
+    for words, one in candidates:
+        shows = [not _gives(one, place, place.wanted) for place in places]
+        fits = [_gives(one, place, made) for place, made in zip(places, answers, strict=True)]
+        views.append((words, shows, fits))
+    right = [same(made, place.wanted, place) for made, place in zip(answers, places, strict=True)]
+    for (a, a_shows, a_fits), (b, b_shows, b_fits) in combinations(views, 2):
+        given = [
+            of_a if by_a else of_b if by_b else is_right
+            for by_a, by_b, of_a, of_b, is_right in zip(a_shows, b_shows, a_fits, b_fits, right, strict=True)
+        ]
+        apart = not any(by_a and by_b for by_a, by_b in zip(a_shows, b_shows, strict=True))
+        if apart and any(a_shows) and any(b_shows) and all(given):
+            return f"{a}\n  {b}"
+    return ""
 
 
 def _for_others(exercise: StepExercise, answers: Sequence[Answer]) -> str:
@@ -200,7 +232,8 @@ def told(found: Sequence[tuple[Bug, ...]], exercise: Exercise) -> str:
 def _of_bug(bug: Bug, exercise: Exercise) -> str:
     seen = f" (seen in {bug.seen_in})" if bug.seen_in else ""
     name = "measured" if is_measured(bug) else bug.id
-    return f"  {name}: {in_words(exercise, bug.sentence)}{seen}\n{FIX}{in_words(exercise, bug.fix)}"
+    fix = "" if is_measured(bug) and foreign(exercise, bug.fix) else f"\n{FIX}{in_words(exercise, bug.fix)}"
+    return f"  {name}: {in_words(exercise, bug.sentence)}{seen}{fix}"
 
 
 def _measured(exercise: StepExercise, verdict: Verdict, folder: Path) -> str:
@@ -212,9 +245,11 @@ def _measured(exercise: StepExercise, verdict: Verdict, folder: Path) -> str:
         )
     except WorkerDied:
         return ""
+    found = tuple(said for said in found if not foreign(exercise, in_words(exercise, said.sentence)))
     lines = ["No known mistake; measured, and the same as yours in every case:"] if found else []
     for said in found:
-        lines += [f"  {in_words(exercise, said.sentence)}", f"{FIX}{in_words(exercise, said.fix)}"]
+        lines.append(f"  {in_words(exercise, said.sentence)}")
+        lines += [f"{FIX}{in_words(exercise, said.fix)}"] * (not foreign(exercise, said.fix))
     return "\n".join(lines)
 
 
@@ -253,6 +288,12 @@ def _of_layer(exercise: LayerExercise, verdict: Verdict, folder: Path) -> str:
     if isinstance(found, str):
         return found
     is_whole, explanations = found
+    most = MOST if is_whole else 1
+    explanations = tuple(
+        one
+        for one in explanations
+        if len(one) <= most and not any(foreign(exercise, in_words(exercise, bug.sentence)) for bug in one)
+    )
     if not explanations:
         said = "No known mistakes give what yours gives. Returned in a dict, its stages would say where it begins."
         return f"{said}\n{_look_at(exercise)}"

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.cases.table import all_cases
 from conformance.workers.protocol import WorkerDied
 from mha.learn.bench import Bench, Place, bench, distance
 from mha.learn.exercise import (
@@ -29,7 +30,7 @@ from mha.learn.running.attempt import Asked, Attempt, attempt, measured, returne
 from mha.learn.running.catching import Chosen, caught, chosen
 from mha.learn.running.layering import Layered, judged
 from mha.learn.running.workshop import ask, end_process, why_not
-from mha.learn.words import at, described, sizes_of
+from mha.learn.words import at, described, sizes_in, sizes_of
 
 TIME_LIMIT = 10.0
 """Seconds that a file may take for all calls of an exercise."""
@@ -258,11 +259,15 @@ def _judge_layer(exercise: LayerExercise, path: str) -> Verdict:
     if result is None:
         left = f"; {found.unsupported} cases ask for things that this exercise leaves out" if found.unsupported else ""
         return Verdict(exercise, "right", f"equal to the reference in {found.right} cases{left}", printed=found.printed)
+    case = next((case for case in (*all_cases(), *exercise.own) if case.id == result.case), None)
+    problem = None if case is None else case.build()
+    where = f"(case {result.case}{f': {described(problem)}' if problem else ''})"
     if result.status == "different":
-        line = f"{result.mismatches[0].message} (case {result.case})"
+        line = f"{result.mismatches[0].message} {where}"
         return Verdict(exercise, "wrong", line, printed=found.printed, case=result.case)
     to_do = "NotImplementedError" in (result.message or "")
-    line = f"{exercise.subject} is still to be written" if to_do else f"{result.message} (case {result.case})"
+    why = of_error(result.message or "", sizes_in(problem)) if problem else ""
+    line = f"{exercise.subject} is still to be written" if to_do else f"{result.message}{why} {where}"
     return Verdict(exercise, "to do" if to_do else "no answer", line, printed=found.printed)
 
 

@@ -242,7 +242,9 @@ def _fills(calls: Sequence[Call], rows: Sequence[NDArray]) -> list[str]:
     if not said:
         return []
     how = ", or ".join(said)
-    return [
-        f"{how[0].upper()}{how[1:]}, not minus infinity: a masked key counts where scores lie as low, or where no key "
-        "is allowed. Mask with -inf; a row without a key has weights of 0."
-    ]
+    has_empty = not all(call.allowed.any(-1).all() for call in calls)
+    where = "a masked key still counts"
+    if any(likely < np.nanmin(call.scores) for call in calls):
+        where = "a masked key counts where scores lie as low" + ", or where no key is allowed" * has_empty
+    rest = "; a row without a key has weights of 0" * has_empty
+    return [f"{how[0].upper()}{how[1:]}, not minus infinity: {where}. Mask with -inf{rest}."]

@@ -35,6 +35,22 @@ def in_words(exercise: Exercise, text: str) -> str:
     return text
 
 
+OF_SOME = ("additive bias", "softcap", "window", "offset", "past")
+"""Words of things that only some exercises have."""
+
+
+def foreign(exercise: Exercise, text: str) -> bool:
+    """Whether a sentence speaks of a thing that the exercise does not have.
+
+    >>> from mha.learn.exercises import exercise
+    >>> foreign(exercise("plain-function"), "The past comes last."), foreign(exercise("past"), "The past comes last.")
+    (True, False)
+    """
+    words = [one.name for one in exercise.arguments] + [one.about for one in exercise.arguments] + [exercise.task]
+    own = " ".join(words).lower()
+    return any(re.search(rf"\b{one}", text.lower()) and one not in own for one in OF_SOME)
+
+
 def rules_of(exercise: Exercise) -> str:
     """What to look at: the exercise's advice, else its rules, else its task."""
     return exercise.advice or "\n".join(map(rule_of, exercise.rules)) or exercise.task
@@ -89,7 +105,20 @@ def sizes_of(arguments: Sequence[Value], place: Place) -> dict[str, int]:
     for one, array in zip(arguments, place.arguments, strict=True):
         if isinstance(array, np.ndarray):
             found |= zip(letters_of(one, array.ndim), array.shape, strict=True)
+        elif size := re.fullmatch(r"int: ([A-Z]\w*)", one.about):
+            found[size[1]] = array
     return {letter: size for letter, size in found.items() if not letter.isdigit()}
+
+
+def sizes_in(problem: Problem) -> dict[str, int]:
+    """Letter -> size, of the axes of a whole layer's arrays."""
+    sizes, config = problem.sizes, problem.config
+    return {
+        **{"B": sizes.batch, "Lq": sizes.query_len, "Lk": sizes.key_len, "H": config.num_heads},
+        **{"Dq": config.query_dim, "Dk": config.key_dim, "Dv": config.value_dim, "Do": config.output_dim},
+        **{"d": config.head_dim, "dv": config.value_head_dim},
+        **{"H * d": config.num_heads * config.head_dim, "H * dv": config.num_heads * config.value_head_dim},
+    }
 
 
 def of_sizes(letters: Sequence[str]) -> Iterator[tuple[str, Callable[[Mapping[str, int]], float]]]:

@@ -27,6 +27,7 @@ from mha.learn.exercise import LayerExercise
 from mha.learn.exercises import exercise
 from mha.learn.running.attempt import Beginning, Unfit, captured, found
 from mha.learn.running.workshop import ask, home
+from mha.learn.tracks.own import OF_LAYERS
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.backend import Run
 from mha_core.errors import SpecError, shown
@@ -134,11 +135,13 @@ def _is_full(case: Case) -> bool:
 
 
 def explained(subject: RemoteSubject, cases: tuple[str, ...]) -> Explained:
-    """What explains a layer in these cases.
+    """What explains a layer in these cases: an exercise's own mistake, else what a diagnosis finds.
 
     Those that were measured are on no file, and steps can't be sent to another process: so all are sent without steps.
     """
-    found = diagnose(subject, select(cases), experiments=True)
+    found = diagnose(subject, select(cases), bugs=OF_LAYERS)
+    if not found.explanations:
+        found = diagnose(subject, select(cases), experiments=True)
     explanations = found.explanations or found.partly
     sent = {bug: replace(bug, forward={}, backward={}) for one in explanations for bug in one.bugs}
     return bool(found.explanations), tuple(tuple(sent[bug] for bug in one.bugs) for one in explanations)

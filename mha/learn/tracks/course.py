@@ -37,6 +37,15 @@ COURSE = "course"
 
 
 WORDS = {
+    r"Channels are split as \(d, h\) instead of \(h, d\)": "Channels are split as reshape(B, L, d, H) does, and not as "
+    "reshape(B, L, H, d)",
+    r"\(d, h\) instead of \(h, d\)": "(d, H) instead of (H, d)",
+    r"Padded (keys and )?values are projected as they are: a NaN there reaches the output as 0 \* NaN": "A NaN in "
+    r"padded \1values reaches the output: 0 * NaN is NaN",
+    r"Replace padded rows of the key and value inputs by 0 before the projection; 0 \* NaN is NaN": "Choose, "
+    "np.where(padding[..., None], 0, keys), and so the values, before the projection: keys * ~padding[..., None] "
+    "leaves a NaN",
+    r", also those of a past,": "",
     r"head_dim": "d",
     r"The query offset": "The offset",
     r"the query offset": "the offset",
@@ -145,7 +154,12 @@ ROWS = {
         3, 20, "With a cache, a step is the layer on one query; the positions go on where the past ends."
     ),
     # experiment
-    "weights-by-angle": Row(1, 5, "Attention prefers keys in the query's direction, and softly: no key gets nothing."),
+    "weights-by-angle": Row(
+        1,
+        5,
+        "Attention prefers keys in the query's direction, and softly: such a key has exp(2 / sqrt(2)) = 4.1 times the "
+        "weight of the opposite one.",
+    ),
     "deviation-of-scores": Row(1, 4, "Products of width d deviate by sqrt(d): the scale brings them back to 1."),
     "head-importance": Row(3, 20, "What a head adds to the output says more of its importance than its parameters."),
     "cut-heads": Row(2, 10, "A head is rows of three projections and columns of the last: cut them, and it is gone."),

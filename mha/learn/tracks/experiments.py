@@ -100,7 +100,7 @@ EXERCISES = (
             Value("keys", "the same: it is self-attention"),
             Value("values", "the same"),
             Value("weights", 'dict: "q_proj.weight" (out, in), "q_proj.bias" (out,), and so k_proj, v_proj, out_proj'),
-            Value("allowed", "bool (B, H, L, L): True = may attend"),
+            Value("allowed", "bool (B, H, L, L): True = may attend; the `mask` of plain-function"),
             Value("num_heads", "int: H"),
         ),
         returned=(Value("importance", "float64 (H,): the more, the more important"),),
@@ -116,7 +116,8 @@ EXERCISES = (
         arguments=(
             Value(
                 "weights",
-                'dict: "q_proj.weight" (H * d, in), "q_proj.bias" (H * d,), and so the other projections',
+                'dict: "q_proj.weight" (H * d, in), "q_proj.bias" (H * d,), and so k_proj, v_proj; "out_proj.weight" '
+                '(out, H * d), "out_proj.bias" (out,); no bias is absent',
             ),
             Value("kept", "list of int: the heads that stay, in ascending order"),
             Value("num_heads", "int: H"),

@@ -8,12 +8,20 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.bug import Bug
 from mha.learn.exercise import NUMPY, StepExercise
 from mha.learn.handout.sources import answer
+from mha_core.reference.forward import new_padding
+from mha_core.reference.state import State
 
 
 def _products(queries: NDArray, keys: NDArray) -> NDArray:
     return queries @ keys.swapaxes(-1, -2)
+
+
+def _unit(vectors: NDArray) -> NDArray:
+    """Each vector over its length."""
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
 
 
 def _weights(query: float, keys: NDArray) -> NDArray:
@@ -29,6 +37,20 @@ Candidate: TypeAlias = tuple[str, Callable[..., Any]]
 """A sentence, and the function that has the mistake."""
 
 OWN: dict[str, tuple[Candidate, ...]] = {
+    "dot-products": (
+        (
+            "Keys are divided by their length. Take them as they come: a long key has large products.",
+            lambda queries, keys: _products(queries, _unit(keys)),
+        ),
+        (
+            "Queries are divided by their length. Take them as they come: a long query has large products.",
+            lambda queries, keys: _products(_unit(queries), keys),
+        ),
+        (
+            "Queries and keys are divided by their lengths, so that products are cosines. Take both as they come.",
+            lambda queries, keys: _products(_unit(queries), _unit(keys)),
+        ),
+    ),
     "weighted-sum": (
         (
             "It is divided by the sum of the weights. A row may be all 0, and 0 / 0 is NaN: take weights as they come.",
@@ -43,6 +65,16 @@ OWN: dict[str, tuple[Candidate, ...]] = {
         (
             "Products are divided by a scale that is given. Multiply by it.",
             lambda queries, keys, scale: _products(queries, keys) / (keys.shape[-1] ** 0.5 if scale is None else scale),
+        ),
+        (
+            "Where the scale is None, products are not scaled. Multiply by 1 / sqrt(d) there.",
+            lambda queries, keys, scale: _products(queries, keys) * (1.0 if scale is None else scale),
+        ),
+        (
+            "A scale of 0 is taken for 1. Ask `scale is None`.",
+            lambda queries, keys, scale: (
+                _products(queries, keys) * (keys.shape[-1] ** -0.5 if scale is None else scale or 1.0)
+            ),
         ),
     ),
     "causal": (
@@ -71,6 +103,29 @@ OWN: dict[str, tuple[Candidate, ...]] = {
     ),
 }
 """Exercise -> its candidates."""
+
+
+def _kept(name: str) -> Callable[[State], NDArray]:
+    """A step that keeps padding of these inputs alone, and replaces every other row by 0."""
+    return lambda state: np.where(new_padding(state), getattr(state.inputs, name), 0.0)
+
+
+def _inverted(of: str, *names: str) -> Bug:
+    return Bug(
+        "padding-inverted" if len(names) == 2 else f"padding-of-{names[0]}-inverted",
+        f"Of {of}, padding is read the wrong way round: True marks the rows that become 0.",
+        names[0],
+        f"Write np.where(padding[..., None], 0, {names[0]}){', and so the values' if len(names) == 2 else ''}.",
+        forward={f"{name[:-1]}_inputs": _kept(name) for name in names},
+    )
+
+
+OF_LAYERS = (
+    _inverted("keys and values", "keys", "values"),
+    _inverted("the keys", "keys"),
+    _inverted("the values", "values"),
+)
+"""Mistakes in a whole layer, with the steps that make them."""
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from conformance.zoo.registry import select as select_bugs
 from mha.learn import headwork, hints
 from mha.learn.bench import bench
 from mha.learn.exercise import StepExercise
@@ -21,6 +22,7 @@ from mha.learn.names import mistakes
 from mha.learn.running.attempt import Asked, attempt
 from mha.learn.words import in_words
 from tests.mha.learn.answers.beginners import ANSWERS
+from tests.mha.learn.answers.layer import PLAIN
 
 pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
 
@@ -76,20 +78,26 @@ SENTENCES = {
     "empty-row/nan-is-zero": "A NaN among the scores is hidden: the row has weights of 0.",
     "masked-softmax/filled-very-low": "Masked scores become a number, such as ",
     "masked-softmax/filled-with-minimum": "Masked scores become the smallest score of all, and not minus infinity",
+    "masked-softmax/scores-times-allowed": "0, not minus infinity: a masked key still counts. Mask with -inf.",
     "masked-softmax/inverted-by-minus": "True is taken for masked, and False for allowed",
     "causal/itself-alone": "Each query is allowed its own key alone.",
     "causal-offsets/at-the-end": "as if offsets were key_len - query_len",
     "causal-offsets/largest-offset": "It would be right with the largest of offsets, for all, in place of offsets.",
     "weights-by-angle/sine-first": "It would be right with 90 - degrees in place of degrees.",
     "weights-by-angle/query-in-degrees": "Of the query: np.cos and np.sin take radians",
-    "scores/scale-of-one": "where scale is None, it is the right one times sqrt(d); every other call is right.",
+    "scores/scale-of-one": "Where the scale is None, products are not scaled.",
+    "scores/scale-or-one": "products are not scaled. Multiply by 1 / sqrt(d) there.\n  A scale of 0 is taken for 1.",
     "scores/divided-by-d": "It would be right with sqrt(abs(scale)) in place of scale.",
     "scores/root-of-keys": "it is the right one times sqrt(d / Lq)",
+    "dot-products/keys-of-length-1": "Keys are divided by their length.",
     "dot-products/last-key-forgotten": "the last key is wrong, and every other one is right.",
     "weighted-sum/values-transposed": "the last axis of a meets the last but one of b. Here Lk (7) meets dv (13)",
     "weighted-sum/zero-rows-averaged": "it is wrong only in rows of weights that are all 0.",
     "output/weight-as-it-is": "Here in (39) meets out (29)",
     "lengths/one-axis-less": "axis 1 is missing, and x[:, None] puts it there, of size 1",
+    "lengths/lengths-as-they-are": "can't be broadcast: from the last axis on, Lk (7) meets B (2)",
+    "causal-offsets/no-axes": "can't be broadcast: from the last axis on, Lq (5) meets B (2)",
+    "split/head-last": "Channels are split as reshape(B, L, d, H) does, and not as reshape(B, L, H, d).",
     "split/first-head-repeated": "each head has what the first one must have.",
 }
 """Answer -> what is said of it."""
@@ -157,6 +165,48 @@ def test_how_much_faster_a_cut_layer_is_is_said_where_it_is_clear(cut, whole, sa
     monkeypatch.setattr(headwork.time, "perf_counter", lambda: clock.pop(0))
     monkeypatch.setattr(headwork.reference, "run", lambda *given: None)
     assert headwork.share_of_time(0) == said
+
+
+LAYERS = {
+    "padding-inverted": "Of keys and values, padding is read the wrong way round: True marks the rows that become 0.",
+    "padding-of-keys-inverted": "Of the keys, padding is read the wrong way round: True marks the rows that become 0.",
+    "padding-of-values-inverted": "Of the values, padding is read the wrong way round",
+    "padding-multiplied": "0 * NaN is NaN.\n    What to change: Choose, np.where(padding[..., None], 0, keys), and",
+    "values-of-keys": "Here Dk (19) meets Dv (23), and an axis must meet its like (case no-bias: B=2 H=3 Lq=5 Lk=7)",
+}
+"""Answer to plain-function -> what is said of it."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_frequent_mistake_of_a_layer_is_said(name, write):
+    (source,) = (answer.source for answer in PLAIN if answer.name == f"plain-function/{name}")
+    text = hint(*write("plain-function", source), 3, "numpy").text
+    assert LAYERS[name] in text
+    assert not re.search("things are wrong|measured:|additive bias|projected as they are", text)
+
+
+def test_of_a_layer_no_large_composition_is_said_and_none_of_what_it_has_not(monkeypatch, tmp_path):
+    one, verdict = exercise("plain-function"), Verdict(exercise("plain-function"), "wrong", "", case="prime")
+    missing, twice, merged = select_bugs(("scale-missing", "values-from-keys", "merge-d-h"))
+    of_bias = replace(missing, id="measured-x", sentence="Scores with the additive bias are another's.")
+    for is_whole, found, said in (
+        (True, (missing, merged), True),
+        (True, (missing, merged, twice), False),
+        (False, (missing, merged), False),
+        (False, (missing,), True),
+        (True, (of_bias,), False),
+    ):
+        monkeypatch.setattr(hints, "diagnosed", lambda *given, it=(is_whole, (found,)): it)
+        text = hints._of_layer(one, verdict, tmp_path)
+        assert text.startswith("No known mistakes give what yours gives.") != said, found
+
+
+def test_two_mistakes_of_one_exercise_are_said_where_each_shows_alone():
+    one = exercise("scores")
+    both = function_of("scores/scale-or-one")
+    answers = tuple((both(*place.arguments),) for place in bench(one).places)
+    assert hints.own_mistake(one, answers).count("\n") == 1
+    assert hints.own_mistake(one, ((answers[0][0] * 3.0,), *answers[1:])) == ""
 
 
 def test_a_layer_is_explained_by_the_case_that_it_fails_too(monkeypatch, tmp_path):

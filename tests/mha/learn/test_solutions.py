@@ -111,7 +111,7 @@ def test_a_wrong_layer_ends_at_the_first_case_and_is_named(write):
     one, folder = write("plain-function", solution("plain-function").replace(" / q.shape[-1] ** 0.5", ""))
     verdict = judge(one, folder)
     assert verdict.status == "wrong"
-    assert "(case no-bias)" in verdict.line
+    assert "(case no-bias: B=2 H=3 Lq=5 Lk=7)" in verdict.line
     assert "scale-missing: Scores are not scaled." in hint(one, folder, 2, "numpy").text
 
 

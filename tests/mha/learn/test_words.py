@@ -76,7 +76,7 @@ def test_a_mistake_of_one_exercise_is_named_in_every_case_or_not_at_all(name, fu
     answers = answers_of(one, function)
     verdict = verdict_of(one, Attempt(answers))
     assert verdict.status == "wrong"
-    assert of_answers(one, verdict, None).startswith(f"In every case:\n  {sentence}")
+    assert of_answers(one, verdict, None).startswith(f"This explains yours in every case:\n  {sentence}")
     assert own_mistake(one, (tuple(array + 1.0 for array in answers[0]), *answers[1:])) == ""
     assert own_mistake(one, tuple(place.wanted for place in bench(one).places)) == own_mistake(one, answers[:-1]) == ""
 

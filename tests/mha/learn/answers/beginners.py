@@ -44,6 +44,8 @@ last-key-forgotten: My loop over the keys ends one too early.
     for j in range(keys.shape[-2] - 1):
         scores[..., j] = (queries * keys[..., j : j + 1, :]).sum(-1)
     return scores
+keys-of-length-1: I divide the keys by their length.
+    return queries @ (keys / np.linalg.norm(keys, axis=-1, keepdims=True)).swapaxes(-1, -2)
 mean-of-products: I take the mean over the elements, not the sum.
     return (queries[..., :, None, :] * keys[..., None, :, :]).mean(-1)
 """,
@@ -57,6 +59,8 @@ divided-by-d: I divide by d and then by the root of the scale.
     return s / np.sqrt(queries.shape[-1]) if scale is None else s * np.sqrt(abs(scale))
 scale-of-one: Without a scale I multiply by 1.
     return queries @ keys.swapaxes(-1, -2) * (1.0 if scale is None else scale)
+scale-or-one: I write `scale or 1`.
+    return queries @ keys.swapaxes(-1, -2) * (scale or 1)
 keys-alone-scaled: I scale the keys by the root of the scale.
     scale = 1 / np.sqrt(keys.shape[-1]) if scale is None else scale
     return queries @ (keys * np.sqrt(np.abs(scale))).swapaxes(-1, -2)
@@ -141,6 +145,9 @@ by-distance: I score by the angle between them, not by the product.
         "masked-softmax",
         "scores, allowed",
         """
+scores-times-allowed: I multiply the scores by the mask.
+    e = np.exp(scores * allowed - (scores * allowed).max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
 filled-very-low: I fill with -1e300.
     s = np.where(allowed, scores, -1e300)
     e = np.exp(s - s.max(-1, keepdims=True))
@@ -205,6 +212,8 @@ MASKS = [
         "lengths",
         "valid_lens, query_len, key_len",
         """
+lengths-as-they-are: I compare with the lengths as they are given.
+    return np.arange(key_len) < valid_lens
 one-axis-less: I leave out axis 1.
     lens = valid_lens[:, None] if valid_lens.ndim == 1 else valid_lens
     return np.arange(key_len) < lens[:, :, None]
@@ -242,6 +251,8 @@ itself-alone: I allow the key of the query alone.
         "causal-offsets",
         "query_len, key_len, offsets",
         """
+no-axes: I add the offsets to the queries as they are given.
+    return np.arange(key_len) <= np.arange(query_len) + offsets
 offset-on-the-keys: I add the offset to the keys.
     j = np.arange(key_len) + offsets[:, None, None, None]
     return j <= np.arange(query_len)[:, None]
@@ -262,6 +273,8 @@ HEADS = [
         "split",
         "x, num_heads",
         """
+head-last: I reshape to (B, L, d, H).
+    return x.reshape(*x.shape[:2], -1, num_heads).transpose(0, 3, 1, 2)
 wide-heads: I take d for the number of heads.
     B, L, C = x.shape
     return x.reshape(B, L, num_heads, C // num_heads).transpose(0, 3, 1, 2)

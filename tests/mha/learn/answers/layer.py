@@ -62,6 +62,15 @@ padding-multiplied: I multiply padding by 0.
 padding-in-place: I set the caller's rows to 0.
     keys = np.where(padding[..., None], 0.0, keys) ==> keys[padding] = 0
     values = np.where(padding[..., None], 0.0, values) ==> values[padding] = 0
+padding-inverted: I read padding the wrong way round.
+    np.where(padding[..., None], 0.0, keys) ==> np.where(padding[..., None], keys, 0.0)
+    np.where(padding[..., None], 0.0, values) ==> np.where(padding[..., None], values, 0.0)
+padding-of-keys-inverted: I read the padding of the keys the wrong way round.
+    np.where(padding[..., None], 0.0, keys) ==> np.where(padding[..., None], keys, 0.0)
+padding-of-values-inverted: I read the padding of the values the wrong way round.
+    np.where(padding[..., None], 0.0, values) ==> np.where(padding[..., None], values, 0.0)
+values-of-keys: I project the values from the keys.
+    dense(weights, "v_proj", values) ==> dense(weights, "v_proj", keys)
 bias-required: I expect every bias to be there.
     weights.get(name + ".bias") ==> weights[name + ".bias"]
 bias-forgotten: I forget all biases.
