@@ -88,7 +88,10 @@ def test_what_was_measured_of_a_whole_layer_reaches_the_learner_from_its_process
         "measured:mine", "Scores are times 0.73.", "scores", "Leave them.", forward={"scores": lambda state: state}
     )
     explained = SimpleNamespace(explanations=(SimpleNamespace(bugs=(bug,)),), partly=())
-    monkeypatch.setattr(layering, "diagnose", lambda subject, cases, experiments: explained)
+    nothing = SimpleNamespace(explanations=())
+    monkeypatch.setattr(
+        layering, "diagnose", lambda subject, cases, **how: explained if "experiments" in how else nothing
+    )
     is_whole, found = pickle.loads(pickle.dumps(layering.explained(None, ("prime",))))
     said = "  measured: Scores are times 0.73.\n    What to change: Leave them."
     assert (is_whole, told(found, exercise("plain-function"))) == (True, said)

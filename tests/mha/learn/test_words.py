@@ -15,6 +15,7 @@ from mha.learn.exercises import exercise
 from mha.learn.hints import hint, of_answers, own_mistake
 from mha.learn.judge import first_wrong_row, judge, verdict_of
 from mha.learn.names import explained, mistakes
+from mha.learn.progress import learned
 from mha.learn.running.attempt import Attempt
 from mha.learn.running.layering import Layered, cases_of
 from mha.learn.words import written_out
@@ -79,6 +80,12 @@ def test_a_mistake_of_one_exercise_is_named_in_every_case_or_not_at_all(name, fu
     assert of_answers(one, verdict, None).startswith(f"This explains yours in every case:\n  {sentence}")
     assert own_mistake(one, (tuple(array + 1.0 for array in answers[0]), *answers[1:])) == ""
     assert own_mistake(one, tuple(place.wanted for place in bench(one).places)) == own_mistake(one, answers[:-1]) == ""
+
+
+def test_by_how_much_attention_prefers_a_direction_is_said_as_it_is():
+    one = exercise("weights-by-angle")
+    (weights,) = bench(one).places[0].wanted  # the query lies at key 0, and key 5 is opposite
+    assert f"= {weights[0] / weights[5]:.1f} times" in learned(one)
 
 
 def test_an_exercise_without_heads_has_no_mistake_of_heads():
