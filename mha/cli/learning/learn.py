@@ -37,7 +37,7 @@ def _what_next(folder: Path, only: tuple[str, ...]) -> None:
         there(folder, only)
     except SpecError:
         click.echo("There are no exercises in this folder. To begin (NumPy is enough):")
-        click.echo("  mha learn start exercises\n  cd exercises\n  mha learn")
+        click.echo("  mha learn start exercises --only course\n  cd exercises\n  mha learn")
         return
     go_on(folder, only)
 

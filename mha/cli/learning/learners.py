@@ -218,7 +218,8 @@ def _print(console: Console, verdict: Verdict) -> None:
         lines = [shown(line) for line in verdict.printed.splitlines()[:PRINTED]]
         console.print(_text("it printed: " + "\n            ".join(lines)), style="dim", soft_wrap=True)
     if verdict.status in ("wrong", "no answer", "to do"):
-        console.print(f"What is wrong:  mha learn hint {verdict.exercise.name}", style="dim")
+        asked = "How to begin" if verdict.status == "to do" else "What is wrong"
+        console.print(f"{asked}:  mha learn hint {verdict.exercise.name}", style="dim")
 
 
 def _name_of(verdict: Verdict) -> str:
