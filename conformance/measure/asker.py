@@ -96,7 +96,7 @@ class Asker:
         if self.configs or not taken:
             return
         configs = dict.fromkeys(problem.config for problem in taken)
-        self.configs = tuple(one for one in configs if self.made(lambda _: [generic(one)]))[:MOST_CONFIGS]  # noqa: B023
+        self.configs = tuple(filter(self._has_usual_call, configs))[:MOST_CONFIGS]
         usual = Counter(problem.sizes[:3] for problem in taken if problem.sizes.past_len == 0 and problem.sizes.batch)
         if any(self.ask(generic(config)) is not None for config in self.configs) or not usual:
             return
@@ -114,6 +114,9 @@ class Asker:
         except SpecError as error:
             self._refuse(str(error))
             return ()
+
+    def _has_usual_call(self, config: AttentionConfig) -> bool:
+        return bool(self.made(lambda _: [generic(config)]))
 
     def nearest(self, problems: Sequence[Problem]) -> list[Problem]:
         """The problems; where it takes calls of some sizes alone, the nearest of these."""
