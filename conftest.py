@@ -79,6 +79,7 @@ def _of_others(config: pytest.Config) -> set[str]:
     """Files and folders of the backends that are not under test."""
     others = [name for name in BACKENDS if name not in _names(config)]
     own = {f"{folder}/{name}" for name in others for folder in ("backends", "tests/backends")}
+    own |= {f"mha/learn/answers/in_{name}.py" for name in others}
     return own | {path for path, name in _readers_of_one().items() if name in others}
 
 
