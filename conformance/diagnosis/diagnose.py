@@ -9,9 +9,8 @@ of the failing cases, with what it does not explain (see `evidence` for what it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
@@ -133,8 +132,8 @@ def diagnose(
 ) -> Diagnosis:
     """Run the subject on the cases and look for the bugs that explain it.
 
-    What differs is seen first, and stands whatever becomes of the search: one that raises, or takes longer than
-    LONGEST, only leaves `ended`.
+    What differs is seen first, and stands whatever becomes of the search: where that raises, or takes longer than
+    LONGEST, its last finding is kept, and `ended` says why it is the last.
 
     Args:
         subject: what to diagnose; anything with `prepare(config, weights) -> run(inputs) -> Trace`.
@@ -170,12 +169,18 @@ def diagnose(
         unasked=parts_of_all(failing),
     )
     asked = _Asked(subject, cases, bugs, runs, experiments, known, progress)
-    search = partial(_searched, found, asked, observations)
+    findings = [found]
+
+    def search() -> None:
+        for better in _searched(found, asked, observations):
+            findings.append(better)
+
     try:
         # A live layer has to be run in the thread that has prepared its framework for it.
-        return search() if hasattr(subject, "fitted") else in_time(search, LONGEST)
+        search() if hasattr(subject, "fitted") else in_time(search, LONGEST)
     except (Exception, SystemExit) as error:
-        return replace(found, ended=one_line(error))
+        return replace(findings[-1], ended=one_line(error))
+    return findings[-1]
 
 
 @dataclass(frozen=True)
@@ -204,21 +209,21 @@ class _Asked:
         return diagnose(subject, self.cases, bugs=self.bugs, experiments=asker, known=self.known, progress=progress)
 
 
-def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Diagnosis:
-    """The diagnosis with the reasons of what differs."""
+def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Iterator[Diagnosis]:
+    """The diagnosis with the reasons of what differs; each says more than the one before."""
     with any_numbers:  # which counts per thread
-        if found.failing:
-            if is_exchanged(observed):
-                return replace(found, exchanged=asked.seen_as(Exchanged))
-            return _reasons(found, asked, observed)
-        if not asked.experiments or not can_be_asked_again(asked.subject):
-            return found
-        # It may still answer otherwise when it is asked again.
-        found = replace(found, measured=measure(asked.subject, probes=(), asker=asked.asker(observed)))
-        return replace(found, again=_again(found, asked))
+        if found.failing and is_exchanged(observed):
+            yield replace(found, exchanged=asked.seen_as(Exchanged))
+        elif found.failing:
+            yield from _reasons(found, asked, observed)
+        elif asked.experiments and can_be_asked_again(asked.subject):
+            # It may still answer otherwise when it is asked again.
+            found = replace(found, measured=measure(asked.subject, probes=(), asker=asked.asker(observed)))
+            yield found
+            yield replace(found, again=_again(found, asked))
 
 
-def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Diagnosis:
+def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Iterator[Diagnosis]:
     subject, bugs, progress = asked.subject, asked.bugs, asked.progress
     observations = [one for one in observed if one.case.id not in found.deviating]
     inside = inside_of(subject, observed, found.deviating)
@@ -227,9 +232,11 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     search = Search(observations, Evidence(asked.runs or Runs(), subject.dtype, inside))
     found = replace(found, inside=inside)
     if not search.failing:  # in the precision that it has inside, everything is right
-        return replace(found, explanations=(search.hypothesis(()),))
+        yield replace(found, explanations=(search.hypothesis(()),))
+        return
     progress(f"trying {len(zoo)} bugs")
     whole = search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
+    yield replace(found, explanations=tuple(map(search.hypothesis, whole)))
     if asked.experiments and can_be_asked_again(subject):
         asker = asked.asker(observations)
         if found.deviating and inside is not None:
@@ -244,12 +251,13 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         )
         found = replace(found, measured=measured)
         whole = _told_apart(whole, search, measured)
+        yield replace(found, explanations=tuple(map(search.hypothesis, whole)))
     found = _explained(found, search, zoo, larger, whole, progress=progress)
-    if found.measured is None or found.explanations:
-        return found
-    progress("looking for the first wrong step")
-    located = localise(found.measured, [one.wanted.problem for one in observations if one.mismatches])
-    return replace(found, located=located and _as_explained(located, found.partly, found.measured.asker))
+    yield found
+    if found.measured is not None and not found.explanations:
+        progress("looking for the first wrong step")
+        located = localise(found.measured, [one.wanted.problem for one in observations if one.mismatches])
+        yield replace(found, located=located and _as_explained(located, found.partly, found.measured.asker))
 
 
 def _again(found: Diagnosis, asked: _Asked) -> Diagnosis | None:

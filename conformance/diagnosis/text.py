@@ -12,6 +12,7 @@ from mha_core import STAGES
 from mha_core.features import FEATURES
 
 ENDED = "The diagnosis ended early, so no reason is known:"
+ENDED_AFTER = "The diagnosis ended early, so other reasons are possible:"
 
 
 def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
@@ -20,8 +21,10 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     if diagnosis.exchanged is not None:
         return "\n\n".join([*paragraphs, EXCHANGED, describe(diagnosis.exchanged, details=details)])
     if diagnosis.ended is not None:
+        reason = bool(diagnosis.explanations or diagnosis.partly or diagnosis.closest)
         paragraphs += [_place(diagnosis)] if diagnosis.mismatch is not None else []
-        paragraphs.append(f"{ENDED} {diagnosis.ended}")
+        paragraphs += [cause(diagnosis)] if reason else []
+        paragraphs.append(f"{ENDED_AFTER if reason else ENDED} {diagnosis.ended}")
     elif diagnosis.mismatch is not None:
         paragraphs += [_place(diagnosis), cause(diagnosis)]
         if diagnosis.located is not None:

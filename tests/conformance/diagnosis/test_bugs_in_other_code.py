@@ -13,7 +13,7 @@ from conformance.deviations.known import load
 from conformance.diagnosis import apart
 from conformance.diagnosis.apart import diagnosed, explained
 from conformance.diagnosis.diagnose import Runs, diagnose
-from conformance.diagnosis.text import ENDED
+from conformance.diagnosis.text import ENDED, ENDED_AFTER, describe
 from conformance.runner import run_case
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
@@ -131,7 +131,7 @@ def hanging(*args, **options):
     ("search", "reason"), [(raising, "OverflowError: (34, "), (hanging, "TookTooLong: no answer within 0.5 s")]
 )
 def test_whatever_becomes_of_the_search_the_verdict_stands(command, search, reason, monkeypatch):
-    """What differs is said, with the exit status of that; and one line that no reason is known, and why."""
+    """What differs is said, with the exit status of that, the bug on file that was found first, and why it ended."""
     monkeypatch.setattr(apart, "call", lambda settings, function, *arguments: function(*arguments))
     monkeypatch.setattr(diagnosis, "measure", search)
     monkeypatch.setattr(diagnosis, "LONGEST", 0.5 if search is hanging else 60.0)
@@ -139,8 +139,16 @@ def test_whatever_becomes_of_the_search_the_verdict_stands(command, search, reas
     done = CliRunner().invoke(main, [command, "-s", subject, "--workers", "0", "-d", "float32", "-c", "prime"])
     assert done.exit_code == 1, done.output
     assert "SingleOnly (float32) differs in the one case: prime." in done.output
-    (line,) = [line for line in done.output.splitlines() if line.startswith(ENDED)]
-    assert line.startswith(f"{ENDED} {reason}")
+    assert "  out-proj-bias-missing: " in done.output
+    assert f"\n{ENDED_AFTER} {reason}" in done.output
+
+
+def test_a_search_that_ends_before_it_has_found_a_reason_says_that_none_is_known(monkeypatch):
+    monkeypatch.setattr(diagnosis, "measure", raising)
+    bug = next(bug for bug in all_bugs() if bug.id == "out-proj-bias-missing")
+    found = diagnose(BuggySubject(bug), SOME, bugs=(), experiments=True)
+    assert found.differs
+    assert f"\n{ENDED} OverflowError: (34, 'Numerical result out of range')" in describe(found)
 
 
 def test_a_subject_that_can_no_longer_be_asked_leaves_the_verdict():
