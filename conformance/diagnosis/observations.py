@@ -61,6 +61,7 @@ class Runs:
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
         """Every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
+        Where one of several can't be (a bias that is missing, in a layer without projections), what the others give.
         Nothing ({}) where they contradict each other. Only the results of single bugs are kept, and the latest: there
         are too many sets of several. Of a recorded call these are the stages that were recorded.
         """
@@ -69,14 +70,18 @@ class Runs:
         key = observation.case.id, with_gradients, tuple(bug.id for bug in bugs)
         if key in self._arrays:
             return self._arrays[key]
-        if len(bugs) > 1:
-            alone = [self.arrays(observation, (bug,)) for bug in bugs]
+        alone = [self.arrays(observation, (bug,)) for bug in bugs] if len(bugs) > 1 else []
+        if alone:
             # Bugs that leave a case as it is one by one do so together.
             right = self._variants.kept(problem, gradients=with_gradients)
             if right is not None and all(arrays is right for arrays in alone):
                 return right
         if self._latest[0] != (problem, key):
-            self._latest = (problem, key), self._run(problem, bugs, with_gradients)
+            found = self._run(problem, bugs, with_gradients)
+            possible = tuple(bug for bug, arrays in zip(bugs, alone, strict=False) if arrays is not None)
+            if found is None and 0 < len(possible) < len(bugs):
+                found = self.arrays(observation, possible)
+            self._latest = (problem, key), found
         if len(bugs) < 2 and not observation.case.expensive:
             self._arrays[key] = self._latest[1]
         return self._latest[1]

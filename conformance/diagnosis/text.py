@@ -63,7 +63,13 @@ def _left_out(diagnosis: Diagnosis) -> str:
     by_reason: dict[str, list[str]] = {}
     for case, reason in diagnosis.left_out.items():
         by_reason.setdefault(reason, []).append(case)
-    return "\n".join(f"  {', '.join(cases)}: {reason}" for reason, cases in by_reason.items())
+    return "\n".join(f"  {_some(cases)}: {reason}" for reason, cases in by_reason.items())
+
+
+def _some(cases: Sequence[str]) -> str:
+    """The first cases, and how many there are besides."""
+    more = len(cases) - SHOWN
+    return ", ".join(cases) if more <= 1 else f"{', '.join(cases[:SHOWN])} and {more} more"
 
 
 def _extent(diagnosis: Diagnosis) -> str:

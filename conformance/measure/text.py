@@ -10,8 +10,9 @@ import numpy as np
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.faults import is_measured
-from conformance.measure.localise import Located
+from conformance.measure.localise import SIDES, Located
 from conformance.measure.outcome import Measured, Outcome
+from conformance.zoo.bug import GRADIENTS
 
 SHOWN = 3
 """Most probes, or reasons, that are named without `details`."""
@@ -59,8 +60,12 @@ def _refusals(refused: Mapping[str, int]) -> Iterator[str]:
 
 
 def located_text(located: Located, *, partly: bool) -> str:
-    """Which step is the first wrong one, where what it does was not found, or only `partly`."""
-    said = f"First wrong step: {located.stage}, seen in calls such as {_sizes(located.problem)}."
+    """Which step is the first wrong one, where what it does was not found, or only `partly`.
+
+    An array at that step gives every answer, and none at a step before it does: so several of those may be wrong.
+    """
+    several = "" if located.stage in (GRADIENTS, *(stage for _, stage in SIDES)) else " (or several before it at once)"
+    said = f"First wrong step: {located.stage}{several}, seen in calls such as {_sizes(located.problem)}."
     return said if partly else f"{said} What it does was not found."
 
 

@@ -100,7 +100,7 @@ def test_a_diagnosis_says_the_first_wrong_step_if_it_finds_no_more(monkeypatch):
     found = diagnosing.diagnose(subject, cases, bugs=[], experiments=Asker(subject, configs=CONFIGS[:1]))
     assert not found.explanations
     assert found.first_stage == "scores"
-    said = "First wrong step: scores, seen in calls such as B="
+    said = "First wrong step: scores (or several before it at once), seen in calls such as B="
     alone = "What it does was not found."
     assert said in describe(found)
     assert alone in describe(found)
