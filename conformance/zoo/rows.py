@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,10 @@ from mha_core.reference.state import State, Step
 Steps: TypeAlias = Mapping[str, Step]
 Change: TypeAlias = Callable[[State, Any], Any]
 """(state, the right one) -> the wrong one."""
+Where: TypeAlias = Callable[[State], bool]
+"""The calls that an operation affects."""
 Arrays: TypeAlias = dict[str, NDArray]
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,17 @@ def require(possible: bool, message: str) -> None:
         raise DoesNotApply(message)
 
 
+def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Callable[[State], Settings]]:
+    """Whether a layer has a part of attention, and what this field of its config says of it, which is a `kind`."""
+    return lambda state: getattr(state.config, field) is not None, attrgetter(f"config.{field}")
+
+
 def right_step(name: str) -> Step:
     """The definition's step of this name, forward or backward."""
     return FORWARD[name] if name in FORWARD else BACKWARD[name]
 
 
-def after(name: str, change: Change, where: Callable[[State], bool] = lambda state: True) -> Steps:
+def after(name: str, change: Change, where: Where = lambda state: True) -> Steps:
     """`change(state, right result)` in place of the result, if there is one, in the calls that `where` names."""
     right = right_step(name)
 
@@ -104,7 +113,7 @@ def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
     return after(name, lambda state, right: {**right, **change(state, right)} if right else right)
 
 
-def other_mask(where: Callable[[State], bool] = lambda state: True, **sources: Change) -> Steps:
+def other_mask(where: Where = lambda state: True, **sources: Change) -> Steps:
     """`allowed` as if the caller had given `source(state, right one)`; padding that it lets in is attended to as it is.
 
     Args:

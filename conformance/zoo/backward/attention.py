@@ -31,6 +31,11 @@ def weighted(state: State, gradient: str = "d_weights") -> NDArray:
     return _where_allowed(state, state["weights"] * state[gradient])
 
 
+def d_values_by(state: State, kept_weights: NDArray) -> NDArray:
+    """The values' gradient (B, G, Lk, dv) by other weights (B, H, Lq, Lk)."""
+    return sum_kv_groups(kept_weights.swapaxes(-1, -2) @ state["d_heads"], state.config.num_kv_heads)
+
+
 def _less(row_sum: Callable[[State], NDArray]) -> Steps:
     """P * dP - P * `row_sum(state)`."""
     return {"d_scores": lambda s: _where_allowed(s, weighted(s) - s["weights"] * row_sum(s))}
@@ -236,17 +241,13 @@ GROUPS = (
 # Dropout ------------------------------------------------------------------------------------------
 
 
-def _values_before_dropout(state: State) -> NDArray:
-    return sum_kv_groups(state["weights"].swapaxes(-1, -2) @ state["d_heads"], state.config.num_kv_heads)
-
-
 _row = Table(GRADIENTS, "Multiply by keep / (1 - p).")
 
 DROPOUT = (
     _row(
         "gradient-of-values-without-dropout",
         "The values' gradient uses the weights before dropout.",
-        {"d_values": _values_before_dropout},
+        {"d_values": lambda s: d_values_by(s, s["weights"])},
         fix="Use the weights after dropout.",
     ),
     _row(

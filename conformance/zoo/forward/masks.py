@@ -198,7 +198,7 @@ def _has_padding(state: State) -> bool:
     return _has_lens(state) or state.inputs.mask.allowed is not None
 
 
-def _is_causal(state: State) -> bool:
+def is_causal(state: State) -> bool:
     return state.inputs.mask.causal
 
 
@@ -219,13 +219,13 @@ SEVERAL = (
     _row(
         "padding-dropped-with-causal",
         "Lengths are dropped where causal is given too.",
-        other_mask(_is_causal, valid_lens=lambda s, lens: None),
+        other_mask(is_causal, valid_lens=lambda s, lens: None),
         stage="keys",
     ),
     _row(
         "window-dropped-with-causal",
         "The window is dropped where causal is given too.",
-        other_mask(_is_causal, window=lambda s, window: None),
+        other_mask(is_causal, window=lambda s, window: None),
     ),
 )
 

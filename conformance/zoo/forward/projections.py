@@ -25,8 +25,7 @@ def projection(name: str, *, weight: Change | None = None, bias: Change | None =
         w: Any = state.parameters[f"{name}.weight"]
         b: Any = state.parameters.get(f"{name}.bias", 0.0)
         w, b = w if weight is None else weight(state, w), b if bias is None else bias(state, b)
-        projected: NDArray = state[given] @ w.T + b
-        return projected
+        return state[given] @ w.T + b
 
     return {made: step}
 

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import GRADIENTS
-from conformance.zoo.parts.query_key_norm import has_norm, settings_of
+from conformance.zoo.parts.query_key_norm import has_norm, settings_of, steps_of
 from conformance.zoo.parts.rotary import SIDES, has_rotary
 from conformance.zoo.parts.rotary import settings_of as rotary_of
 from conformance.zoo.rows import Arrays, Steps, Table, after, entries
 from mha_core.parts.query_key_norm import NORMS, Normed, QueryKeyNorm, mean_axes, to_parameter
 from mha_core.parts.rotary import Table as Angles
 from mha_core.parts.rotary import rotate, rotate_back
-from mha_core.reference.parts.query_key_norm import NORMED, normed
+from mha_core.reference.parts.query_key_norm import NORMED
 from mha_core.reference.state import State
 
 # Through the rotation -----------------------------------------------------------------------------
@@ -77,9 +77,7 @@ def _norm_back(way: Way, where: Callable[[QueryKeyNorm], bool] = lambda s: True)
         given, made = NORMED[order, name]
 
         def back(state: State, right: NDArray) -> NDArray:
-            steps = normed(state, name, state[given])
-            assert steps is not None
-            return way(state[made], steps, settings_of(state))
+            return way(state[made], steps_of(state, name, state[given]), settings_of(state))
 
         return after(
             f"d_{given}", back, lambda s: has_norm(s) and settings_of(s).order == order and where(settings_of(s))
@@ -128,8 +126,7 @@ def _by_weight(product: Callable[[NDArray, NDArray, Normed], NDArray], *, shared
         if shared and settings_of(state).weight != "shared":
             return right
         given, made = NORMED[settings_of(state).order, name]
-        steps = normed(state, name, state[given])
-        assert steps is not None
+        steps = steps_of(state, name, state[given])
         return to_parameter(product(state[made], state[given], steps), settings_of(state))
 
     return _parameters(change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,8 +21,9 @@ Positions = tuple[NDArray[np.integer], NDArray[np.integer]]
 """Of queries, and of new keys."""
 
 
-def has_tables(state: State) -> bool:
-    return state.inputs.rotary is not None and state.inputs.rotary.has_tables
+def is_given(state: State) -> bool:
+    """Whether the call gives the tables."""
+    return has_rotary(state) and state.inputs.rotary is not None and state.inputs.rotary.has_tables
 
 
 def is_counted(state: State) -> bool:
@@ -29,11 +31,11 @@ def is_counted(state: State) -> bool:
 
 
 def is_placed(state: State) -> bool:
-    return has_rotary(state) and state.inputs.rotary is not None and not has_tables(state)
+    return is_computed(state) and state.inputs.rotary is not None
 
 
 def is_computed(state: State) -> bool:
-    return has_rotary(state) and not has_tables(state)
+    return has_rotary(state) and not is_given(state)
 
 
 def length_of(state: State, of_queries: NDArray, of_keys: NDArray) -> int:
@@ -41,21 +43,12 @@ def length_of(state: State, of_queries: NDArray, of_keys: NDArray) -> int:
     return 1 + max(int(of_queries.max(initial=0)), int(of_keys.max(initial=0)), past - 1)
 
 
-def _usual(settings: Rotary, length: int) -> Frequencies:
-    return settings.frequencies(length)
-
-
-def _usual_angles(inverse: NDArray, positions: NDArray) -> NDArray:
-    angles: NDArray = positions * inverse
-    return angles
-
-
 def made_tables(
     state: State,
     positions: Callable[[State, Positions], Positions] = lambda state, right: right,
-    frequencies: Callable[[Rotary, int], Frequencies] = _usual,
+    frequencies: Callable[[Rotary, int], Frequencies] = Rotary.frequencies,
     axes: Callable[[Rotary], NDArray[np.int64]] = axis_of_pairs,
-    angles: Callable[[NDArray, NDArray], NDArray] = _usual_angles,
+    angles: Callable[[NDArray, NDArray], NDArray] = operator.mul,
 ) -> Tables:
     """The tables of a call from other positions, frequencies, axes or angles than the definition's."""
     settings = settings_of(state)

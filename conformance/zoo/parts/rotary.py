@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.rows import Steps, Table, after, require
+from conformance.zoo.rows import Steps, Table, after, part, require
 from mha_core.call.rotary import positions_of
 from mha_core.parts.rotary import Rotary, pairs, rotate, tables
 from mha_core.parts.rotary import Table as Angles
@@ -22,14 +22,7 @@ Turn = Callable[[NDArray, Angles, Rotary], NDArray]
 SIDES = ("queries", "keys")
 
 
-def has_rotary(state: State) -> bool:
-    return state.config.rotary is not None
-
-
-def settings_of(state: State) -> Rotary:
-    settings = state.config.rotary
-    assert settings is not None
-    return settings
+has_rotary, settings_of = part("rotary", Rotary)
 
 
 def _turned(turn: Turn, sides: tuple[str, ...] = SIDES, where: Callable[[Rotary], bool] = lambda s: True) -> Steps:
@@ -141,14 +134,6 @@ def _past_again(state: State, right: NDArray) -> NDArray:
     return np.concatenate([again, right[:, :, past:]], axis=2)
 
 
-def _half_split(settings: Rotary) -> bool:
-    return not settings.interleaved
-
-
-def _interleaved(settings: Rotary) -> bool:
-    return settings.interleaved
-
-
 _row = Table("queries", "a' = a cos - b sin, b' = b cos + a sin, of queries and of new keys; channels beyond r stay.")
 _pairs = Table("queries", "Pairs are channels (k, k + r / 2) of those that turn, or (2 k, 2 k + 1) if interleaved.")
 _once = Table("keys", "Turn queries and new keys, each once: a cache holds keys that are turned, values never turn.")
@@ -231,27 +216,26 @@ PAIRS = (
     _pairs(
         "rotary-all-channels",
         "All channels turn where only r of them should.",
-        _wide("queries"),
-        _wide("keys"),
+        *map(_wide, SIDES),
         fix="Turn r channels, and pass the others as they are.",
         seen_in="vllm-project/vllm#43199, huggingface/kernels-community#1143",
     ),
     _pairs(
         "rotary-pairs-taken-apart",
         "Interleaved pairs are turned and written as halves: the scores stay right.",
-        _turned(_apart, where=_interleaved),
+        _turned(_apart, where=lambda s: s.interleaved),
         seen_in="modular/modular#5647",
     ),
     _pairs(
         "rotary-tables-tiled",
         "Interleaved pairs meet tables tiled as [f0, f1, ..., f0, f1, ...], which are for halves.",
-        _turned(_full_width(lambda c, pairs: c % pairs), where=_interleaved),
+        _turned(_full_width(lambda c, pairs: c % pairs), where=lambda s: s.interleaved),
         seen_in="facebookresearch/vjepa2#15, Tongjilibo/bert4torch#1",
     ),
     _pairs(
         "rotary-tables-repeated",
         "Halves meet tables repeated as [f0, f0, f1, f1, ...], which are for interleaved pairs.",
-        _turned(_full_width(lambda c, pairs: c // 2), where=_half_split),
+        _turned(_full_width(lambda c, pairs: c // 2), where=lambda s: not s.interleaved),
     ),
 )
 

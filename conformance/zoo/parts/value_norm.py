@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import GRADIENTS
-from conformance.zoo.rows import Arrays, Steps, Table, after, entries
+from conformance.zoo.rows import Arrays, Steps, Table, after, entries, part
 from mha_core.parts.query_key_norm import norm
 from mha_core.parts.value_norm import norm_of, norm_values
 from mha_core.reference.state import State
@@ -16,24 +16,8 @@ from mha_core.reference.state import State
 BEGINS = {"value_norm_eps": ("value-norm-",), "value_scale": ("value-scale-",)}
 
 
-def eps_of(state: State) -> float:
-    eps = state.config.value_norm_eps
-    assert eps is not None
-    return eps
-
-
-def scale_of(state: State) -> float:
-    scale = state.config.value_scale
-    assert scale is not None
-    return scale
-
-
-def has_norm(state: State) -> bool:
-    return state.config.value_norm_eps is not None
-
-
-def has_scale(state: State) -> bool:
-    return state.config.value_scale is not None
+has_norm, eps_of = part("value_norm_eps", float)
+has_scale, scale_of = part("value_scale", float)
 
 
 def _has_past(state: State) -> bool:
@@ -47,15 +31,11 @@ Divide = Callable[[NDArray, float], NDArray]
 
 
 def _normed(divide: Divide) -> Steps:
-    def step(state: State, right: NDArray) -> NDArray:
-        return divide(state["projected_values"], eps_of(state))
-
-    return after("normed_values", step, has_norm)
+    return after("normed_values", lambda state, right: divide(state["projected_values"], eps_of(state)), has_norm)
 
 
 def _square(x: NDArray, axes: int | tuple[int, ...] = 3) -> NDArray:
-    square: NDArray = np.square(x).mean(axis=axes, keepdims=True)
-    return square
+    return np.square(x).mean(axis=axes, keepdims=True)
 
 
 def _centred(x: NDArray, eps: float) -> NDArray:
@@ -204,11 +184,11 @@ SCALE = (
 
 def _norm_back(change: Callable[[State, NDArray, NDArray], NDArray]) -> Steps:
     """`change(state, gradient of what was normed, values)` in place of the gradient of the values."""
-
-    def step(state: State, right: NDArray) -> NDArray:
-        return change(state, state["d_normed_values"], state["projected_values"])
-
-    return after("d_projected_values", step, has_norm)
+    return after(
+        "d_projected_values",
+        lambda state, right: change(state, state["d_normed_values"], state["projected_values"]),
+        has_norm,
+    )
 
 
 def _without_size(state: State, gradient: NDArray, x: NDArray) -> NDArray:
