@@ -41,8 +41,7 @@ def through_projection(projection: str, b: Bounds) -> Bounded:
 
 def d_heads(b: Bounds) -> Bounded:
     """(B, H, Lq, dv)."""
-    gradient: Bounded = b["d_merged"]
-    return gradient.map(lambda array: split_heads(array, b.state.config.num_heads))
+    return b["d_merged"].map(lambda array: split_heads(array, b.state.config.num_heads))
 
 
 def d_kept_weights(b: Bounds) -> Bounded:
@@ -115,8 +114,7 @@ def d_similarity(b: Bounds) -> Bounded:
     state, r, d_scores = b.state, b.rounding, b["d_scores"]
     softcap = state.config.softcap
     if softcap is None:
-        gradient: Bounded = d_scores
-        return gradient
+        return d_scores
     x = b["similarity"]
     inside = np.where(state["allowed"], np.tanh(x.v / softcap), 0.0)
     moved = r.moved_through(np.tanh, Bounded(x.v / softcap, before_cap(r, x) / softcap))
@@ -138,9 +136,7 @@ def d_additive_hidden(b: Bounds) -> Bounded | None:
     slope = r.store(Bounded(1.0 - hidden.v**2, 2.0 * hidden.most * hidden.e + 2.0 * r.unit(r.precision.u)))
     # The gradient times the score's vector.
     outer = r.times(b["d_similarity"].map(lambda array: array[..., None]), b.state.parameters["score.vector"])
-    return r.store(
-        Bounded(outer.v * slope.v, r.add(outer.e * np.abs(slope.v), np.abs(outer.v) * slope.e, outer.e * slope.e))
-    )
+    return r.elementwise(outer, slope)
 
 
 class _Sums(NamedTuple):
@@ -233,14 +229,12 @@ def _either(one: Bounded, other: Bounded) -> Bounded:
 
 def merged(step: str, b: Bounds) -> Bounded:
     """(B, heads, L, d) -> (B, L, heads * d): the bound of `step`."""
-    gradient: Bounded = b[step]
-    return gradient.map(merge_heads)
+    return b[step].map(merge_heads)
 
 
 def without_past(step: str, b: Bounds) -> Bounded:
     """(B, G, Lk - Lp, d or dv): the bound of `step` (B, G, Lk, .), its past cut off."""
-    gradient: Bounded = b[step]
-    return gradient.map(lambda array: array[:, :, b.state.sizes.past_len :])
+    return b[step].map(lambda array: array[:, :, b.state.sizes.past_len :])
 
 
 def d_unscaled_queries(b: Bounds) -> Bounded:
@@ -264,9 +258,7 @@ def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
     The gradient of W is gradient^T x over all rows, that of b the sum of the rows.
     """
     found: dict[str, Bounded] = {}
-    if not b.state.config.projections:
-        return found
-    for projection, (given, made) in PROJECTED.items():
+    for projection, (given, made) in PROJECTED.items() if b.state.config.projections else ():
         rows = b[f"d_{made}"].map(_as_rows)
         found[f"{projection}.weight"] = b.rounding.product(rows.T, b[given].map(_as_rows))
         if f"{projection}.bias" in b.state.parameters:
