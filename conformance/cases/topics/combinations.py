@@ -6,8 +6,6 @@ scale of one's own, a mask of one source replaces that of the other.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from conformance.cases.case import Case, Rng
@@ -56,7 +54,7 @@ def in_one_cache(rng: Rng, problem: Problem) -> Problem:
     cache = np.full((2, *keys.shape[:2], keys.shape[2] + 6, keys.shape[3]), np.nan)
     cache[0, :, :, :-6], cache[1, :, :, :-6] = keys, values
     held = cache[:, :, :, :-6]
-    return replace(problem, inputs=replace(problem.inputs, past_keys=held[0], past_values=held[1]))
+    return problem.with_inputs(past_keys=held[0], past_values=held[1])
 
 
 def packed_documents(rng: Rng, case: Case) -> AttentionMask:

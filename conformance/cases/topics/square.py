@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from conformance.cases.case import Case, Rng
@@ -23,8 +22,7 @@ LENS = [2, 4, 7, 1]
 
 def one_tensor(rng: Rng, problem: Problem) -> Problem:
     """The problem with one array as queries, keys and values: self-attention."""
-    x = problem.inputs.queries
-    return replace(problem, inputs=replace(problem.inputs, keys=x, values=x))
+    return problem.with_inputs(keys=problem.inputs.queries, values=problem.inputs.queries)
 
 
 def lens_per_query_square(rng: Rng, case: Case) -> AttentionMask:

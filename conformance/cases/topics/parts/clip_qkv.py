@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from conformance.cases.case import Rng
@@ -21,8 +19,7 @@ def at_the_limit(rng: Rng, problem: Problem) -> Problem:
         return np.where(rng.random(x.shape) < 0.33, np.copysign(limit, x), x)
 
     i = problem.inputs
-    inputs = replace(i, queries=given(i.queries), keys=given(i.keys), values=given(i.values))
-    return replace(problem, inputs=inputs)
+    return problem.with_inputs(queries=given(i.queries), keys=given(i.keys), values=given(i.values))
 
 
 CASES = [
