@@ -41,10 +41,6 @@ def _less(row_sum: Callable[[State], NDArray]) -> Steps:
     return {"d_scores": lambda s: _where_allowed(s, weighted(s) - s["weights"] * row_sum(s))}
 
 
-def _without_weights(state: State) -> NDArray:
-    return _where_allowed(state, state["d_weights"] - weighted(state).sum(axis=-1, keepdims=True))
-
-
 def _detached_maximum(state: State) -> NDArray:
     """The gradient (B, H, Lq, Lk) of exp(s - m) / sum with m held constant, computed operation by operation."""
     scores = open_scores(state)
@@ -76,7 +72,7 @@ SOFTMAX = (
     _row(
         "gradient-without-weights",
         "The softmax's gradient is not multiplied by the weights.",
-        {"d_scores": _without_weights},
+        {"d_scores": lambda s: _where_allowed(s, s["d_weights"] - weighted(s).sum(axis=-1, keepdims=True))},
     ),
     _row(
         "gradient-nan-in-empty-rows",

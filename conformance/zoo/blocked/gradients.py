@@ -61,10 +61,6 @@ def _logsumexp(state: State) -> NDArray:
     return np.where(total > 0.0, highest + np.log(np.where(total > 0.0, total, 1.0)), np.inf)
 
 
-def _without_bias(state: State) -> NDArray:
-    return np.where(state["allowed"], np.exp(state["capped"] - _logsumexp(state)), 0.0)
-
-
 def _other_factor(state: State) -> NDArray | float:
     """The dropout factor (B, H, Lq, Lk) of another keep-mask, as if it were drawn again; 1 without dropout."""
     keep = state.inputs.dropout_keep
@@ -110,7 +106,7 @@ BUGS = (
     _recompute(
         "gradient-recomputed-without-bias",
         "The recomputed scores leave out the bias.",
-        _recomputed(_without_bias),
+        _recomputed(lambda s: np.where(s["allowed"], np.exp(s["capped"] - _logsumexp(s)), 0.0)),
     ),
     _recompute(
         "gradient-through-dropped-weights",

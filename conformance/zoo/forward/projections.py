@@ -44,10 +44,6 @@ def _transposed(state: State, weight: NDArray) -> NDArray:
     return weight.T
 
 
-def _read_as_in_out(state: State, weight: NDArray) -> NDArray:
-    return weight.reshape(weight.shape[::-1]).T
-
-
 def _exchanged(a: str, b: str, kind: str) -> Steps:
     """The weights of two projections exchanged, or the biases, if both have one."""
 
@@ -111,7 +107,7 @@ WEIGHTS = (
     _weight(
         "weights-read-as-in-out",
         "The memory of every (out, in) weight is read as (in, out): reshaped where a transposition is due.",
-        *(projection(name, weight=_read_as_in_out) for name in PROJECTED),
+        *(projection(name, weight=lambda s, weight: weight.reshape(weight.shape[::-1]).T) for name in PROJECTED),
     ),
     _weight(
         "q-k-weights-exchanged",

@@ -79,10 +79,6 @@ def _of_first_item(array: NDArray) -> NDArray:
     return array if array.ndim == 1 or array.shape[-2] == 0 else np.broadcast_to(array[..., :1, :], array.shape)
 
 
-def _one_axis(state: State) -> bool:
-    return is_computed(state) and settings_of(state).axes == 1
-
-
 def _keys_from_queries(state: State, right: Positions) -> Positions:
     first = right[0].reshape(-1, right[0].shape[-1])[:, :1]
     return right[0], first + np.arange(right[1].shape[-1])
@@ -140,7 +136,7 @@ POSITIONS = (
     _keys(
         "rotary-keys-from-queries",
         "New keys count from where the queries begin.",
-        _positions(_keys_from_queries, _one_axis),
+        _positions(_keys_from_queries, lambda s: is_computed(s) and settings_of(s).axes == 1),
     ),
 )
 
@@ -152,8 +148,8 @@ def _has_axes(state: State) -> bool:
     return is_computed(state) and settings_of(state).sections is not None
 
 
-def _axes(of_pairs: Callable[[Rotary], NDArray[np.int64]], where: Callable[[State], bool] = _has_axes) -> Steps:
-    return after("rotary_tables", lambda state, right: made_tables(state, axes=of_pairs), where)
+def _axes(of_pairs: Callable[[Rotary], NDArray[np.int64]]) -> Steps:
+    return after("rotary_tables", lambda state, right: made_tables(state, axes=of_pairs), _has_axes)
 
 
 _row = Table("queries", "Pair k turns with the axis that the sections give it: in a row, or taking turns.")

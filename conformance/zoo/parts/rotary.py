@@ -59,10 +59,6 @@ def _other_layout(x: NDArray, table: Angles, settings: Rotary) -> NDArray:
     return rotate(x, table, replace(settings, interleaved=not settings.interleaved))
 
 
-def _other_end(x: NDArray, table: Angles, settings: Rotary) -> NDArray:
-    return rotate(x, table, replace(settings, start="last" if settings.start == "first" else "first"))
-
-
 def _partner_of_head(x: NDArray, table: Angles, settings: Rotary) -> NDArray:
     """Channel i of the first r / 2 turns with channel i + d / 2."""
     half, apart = (settings.width or 0) // 2, x.shape[-1] // 2
@@ -210,7 +206,7 @@ PAIRS = (
     _pairs(
         "rotary-other-end",
         "The last channels turn in place of the first, or the first in place of the last.",
-        _turned(_other_end),
+        _turned(lambda x, table, s: rotate(x, table, replace(s, start="last" if s.start == "first" else "first"))),
         fix="Turn the first r channels of each head, or its last r where start says so.",
     ),
     _pairs(
