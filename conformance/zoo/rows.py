@@ -52,28 +52,12 @@ class Table:
     stage: str
     fix: str
 
-    def __call__(
-        self,
-        id: str,
-        sentence: str,
-        *operations: Steps,
-        stage: str = "",
-        fix: str = "",
-        seen_in: str = "",
-        equivalent: str = "",
-    ) -> Bug:
-        """The bug of one row; for the words see `Bug`."""
+    def __call__(self, id: str, sentence: str, *operations: Steps, **words: str) -> Bug:
+        """The bug of one row; `words`: stage, fix, seen_in and equivalent, as of a `Bug`."""
         steps = {name: step for operation in operations for name, step in operation.items()}
-        return Bug(
-            id,
-            sentence,
-            stage or self.stage,
-            fix or self.fix,
-            forward={name: step for name, step in steps.items() if name in FORWARD},
-            backward={name: step for name, step in steps.items() if name in BACKWARD},
-            seen_in=seen_in,
-            equivalent=equivalent,
-        )
+        forward = {name: step for name, step in steps.items() if name in FORWARD}
+        backward = {name: step for name, step in steps.items() if name in BACKWARD}
+        return Bug(id, sentence, **{**vars(self), **words}, forward=forward, backward=backward)
 
 
 def require(possible: bool, message: str) -> None:
