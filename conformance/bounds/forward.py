@@ -151,15 +151,15 @@ def scores(b: Bounds) -> Bounded:
 # Weights and output ---------------------------------------------------------------------------------
 
 
-def kept_weights(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the weights after dropout."""
-    bound: Bounded = b["weights"]
+def kept(step: str, b: Bounds) -> Bounded:
+    """(B, H, Lq, Lk): the bound of `step` after dropout."""
+    bound: Bounded = b[step]
     return bound if b.state.inputs.dropout_keep is None else b.rounding.times(bound, dropout_factor(b.state))
 
 
-def merged(b: Bounds) -> Bounded:
-    """(B, Lq, H * dv)."""
-    return b["heads"].map(merge_heads)
+def merged(step: str, b: Bounds) -> Bounded:
+    """(B, heads, L, d) -> (B, L, heads * d): the bound of `step`."""
+    return b[step].map(merge_heads)
 
 
 def output(b: Bounds) -> Bounded:
@@ -197,9 +197,9 @@ FORWARD_BOUNDS: Mapping[str, Bound] = {
     "capped": capped,
     "scores": scores,
     "weights": weights,
-    "kept_weights": kept_weights,
+    "kept_weights": partial(kept, "weights"),
     "heads": heads,
-    "merged": merged,
+    "merged": partial(merged, "heads"),
     "output": output,
 }
 
