@@ -31,10 +31,6 @@ def given(r: Rounding, array: NDArray) -> Bounded:
 # Activations ----------------------------------------------------------------------------------------
 
 
-def _same(r: Rounding, x: Bounded) -> Bounded:
-    return r.store(x)
-
-
 def _relu(r: Rounding, x: Bounded) -> Bounded:
     return r.store(Bounded(np.maximum(x.v, 0.0), x.e))
 
@@ -85,7 +81,7 @@ def _softmax(r: Rounding, x: Bounded) -> Bounded:
 Activation = Callable[[Rounding, Bounded], Bounded]
 
 ACTIVATIONS: Mapping[str, Activation] = {
-    "identity": _same,
+    "identity": Rounding.store,
     "relu": _relu,
     "tanh": _tanh,
     "sigmoid": _sigmoid,
