@@ -9,6 +9,7 @@ operation is a mapping from the names of steps to other steps:
     {"weights": function}            another function in place of the step
     after("scores", change)          the right result of the step, changed
     times("d_keys", factor)          the right result times a number or an array
+    of_past("keys", change, where)   the past changed, and the new keys not
     entries("d_inputs", change)      some of the arrays of a step that gives several by name
     other_mask(valid_lens=change)    the mask as if the caller had given another source
 """
@@ -90,6 +91,16 @@ def after(name: str, change: Change, where: Where = lambda state: True) -> Steps
 def times(name: str, factor: Callable[[State], Any]) -> Steps:
     """The step's result times `factor(state)`."""
     return after(name, lambda state, right: right * factor(state))
+
+
+def of_past(name: str, change: Change, where: Where) -> Steps:
+    """`change(state, past)` in place of a past (B, G, Lp, d or dv) that there is, in the step `keys` or `values`."""
+
+    def changed(state: State, right: NDArray) -> NDArray:
+        past = state.sizes.past_len
+        return np.concatenate([change(state, right[:, :, :past]), right[:, :, past:]], axis=2)
+
+    return after(name, changed, lambda state: where(state) and state.sizes.past_len > 0)
 
 
 def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:

@@ -17,15 +17,17 @@ PACKED = ("q_proj", "k_proj", "v_proj")
 PLURAL = {"weight": "weights", "bias": "biases"}
 
 
-def projection(name: str, *, weight: Change | None = None, bias: Change | None = None) -> Steps:
-    """The projection with the weight `weight(state, right one)`, the bias `bias(state, right one, else 0)`, or both."""
+def _right(state: State, right: Any) -> Any:
+    return right
+
+
+def projection(name: str, *, x: Change = _right, weight: Change = _right, bias: Change = _right) -> Steps:
+    """The projection of `x(state, right one)`, with such a weight and such a bias; where there is none, it is 0."""
     given, made = PROJECTED[name]
 
     def step(state: State) -> NDArray:
-        w: Any = state.parameters[f"{name}.weight"]
-        b: Any = state.parameters.get(f"{name}.bias", 0.0)
-        w, b = w if weight is None else weight(state, w), b if bias is None else bias(state, b)
-        return state[given] @ w.T + b
+        w = weight(state, state.parameters[f"{name}.weight"])
+        return x(state, state[given]) @ w.T + bias(state, state.parameters.get(f"{name}.bias", 0.0))
 
     return {made: step}
 

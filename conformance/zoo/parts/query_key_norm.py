@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.parts.rotary import SIDES
-from conformance.zoo.rows import Steps, Table, after, part, require
+from conformance.zoo.rows import Steps, Table, after, of_past, part, require
 from mha_core.parts.query_key_norm import NORMS, Normed, QueryKeyNorm, by_head, mean_axes, norm
 from mha_core.parts.rotary import pairs
 from mha_core.reference.parts.query_key_norm import NORMED, normed
@@ -183,11 +183,6 @@ def _values_too(state: State, right: NDArray) -> NDArray:
     return norm(right, replace(settings, weight="none", bias=False, offset=0), None, None).result
 
 
-def _past_too(state: State, right: NDArray) -> NDArray:
-    past = state.sizes.past_len
-    return np.concatenate([steps_of(state, "k_norm", right[:, :, :past]).result, right[:, :, past:]], axis=2)
-
-
 def _is_per_head(settings: QueryKeyNorm) -> bool:
     return settings.weight == "per_head"
 
@@ -227,7 +222,7 @@ SIZE = (
     _row(
         "norm-of-past-too",
         "Keys of the past are normed once more.",
-        after("keys", _past_too, lambda s: has_norm(s) and s.sizes.past_len > 0),
+        of_past("keys", lambda s, past: steps_of(s, "k_norm", past).result, has_norm),
         stage="keys",
         fix="Norm the new keys: a cache holds keys that are normed.",
     ),

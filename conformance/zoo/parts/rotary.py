@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.rows import Steps, Table, after, part, require
+from conformance.zoo.rows import Steps, Table, after, of_past, part, require
 from mha_core.call.rotary import positions_of
 from mha_core.parts.rotary import Rotary, pairs, rotate, tables
 from mha_core.parts.rotary import Table as Angles
@@ -122,12 +122,11 @@ def _values(state: State, right: NDArray) -> NDArray:
     return rotate(right, state["rotary_tables"].keys, settings)
 
 
-def _past_again(state: State, right: NDArray) -> NDArray:
+def _turned_again(state: State, keys: NDArray) -> NDArray:
     settings, past = settings_of(state), state.sizes.past_len
     axes = () if settings.sections is None else (settings.axes, 1)
     positions = np.broadcast_to(np.arange(past), (*axes, past))
-    again = rotate(right[:, :, :past], tables(settings, positions, past), settings)
-    return np.concatenate([again, right[:, :, past:]], axis=2)
+    return rotate(keys, tables(settings, positions, past), settings)
 
 
 _row = Table("queries", "a' = a cos - b sin, b' = b cos + a sin, of queries and of new keys; channels beyond r stay.")
@@ -172,7 +171,7 @@ TURN = (
     _once(
         "rotary-of-past-again",
         "Keys of the past turn once more.",
-        after("keys", _past_again, lambda s: has_rotary(s) and s.sizes.past_len > 0),
+        of_past("keys", _turned_again, has_rotary),
         seen_in="mosaicml/examples#257",
     ),
 )
