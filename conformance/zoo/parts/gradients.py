@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from conformance.zoo.parts.query_key_norm import has_norm, settings_of, steps_of
 from conformance.zoo.parts.rotary import SIDES, has_rotary
 from conformance.zoo.parts.rotary import settings_of as rotary_of
 from conformance.zoo.rows import Arrays, Steps, Table, after, entries
-from mha_core.parts.query_key_norm import NORMS, Normed, QueryKeyNorm, mean_axes, to_parameter
+from mha_core.parts.query_key_norm import NORMS, Normed, QueryKeyNorm, norm_back, to_parameter
 from mha_core.parts.rotary import Table as Angles
 from mha_core.parts.rotary import rotate, rotate_back
 from mha_core.reference.parts.query_key_norm import NORMED
@@ -86,29 +87,6 @@ def _norm_back(way: Way, where: Callable[[QueryKeyNorm], bool] = lambda s: True)
     return {step: function for order, name in NORMED for step, function in of(order, name).items()}
 
 
-def _through(gradient: NDArray, steps: Normed) -> NDArray:
-    return gradient if steps.scale is None else gradient * steps.scale
-
-
-def _inside(through: NDArray, steps: Normed, settings: QueryKeyNorm, *, kind: str) -> NDArray:
-    """The gradient of the input, from that of what was divided; `kind` says which means are taken away."""
-    axes = mean_axes(settings)
-    inside = through - steps.unit * (through * steps.unit).mean(axis=axes, keepdims=True)
-    return inside - through.mean(axis=axes, keepdims=True) if kind == "layer" else inside
-
-
-def _as_rms(gradient: NDArray, steps: Normed, settings: QueryKeyNorm) -> NDArray:
-    return _inside(_through(gradient, steps), steps, settings, kind="rms") * steps.factor
-
-
-def _without_weight(gradient: NDArray, steps: Normed, settings: QueryKeyNorm) -> NDArray:
-    return _inside(gradient, steps, settings, kind=settings.kind) * steps.factor
-
-
-def _without_factor(gradient: NDArray, steps: Normed, settings: QueryKeyNorm) -> NDArray:
-    return _inside(_through(gradient, steps), steps, settings, kind=settings.kind)
-
-
 def _parameters(change: Callable[[State, str, NDArray], NDArray], kinds: tuple[str, ...] = ("weight",)) -> Steps:
     """`change(state, name of the norm, right one)` in place of the gradients of weights, or of biases."""
 
@@ -151,7 +129,7 @@ NORM = (
     _row(
         "gradient-of-norm-size-detached",
         "What heads are divided by is treated as a constant: the mean term is missing.",
-        _norm_back(lambda g, steps, s: _through(g, steps) * steps.factor),
+        _norm_back(lambda g, steps, s: (g if steps.scale is None else g * steps.scale) * steps.factor),
     ),
     _row(
         "gradient-of-norm-detached",
@@ -162,15 +140,17 @@ NORM = (
     _row(
         "gradient-of-norm-mean-missing",
         "The mean that was taken away is treated as a constant.",
-        _norm_back(_as_rms, lambda s: s.kind == "layer"),
+        _norm_back(lambda g, steps, s: norm_back(g, steps, replace(s, kind="rms")).x, lambda s: s.kind == "layer"),
     ),
     _row(
-        "gradient-of-norm-without-weight", "The gradient is not multiplied by the weight.", _norm_back(_without_weight)
+        "gradient-of-norm-without-weight",
+        "The gradient is not multiplied by the weight.",
+        _norm_back(lambda g, steps, s: norm_back(g, steps._replace(scale=None), s).x),
     ),
     _row(
         "gradient-of-norm-without-size",
         "The gradient is not divided by what the head was divided by.",
-        _norm_back(_without_factor),
+        _norm_back(lambda g, steps, s: norm_back(g, steps._replace(factor=np.ones(1)), s).x),
     ),
     _sum(
         "gradient-of-norm-weight-of-first-head",
