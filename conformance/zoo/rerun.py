@@ -53,7 +53,7 @@ def rerun(
         return state, False
     found = state.copy()
     arrays, before = found.arrays, (since or state).arrays
-    new = {name for name in before if arrays[name] is not before[name]}
+    new = set() if since is None else {name for name in before if arrays[name] is not before[name]}
     with any_numbers:
         for name, step in pipeline.items():
             if name in replaced:
@@ -63,6 +63,8 @@ def rerun(
                 arrays[name] = step(found)
                 if name == "padding" and np.array_equal(arrays[name], before[name]):
                     arrays[name] = before[name]  # most masks leave it as it is, and many steps read it
+            else:
+                continue
             if arrays[name] is not before[name]:
                 new.add(name)
     return found, changed
