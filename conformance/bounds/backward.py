@@ -10,25 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
-from conformance.bounds.forward import TANH_ULPS, before_cap, scaled_product
+from conformance.bounds.forward import TANH_ULPS, before_cap, exact, kept, merged, scaled_product, split
 from conformance.bounds.parts.clip_qkv import through_clip
 from conformance.bounds.parts.query_key_norm import d_norm_parameters, through_norm
 from conformance.bounds.parts.query_scale import scaled
 from conformance.bounds.parts.rotary import rotated
 from conformance.bounds.parts.value_norm import d_projected_values, scaled_values
 from conformance.bounds.steps import Bound, Bounds
-from mha_core.heads import merge_heads, split_heads
-from mha_core.reference.forward import PROJECTED, dropout_factor
+from mha_core.heads import split_heads
+from mha_core.reference.forward import PROJECTED
 
 SOFTMAX_BACKWARD_ROUNDINGS = 8
 """Roundings between the weights' gradient and the scores', whichever way a framework writes softmax backwards."""
 
 # From the output to the scores ----------------------------------------------------------------------
-
-
-def d_output(b: Bounds) -> Bounded:
-    """(B, Lq, Do): the cotangent, which is given and so exact."""
-    return Bounded.exact(b.state["d_output"])
 
 
 def through_projection(projection: str, b: Bounds) -> Bounded:
@@ -39,12 +34,6 @@ def through_projection(projection: str, b: Bounds) -> Bounded:
     return b.rounding.product(gradient, Bounded.exact(b.state.parameters[f"{projection}.weight"]))
 
 
-def d_heads(b: Bounds) -> Bounded:
-    """(B, H, Lq, dv)."""
-    gradient: Bounded = b["d_merged"]
-    return gradient.map(lambda array: split_heads(array, b.state.config.num_heads))
-
-
 def d_kept_weights(b: Bounds) -> Bounded:
     """(B, H, Lq, Lk)."""
     return b.rounding.product(b["d_heads"], b.heads_of("values").T)
@@ -53,12 +42,6 @@ def d_kept_weights(b: Bounds) -> Bounded:
 def d_values(b: Bounds) -> Bounded:
     """(B, G, Lk, dv)."""
     return _over_queries(b, b.rounding.product, b["kept_weights"], b["d_heads"])
-
-
-def d_weights(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk)."""
-    gradient: Bounded = b["d_kept_weights"]
-    return gradient if b.state.inputs.dropout_keep is None else b.rounding.times(gradient, dropout_factor(b.state))
 
 
 def d_scores(b: Bounds) -> Bounded:
@@ -115,8 +98,7 @@ def d_similarity(b: Bounds) -> Bounded:
     state, r, d_scores = b.state, b.rounding, b["d_scores"]
     softcap = state.config.softcap
     if softcap is None:
-        gradient: Bounded = d_scores
-        return gradient
+        return d_scores
     x = b["similarity"]
     inside = np.where(state["allowed"], np.tanh(x.v / softcap), 0.0)
     moved = r.moved_through(np.tanh, Bounded(x.v / softcap, before_cap(r, x) / softcap))
@@ -138,9 +120,7 @@ def d_additive_hidden(b: Bounds) -> Bounded | None:
     slope = r.store(Bounded(1.0 - hidden.v**2, 2.0 * hidden.most * hidden.e + 2.0 * r.unit(r.precision.u)))
     # The gradient times the score's vector.
     outer = r.times(b["d_similarity"].map(lambda array: array[..., None]), b.state.parameters["score.vector"])
-    return r.store(
-        Bounded(outer.v * slope.v, r.add(outer.e * np.abs(slope.v), np.abs(outer.v) * slope.e, outer.e * slope.e))
-    )
+    return r.elementwise(outer, slope)
 
 
 class _Sums(NamedTuple):
@@ -231,21 +211,9 @@ def _either(one: Bounded, other: Bounded) -> Bounded:
 # Through the projections to the inputs --------------------------------------------------------------
 
 
-def merged(step: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d) -> (B, L, heads * d): the bound of `step`."""
-    gradient: Bounded = b[step]
-    return gradient.map(merge_heads)
-
-
 def without_past(step: str, b: Bounds) -> Bounded:
     """(B, G, Lk - Lp, d or dv): the bound of `step` (B, G, Lk, .), its past cut off."""
-    gradient: Bounded = b[step]
-    return gradient.map(lambda array: array[:, :, b.state.sizes.past_len :])
-
-
-def d_unscaled_queries(b: Bounds) -> Bounded:
-    """(B, H, Lq, d): the bound of the gradient before the queries are scaled by their positions."""
-    return scaled(b, b["d_queries"])
+    return b[step].map(lambda array: array[:, :, b.state.sizes.past_len :])
 
 
 def normed(order: str, name: str, b: Bounds) -> Bounded:
@@ -264,9 +232,7 @@ def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
     The gradient of W is gradient^T x over all rows, that of b the sum of the rows.
     """
     found: dict[str, Bounded] = {}
-    if not b.state.config.projections:
-        return found
-    for projection, (given, made) in PROJECTED.items():
+    for projection, (given, made) in PROJECTED.items() if b.state.config.projections else ():
         rows = b[f"d_{made}"].map(_as_rows)
         found[f"{projection}.weight"] = b.rounding.product(rows.T, b[given].map(_as_rows))
         if f"{projection}.bias" in b.state.parameters:
@@ -292,12 +258,12 @@ def d_inputs(b: Bounds) -> dict[str, Bounded]:
 
 
 BACKWARD_BOUNDS: Mapping[str, Bound] = {
-    "d_output": d_output,
+    "d_output": partial(exact, "d_output"),  # given
     "d_merged": partial(through_projection, "out_proj"),
-    "d_heads": d_heads,
+    "d_heads": partial(split, "d_merged", "num_heads"),
     "d_kept_weights": d_kept_weights,
     "d_values": d_values,
-    "d_weights": d_weights,
+    "d_weights": partial(kept, "d_kept_weights"),
     "d_scores": d_scores,
     "d_bias": d_bias,
     "d_similarity": d_similarity,
@@ -305,7 +271,7 @@ BACKWARD_BOUNDS: Mapping[str, Bound] = {
     "d_queries": d_queries,
     "d_keys": d_keys,
     "d_score_parameters": d_score_parameters,
-    "d_unscaled_queries": d_unscaled_queries,
+    "d_unscaled_queries": lambda b: scaled(b, b["d_queries"]),
     "d_new_keys": partial(without_past, "d_keys"),
     "d_rotated_queries": partial(normed, "after", "q_norm"),
     "d_rotated_keys": partial(normed, "after", "k_norm"),

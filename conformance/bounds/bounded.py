@@ -72,8 +72,7 @@ def _digits(x: NDArray) -> NDArray:
     """Int32 (rows, last axis): equal where the digits are."""
     scaled = np.frexp(np.abs(x))[0].reshape(-1, x.shape[-1]) * DISTINCT
     scaled[np.isnan(scaled)] = 0.0
-    digits: NDArray = np.minimum(scaled, 2.0 * DISTINCT).astype(np.int32)
-    return digits
+    return np.minimum(scaled, 2.0 * DISTINCT).astype(np.int32)
 
 
 def _repeats(in_order: NDArray) -> NDArray:
@@ -160,8 +159,7 @@ class Rounding:
         """The error of f(x) for a rising f with slopes of at most 1: less than that of x where f is flat."""
         middle = rising(x.v)
         up, down = rising(x.v + x.e) - middle, middle - rising(x.v - x.e)
-        least: NDArray = np.minimum(x.e, self.within(np.maximum(up, down), up + down))
-        return least
+        return np.minimum(x.e, self.within(np.maximum(up, down), up + down))
 
     def store(self, x: Bounded, lost: float | None = None) -> Bounded:
         """Rounding to the storage dtype; below `lost`, by default its smallest normal number, anything may become 0."""

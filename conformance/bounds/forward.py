@@ -58,18 +58,12 @@ def affine(r: Rounding, x: Bounded, weight: Bounded, bias: Bounded | None) -> Bo
 
 def split(step: str, num_heads: str, b: Bounds) -> Bounded:
     """(B, L, H * d) -> (B, H, L, d): the bound of `step`, split into heads; `num_heads` is the config's field."""
-    projected: Bounded = b[step]
-    return projected.map(partial(split_heads, num_heads=getattr(b.state.config, num_heads)))
+    return b[step].map(partial(split_heads, num_heads=getattr(b.state.config, num_heads)))
 
 
-def rotated_queries(b: Bounds) -> Bounded:
-    """(B, H, Lq, d)."""
-    return rotated(b, b["normed_queries"], "queries")
-
-
-def rotated_keys(b: Bounds) -> Bounded:
-    """(B, G, Lk - Lp, d)."""
-    return rotated(b, b["normed_keys"], "keys")
+def turned(side: str, b: Bounds) -> Bounded:
+    """(B, heads, L, d): the bound of the rotation of a side, "queries" or "keys"."""
+    return rotated(b, b[f"normed_{side}"], side)
 
 
 def normed(order: str, name: str, step: str, b: Bounds) -> Bounded:
@@ -133,8 +127,7 @@ def capped(b: Bounds) -> Bounded:
     state, r, x = b.state, b.rounding, b["similarity"]
     softcap = state.config.softcap
     if softcap is None:
-        bound: Bounded = x
-        return bound
+        return x
     within_cap = cap(state, x.v)
     # The product is rounded after the tanh, and c itself may be.
     own = 2.0 * (TANH_ULPS + 1.0) * r.unit(r.precision.u) * np.abs(within_cap)
@@ -158,16 +151,15 @@ def scores(b: Bounds) -> Bounded:
 # Weights and output ---------------------------------------------------------------------------------
 
 
-def kept_weights(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the weights after dropout."""
-    bound: Bounded = b["weights"]
+def kept(step: str, b: Bounds) -> Bounded:
+    """(B, H, Lq, Lk): the bound of `step` after dropout."""
+    bound: Bounded = b[step]
     return bound if b.state.inputs.dropout_keep is None else b.rounding.times(bound, dropout_factor(b.state))
 
 
-def merged(b: Bounds) -> Bounded:
-    """(B, Lq, H * dv)."""
-    bound: Bounded = b["heads"]
-    return bound.map(merge_heads)
+def merged(step: str, b: Bounds) -> Bounded:
+    """(B, heads, L, d) -> (B, L, heads * d): the bound of `step`."""
+    return b[step].map(merge_heads)
 
 
 def output(b: Bounds) -> Bounded:
@@ -190,8 +182,8 @@ FORWARD_BOUNDS: Mapping[str, Bound] = {
     "projected_values": partial(split, "clipped_values", "num_kv_heads"),
     "normed_queries": partial(normed, "before", "q_norm", "projected_queries"),
     "normed_keys": partial(normed, "before", "k_norm", "projected_keys"),
-    "rotated_queries": rotated_queries,
-    "rotated_keys": rotated_keys,
+    "rotated_queries": partial(turned, "queries"),
+    "rotated_keys": partial(turned, "keys"),
     "unscaled_queries": partial(normed, "after", "q_norm", "rotated_queries"),
     "query_scale": factors,
     "queries": queries,
@@ -205,9 +197,9 @@ FORWARD_BOUNDS: Mapping[str, Bound] = {
     "capped": capped,
     "scores": scores,
     "weights": weights,
-    "kept_weights": kept_weights,
+    "kept_weights": partial(kept, "weights"),
     "heads": heads,
-    "merged": merged,
+    "merged": partial(merged, "heads"),
     "output": output,
 }
 

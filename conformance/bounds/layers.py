@@ -28,16 +28,7 @@ def given(r: Rounding, array: NDArray) -> Bounded:
     return Bounded(own, np.abs(own - round_to(own, r.precision.storage)))
 
 
-def times(r: Rounding, a: Bounded, b: Bounded) -> Bounded:
-    """A * b, element by element, stored."""
-    return r.store(Bounded(a.v * b.v, r.add(a.e * np.abs(b.v), np.abs(a.v) * b.e, a.e * b.e)))
-
-
 # Activations ----------------------------------------------------------------------------------------
-
-
-def _same(r: Rounding, x: Bounded) -> Bounded:
-    return r.store(x)
 
 
 def _relu(r: Rounding, x: Bounded) -> Bounded:
@@ -64,19 +55,19 @@ def _sigmoid(r: Rounding, x: Bounded) -> Bounded:
 
 
 def _silu(r: Rounding, x: Bounded) -> Bounded:
-    return times(r, x, _sigmoid(r, x))
+    return r.elementwise(x, _sigmoid(r, x))
 
 
 def _gelu_tanh(r: Rounding, x: Bounded) -> Bounded:
     """The GELU x (1 + tanh z) / 2, which is x / (1 + e^-2z)."""
     scale, cubic = 2.0 * np.sqrt(2.0 / np.pi), 0.044715
     z, slope = scale * (x.v + cubic * x.v**3), scale * (1.0 + 3.0 * cubic * x.most**2)
-    return times(r, x, _sigmoid(r, Bounded(z, r.add(slope * x.e, r.gamma(8, r.precision.u) * np.abs(z)))))
+    return r.elementwise(x, _sigmoid(r, Bounded(z, r.add(slope * x.e, r.gamma(8, r.precision.u) * np.abs(z)))))
 
 
 def _gelu_quick(r: Rounding, x: Bounded) -> Bounded:
     z = 1.702 * x.v
-    return times(r, x, _sigmoid(r, Bounded(z, r.add(1.702 * x.e, r.gamma(2, r.precision.u) * np.abs(z)))))
+    return r.elementwise(x, _sigmoid(r, Bounded(z, r.add(1.702 * x.e, r.gamma(2, r.precision.u) * np.abs(z)))))
 
 
 def _softmax(r: Rounding, x: Bounded) -> Bounded:
@@ -90,7 +81,7 @@ def _softmax(r: Rounding, x: Bounded) -> Bounded:
 Activation = Callable[[Rounding, Bounded], Bounded]
 
 ACTIVATIONS: Mapping[str, Activation] = {
-    "identity": _same,
+    "identity": Rounding.store,
     "relu": _relu,
     "tanh": _tanh,
     "sigmoid": _sigmoid,
@@ -120,9 +111,9 @@ def norm(
         apart = Bounded(difference, r.add(x.e, mean.e, r.gamma(4, u) * (x.most + mean.most)))
         moved = r.add(2.0 * np.abs(mean.v) * mean.e, 2.0 * mean.e**2, 2.0 * r.unit(u) * (power.v + mean.v**2))
         power = Bounded((difference**2).mean(axis=-1, keepdims=True), r.add(power.e, moved))
-    found = times(r, apart, _reciprocal_root(r, r.plus(power, Bounded(np.array(epsilon), np.array(u * epsilon)))))
+    found = r.elementwise(apart, _reciprocal_root(r, r.plus(power, Bounded(np.array(epsilon), np.array(u * epsilon)))))
     if scale is not None:
-        found = times(r, found, scale)
+        found = r.elementwise(found, scale)
     if bias is None:
         return found
     return r.plus(found, Bounded(bias.v, r.add(bias.e, r.gamma(2, u) * np.abs(bias.v))))

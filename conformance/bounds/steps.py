@@ -34,15 +34,13 @@ class Bounds:
 
     def heads_of(self, name: str) -> Bounded:
         """The bound of `keys` or `values` with each head repeated for the query heads that read it."""
-        bound: Bounded = self[name]
-        return bound.map(lambda array: repeat_kv_heads(array, self.state.config.num_heads))
+        return self[name].map(lambda array: repeat_kv_heads(array, self.state.config.num_heads))
 
     def once(self, compute: Callable[[Bounds], Found]) -> Found:
         """The result of `compute(self)`, which is kept, so that steps that share it compute it once."""
         if compute not in self._found:
             self._found[compute] = compute(self)
-        found: Found = self._found[compute]
-        return found
+        return self._found[compute]
 
 
 Bound = Callable[[Bounds], Any]

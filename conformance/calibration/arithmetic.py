@@ -82,8 +82,7 @@ class Arithmetic:
 def tanh_by_expm1(x: NDArray) -> NDArray:
     """tanh(x) = (e^2x - 1) / (e^2x + 1), with the small ones as precise as the large ones; not stored."""
     grown = np.expm1(2 * np.minimum(np.abs(x), 30))  # beyond, tanh is 1 in every precision
-    found: NDArray = np.copysign(grown / (grown + 2), x)
-    return found
+    return np.copysign(grown / (grown + 2), x)
 
 
 # Products (..., m, n) @ (..., n, k), and sums over the last axis ---------------------------------------

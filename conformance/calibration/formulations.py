@@ -123,7 +123,6 @@ class Formulation:
         held = {name: arithmetic.hold(array) for name, array in weights.items()}
 
         def run(inputs: AttentionInputs) -> Trace:
-            inputs.check(config)
             # -inf stands for an excluded score; NumPy warns of what it does with it.
             with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
                 return _Layer(self.ways, arithmetic, config, held, inputs).trace()

@@ -16,10 +16,9 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.problem import Problem
+from conformance.cases.problem import Problem, split_inputs
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, RotaryInputs, SpecError, init_weights
 from mha_core.call.masks import allowed_keys
-from mha_core.heads import split_heads
 
 Rng = np.random.Generator
 
@@ -106,17 +105,12 @@ class Case:
             dropout_keep=rng.random(shape) >= config.dropout if self.training else None,
             cotangent=rng.normal(size=(self.batch, self.query_len, config.output_dim)),
         )
-        heads = config.head_shapes
         if self.past_len:
-            past = [drawn(self.batch, count, self.past_len, width) for count, width in (heads.keys, heads.values)]
+            _, *of_past = config.head_shapes
+            past = [drawn(self.batch, heads, self.past_len, width) for heads, width in of_past]
             inputs = replace(inputs, past_keys=past[0], past_values=past[1])
         if self.split:
-            inputs = replace(
-                inputs,
-                queries=split_heads(inputs.queries, heads.queries[0]),
-                keys=split_heads(inputs.keys, heads.keys[0]),
-                values=split_heads(inputs.values, heads.values[0]),
-            )
+            inputs = split_inputs(inputs, config)
         if self.positions is not None:
             inputs = replace(inputs, rotary=self.positions(rng, self))
         scaled = {name: self.weight_scale * array for name, array in weights.items()}

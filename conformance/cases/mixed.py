@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case
-from conformance.cases.problem import Problem
+from conformance.cases.problem import Problem, split_inputs
 from mha_core import AttentionInputs, AttentionMask, RotaryInputs
 from mha_core.call.masks import BY_ITEM
 from mha_core.call.rotary import ANGLES, ARRAYS, PER_TOKEN
-from mha_core.heads import split_heads
 
 PAST = "past keys and values"
 
@@ -82,9 +81,9 @@ def mixed(case: Case, other: Case, part: str) -> Problem | None:
         one = _is_one(given)
         keys, values = (inputs.queries,) * 2 if one else (inputs.keys.copy(), inputs.values.copy())
         fits = keys.shape == inputs.keys.shape and values.shape == inputs.values.shape
-        return replace(problem, inputs=replace(inputs, keys=keys, values=values)) if fits else None
+        return problem.with_inputs(keys=keys, values=values) if fits else None
     if part == SPLIT:
-        return replace(problem, inputs=_split(inputs, problem.config) if given.is_split else inputs.merged())
+        return replace(problem, inputs=split_inputs(inputs, problem.config) if given.is_split else inputs.merged())
     if part == LAYOUT:
         turned = {name: np.asfortranarray(getattr(inputs, name)) for name in ("queries", "keys", "values")}
         return replace(problem, inputs=_with(inputs, turned))
@@ -127,12 +126,6 @@ def _same(a: Any, b: Any) -> bool:
         return False
     reach = tuple(slice(min(sizes)) for sizes in zip(a.shape, b.shape, strict=True))
     return np.array_equal(a[reach], b[reach], equal_nan=a.dtype.kind == "f")
-
-
-def _split(inputs: AttentionInputs, config: Any) -> AttentionInputs:
-    shapes = config.head_shapes
-    heads = {"queries": shapes.queries[0], "keys": shapes.keys[0], "values": shapes.values[0]}
-    return _with(inputs, {name: split_heads(getattr(inputs, name), count) for name, count in heads.items()})
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------

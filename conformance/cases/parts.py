@@ -136,7 +136,7 @@ def poison_padding(rng: Rng, problem: Problem) -> Problem:
     poison = np.array([np.nan, np.inf, -np.inf, 1e30])
     keys[padding] = rng.choice(poison, size=keys[padding].shape)
     values[padding] = rng.choice(poison, size=values[padding].shape)
-    return replace(problem, inputs=replace(problem.inputs, keys=keys, values=values))
+    return problem.with_inputs(keys=keys, values=values)
 
 
 def number_in_open(name: str, number: float) -> Callable[[Rng, Problem], Problem]:
@@ -145,8 +145,7 @@ def number_in_open(name: str, number: float) -> Callable[[Rng, Problem], Problem
     def change(rng: Rng, problem: Problem) -> Problem:
         array = getattr(problem.inputs, name).copy()
         array[0, 1, 2] = number
-        given: dict[str, Any] = {name: array}
-        return replace(problem, inputs=replace(problem.inputs, **given))
+        return problem.with_inputs(**{name: array})
 
     return change
 
@@ -155,12 +154,12 @@ def loud_item(rng: Rng, problem: Problem) -> Problem:
     """The queries of one batch item are 300 times as large as the others."""
     factor = np.ones((problem.inputs.queries.shape[0], 1, 1))
     factor[0] = 300.0
-    return replace(problem, inputs=replace(problem.inputs, queries=problem.inputs.queries * factor))
+    return problem.with_inputs(queries=problem.inputs.queries * factor)
 
 
 def same_signs(rng: Rng, problem: Problem) -> Problem:
     """All values positive, so that the errors of a long sum add up instead of cancelling."""
-    return replace(problem, inputs=replace(problem.inputs, values=np.abs(problem.inputs.values)))
+    return problem.with_inputs(values=np.abs(problem.inputs.values))
 
 
 def views(rng: Rng, problem: Problem) -> Problem:
@@ -171,7 +170,7 @@ def views(rng: Rng, problem: Problem) -> Problem:
     transposed = np.ascontiguousarray(inputs.values.transpose(2, 1, 0)).transpose(2, 1, 0)
     for array in (strided, transposed):
         array.flags.writeable = False
-    return replace(problem, inputs=replace(inputs, queries=strided, keys=expanded, values=transposed))
+    return problem.with_inputs(queries=strided, keys=expanded, values=transposed)
 
 
 def poison_past(rng: Rng, problem: Problem) -> Problem:
@@ -184,4 +183,4 @@ def poison_past(rng: Rng, problem: Problem) -> Problem:
     item, position = np.nonzero(problem.padding()[:, : keys.shape[2]])
     keys[item, :, position] = np.nan
     values[item, :, position] = np.inf
-    return replace(problem, inputs=replace(inputs, past_keys=keys, past_values=values))
+    return problem.with_inputs(past_keys=keys, past_values=values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.call.masks import allowed_keys, padding_keys
 from mha_core.call.sizes import CallSizes
+from mha_core.heads import split_heads
 from mha_core.weights import Weights, check_weights, rounded_weights
 
 
@@ -46,6 +48,10 @@ class Problem:
         weights = rounded_weights(self.config, self.weights, dtype)
         return replace(self, weights=weights, inputs=self.inputs.rounded(dtype))
 
+    def with_inputs(self, **changes: Any) -> Problem:
+        """This problem with other inputs, by name."""
+        return replace(self, inputs=replace(self.inputs, **changes))
+
     def allowed(self) -> NDArray[np.bool_]:
         """Bool (B, H, Lq, Lk): which keys each query may attend to."""
         return allowed_keys(self.inputs.mask, self.sizes, self.config.num_heads)
@@ -53,3 +59,11 @@ class Problem:
     def padding(self) -> NDArray[np.bool_]:
         """Bool (B, Lk): which keys no query may attend to."""
         return padding_keys(self.inputs.mask, self.sizes)
+
+
+def split_inputs(inputs: AttentionInputs, config: AttentionConfig) -> AttentionInputs:
+    """Inputs of a layer without projections, (B, L, heads * width), as heads (B, heads, L, width)."""
+    heads: dict[str, Any] = {
+        name: split_heads(getattr(inputs, name), count) for name, (count, _) in config.head_shapes._asdict().items()
+    }
+    return replace(inputs, **heads)

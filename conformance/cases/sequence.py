@@ -64,6 +64,10 @@ class Step:
         return self.times * (1 if self.beside is None else 2)
 
 
+Make = Callable[["Base"], list[Step]]
+"""What makes the steps of a sequence."""
+
+
 @dataclass(frozen=True)
 class CallSequence:
     """A sequence of calls, which is judged like a case.
@@ -76,7 +80,7 @@ class CallSequence:
     id: str
     catches: str
     config: AttentionConfig
-    make: Callable[[Base], list[Step]]
+    make: Make
     expensive: bool = True
 
     def steps(self, *, few_shapes: bool = False) -> list[Step]:
@@ -274,12 +278,10 @@ class Base:
 class SequenceTable(list[CallSequence]):
     """The sequences of a module, in the order of `mha cases`."""
 
-    def of(
-        self, id: str, catches: str, config: AttentionConfig = SMALL
-    ) -> Callable[[Callable[[Base], list[Step]]], Callable[[Base], list[Step]]]:
+    def of(self, id: str, catches: str, config: AttentionConfig = SMALL) -> Callable[[Make], Make]:
         """Add a sequence; it decorates the function that makes the steps."""
 
-        def add(make: Callable[[Base], list[Step]]) -> Callable[[Base], list[Step]]:
+        def add(make: Make) -> Make:
             self.append(CallSequence(id, catches, config, make))
             return make
 

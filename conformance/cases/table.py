@@ -15,7 +15,7 @@ from conformance.discovery import members
 @cache
 def all_cases() -> tuple[Case, ...]:
     """Every case of one call; a new module in `topics`, or in its `parts`, is found by being there."""
-    return tuple(case for topic in (*members(topics), *members(parts)) for case in topic.cases())
+    return tuple(case for topic in (*members(topics), *members(parts)) for case in topic.CASES)
 
 
 @cache

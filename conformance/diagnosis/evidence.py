@@ -80,7 +80,10 @@ class Evidence:
         )
 
     def _whole(self, observation: Observation, bugs: tuple[Bug, ...]) -> bool:
-        return self.alike(observation, self.runs.arrays(observation, bugs), observation.arrays)
+        arrays = self.runs.arrays(observation, bugs)
+        if bugs and self.runs.is_unchanged(observation, arrays):
+            return self.whole(observation, ())
+        return self.alike(observation, arrays, observation.arrays)
 
     def _credit(self, observation: Observation, bugs: tuple[Bug, ...]) -> float:
         if self.whole(observation, bugs):
@@ -169,7 +172,10 @@ class Evidence:
 
     def changes(self, observation: Observation, bug: Bug) -> bool:
         """Whether a bug changes an array that the subject exposes, or can't be made here."""
-        return not self.alike(observation, self.runs.arrays(observation, (bug,)), observation.wanted.trace.arrays())
+        arrays = self.runs.arrays(observation, (bug,))
+        if self.runs.is_unchanged(observation, arrays):
+            return False
+        return not self.alike(observation, arrays, observation.wanted.trace.arrays())
 
     def alike(
         self, observation: Observation, arrays: Mapping[str, NDArray] | None, others: Mapping[str, NDArray]

@@ -45,6 +45,11 @@ class Observation:
             return 2
         return 0 if self.wanted.where.any(axis=-1).all() else 1
 
+    @cached_property
+    def shows_gradients(self) -> bool:
+        """Whether the subject shows some gradient here."""
+        return any(map(is_gradient, self.arrays))
+
 
 Arrays = dict[str, NDArray] | None
 """The arrays of a run by name; None where its bugs can't be put in."""
@@ -65,26 +70,29 @@ class Runs:
         Nothing ({}) where they contradict each other. Only the results of single bugs are kept, and the latest: there
         are too many sets of several. Of a recorded call these are the stages that were recorded.
         """
-        with_gradients = any(map(is_gradient, observation.arrays))
+        with_gradients = observation.shows_gradients
         problem = observation.wanted.problem
         key = observation.case.id, with_gradients, tuple(bug.id for bug in bugs)
         if key in self._arrays:
             return self._arrays[key]
-        alone = [self.arrays(observation, (bug,)) for bug in bugs] if len(bugs) > 1 else []
-        if alone:
+        alone = (self.arrays(observation, (bug,)) for bug in bugs)
+        if len(bugs) > 1 and all(self.is_unchanged(observation, arrays) for arrays in alone):
             # Bugs that leave a case as it is one by one do so together.
-            right = self._variants.kept(problem, gradients=with_gradients)
-            if right is not None and all(arrays is right for arrays in alone):
-                return right
+            return self._variants.kept(problem, gradients=with_gradients)
         if self._latest[0] != (problem, key):
             found = self._run(problem, bugs, with_gradients)
-            possible = tuple(bug for bug, arrays in zip(bugs, alone, strict=False) if arrays is not None)
-            if found is None and 0 < len(possible) < len(bugs):
-                found = self.arrays(observation, possible)
+            if found is None and len(bugs) > 1:
+                possible = tuple(bug for bug in bugs if self.arrays(observation, (bug,)) is not None)
+                found = self.arrays(observation, possible) if 0 < len(possible) < len(bugs) else None
             self._latest = (problem, key), found
         if len(bugs) < 2 and not observation.case.expensive:
             self._arrays[key] = self._latest[1]
         return self._latest[1]
+
+    def is_unchanged(self, observation: Observation, arrays: Arrays) -> bool:
+        """Whether `arrays` of a run are known to be those without a bug, as most bugs leave most cases as they are."""
+        gradients = observation.shows_gradients
+        return arrays is not None and arrays is self._variants.kept(observation.wanted.problem, gradients=gradients)
 
     def _run(self, problem: Problem, bugs: tuple[Bug, ...], with_gradients: bool) -> Arrays:
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
+from conformance.diagnosis.diagnose import SHOWN, Diagnosis, Hypothesis
 from conformance.measure.faults import is_measured
 from conformance.measure.text import experiments_text, located_text
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
+from mha_core.errors import listed
 from mha_core.features import FEATURES
 
 ENDED = "The diagnosis ended early, so no reason is known:"
@@ -63,13 +64,7 @@ def _left_out(diagnosis: Diagnosis) -> str:
     by_reason: dict[str, list[str]] = {}
     for case, reason in diagnosis.left_out.items():
         by_reason.setdefault(reason, []).append(case)
-    return "\n".join(f"  {_some(cases)}: {reason}" for reason, cases in by_reason.items())
-
-
-def _some(cases: Sequence[str]) -> str:
-    """The first cases, and how many there are besides."""
-    more = len(cases) - SHOWN
-    return ", ".join(cases) if more <= 1 else f"{', '.join(cases[:SHOWN])} and {more} more"
+    return "\n".join(f"  {listed(cases, SHOWN)}: {reason}" for reason, cases in by_reason.items())
 
 
 def _extent(diagnosis: Diagnosis) -> str:

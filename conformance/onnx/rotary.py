@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from conformance.cases.problem import Problem
 from conformance.onnx.vectors import Vector, as_numpy, load_vectors
-from mha_core import AttentionConfig, AttentionInputs, Rotary, RotaryInputs, SpecError
+from mha_core import AttentionConfig, AttentionInputs, Rotary, RotaryInputs
 from mha_core.heads import merge_heads, split_heads
 
 KNOWN = ("interleaved", "num_heads", "rotary_embedding_dim")
@@ -22,9 +22,7 @@ class RotaryVector(Vector):
 
     def problems(self) -> dict[str, Problem]:
         """The one problem of the vector; SpecError if it has an attribute that is not known here."""
-        unknown = sorted(set(self.attributes) - set(KNOWN))
-        if unknown:
-            raise SpecError(f"ONNX vector {self.name!r} has the attribute {unknown[0]!r}, which is not known here")
+        self.check("attribute", self.attributes, KNOWN)
         x, cos, sin = (as_numpy(self.inputs[name]) for name in ("input", "cos_cache", "sin_cache"))
         (turned,) = map(as_numpy, self.outputs.values())
         num_heads = x.shape[1] if x.ndim == 4 else int(self.attributes["num_heads"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -42,6 +42,11 @@ class Vector:
     inputs: Mapping[str, NDArray]
     outputs: Mapping[str, NDArray]
 
+    @property
+    def output_mode(self) -> int:
+        """What the output qk_matmul_output is."""
+        return self.attributes.get("qk_matmul_output_mode", SIMILARITY)
+
     def problems(self) -> dict[str, Problem]:
         """Suffix of the case id -> problem.
 
@@ -50,12 +55,14 @@ class Vector:
         """
         problem = translate(self)
         found = {"": problem}
-        if "qk_matmul_output" in self.outputs and self.attributes.get("qk_matmul_output_mode", 0) in (
-            SIMILARITY,
-            CAPPED,
-        ):
+        if "qk_matmul_output" in self.outputs and self.output_mode in (SIMILARITY, CAPPED):
             found["/qk"] = _before_mask(self, problem)
         return found
+
+    def check(self, what: str, names: Iterable[str], known: Collection[str]) -> None:
+        """Raise SpecError for a name, of an attribute or an input, that is not known here."""
+        for name in sorted(set(names).difference(known)):
+            raise SpecError(f"ONNX vector {self.name!r} has the {what} {name!r}, which is not known here")
 
 
 Kind = TypeVar("Kind", bound=Vector)
@@ -118,13 +125,17 @@ KNOWN_ATTRIBUTES = {
 }
 
 
+KNOWN_INPUTS = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"}
+
+
 def translate(vector: Vector) -> Problem:
     """The vector as a layer without projections and one call of it, with ONNX's outputs as `recorded`.
 
     Raises:
         SpecError: it has an attribute or an input that is not known here.
     """
-    _check_known(vector)
+    vector.check("attribute", vector.attributes, KNOWN_ATTRIBUTES)
+    vector.check("input", vector.inputs, KNOWN_INPUTS)
     attributes, given = vector.attributes, vector.inputs
     q, k, v = (as_numpy(given[name]) for name in "QKV")
     if q.ndim == 4:
@@ -147,16 +158,6 @@ def translate(vector: Vector) -> Problem:
     mask = _mask(vector, query_len=q.shape[-2], key_len=past_len + k.shape[-2], past_len=past_len)
     inputs = AttentionInputs(q, k, v, mask, past_keys=past_keys, past_values=past_values)
     return Problem(config, {}, inputs, _recorded(vector))
-
-
-def _check_known(vector: Vector) -> None:
-    unknown = sorted(set(vector.attributes) - KNOWN_ATTRIBUTES)
-    if unknown:
-        raise SpecError(f"ONNX vector {vector.name!r} has the attribute {unknown[0]!r}, which is not known here")
-    known = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"}
-    unknown = sorted(set(vector.inputs) - known)
-    if unknown:
-        raise SpecError(f"ONNX vector {vector.name!r} has the input {unknown[0]!r}, which is not known here")
 
 
 def _mask(vector: Vector, *, query_len: int, key_len: int, past_len: int) -> AttentionMask:
@@ -191,18 +192,16 @@ def _recorded(vector: Vector) -> dict[str, NDArray]:
         if name in outputs:
             recorded[stage] = outputs[name]
     if "qk_matmul_output" in outputs:
-        mode = vector.attributes.get("qk_matmul_output_mode", 0)
-        if mode == WITH_MASK:
+        if vector.output_mode == WITH_MASK:
             recorded["scores"] = outputs["qk_matmul_output"]
-        elif mode == WEIGHTS:
+        elif vector.output_mode == WEIGHTS:
             recorded["weights"] = outputs["qk_matmul_output"]
     return recorded
 
 
 def _before_mask(vector: Vector, problem: Problem) -> Problem:
     """The problem whose `scores` are the output of modes 0 and 1: without mask, and in mode 0 without softcap."""
-    mode = vector.attributes.get("qk_matmul_output_mode", 0)
-    config = replace(problem.config, softcap=None) if mode == SIMILARITY else problem.config
+    config = replace(problem.config, softcap=None) if vector.output_mode == SIMILARITY else problem.config
     inputs = replace(problem.inputs, mask=AttentionMask())
     return Problem(config, {}, inputs, {"scores": as_numpy(vector.outputs["qk_matmul_output"])})
 

@@ -110,10 +110,6 @@ def _draw(rng: Rng, *, masked: bool = True, key_len: int | None = None) -> Probl
     return Problem(config, weights, AttentionInputs(queries, keys, values, mask))
 
 
-def _with(problem: Problem, **inputs: Any) -> Problem:
-    return replace(problem, inputs=replace(problem.inputs, **inputs))
-
-
 def _mapped(problem: Problem, function: Callable[[NDArray], NDArray]) -> AttentionMask:
     """The mask with a function applied to its arrays (B, H, Lq, Lk)."""
     return problem.inputs.mask.map_arrays(lambda _, array: function(array))
@@ -132,10 +128,10 @@ def _masked_keys(rng: Rng, fill: Callable[[tuple[int, ...]], NDArray]) -> Instan
     closed = rng.random((3, inputs.keys.shape[1])) < 0.4
     closed[:, 1] = True
     bias = np.where(closed[:, None, None], -np.inf, inputs.mask.bias)
-    problem = _with(problem, mask=replace(inputs.mask, bias=bias))
+    problem = problem.with_inputs(mask=replace(inputs.mask, bias=bias))
     keys = np.where(closed[..., None], fill(inputs.keys.shape), inputs.keys)
     values = np.where(closed[..., None], fill(inputs.values.shape), inputs.values)
-    return Instance(problem, (_with(problem, keys=keys, values=values),))
+    return Instance(problem, (problem.with_inputs(keys=keys, values=values),))
 
 
 @_relation("bitwise", "other numbers in excluded keys and values change nothing")
@@ -190,7 +186,9 @@ def head_alone(rng: Rng, dtype: str) -> Instance:
 
 def _values_times(rng: Rng, factor: float) -> Instance:
     problem = _draw(rng)
-    return Instance(problem, (_with(problem, values=problem.inputs.values * factor),), lambda heads: heads * factor)
+    return Instance(
+        problem, (problem.with_inputs(values=problem.inputs.values * factor),), lambda heads: heads * factor
+    )
 
 
 @_relation("bitwise", "values times 2^10 give the output times 2^10")
@@ -207,7 +205,7 @@ def values_negated(rng: Rng, dtype: str) -> Instance:
 def queries_doubled(rng: Rng, dtype: str) -> Instance:
     problem = _draw(rng)
     inputs = problem.inputs
-    return Instance(problem, (_with(problem, queries=2.0 * inputs.queries, keys=inputs.keys / 2.0),))
+    return Instance(problem, (problem.with_inputs(queries=2.0 * inputs.queries, keys=inputs.keys / 2.0),))
 
 
 @_relation("bitwise", "a query with one open key gives that key's value")
@@ -215,7 +213,7 @@ def one_open_key(rng: Rng, dtype: str) -> Instance:
     problem = _draw(rng)
     batch, heads, query_len, key_len = problem.allowed().shape
     chosen = rng.integers(key_len, size=(batch, heads, query_len))
-    problem = _with(problem, mask=AttentionMask(allowed=np.arange(key_len) == chosen[..., None]))
+    problem = problem.with_inputs(mask=AttentionMask(allowed=np.arange(key_len) == chosen[..., None]))
     rows = split_heads(problem.rounded(dtype).inputs.values, heads)
     return Instance(problem, known=np.take_along_axis(rows, chosen[..., None], axis=2).astype(np.float64))
 
@@ -230,7 +228,7 @@ def one_key(rng: Rng, dtype: str) -> Instance:
 
 @_relation("bitwise", "under a causal mask, later tokens change nothing before them")
 def causal_prefix(rng: Rng, dtype: str) -> Instance:
-    problem = _with(_draw(rng, masked=False), mask=AttentionMask(causal=True))
+    problem = _draw(rng, masked=False).with_inputs(mask=AttentionMask(causal=True))
     inputs = problem.inputs
     prefix = int(rng.integers(1, min(inputs.queries.shape[1], inputs.keys.shape[1])))
     changed = {}
@@ -238,7 +236,10 @@ def causal_prefix(rng: Rng, dtype: str) -> Instance:
         changed[name] = getattr(inputs, name).copy()
         changed[name][:, prefix:] = rng.normal(size=changed[name][:, prefix:].shape)
     return Instance(
-        problem, (_with(problem, **changed),), lambda heads: heads[:, :, :prefix], lambda all_: all_[0][:, :, :prefix]
+        problem,
+        (problem.with_inputs(**changed),),
+        lambda heads: heads[:, :, :prefix],
+        lambda all_: all_[0][:, :, :prefix],
     )
 
 
@@ -246,7 +247,7 @@ def _keys_taken(problem: Problem, chosen: NDArray) -> Problem:
     """The problem with these keys, in this order."""
     inputs = problem.inputs
     mask = _mapped(problem, lambda array: array[..., chosen])
-    return _with(problem, keys=inputs.keys[:, chosen], values=inputs.values[:, chosen], mask=mask)
+    return problem.with_inputs(keys=inputs.keys[:, chosen], values=inputs.values[:, chosen], mask=mask)
 
 
 @_relation("bounded", "keys in another order, with their values and masks, change nothing")
@@ -266,7 +267,7 @@ def scores_shifted(rng: Rng, dtype: str) -> Instance:
     problem = _draw(rng)
     bias = problem.inputs.mask.bias
     shift = 16.0 * rng.normal(size=(*bias.shape[:-1], 1))
-    return Instance(problem, (_with(problem, mask=replace(problem.inputs.mask, bias=bias + shift)),))
+    return Instance(problem, (problem.with_inputs(mask=replace(problem.inputs.mask, bias=bias + shift)),))
 
 
 @_relation("bounded", "one query alone gives what it gives among others")
@@ -274,7 +275,7 @@ def query_alone(rng: Rng, dtype: str) -> Instance:
     problem = _draw(rng)
     row = slice(-1, None)
     mask = _mapped(problem, lambda array: array[:, :, row])
-    changed = _with(problem, queries=problem.inputs.queries[:, row], mask=mask)
+    changed = problem.with_inputs(queries=problem.inputs.queries[:, row], mask=mask)
     return Instance(problem, (changed,), lambda heads: heads[:, :, row])
 
 
@@ -282,7 +283,7 @@ def query_alone(rng: Rng, dtype: str) -> Instance:
 def constant_values(rng: Rng, dtype: str) -> Instance:
     problem = _draw(rng)
     values = problem.inputs.values[:, :1].repeat(problem.inputs.values.shape[1], axis=1)
-    problem = _with(problem, values=values)
+    problem = problem.with_inputs(values=values)
     row = split_heads(problem.rounded(dtype).inputs.values[:, :1], problem.config.num_heads)  # (B, H, 1, dv)
     return Instance(problem, known=np.where(problem.allowed().any(axis=-1, keepdims=True), row, 0.0))
 

@@ -48,6 +48,10 @@ def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> ND
     if array.size == 0:
         return array.copy()
     strides = array.strides if strides is None else strides
+    usual = np.empty(array.shape, array.dtype)
+    if usual.strides == strides:
+        usual[...] = array
+        return usual
     reach = [(size - 1) * stride for size, stride in zip(array.shape, strides, strict=True)]
     before = -sum(step for step in reach if step < 0)
     after = sum(step for step in reach if step > 0)

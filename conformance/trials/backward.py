@@ -63,7 +63,6 @@ def _score_back(view: View, d_scaled: NDArray, found: dict[str, NDArray]) -> tup
 
 
 def _inputs_back(view: View, d_q: NDArray, d_k: NDArray, d_v: NDArray, found: dict[str, NDArray]) -> None:
-    gone = _padding_of(view)
     for name, whole, d_heads, parts in (
         ("q", "queries", d_q, view.H),
         ("k", "keys", d_k, view.G),
@@ -71,13 +70,13 @@ def _inputs_back(view: View, d_q: NDArray, d_k: NDArray, d_v: NDArray, found: di
     ):
         past = 0 if name == "q" else view.Lp
         if past:
-            before = np.where(gone[:, None, :past, None], 0.0, d_heads[:, :, :past])
+            before = np.where(view.gone[:, None, :past, None], 0.0, d_heads[:, :, :past])
             found[f"past_{whole}"] = view.at(f"to past_{whole}", before)
         new = d_heads[:, :, past:].transpose(0, 2, 1, 3)
         rows = new.reshape(view.B, new.shape[1], parts * new.shape[3])
         gradient = _affine_back(view, name, rows, view.seen[f"{name}_in"], found)
         if name != "q":
-            gradient = np.where(gone[:, past:, None], 0.0, gradient)
+            gradient = np.where(view.gone[:, past:, None], 0.0, gradient)
         gradient = view.at(f"to {whole}", gradient)
         if getattr(view.inputs, whole).ndim == 4:
             width = gradient.shape[2] // parts
@@ -94,19 +93,6 @@ def _affine_back(view: View, name: str, gradient: NDArray, x: NDArray, found: di
     if f"{letter}.bias" in view.weights:
         found[f"{letter}.bias"] = view.at(f"to {letter}.bias", gradient.sum(axis=(0, 1)))
     return np.einsum("blo,oi->bli", gradient, view.seen[f"{name}_w"])
-
-
-def _padding_of(view: View) -> NDArray:
-    """Bool (B, Lk): padding, which gets no gradient."""
-    return ~view.seen["mask"].any(axis=(1, 2)) & _hidden_by_one(view)
-
-
-def _hidden_by_one(view: View) -> NDArray:
-    gone = np.zeros((view.B, view.Lk), bool)
-    for name in ("lens", "allow"):
-        if name in view.seen:
-            gone |= ~view.seen[name].any(axis=(1, 2))
-    return gone
 
 
 def _summed(view: View, per_head: NDArray) -> NDArray:

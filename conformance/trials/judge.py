@@ -7,8 +7,8 @@ gives in problems that neither the suite nor the diagnosis has seen.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,24 +139,23 @@ def _of_findings(findings: Sequence[Finding]) -> Claim:
     return Claim(bugs if len(bugs) == len(findings) else None, stages, "; ".join(one.sentence for one in findings))
 
 
-class Truth(Protocol):
-    """The truth about the layer that was diagnosed."""
+@dataclass(frozen=True)
+class Known:
+    """The truth of a layer with a bug of the zoo, or with none."""
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def stages(self) -> frozenset[str]: ...
-    @property
-    def gradients(self) -> bool: ...
-    @property
-    def stateful(self) -> bool: ...
-    @property
-    def needs(self) -> tuple[str, ...]: ...
-    @property
-    def roundoff(self) -> float: ...
+    id: str
+    bug: str | None
+    words: str
+    stages: frozenset[str]
+    kind: str
+    gradients: bool = False
+    limits: Limits = field(default_factory=Limits)
+    stateful: ClassVar = False
+    needs: ClassVar = ()
+    roundoff: ClassVar = 0.0
 
 
-def judge(truth: Trial | Truth, subject: Subject, diagnosis: Diagnosis) -> Verdict:
+def judge(truth: Trial | Known, subject: Subject, diagnosis: Diagnosis) -> Verdict:
     """Judge the diagnosis of a subject whose truth is known."""
     answer = answer_of(diagnosis)
     claims = answer.confident or answer.partly
@@ -176,7 +175,7 @@ def judge(truth: Trial | Truth, subject: Subject, diagnosis: Diagnosis) -> Verdi
     )
 
 
-def is_right(claim: Claim, truth: Trial | Truth, subject: Subject) -> bool:
+def is_right(claim: Claim, truth: Trial | Known, subject: Subject) -> bool:
     """Whether the claim's model gives the subject's output in fresh problems.
 
     A layer whose calls differ has no model of one call: there a claim in words that calls differ is right.
@@ -186,7 +185,7 @@ def is_right(claim: Claim, truth: Trial | Truth, subject: Subject) -> bool:
     return claim.bugs is not None and _gives(claim.bugs, truth, subject)
 
 
-def _gives(bugs: Sequence[Bug], truth: Trial | Truth, subject: Subject) -> bool:
+def _gives(bugs: Sequence[Bug], truth: Trial | Known, subject: Subject) -> bool:
     """Whether the reference with these bugs gives the subject's output, in fresh problems in which the fault acts."""
     right = FaultySubject(gradients=truth.gradients)
     model = BuggySubject(*bugs)
@@ -212,15 +211,14 @@ def _gives(bugs: Sequence[Bug], truth: Trial | Truth, subject: Subject) -> bool:
     return acting > 0
 
 
-def fresh_problems(truth: Trial | Truth) -> Iterator[Problem]:
+def fresh_problems(truth: Trial | Known) -> Iterator[Problem]:
     """Random problems, the same ones for each truth; every other one has the features that its faults need.
 
     Of a restricted layer they have the sizes that it takes: it would refuse nearly all others.
     """
     dice = Dice("fresh", truth.id)
-    limits = truth.limits if isinstance(truth, Trial) else Limits()
     for number in range(MOST):
-        yield draw_problem(dice, truth.needs if number % 2 == 0 else (), limits.config, limits.sizes)
+        yield draw_problem(dice, truth.needs if number % 2 == 0 else (), truth.limits.config, truth.limits.sizes)
 
 
 def _arrays(subject: Any, problem: Problem, gradients: bool) -> dict[str, NDArray]:

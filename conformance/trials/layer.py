@@ -29,6 +29,7 @@ class View:
     Attributes:
         calls: how often the layer was called before.
         seen: point -> array.
+        gone: bool (B, Lk), the padding, as soon as the masks are known.
     """
 
     config: AttentionConfig
@@ -37,6 +38,7 @@ class View:
     hooks: Hooks = field(default_factory=dict)
     calls: int = 0
     seen: dict[str, NDArray] = field(default_factory=dict)
+    gone: NDArray = field(init=False)
 
     def __post_init__(self) -> None:
         self.H, self.G = self.config.num_heads, self.config.num_kv_heads
@@ -67,7 +69,8 @@ def _flat(x: NDArray) -> NDArray:
 def forward(view: View) -> None:
     """Run the layer: afterwards `view.seen` has every point."""
     mask = _mask(view)
-    _project_inputs(view, _padding(view, mask))
+    view.gone = _padding(view, mask)
+    _project_inputs(view)
     repeats = view.H // view.G
     q = view.seen["q"]
     k = view.at("k_heads", np.repeat(view.seen["k"], repeats, axis=1))
@@ -139,9 +142,9 @@ def _by_query(lens: NDArray) -> NDArray:
 # Projections -----------------------------------------------------------------------------------------
 
 
-def _project_inputs(view: View, gone: NDArray) -> None:
+def _project_inputs(view: View) -> None:
     """The points q (B, H, Lq, d), k (B, G, Lk, d) and v (B, G, Lk, dv), and those before them."""
-    new = gone[:, view.Lp :, None]
+    new = view.gone[:, view.Lp :, None]
     given = {"q": view.q, "k": np.where(new, 0.0, view.k), "v": np.where(new, 0.0, view.v)}
     past = {"k": view.inputs.past_keys, "v": view.inputs.past_values}
     for name, x in given.items():
@@ -151,7 +154,7 @@ def _project_inputs(view: View, gone: NDArray) -> None:
         heads = made.reshape(view.B, made.shape[1], parts, made.shape[2] // parts).transpose(0, 2, 1, 3)
         before = past.get(name)
         if before is not None:
-            before = np.where(gone[:, None, : view.Lp, None], 0.0, np.asarray(before, np.float64))
+            before = np.where(view.gone[:, None, : view.Lp, None], 0.0, np.asarray(before, np.float64))
             heads = np.concatenate([view.at(f"past_{name}", before), heads], axis=2)
         view.at(name, heads)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -86,9 +85,9 @@ class Trial:
     def roundoff(self) -> float:
         return max(fault.roundoff for fault in self.faults)
 
-    def subject(self, *, stages: bool = False) -> FaultySubject:
+    def subject(self) -> FaultySubject:
         """The layer as a subject that gives its output, and its gradients if the trial is about gradients."""
-        return FaultySubject(self.faults, stages, self.gradients, self.limits, name=f"trial {self.id}")
+        return FaultySubject(self.faults, gradients=self.gradients, limits=self.limits, name=f"trial {self.id}")
 
 
 @cache
@@ -186,28 +185,22 @@ def distance(a: dict[str, NDArray], b: dict[str, NDArray]) -> float:
     return worst
 
 
-def _problems(needs: tuple[str, ...], count: int, purpose: str) -> Iterator[Problem]:
-    dice = Dice("problems", purpose, *needs)
-    for _ in range(count):
-        yield draw_problem(dice, needs)
-
-
 def all_act(faults: tuple[Fault, ...]) -> bool:
     """Whether the layer changes if any one of the faults is taken out, in problems with the features they need."""
     gradients = faults[0].is_backward
     together = tuple(dict.fromkeys(name for fault in faults for name in fault.needs))
     calls = int(any(fault.kind == STATE for fault in faults))
-    for left_out in faults:
-        others = tuple(fault for fault in faults if fault is not left_out)
-        acts = False
-        for problem in _problems(together, 8, "acting"):
+
+    def acts(fault: Fault) -> bool:
+        dice, others = Dice("problems", "acting", *together), tuple(one for one in faults if one is not fault)
+        for _ in range(8):
+            problem = draw_problem(dice, together)
             whole = arrays_of(faults, problem, gradients=gradients, calls=calls)
             if distance(whole, arrays_of(others, problem, gradients=gradients, calls=calls)) > EFFECT:
-                acts = True
-                break
-        if not acts:
-            return False
-    return True
+                return True
+        return False
+
+    return all(map(acts, faults))
 
 
 def draw_limits(dice: Dice) -> Limits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from conformance.reports.text import plain_table, print_lines
 from conformance.trials.unit import NATIVE, RIGHT, Outcome
 from mha_core.errors import shown
 
@@ -45,11 +46,11 @@ def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def by(key: Callable[[Outcome], str], outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+def by(name: str, outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     """Outcomes by a property, in the order in which its values occur."""
     found: dict[str, list[Outcome]] = {}
     for one in outcomes:
-        found.setdefault(key(one), []).append(one)
+        found.setdefault(getattr(one, name), []).append(one)
     return found
 
 
@@ -57,7 +58,7 @@ def to_json(
     outcomes: Sequence[Outcome], *, seed: int, experiments: bool, environment: dict[str, Any]
 ) -> dict[str, Any]:
     """All figures, and every outcome."""
-    groups = by(lambda one: one.group, outcomes)
+    groups = by("group", outcomes)
     return {
         "schema_version": SCHEMA_VERSION,
         "seed": seed,
@@ -66,7 +67,7 @@ def to_json(
         "groups": {
             name: {
                 **figures_of(groups[name]),
-                "kinds": {kind: figures_of(some) for kind, some in sorted(by(_kind, groups[name]).items())},
+                "kinds": {kind: figures_of(some) for kind, some in sorted(by("kind", groups[name]).items())},
             }
             for name in GROUPS
             if name in groups
@@ -75,27 +76,24 @@ def to_json(
     }
 
 
-def _kind(outcome: Outcome) -> str:
-    return outcome.kind
-
-
 def print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Tables by group and by kind of fault; then the trials that went wrong, each with the command that repeats it."""
-    groups = by(lambda one: one.group, outcomes)
+    groups = by("group", outcomes)
     console.print("Percent of what was tried, and seconds of the processor", style="bold")
     console.print(_table({name: groups[name] for name in GROUPS if name in groups}))
     for name in ("singles", "gradients"):
         if name in groups:
             console.print(f"\n{name}, by kind of fault", style="bold")
-            console.print(_table(dict(sorted(by(_kind, groups[name]).items()))))
+            console.print(_table(dict(sorted(by("kind", groups[name]).items()))))
     for heading, some in _listed(outcomes):
         console.print(f"\n{heading}: {len(some)}", style="bold")
         for one in some[:SHOWN]:
             said = one.failed or (one.verdict.said if one.verdict else "")
-            _line(console, f"  mha trials --trial {one.id}\n    truth: {_short(one.words)}\n    said:  {_short(said)}")
+            truth = f"  mha trials --trial {one.id}\n    truth: {_short(one.words)}"
+            print_lines(console, f"{truth}\n    said:  {_short(said)}")
         if len(some) > SHOWN:
-            _line(console, f"  and {len(some) - SHOWN} more")
-    _line(console, f"\n{verdict(outcomes)}")
+            print_lines(console, f"  and {len(some) - SHOWN} more")
+    print_lines(console, f"\n{verdict(outcomes)}")
 
 
 def _listed(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
@@ -132,15 +130,9 @@ def _short(text: str) -> str:
 
 
 def _table(rows: dict[str, list[Outcome]]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    table = plain_table(*COLUMNS)
     for label, some in rows.items():
         found = figures_of(some)
         shares = [_share(found, name).removesuffix(" %") for name in SHARES]
         table.add_row(label, str(found["tried"]), *shares, f"{found['median']:.1f}", f"{found['worst']:.1f}")
     return table
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -30,7 +30,7 @@ from conformance.subjects.backend import BackendSubject
 from conformance.subjects.load import DEFAULT_TIME_LIMIT
 from conformance.subjects.subject import Subject
 from conformance.trials.faults import BACKWARD
-from conformance.trials.judge import Truth, Verdict, answer_of, judge
+from conformance.trials.judge import Known, Verdict, answer_of, judge
 from conformance.trials.made import Trial, of_id
 from conformance.workers import Unit
 from conformance.workers.described import describe_backend, describe_subject
@@ -58,21 +58,6 @@ CPU = "cpu"
 
 TOGETHER = 4
 """Items of one unit."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """The truth of a layer with a bug of the zoo, or with none."""
-
-    id: str
-    bug: str | None
-    words: str
-    stages: frozenset[str]
-    kind: str
-    gradients: bool = False
-    stateful: bool = False
-    needs: tuple[str, ...] = ()
-    roundoff: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -259,7 +244,7 @@ def tried(id: str, runs: Runs | None = None, *, experiments: bool = True) -> tup
     return Outcome(id, kind_of(truth), truth.words, verdict, seconds, busy), diagnosis
 
 
-def judged(truth: Truth, subject: Subject, diagnosis: Diagnosis) -> Verdict:
+def judged(truth: Trial | Known, subject: Subject, diagnosis: Diagnosis) -> Verdict:
     """The verdict, with three rules for layers that were not drawn.
 
     A bug of the zoo is described if it is named. Of a right layer every claim is wrong. Of a native layer a difference

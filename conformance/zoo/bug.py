@@ -200,8 +200,4 @@ def rounded(trace: Trace, dtype: str) -> Trace:
     if dtype == "float64":
         return trace
     with any_numbers:
-        gradients = trace.gradients
-        if gradients is not None:
-            gradients = {name: round_to(array, dtype) for name, array in gradients.items()}
-        stages = {name: round_to(array, dtype) for name, array in trace.stages()}
-    return Trace(**stages, gradients=gradients)
+        return Trace.of_arrays({name: round_to(array, dtype) for name, array in trace.arrays().items()})

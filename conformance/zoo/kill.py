@@ -17,6 +17,7 @@ from conformance.zoo.bug import Bug, DoesNotApply
 from conformance.zoo.shows import Shows
 
 DTYPES = ("float64", "float32")
+"""In which every case is run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,18 +72,13 @@ class KillTable:
         return smallest_cover([case.id for case in by_cost], killers)
 
 
-def kill(
-    bugs: Sequence[Bug],
-    cases: Sequence[Case],
-    dtypes: Sequence[str] = DTYPES,
-    progress: Callable[[Case], None] = lambda case: None,
-) -> KillTable:
+def kill(bugs: Sequence[Bug], cases: Sequence[Case], progress: Callable[[Case], None] = lambda case: None) -> KillTable:
     """Run every bug on every case in every dtype; `progress` sees each case when it is done."""
     kills = []
     for case in cases:
-        kills.append(kills_of(bugs, case, dtypes))
+        kills.append(kills_of(bugs, case))
         progress(case)
-    return as_table(bugs, cases, dtypes, kills)
+    return as_table(bugs, cases, kills)
 
 
 @dataclass(frozen=True)
@@ -98,12 +94,12 @@ class Kills:
     impossible: tuple[str, ...]
 
 
-def kills_of(bugs: Sequence[Bug], case: Case, dtypes: Sequence[str]) -> Kills:
+def kills_of(bugs: Sequence[Bug], case: Case) -> Kills:
     """Run every bug on one case in every dtype."""
     first_stages, impossible = {}, []
     for bug in bugs:
         try:
-            found = {dtype: first_difference(bug, case, dtype) for dtype in dtypes}
+            found = {dtype: first_difference(bug, case, dtype) for dtype in DTYPES}
         except DoesNotApply:
             impossible.append(bug.id)
             continue
@@ -111,7 +107,7 @@ def kills_of(bugs: Sequence[Bug], case: Case, dtypes: Sequence[str]) -> Kills:
     return Kills(first_stages, tuple(impossible))
 
 
-def as_table(bugs: Sequence[Bug], cases: Sequence[Case], dtypes: Sequence[str], kills: Sequence[Kills]) -> KillTable:
+def as_table(bugs: Sequence[Bug], cases: Sequence[Case], kills: Sequence[Kills]) -> KillTable:
     """The table of what each case does to bugs, in the order of `cases`."""
     first_stages: dict[str, dict[str, Mapping[str, str]]] = {bug.id: {} for bug in bugs}
     for case, found in zip(cases, kills, strict=True):
@@ -120,7 +116,7 @@ def as_table(bugs: Sequence[Bug], cases: Sequence[Case], dtypes: Sequence[str], 
     impossible = frozenset(
         (bug_id, case.id) for case, found in zip(cases, kills, strict=True) for bug_id in found.impossible
     )
-    return KillTable(tuple(bugs), tuple(cases), tuple(dtypes), first_stages, impossible)
+    return KillTable(tuple(bugs), tuple(cases), DTYPES, first_stages, impossible)
 
 
 def first_difference(bug: Bug, case: Case, dtype: str) -> str | None:

@@ -12,7 +12,7 @@ from conformance.workers.interpreters import NUMPY, Home, Settings
 from conformance.workers.protocol import Unit
 from conformance.workers.run import run_units
 from conformance.zoo.bug import Bug
-from conformance.zoo.kill import DTYPES, Kills, KillTable, as_table, kills_of
+from conformance.zoo.kill import Kills, KillTable, as_table, kills_of
 from conformance.zoo.registry import select as select_bugs
 from mha_core.errors import BackendError
 
@@ -29,13 +29,11 @@ class KillUnit(Unit):
 
     Args:
         bugs, cases: ids of the zoo and of the table.
-        dtypes: of the judgement.
         expensive: whether the cases are.
     """
 
     bugs: tuple[str, ...]
     cases: tuple[str, ...]
-    dtypes: tuple[str, ...]
     expensive: bool = False
 
     @property
@@ -52,7 +50,7 @@ class KillUnit(Unit):
     def run(self, start: int) -> Iterator[Kills]:
         bugs = select_bugs(self.bugs)
         for case in self.cases[start:]:
-            yield kills_of(bugs, select_cases((case,))[0], self.dtypes)
+            yield kills_of(bugs, select_cases((case,))[0])
 
     def lost(self, item: int, reason: str) -> str:
         return reason
@@ -64,7 +62,6 @@ def kill_apart(
     executor: Executor,
     settings: Settings,
     *,
-    dtypes: Sequence[str] = DTYPES,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> KillTable:
     """`conformance.zoo.kill.kill` in worker processes; the bugs are of the zoo and the cases of the table.
@@ -75,7 +72,7 @@ def kill_apart(
     names = tuple(bug.id for bug in bugs)
     # Expensive ones begin first, so that nobody waits for the last of them alone.
     order = sorted(range(len(cases)), key=lambda number: not cases[number].expensive)
-    units = [KillUnit(names, (cases[number].id,), tuple(dtypes), cases[number].expensive) for number in order]
+    units = [KillUnit(names, (cases[number].id,), cases[number].expensive) for number in order]
     found: dict[int, Kills] = {}
     for unit, _, kills in run_units(units, executor, settings):
         case = cases[order[unit]]
@@ -83,4 +80,4 @@ def kill_apart(
             raise BackendError(f"case {case.id} could not be run over the bugs: {kills}")
         found[order[unit]] = kills
         progress(case)
-    return as_table(bugs, cases, dtypes, [found[number] for number in range(len(cases))])
+    return as_table(bugs, cases, [found[number] for number in range(len(cases))])

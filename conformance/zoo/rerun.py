@@ -34,7 +34,7 @@ def rerun(
     *,
     changed: bool = False,
     since: State | None = None,
-    reads: Reads | None = None,
+    reads: Reads,
 ) -> tuple[State, bool]:
     """Run the replaced steps of a finished run, and every step after the first that gives another array.
 
@@ -44,16 +44,16 @@ def rerun(
         replaced: their names.
         changed: whether something before this pipeline is new already.
         since: that of which `state` is a rerun already. Default: none, `state` is the finished run.
-        reads: what steps read, as `noted_run` finds it: those that read nothing new are not run. Default: not known.
+        reads: what steps read, as `noted_run` finds it: those that read nothing new are not run.
 
     Returns:
         The new State, the given one where no step is run, and whether anything in it is new.
     """
     if not changed and pipeline.keys().isdisjoint(replaced):
         return state, False
-    found, reads = state.copy(), reads or {}
+    found = state.copy()
     arrays, before = found.arrays, (since or state).arrays
-    new = {name for name in before if arrays[name] is not before[name]}
+    new = set() if since is None else {name for name in before if arrays[name] is not before[name]}
     with any_numbers:
         for name, step in pipeline.items():
             if name in replaced:
@@ -63,6 +63,8 @@ def rerun(
                 arrays[name] = step(found)
                 if name == "padding" and np.array_equal(arrays[name], before[name]):
                     arrays[name] = before[name]  # most masks leave it as it is, and many steps read it
+            else:
+                continue
             if arrays[name] is not before[name]:
                 new.add(name)
     return found, changed
@@ -74,14 +76,13 @@ def noted_run(
     inputs: AttentionInputs,
     *,
     forward: Mapping[str, Step] = FORWARD,
-    backward: Mapping[str, Step] = BACKWARD,
     sizes: CallSizes | None = None,
 ) -> tuple[State, Reads]:
     """`reference.run_state`, and what the definition's own steps among these read."""
     reads: Reads = {}
     watched_forward, watched_backward = (
         {name: partial(_noting, step, reads) if step in _DEFINITION else step for name, step in pipeline.items()}
-        for pipeline in (forward, backward)
+        for pipeline in (forward, BACKWARD)
     )
     state = run_state(config, weights, inputs, forward=watched_forward, backward=watched_backward, sizes=sizes)
     return state, reads

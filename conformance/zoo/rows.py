@@ -9,6 +9,7 @@ operation is a mapping from the names of steps to other steps:
     {"weights": function}            another function in place of the step
     after("scores", change)          the right result of the step, changed
     times("d_keys", factor)          the right result times a number or an array
+    of_past("keys", change, where)   the past changed, and the new keys not
     entries("d_inputs", change)      some of the arrays of a step that gives several by name
     other_mask(valid_lens=change)    the mask as if the caller had given another source
 """
@@ -17,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +34,10 @@ from mha_core.reference.state import State, Step
 Steps: TypeAlias = Mapping[str, Step]
 Change: TypeAlias = Callable[[State, Any], Any]
 """(state, the right one) -> the wrong one."""
+Where: TypeAlias = Callable[[State], bool]
+"""The calls that an operation affects."""
 Arrays: TypeAlias = dict[str, NDArray]
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
@@ -48,28 +53,12 @@ class Table:
     stage: str
     fix: str
 
-    def __call__(
-        self,
-        id: str,
-        sentence: str,
-        *operations: Steps,
-        stage: str = "",
-        fix: str = "",
-        seen_in: str = "",
-        equivalent: str = "",
-    ) -> Bug:
-        """The bug of one row; for the words see `Bug`."""
+    def __call__(self, id: str, sentence: str, *operations: Steps, **words: str) -> Bug:
+        """The bug of one row; `words`: stage, fix, seen_in and equivalent, as of a `Bug`."""
         steps = {name: step for operation in operations for name, step in operation.items()}
-        return Bug(
-            id,
-            sentence,
-            stage or self.stage,
-            fix or self.fix,
-            forward={name: step for name, step in steps.items() if name in FORWARD},
-            backward={name: step for name, step in steps.items() if name in BACKWARD},
-            seen_in=seen_in,
-            equivalent=equivalent,
-        )
+        forward = {name: step for name, step in steps.items() if name in FORWARD}
+        backward = {name: step for name, step in steps.items() if name in BACKWARD}
+        return Bug(id, sentence, **{**vars(self), **words}, forward=forward, backward=backward)
 
 
 def require(possible: bool, message: str) -> None:
@@ -78,12 +67,17 @@ def require(possible: bool, message: str) -> None:
         raise DoesNotApply(message)
 
 
+def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Callable[[State], Settings]]:
+    """Whether a layer has a part of attention, and what this field of its config says of it, which is a `kind`."""
+    return lambda state: getattr(state.config, field) is not None, attrgetter(f"config.{field}")
+
+
 def right_step(name: str) -> Step:
     """The definition's step of this name, forward or backward."""
     return FORWARD[name] if name in FORWARD else BACKWARD[name]
 
 
-def after(name: str, change: Change, where: Callable[[State], bool] = lambda state: True) -> Steps:
+def after(name: str, change: Change, where: Where = lambda state: True) -> Steps:
     """`change(state, right result)` in place of the result, if there is one, in the calls that `where` names."""
     right = right_step(name)
 
@@ -99,12 +93,22 @@ def times(name: str, factor: Callable[[State], Any]) -> Steps:
     return after(name, lambda state, right: right * factor(state))
 
 
+def of_past(name: str, change: Change, where: Where) -> Steps:
+    """`change(state, past)` in place of a past (B, G, Lp, d or dv) that there is, in the step `keys` or `values`."""
+
+    def changed(state: State, right: NDArray) -> NDArray:
+        past = state.sizes.past_len
+        return np.concatenate([change(state, right[:, :, :past]), right[:, :, past:]], axis=2)
+
+    return after(name, changed, lambda state: where(state) and state.sizes.past_len > 0)
+
+
 def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
     """`change(state, right ones)` gives the wrong ones among the arrays of a step; a step that gives none stays."""
     return after(name, lambda state, right: {**right, **change(state, right)} if right else right)
 
 
-def other_mask(where: Callable[[State], bool] = lambda state: True, **sources: Change) -> Steps:
+def other_mask(where: Where = lambda state: True, **sources: Change) -> Steps:
     """`allowed` as if the caller had given `source(state, right one)`; padding that it lets in is attended to as it is.
 
     Args:

@@ -28,9 +28,9 @@ Ask = Callable[[NDArray | None, bool], Any]
 """Mask (2, 3), bool or float, and whether the layer is told to be causal -> the weights (2, 3) that it used."""
 
 
-def unit(queries: int = 2, keys: int = 3) -> tuple[NDArray, NDArray, NDArray]:
-    """Queries (1, Lq, 3), keys and values (1, Lk, 3)."""
-    return (np.zeros((1, queries, 3), "float32"), np.zeros((1, keys, 3), "float32"), np.eye(3, dtype="float32")[None])
+def unit() -> tuple[NDArray, NDArray, NDArray]:
+    """Queries (1, 2, 3), keys and values (1, 3, 3)."""
+    return np.zeros((1, 2, 3), "float32"), np.zeros((1, 3, 3), "float32"), np.eye(3, dtype="float32")[None]
 
 
 def torch_mha() -> Ask:

@@ -32,12 +32,12 @@ MOST = 8 * 10**9
 PARTS = {"plain": {}, "with parts": {"rotary": True, "query_key_norm": "rms"}}
 
 
-def least(calls: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Milliseconds of each call, rounded: the least of `rounds` in turn."""
+def least(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Milliseconds of each call, rounded: the least of ROUNDS in turn."""
     for call in calls.values():
         call()
     found = dict.fromkeys(calls, float("inf"))
-    for order in round_robin(list(calls), rounds):
+    for order in round_robin(list(calls), ROUNDS):
         for name in order:
             found[name] = min(found[name], 1e3 * timed(calls[name], time.process_time)[0])
     return {name: round(number, 1) for name, number in found.items()}

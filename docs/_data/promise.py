@@ -16,23 +16,27 @@ NUMBERS = 5
 """How many numbers of the output are shown, and the digits behind the point of each."""
 
 
-def call() -> tuple[AttentionConfig, dict[str, Any], AttentionInputs]:
-    """A layer 100 wide with 5 heads, 4 queries, and 6 keys of which 3 and 2 count."""
+CONFIG = AttentionConfig(embed_dim=100, num_heads=5)
+SHAPES = {"queries": (2, 4, 100), "keys": (2, 6, 100), "values": (2, 6, 100)}
+LENGTHS = np.array([3, 2])
+"""The call of Dive into Deep Learning: 100 wide, 5 heads, 4 queries, 6 keys, of which 3 and 2 count."""
+
+
+def call() -> tuple[dict[str, Any], AttentionInputs]:
+    """Weights and inputs, in float32."""
     rng = np.random.default_rng(0)
-    shapes = {"queries": (2, 4, 100), "keys": (2, 6, 100), "values": (2, 6, 100)}
-    arrays: dict[str, Any] = {name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
-    config = AttentionConfig(embed_dim=100, num_heads=5)
-    weights = {name: array.astype("float32") for name, array in init_weights(config, seed=0).items()}
-    return config, weights, AttentionInputs(**arrays, mask=AttentionMask(valid_lens=np.array([3, 2])))
+    arrays: dict[str, Any] = {name: rng.normal(size=shape).astype("float32") for name, shape in SHAPES.items()}
+    weights = {name: array.astype("float32") for name, array in init_weights(CONFIG, seed=0).items()}
+    return weights, AttentionInputs(**arrays, mask=AttentionMask(valid_lens=LENGTHS))
 
 
 def measured(backend: str) -> dict[str, Any]:
     """The first numbers of the output in float32, as text, and the largest distance of any from the reference's."""
-    config, weights, inputs = call()
-    expected = np.asarray(reference.run(config, weights, inputs).output)
+    weights, inputs = call()
+    expected = np.asarray(reference.run(CONFIG, weights, inputs).output)
     output = expected
     if backend != "reference":
-        output = np.asarray(load(backend).prepare(config, weights, dtype="float32")(inputs).output)
+        output = np.asarray(load(backend).prepare(CONFIG, weights, dtype="float32")(inputs).output)
     distance = float(np.abs(output.astype("float64") - expected).max())
     return {"row": [f"{number:.{NUMBERS}f}" for number in output[0, 0, :NUMBERS]], "distance": distance}
 

@@ -13,16 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from conformance.workers.local import cores
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")
 """Read by OpenMP, by OpenBLAS and MKL, and by XLA's thread pool, when they are loaded."""
 
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 """Linux's names for bfloat16 instructions, on x86 and on Arm."""
-
-
-def cores() -> int:
-    """The processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def hold_to(threads: int) -> None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from mha.recordings.recording import Recording
 from mha_core import SpecError
+from mha_core.errors import listed
 
 WAYS = ("name", "order")
 
@@ -90,8 +91,7 @@ def _calls_by_name(recording: Recording) -> dict[str, list[int]]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return listed(list(names), 4)
 
 
 def _times(count: int) -> str:

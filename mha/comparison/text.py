@@ -10,6 +10,7 @@ from rich.table import Table
 from mha.comparison.arrays import PARTS, Difference, number
 from mha.comparison.comparison import Comparison, Pair
 from mha.comparison.ends import EndPair
+from mha_core.errors import listed
 
 MOST_FINDINGS = 12
 """Most findings that are written out."""
@@ -38,8 +39,8 @@ def findings(pairs: Sequence[Pair]) -> Iterator[str]:
         before = pair
     if following:
         yield (
-            f"{_some(following)}: given other inputs, as must be after that. What else may part them there, outside "
-            "attention, shows when the first is mended."
+            f"{listed(following, 1)}: given other inputs, as must be after that. What else may part them there, "
+            "outside attention, shows when the first is mended."
         )
 
 
@@ -53,11 +54,7 @@ def _inputs(pair: Pair, difference: Difference, before: Pair | None) -> str:
 
 def _other(pair: Pair, difference: Difference, names: Sequence[str]) -> str:
     verb = "parts" if difference.part in ("mask", "past", "config") else "part"
-    return f"{_some(names)}: {difference.part} {verb}: {difference.message}.{_moved(difference, pair)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return f"{listed(names, 1)}: {difference.part} {verb}: {difference.message}.{_moved(difference, pair)}"
 
 
 def _moved(difference: Difference, pair: Pair) -> str:
@@ -120,7 +117,7 @@ def lines(comparison: Comparison) -> Iterator[str]:
         for note in pair.notes:
             noted.setdefault(note, []).append(pair.original)
     for note, names in noted.items():
-        yield f"Note: {_some(names)}: {note}."
+        yield f"Note: {listed(names, 1)}: {note}."
     yield from comparison.unjudged
     yield verdict(comparison)
     if comparison.unseen is not None:

@@ -14,6 +14,7 @@ from conformance.bounds.precision import Precision
 from conformance.bounds.tolerance import allowed_error_of_steps
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
+from conformance.judging.compare import distance as distance_of_numbers
 from mha.learn.exercise import StepExercise
 from mha_core.reference import pipeline as reference
 from mha_core.reference.backward import BACKWARD
@@ -126,8 +127,5 @@ def bench(exercise: StepExercise) -> Bench:
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """|array - wanted|; a NaN or infinity is equal only to its like, and infinitely far from the rest."""
-    with np.errstate(all="ignore"):
-        error = np.abs(array.astype(np.float64) - wanted.astype(np.float64))
-    alike = (array == wanted) | (np.isnan(array) & np.isnan(wanted))
-    return np.where(alike, 0.0, np.where(np.isfinite(array) & np.isfinite(wanted), error, np.inf))
+    """|array - wanted|, of masks too; a NaN or infinity is equal only to its like, and infinitely far from the rest."""
+    return distance_of_numbers(array.astype(np.float64), wanted.astype(np.float64))

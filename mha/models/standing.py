@@ -27,7 +27,7 @@ from mha.models.keras_archive import archive_layers
 from mha.models.neighbours import Neighbours, meaning_of, named
 from mha.models.places import strange_arrays
 from mha_core import AttentionConfig, SpecError, weight_shapes
-from mha_core.errors import shown
+from mha_core.errors import listed, shown
 from mha_core.files.outside import parse_json_object
 from mha_core.layouts import get
 from mha_core.weights import STANDING_KEY
@@ -283,8 +283,8 @@ class About:
             if meaning_of([name]):
                 return f"{self.checkpoint.path} has {named(name)}, whoever leaves it out", ""
             left.append(name)
-        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        return "", f"; left at your word that no attention layer reads it: {shown(left[0])}{more}" if left else ""
+        words = "left at your word that no attention layer reads it"
+        return "", f"; {words}: {listed([*map(shown, left)], 1)}" if left else ""
 
 
 def _none(name: str) -> bool:

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.bounds.precision import UNIT_ROUNDOFF
+from conformance.judging.compare import distance
+
 FACTOR = 8.0
 """How many times the measured rounding is allowed by root mean squares; of the largest elements, which vary more,
 twice as many. docs/where.md has how far right modules go."""
 
 BLURRED = 2.0**12
 """A module whose own rounding moves what it gives by more than so many units in the last place can't be judged."""
-
-UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Half a unit in the last place of 1."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Judged:
 
     def blurred(self, dtype: str) -> bool:
         """Whether rounding moves so much that no error of interest could be seen."""
-        return self.rounding > min(BLURRED * UNIT[dtype], 0.25)
+        return self.rounding > min(BLURRED * UNIT_ROUNDOFF[dtype], 0.25)
 
 
 def number(ratio: float) -> str:
@@ -103,18 +103,18 @@ def judge(
     got, exact = got.astype(np.float64), exact.astype(np.float64)
     counted = np.ones((), bool) if counted is None else counted
     with np.errstate(all="ignore"):
-        error = np.where(counted, _distance(got, exact), 0.0)
-        moved = [np.where(counted, _finite(_distance(one, exact)), 0.0) for one in roundings]
+        error = np.where(counted, distance(got, exact), 0.0)
+        moved = [np.where(counted, _finite(distance(one, exact)), 0.0) for one in roundings]
         # What a mask fills in, say: its size says nothing of the rounding of others.
         filled = (error == 0.0) & (np.sum(moved, axis=0) == 0.0) if moved else np.zeros((), bool)
         size = np.where(counted & (~filled | filled.all()), np.abs(_finite(exact)), 0.0)
         ratios, relative = [], []
         for measure, weight in ((_rms, 1.0), (np.max, 0.5)):
-            floor = UNIT[dtype] * float(measure(size))
+            floor = UNIT_ROUNDOFF[dtype] * float(measure(size))
             rounding = max([floor, *(float(measure(one)) for one in moved)])
             wrong = float(measure(error))
             ratios.append(0.0 if wrong == 0.0 else weight * float(np.divide(wrong, rounding)))
-            relative.append(UNIT[dtype] * rounding / floor if floor else 0.0)
+            relative.append(UNIT_ROUNDOFF[dtype] * rounding / floor if floor else 0.0)
         over = error if bound is None else np.where(error == 0.0, 0.0, error / bound)
     beyond = None if bound is None else float(over.max())
     furthest = error
@@ -123,13 +123,6 @@ def judge(
         furthest = over
     worst = tuple(int(one) for one in np.unravel_index(int(np.argmax(furthest)), error.shape))
     return Judged(max(ratios), worst, float(got[worst]), float(exact[worst]), float(error[worst]), relative[0], beyond)
-
-
-def _distance(one: NDArray, other: NDArray) -> NDArray:
-    """Absolute differences; 0 where both are the same infinity or both are NaN, infinite where only one is."""
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    difference = np.abs(one.astype(np.float64) - other)
-    return np.where(same, 0.0, np.where(np.isfinite(difference), difference, np.inf))
 
 
 def _finite(array: NDArray) -> NDArray:

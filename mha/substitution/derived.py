@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.bounds.bounded import Bounded, Rounding
 from conformance.bounds.forward import affine
-from conformance.bounds.layers import ACTIVATIONS, Activation, given, norm, times
+from conformance.bounds.layers import ACTIVATIONS, Activation, given, norm
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.expected import answer
@@ -196,7 +196,7 @@ def _sum(b: NDArray, a: NDArray, r: Rounding) -> Bounded:
 
 
 def _product(b: NDArray, a: NDArray, r: Rounding) -> Bounded:
-    return times(r, given(r, a), given(r, b))
+    return r.elementwise(given(r, a), given(r, b))
 
 
 def _embedding(known: Known) -> Iterator[Candidate]:
@@ -262,7 +262,7 @@ def _feed_forward(known: Known) -> Iterator[Candidate]:
 def _fed(gate: Dense, up: Sequence[Dense], down: Dense, activation: Activation, x: NDArray, r: Rounding) -> Bounded:
     inner = _dense(gate, activation, x, r)
     for dense in up:
-        inner = times(r, inner, _affine(r, given(r, x), dense))
+        inner = r.elementwise(inner, _affine(r, given(r, x), dense))
     return _affine(r, inner, down)
 
 

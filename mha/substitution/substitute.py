@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.bounds.precision import UNIT_ROUNDOFF
 from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording
 from mha.recordings.modules.values import Place
-from mha.substitution.allowance import UNIT, Judged, judge
+from mha.substitution.allowance import Judged, judge
 from mha.substitution.calls import CallJudgement, Part
 from mha.substitution.derived import Known, attention_bound_on, bound_on, numbers_of_module
 from mha.substitution.masks import counted_in, translated, uncounted_rows
@@ -306,7 +307,7 @@ class Substitution:
     def moved(self, arrays: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
         """Inputs, each number moved by half a unit in its last place, up or down."""
         rng = np.random.default_rng(0)
-        unit = UNIT[self.dtype]
+        unit = UNIT_ROUNDOFF[self.dtype]
         return {
             place: np.asarray(array.astype(np.float64) * (1 + unit * rng.choice((-1.0, 1.0), array.shape)))
             if array.dtype.kind == "f" and place not in self._masks
@@ -325,8 +326,8 @@ class Substitution:
             )
         ):
             return None  # a vector may have a number for each item, such as its length, or not
-        full = {**self.call.given, **self.given}
-        return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full.items()}
+        full = self.given_all().items()
+        return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full}
 
     def put_back(self, found: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
         """What was given for `turned`, in the batch's own order."""

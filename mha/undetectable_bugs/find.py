@@ -26,6 +26,7 @@ from mha.recordings.recording import Recording
 from mha.undetectable_bugs.needed_calls import asked_by, is_of_gradients, need_of, signature
 from mha.undetectable_bugs.settings import beyond
 from mha_core import STAGES
+from mha_core.errors import listed
 from mha_core.reference.state import State
 
 SECONDS = 2.0
@@ -112,21 +113,16 @@ class UndetectableBugs:
         head = f"{calls} would not have shown {self.missed} of {total} bugs that can be made here (`mha bugs`{looked}):"
         lines = [head]
         if self.within:
-            lines.append(f"  within the bound: {_some(self.within)}")
+            lines.append(f"  within the bound: {listed(self.within, SHOWN)}")
         if self.idle:
-            lines.append(f"  without effect in these sizes and numbers: {_some(self.idle)}")
+            lines.append(f"  without effect in these sizes and numbers: {listed(self.idle, SHOWN)}")
         if self.never_asked:
             by_count = sorted(self.never_asked.items(), key=lambda item: -len(item[1]))
-            lines.append(f"  never asked: {_some([f'{words} ({len(bugs)})' for words, bugs in by_count])}")
+            lines.append(f"  never asked: {listed([f'{words} ({len(bugs)})' for words, bugs in by_count], SHOWN)}")
         if self.untried:
             lines.append(f"  not tried, for want of time: {len(self.untried)}")
         lines = lines if self.missed or self.untried else [f"{calls} would have shown all {total} bugs."]
         return "\n".join([*lines, f"  nor a setting that no array shows: {'; '.join(self.beyond)}"])
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}"
 
 
 def undetectable_bugs(

@@ -14,6 +14,7 @@ import numpy as np
 
 from mha.recordings.recording import Recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError
+from mha_core.errors import listed
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,7 @@ def _chosen(names: list[str], patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         matching = {name for i, name in enumerate(names) if pattern == str(i) or fnmatchcase(name, pattern)}
         if not matching:
-            listed = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-            raise SpecError(f"no layer is named or numbered {pattern!r} (there are: {listed})")
+            raise SpecError(f"no layer is named or numbered {pattern!r} (there are: {listed(names, 6)})")
         found |= matching
     return [name for name in names if not patterns or name in found]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.call.arguments import settled
+from mha_core.call.arguments import is_numbers, settled
 from mha_core.call.call import FLOATS, LEAVES, Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
 from mha_core.call.masks import AttentionMask
@@ -61,7 +61,8 @@ class AttentionInputs:
         for name in ("queries", "keys", "values", "cotangent", "past_keys", "past_values"):
             given = getattr(self, name)
             changes[name] = settled(name, given) if isinstance(given, np.ndarray) else given
-        changes["mask"] = self.mask.with_bias_in(str(getattr(changes["queries"], "dtype", "")))
+        if is_numbers(self.mask.bias):
+            changes["mask"] = self.mask.with_bias_in(str(getattr(changes["queries"], "dtype", "")))
         changes["dropout_keep"] = settled("dropout_keep", self.dropout_keep)
         for name, value in changes.items():
             if value is not getattr(self, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,5 +33,11 @@ class CallSizes(NamedTuple):
 
 def describe_array(array: Any) -> ArraySpec:
     """The ArraySpec of a NumPy array, or of any array whose dtype prints as NumPy's does."""
-    dtype = array.dtype.name if isinstance(array.dtype, np.dtype) else str(array.dtype)  # without the byte order
+    dtype = _name(array.dtype) if isinstance(array.dtype, np.dtype) else str(array.dtype)  # without the byte order
     return ArraySpec(tuple(array.shape), dtype)
+
+
+@cache
+def _name(dtype: np.dtype) -> str:
+    """NumPy puts it together anew each time, which takes longer than a sum of ten numbers."""
+    return dtype.name

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from mha_core.call.arguments import holds_arrays, is_convertible, settled
 from mha_core.call.sizes import ArraySpec, describe_array
 from mha_core.dtypes import DTYPES
 from mha_core.errors import SpecError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
@@ -161,3 +163,12 @@ def full_precision() -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(matmul, name, value)
+
+
+def constant_result(function: Function) -> Function:
+    """The function, with the mark of `torch.compiler.assume_constant_result`: a trace takes its result as a constant.
+
+    PyTorch's own decorator imports the whole compiler, which takes as long as all the rest of PyTorch.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

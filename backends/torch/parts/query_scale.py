@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from backends.torch.ops.framework import numbers
+from backends.torch.ops.framework import constant_result, numbers
 from mha_core.call.call import Call
 from mha_core.call.query_scale import counted_scale
 from mha_core.call.rotary import check_not_negative
@@ -51,6 +51,6 @@ def scale_queries(queries: Tensor, factors: Tensor | None) -> Tensor:
     return queries if factors is None else queries * factors[..., None, :, None]
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _counted(settings: QueryScale, query_offset: int, query_len: int) -> Tensor:
     return torch.tensor(counted_scale(settings, query_offset, CallSizes(1, query_len, query_len)))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.torch.ops.framework import numbers, transforms_are_active
+from backends.torch.ops.framework import constant_result, numbers, transforms_are_active
 from mha_core.call.call import Call
 from mha_core.call.rotary import RotaryInputs, Tables, check_positions, counted_tables, table_to_look_up, tables_of_call
 from mha_core.call.sizes import CallSizes
@@ -67,7 +67,7 @@ def _turned(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
     return torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _counted(settings: Rotary, query_offset: int, batch: int, query_len: int, key_len: int, past_len: int) -> Tables:
     return counted_tables(settings, query_offset, CallSizes(batch, query_len, key_len, past_len)).map(torch.tensor)
 
@@ -107,6 +107,6 @@ def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settin
     return Tables(of(first + torch.arange(sizes.query_len, device=x.device)), of(keys))
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _all(settings: Rotary) -> Table:
     return Table(*map(torch.tensor, table_to_look_up(settings)))

@@ -111,22 +111,18 @@ def back_through(b: Bounds, name: str, x: Bounded, gradient: Bounded, settings: 
 def d_norm_parameters(b: Bounds) -> dict[str, Bounded]:
     """Name -> bound of the gradient of each weight and bias of the norm; empty in a layer without them."""
     settings = b.state.config.query_key_norm
-    found: dict[str, Bounded] = {}
-    for name in NORMS if settings is not None else ():
-        made = through_norm(b, settings.order, name) if settings is not None else None
-        for kind in ("weight", "bias"):
-            bound = getattr(made, kind)
-            if bound is not None:
-                found[f"{name}.{kind}"] = bound
-    return found
+    if settings is None:
+        return {}
+    made = {name: through_norm(b, settings.order, name) for name in NORMS}
+    found = {f"{name}.{kind}": getattr(bounds, kind) for name, bounds in made.items() for kind in ("weight", "bias")}
+    return {name: bound for name, bound in found.items() if bound is not None}
 
 
 def _mean_error(r: Rounding, x: Bounded, axes: tuple[int, ...]) -> NDArray:
     """The error of a mean: that of its terms, which move together, and that of the sum and the division."""
     n = int(np.prod([x.v.shape[axis] for axis in axes]))
     carried = x.e.mean(axis=axes, keepdims=True)
-    summed: NDArray = r.add(carried, r.gamma(n + 3, r.precision.us) * x.most.mean(axis=axes, keepdims=True))
-    return summed
+    return r.add(carried, r.gamma(n + 3, r.precision.us) * x.most.mean(axis=axes, keepdims=True))
 
 
 def _times(r: Rounding, a: Bounded, b: Bounded, v: NDArray, unit: float) -> Bounded:

@@ -110,8 +110,7 @@ class Norm:
 
     def _mean(self, x: NDArray) -> NDArray:
         """Over a head, or over all heads; in the accumulator's dtype."""
-        mean: NDArray = self.a.total(x, self.axes, keepdims=True) / self.count
-        return mean
+        return self.a.total(x, self.axes, keepdims=True) / self.count
 
     def _summed(self, x: NDArray) -> NDArray:
         """(B, heads, L, d) -> (d,) or (heads * d,), stored."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from conformance.cases.problem import split_inputs
 from conformance.cases.sequence import (
     CAUSAL,
     DROPOUT,
@@ -20,8 +22,7 @@ from conformance.cases.sequence import (
     changed,
     with_keep,
 )
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask
-from mha_core.heads import split_heads
+from mha_core import AttentionConfig, AttentionMask
 from mha_core.reference import pipeline as reference
 
 BARE = AttentionConfig(12, 4, num_kv_heads=2, projections=False)
@@ -132,6 +133,7 @@ def _first_calls(base: Base) -> list[Step]:
         cached.drawn("past values", "a", batch, heads, queries, base.config.head_dim),
     )
 
+    as_heads = partial(split_inputs, config=BARE)
     by_channel = changed(queries=np.asfortranarray, keys=np.asfortranarray, values=np.asfortranarray)
     return [
         one.call("1 item with lengths, in the first call", 1, queries, keys, base.lens_of(1), gradients=False),
@@ -173,16 +175,6 @@ def _first_calls(base: Base) -> list[Step]:
         ),
         query.call("more queries, after 1", *base.sizes, CAUSAL),
     ]
-
-
-def as_heads(inputs: AttentionInputs) -> AttentionInputs:
-    """The inputs of a layer without projections split into heads."""
-    return replace(
-        inputs,
-        queries=split_heads(inputs.queries, BARE.num_heads),
-        keys=split_heads(inputs.keys, BARE.num_kv_heads),
-        values=split_heads(inputs.values, BARE.num_kv_heads),
-    )
 
 
 @SEQUENCES.of("sequence-weights", "weights that are kept, packed or transposed, when the layer's own have changed")

@@ -41,60 +41,58 @@ def masks_of_the_long(rng: Rng, case: Case) -> AttentionMask:
     return AttentionMask(valid_lens=lens, window=(25, 3), query_offset=offset)
 
 
-def cases() -> list[Case]:
-    """The cases of this topic, in the order of `mha cases`."""
-    return [
-        case(
-            "blocks-past-the-keys",
-            "a window that leaves some blocks of queries no key, and others only some rows: before the first, "
-            "behind the last",
-            batch=4,
-            query_len=9,
-            causal=True,
-            window=(2, None),
-            query_offset=[4, -5, 0, -1],
+CASES = [
+    case(
+        "blocks-past-the-keys",
+        "a window that leaves some blocks of queries no key, and others only some rows: before the first, "
+        "behind the last",
+        batch=4,
+        query_len=9,
+        causal=True,
+        window=(2, None),
+        query_offset=[4, -5, 0, -1],
+    ),
+    case(
+        "blocks-of-uneven-lengths",
+        "a block's keys told by its first or last query, or by item 0; an empty row among others",
+        query_len=9,
+        valid_lens=[[0, 0, 5, 2, 0, 6, 4, 0, 1], [3, 7, 0, 0, 7, 7, 2, 4, 6]],
+    ),
+    case(
+        "blocks-in-training",
+        "gradients of keys, values and bias that miss a block, or a head of the group; dropout of another block",
+        num_heads=6,
+        num_kv_heads=2,
+        dropout=0.4,
+        training=True,
+        batch=4,
+        query_len=9,
+        key_len=8,
+        mask=masks_of_training,
+    ),
+    case(
+        "decoding-step-in-parts",
+        "the past and the new key each with a softmax of its own; NaN where one of them has no open key",
+        num_heads=6,
+        num_kv_heads=3,
+        batch=4,
+        query_len=1,
+        key_len=10,
+        past_len=9,
+        mask=parts_of_a_step,
+        change=poison_past,
+        same_sizes="a decoding step has one query and one new key",
+    ),
+    case(
+        "blocks-long",
+        "a block's queries or keys told from the wrong place, in blocks of the smallest usual size",
+        AttentionConfig(
+            10, 2, num_kv_heads=1, value_head_dim=4, query_dim=7, key_dim=11, value_dim=13, output_dim=17, bias=True
         ),
-        case(
-            "blocks-of-uneven-lengths",
-            "a block's keys told by its first or last query, or by item 0; an empty row among others",
-            query_len=9,
-            valid_lens=[[0, 0, 5, 2, 0, 6, 4, 0, 1], [3, 7, 0, 0, 7, 7, 2, 4, 6]],
-        ),
-        case(
-            "blocks-in-training",
-            "gradients of keys, values and bias that miss a block, or a head of the group; dropout of another block",
-            num_heads=6,
-            num_kv_heads=2,
-            dropout=0.4,
-            training=True,
-            batch=4,
-            query_len=9,
-            key_len=8,
-            mask=masks_of_training,
-        ),
-        case(
-            "decoding-step-in-parts",
-            "the past and the new key each with a softmax of its own; NaN where one of them has no open key",
-            num_heads=6,
-            num_kv_heads=3,
-            batch=4,
-            query_len=1,
-            key_len=10,
-            past_len=9,
-            mask=parts_of_a_step,
-            change=poison_past,
-            same_sizes="a decoding step has one query and one new key",
-        ),
-        case(
-            "blocks-long",
-            "a block's queries or keys told from the wrong place, in blocks of the smallest usual size",
-            AttentionConfig(
-                10, 2, num_kv_heads=1, value_head_dim=4, query_dim=7, key_dim=11, value_dim=13, output_dim=17, bias=True
-            ),
-            batch=3,
-            query_len=67,
-            key_len=97,
-            mask=masks_of_the_long,
-            expensive=True,
-        ),
-    ]
+        batch=3,
+        query_len=67,
+        key_len=97,
+        mask=masks_of_the_long,
+        expensive=True,
+    ),
+]

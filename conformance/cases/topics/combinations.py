@@ -6,8 +6,6 @@ scale of one's own, a mask of one source replaces that of the other.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from conformance.cases.case import Case, Rng
@@ -56,7 +54,7 @@ def in_one_cache(rng: Rng, problem: Problem) -> Problem:
     cache = np.full((2, *keys.shape[:2], keys.shape[2] + 6, keys.shape[3]), np.nan)
     cache[0, :, :, :-6], cache[1, :, :, :-6] = keys, values
     held = cache[:, :, :, :-6]
-    return replace(problem, inputs=replace(problem.inputs, past_keys=held[0], past_values=held[1]))
+    return problem.with_inputs(past_keys=held[0], past_values=held[1])
 
 
 def packed_documents(rng: Rng, case: Case) -> AttentionMask:
@@ -67,93 +65,91 @@ def packed_documents(rng: Rng, case: Case) -> AttentionMask:
     return AttentionMask(allowed=np.broadcast_to(one, shape), causal=True, bias=rng.normal(size=(case.key_len,)))
 
 
-def cases() -> list[Case]:
-    """The cases of this topic, in the order of `mha cases`."""
-    return [
-        case(
-            "softcap-windowed",
-            "a softcap, or a scale of one's own, that is left out beside a window, groups or dropout",
-            num_heads=6,
-            num_kv_heads=3,
-            scale=1 / 11,
-            softcap=1.5,
-            dropout=0.1,
-            training=True,
-            batch=4,
-            key_len=8,
-            mask=windowed_by_head,
-        ),
-        case(
-            "causal-softcap",
-            "a softcap that takes the mask's large negative numbers for scores, where it is causal",
-            num_heads=2,
-            softcap=0.9,
-            score="dot",
-            query_len=9,
-            batch=5,
-            causal=True,
-            window=(None, None),
-            trivial_mask="a window without any bound is no window",
-        ),
-        case(
-            "bare-capped",
-            "heads that come as they are beside a softcap, a bias by head, a wide window and dropout",
-            AttentionConfig(30, 5, value_head_dim=7, projections=False, softcap=2.0, dropout=0.3),
-            query_len=4,
-            key_len=8,
-            mask=lambda rng, case: AttentionMask(bias=rng.normal(size=(1, 5, 1, 1)), window=(8, 8)),
-            training=True,
-            same_sizes="without projections the inputs have the widths of the heads",
-            trivial_mask="a window wider than all keys excludes none",
-        ),
-        case(
-            "additive-in-training",
-            "dropout beside the additive score; queries that may not attend at all",
-            score="additive",
-            score_dim=6,
-            dropout=0.4,
-            training=True,
-            allowed=np.array([True, True, False, True, True])[:, None],
-        ),
-        case(
-            "finfo-bias",
-            "a bias of -1e9 or finfo.min that overflows, or that is taken for -inf; a scale that is left out beside it",
-            scale=1.0,
-            mask=large_negative,
-        ),
-        case(
-            "unscaled-by-head",
-            "a scale of 1 / sqrt(d) where there is none, a bias for query head 0 alone",
-            AttentionConfig(28, 4, query_dim=17, score="dot"),
-            batch=4,
-            mask=by_item_and_head,
-            same_sizes="as many items as heads: a mask by item is none by head",
-        ),
-        case(
-            "decode-long",
-            "one query against many keys: a scale of one's own, groups, dropout; a path for decoding of its own",
-            AttentionConfig(256, 4, num_kv_heads=2, query_dim=10, key_dim=9, value_dim=8, output_dim=14, bias=True),
-            scale=0.11,
-            dropout=0.2,
-            training=True,
-            batch=5,
-            query_len=1,
-            key_len=91,
-            past_len=90,
-            mask=step_of_decoding,
-            change=in_one_cache,
-            same_sizes=SIZES_OF_MODELS,
-            trivial_mask="the last query may attend to all keys before it",
-        ),
-        case(
-            "causal-softcap-long",
-            "blocks of more than 64 queries and keys: causal, `allowed`, a bias and a softcap at once; wide heads",
-            AttentionConfig(256, 2, query_dim=7, key_dim=6, value_dim=5, output_dim=9, softcap=3.0, bias=True),
-            batch=1,
-            query_len=70,
-            key_len=80,
-            mask=packed_documents,
-            same_sizes=SIZES_OF_MODELS,
-            expensive=True,
-        ),
-    ]
+CASES = [
+    case(
+        "softcap-windowed",
+        "a softcap, or a scale of one's own, that is left out beside a window, groups or dropout",
+        num_heads=6,
+        num_kv_heads=3,
+        scale=1 / 11,
+        softcap=1.5,
+        dropout=0.1,
+        training=True,
+        batch=4,
+        key_len=8,
+        mask=windowed_by_head,
+    ),
+    case(
+        "causal-softcap",
+        "a softcap that takes the mask's large negative numbers for scores, where it is causal",
+        num_heads=2,
+        softcap=0.9,
+        score="dot",
+        query_len=9,
+        batch=5,
+        causal=True,
+        window=(None, None),
+        trivial_mask="a window without any bound is no window",
+    ),
+    case(
+        "bare-capped",
+        "heads that come as they are beside a softcap, a bias by head, a wide window and dropout",
+        AttentionConfig(30, 5, value_head_dim=7, projections=False, softcap=2.0, dropout=0.3),
+        query_len=4,
+        key_len=8,
+        mask=lambda rng, case: AttentionMask(bias=rng.normal(size=(1, 5, 1, 1)), window=(8, 8)),
+        training=True,
+        same_sizes="without projections the inputs have the widths of the heads",
+        trivial_mask="a window wider than all keys excludes none",
+    ),
+    case(
+        "additive-in-training",
+        "dropout beside the additive score; queries that may not attend at all",
+        score="additive",
+        score_dim=6,
+        dropout=0.4,
+        training=True,
+        allowed=np.array([True, True, False, True, True])[:, None],
+    ),
+    case(
+        "finfo-bias",
+        "a bias of -1e9 or finfo.min that overflows, or that is taken for -inf; a scale that is left out beside it",
+        scale=1.0,
+        mask=large_negative,
+    ),
+    case(
+        "unscaled-by-head",
+        "a scale of 1 / sqrt(d) where there is none, a bias for query head 0 alone",
+        AttentionConfig(28, 4, query_dim=17, score="dot"),
+        batch=4,
+        mask=by_item_and_head,
+        same_sizes="as many items as heads: a mask by item is none by head",
+    ),
+    case(
+        "decode-long",
+        "one query against many keys: a scale of one's own, groups, dropout; a path for decoding of its own",
+        AttentionConfig(256, 4, num_kv_heads=2, query_dim=10, key_dim=9, value_dim=8, output_dim=14, bias=True),
+        scale=0.11,
+        dropout=0.2,
+        training=True,
+        batch=5,
+        query_len=1,
+        key_len=91,
+        past_len=90,
+        mask=step_of_decoding,
+        change=in_one_cache,
+        same_sizes=SIZES_OF_MODELS,
+        trivial_mask="the last query may attend to all keys before it",
+    ),
+    case(
+        "causal-softcap-long",
+        "blocks of more than 64 queries and keys: causal, `allowed`, a bias and a softcap at once; wide heads",
+        AttentionConfig(256, 2, query_dim=7, key_dim=6, value_dim=5, output_dim=9, softcap=3.0, bias=True),
+        batch=1,
+        query_len=70,
+        key_len=80,
+        mask=packed_documents,
+        same_sizes=SIZES_OF_MODELS,
+        expensive=True,
+    ),
+]

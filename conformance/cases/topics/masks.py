@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from conformance.cases.case import Case
 from conformance.cases.parts import (
     allowed_per_head,
     allowed_per_item,
@@ -15,44 +14,40 @@ from conformance.cases.parts import (
 OF_EACH_QUERY = [[1, 2, 3, 4, 5], [7, 0, 6, 2, 3]]
 
 
-def cases() -> list[Case]:
-    """The cases of this topic, in the order of `mha cases`."""
-    return [
-        case("valid-lens", "lengths off by one, ignored, or counted from the right", valid_lens=[3, 6]),
-        case("valid-lens-per-query", "(B, Lq) lengths read as (B,)", valid_lens=OF_EACH_QUERY),
-        case("causal", "the diagonal off by one, keys from the future", causal=True),
-        case(
-            "causal-more-queries",
-            "top-left alignment read as bottom-right when Lq > Lk",
-            query_len=8,
-            key_len=5,
-            causal=True,
-        ),
-        case("causal-bottom-right", "query_offset ignored, or with the wrong sign", causal=True, query_offset=2),
-        case(
-            "causal-bottom-right-more-queries",
-            "rows before the first key, which have nothing to attend to",
-            query_len=8,
-            key_len=5,
-            causal=True,
-            query_offset=-3,
-        ),
-        case("causal-padding", "one of two masks dropped when both are given", valid_lens=[2, 4], causal=True),
-        case(
-            "causal-offset-per-item", "one query_offset applied to the whole batch", causal=True, query_offset=[1, -2]
-        ),
-        case("window", "a window off by one, or one-sided", window=(2, 1)),
-        case("window-zero", "a width of 0 taken for no bound, on either side", window=(0, 0), query_offset=1),
-        case(
-            "window-causal",
-            "a window that forgets the offset, or replaces the causal mask",
-            window=(1, None),
-            causal=True,
-            query_offset=2,
-        ),
-        case("allowed", "polarity: True read as masked", mask=allowed_per_item),
-        case("allowed-per-head", "a mask per head shared by all heads", mask=allowed_per_head),
-        case("bias-per-head", "an additive bias scaled, dropped, or shared by heads", mask=bias_per_head),
-        case("bias-excludes", "-inf in the bias that turns into NaN, forward or backward", mask=bias_that_excludes),
-        case("every-source", "sources that are not combined with AND", mask=every_source),
-    ]
+CASES = [
+    case("valid-lens", "lengths off by one, ignored, or counted from the right", valid_lens=[3, 6]),
+    case("valid-lens-per-query", "(B, Lq) lengths read as (B,)", valid_lens=OF_EACH_QUERY),
+    case("causal", "the diagonal off by one, keys from the future", causal=True),
+    case(
+        "causal-more-queries",
+        "top-left alignment read as bottom-right when Lq > Lk",
+        query_len=8,
+        key_len=5,
+        causal=True,
+    ),
+    case("causal-bottom-right", "query_offset ignored, or with the wrong sign", causal=True, query_offset=2),
+    case(
+        "causal-bottom-right-more-queries",
+        "rows before the first key, which have nothing to attend to",
+        query_len=8,
+        key_len=5,
+        causal=True,
+        query_offset=-3,
+    ),
+    case("causal-padding", "one of two masks dropped when both are given", valid_lens=[2, 4], causal=True),
+    case("causal-offset-per-item", "one query_offset applied to the whole batch", causal=True, query_offset=[1, -2]),
+    case("window", "a window off by one, or one-sided", window=(2, 1)),
+    case("window-zero", "a width of 0 taken for no bound, on either side", window=(0, 0), query_offset=1),
+    case(
+        "window-causal",
+        "a window that forgets the offset, or replaces the causal mask",
+        window=(1, None),
+        causal=True,
+        query_offset=2,
+    ),
+    case("allowed", "polarity: True read as masked", mask=allowed_per_item),
+    case("allowed-per-head", "a mask per head shared by all heads", mask=allowed_per_head),
+    case("bias-per-head", "an additive bias scaled, dropped, or shared by heads", mask=bias_per_head),
+    case("bias-excludes", "-inf in the bias that turns into NaN, forward or backward", mask=bias_that_excludes),
+    case("every-source", "sources that are not combined with AND", mask=every_source),
+]

@@ -71,3 +71,6 @@ def _problem(prefix: str) -> Problem:
     )
     recorded = {stage: arrays[f"{prefix}.recorded.{stage}"] for stage in ("weights", "heads", "output")}
     return Problem(config, check_weights(config, weights), inputs, recorded)
+
+
+CASES = cases()

@@ -31,13 +31,14 @@ def weighted(state: State, gradient: str = "d_weights") -> NDArray:
     return _where_allowed(state, state["weights"] * state[gradient])
 
 
+def d_values_by(state: State, kept_weights: NDArray) -> NDArray:
+    """The values' gradient (B, G, Lk, dv) by other weights (B, H, Lq, Lk)."""
+    return sum_kv_groups(kept_weights.swapaxes(-1, -2) @ state["d_heads"], state.config.num_kv_heads)
+
+
 def _less(row_sum: Callable[[State], NDArray]) -> Steps:
     """P * dP - P * `row_sum(state)`."""
     return {"d_scores": lambda s: _where_allowed(s, weighted(s) - s["weights"] * row_sum(s))}
-
-
-def _without_weights(state: State) -> NDArray:
-    return _where_allowed(state, state["d_weights"] - weighted(state).sum(axis=-1, keepdims=True))
 
 
 def _detached_maximum(state: State) -> NDArray:
@@ -71,7 +72,7 @@ SOFTMAX = (
     _row(
         "gradient-without-weights",
         "The softmax's gradient is not multiplied by the weights.",
-        {"d_scores": _without_weights},
+        {"d_scores": lambda s: _where_allowed(s, s["d_weights"] - weighted(s).sum(axis=-1, keepdims=True))},
     ),
     _row(
         "gradient-nan-in-empty-rows",
@@ -236,17 +237,13 @@ GROUPS = (
 # Dropout ------------------------------------------------------------------------------------------
 
 
-def _values_before_dropout(state: State) -> NDArray:
-    return sum_kv_groups(state["weights"].swapaxes(-1, -2) @ state["d_heads"], state.config.num_kv_heads)
-
-
 _row = Table(GRADIENTS, "Multiply by keep / (1 - p).")
 
 DROPOUT = (
     _row(
         "gradient-of-values-without-dropout",
         "The values' gradient uses the weights before dropout.",
-        {"d_values": _values_before_dropout},
+        {"d_values": lambda s: d_values_by(s, s["weights"])},
         fix="Use the weights after dropout.",
     ),
     _row(

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.backward.attention import DETACH_FIX, d_values_by
 from conformance.zoo.bug import GRADIENTS
 from conformance.zoo.forward.heads import interleaved, merge_interleaved
 from conformance.zoo.forward.softmax import plain_softmax
 from conformance.zoo.rows import Arrays, Steps, Table, after, entries, require, times
-from mha_core.heads import sum_kv_groups
 from mha_core.reference import backward
 from mha_core.reference.forward import PROJECTED
 from mha_core.reference.state import State
@@ -25,7 +25,7 @@ def _cut(name: str) -> Steps:
     return after(name, lambda s, right: np.zeros_like(right))
 
 
-_path = Table(GRADIENTS, "Let the gradient through: no detach or stop_gradient on this path.")
+_path = Table(GRADIENTS, DETACH_FIX)
 
 PATHS = (
     _path(
@@ -194,8 +194,7 @@ PARAMETERS = (
 
 def _leaking_values(state: State) -> NDArray:
     """`d_values` from a softmax over all keys, masked afterwards: excluded values get gradients, too."""
-    weights = plain_softmax(state["scores"])
-    return sum_kv_groups(weights.swapaxes(-1, -2) @ state["d_heads"], state.config.num_kv_heads)
+    return d_values_by(state, plain_softmax(state["scores"]))
 
 
 def _inputs_with_padding(state: State, right: Arrays) -> Arrays:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.backward.attention import d_values_by
 from conformance.zoo.blocked.keys import exponentials, finite
 from conformance.zoo.blocked.queries import blocks_of_queries
 from conformance.zoo.bug import GRADIENTS
 from conformance.zoo.forward.softmax import highest_of, open_scores
 from conformance.zoo.rows import Steps, Table
-from mha_core.heads import sum_kv_groups
 from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import dropout_factor
 from mha_core.reference.state import State
@@ -46,14 +46,10 @@ def _d_scores(state: State, weights: NDArray) -> NDArray:
     return np.where(weights == 0.0, 0.0, weights * (state["d_weights"] - _row_sum(state)))
 
 
-def _d_values(state: State, kept_weights: NDArray) -> NDArray:
-    return sum_kv_groups(kept_weights.swapaxes(-1, -2) @ state["d_heads"], state.config.num_kv_heads)
-
-
 def _recomputed(weights: Callable[[State], NDArray]) -> Steps:
     """Both uses of the weights in the backward direction with `weights(state)`, before dropout."""
     return {
-        "d_values": lambda s: _d_values(s, weights(s) * dropout_factor(s)),
+        "d_values": lambda s: d_values_by(s, weights(s) * dropout_factor(s)),
         "d_scores": lambda s: _d_scores(s, weights(s)),
     }
 
@@ -63,10 +59,6 @@ def _logsumexp(state: State) -> NDArray:
     total = exponentials(state).sum(axis=-1, keepdims=True)
     highest = finite(highest_of(open_scores(state)))
     return np.where(total > 0.0, highest + np.log(np.where(total > 0.0, total, 1.0)), np.inf)
-
-
-def _without_bias(state: State) -> NDArray:
-    return np.where(state["allowed"], np.exp(state["capped"] - _logsumexp(state)), 0.0)
 
 
 def _other_factor(state: State) -> NDArray | float:
@@ -114,7 +106,7 @@ BUGS = (
     _recompute(
         "gradient-recomputed-without-bias",
         "The recomputed scores leave out the bias.",
-        _recomputed(_without_bias),
+        _recomputed(lambda s: np.where(s["allowed"], np.exp(s["capped"] - _logsumexp(s)), 0.0)),
     ),
     _recompute(
         "gradient-through-dropped-weights",
@@ -128,7 +120,7 @@ BUGS = (
         "The recomputation drops other weights than the forward direction did.",
         {
             "d_weights": lambda s: s["d_kept_weights"] * _other_factor(s),
-            "d_values": lambda s: _d_values(s, s["weights"] * _other_factor(s)),
+            "d_values": lambda s: d_values_by(s, s["weights"] * _other_factor(s)),
         },
         seen_in="openai/guided-diffusion#167",
     ),

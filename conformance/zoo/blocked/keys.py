@@ -48,10 +48,6 @@ def _maximum_in(state: State, blocks: list[slice]) -> NDArray:
     return highest
 
 
-def _maximum_of_block(state: State) -> NDArray:
-    return finite(_maximum_in(state, _key_blocks(state)))
-
-
 def _maximum_so_far(state: State) -> NDArray:
     """(B, H, Lq, Lk): for each key, the maximum of the scores up to the end of its block of keys."""
     return finite(np.maximum.accumulate(_maximum_in(state, _key_blocks(state)), axis=-1))
@@ -78,10 +74,6 @@ def _softmax_in_each(state: State, blocks: list[slice], count: int = 1) -> NDArr
         total = found[..., keys].sum(axis=-1, keepdims=True)
         found[..., keys] /= np.where(total == 0.0, 1.0, total) * count
     return np.where(state["allowed"], found, 0.0)
-
-
-def _averaged(state: State) -> NDArray:
-    return _softmax_in_each(state, _key_blocks(state), len(_key_blocks(state)))
 
 
 def _padding_counted(state: State) -> NDArray:
@@ -132,12 +124,12 @@ KEY_BLOCKS = (
     _online(
         "online-maximum-of-each-block",
         "Each block of keys subtracts its own maximum, and the sums are added as they are.",
-        _less(_maximum_of_block),
+        _less(lambda s: finite(_maximum_in(s, _key_blocks(s)))),
     ),
     _online(
         "block-softmaxes-averaged",
         "Each block of keys has a softmax of its own, and the results are averaged.",
-        {"weights": _averaged},
+        {"weights": lambda s: _softmax_in_each(s, _key_blocks(s), len(_key_blocks(s)))},
     ),
     _online(
         "block-maximum-shared",
@@ -151,15 +143,11 @@ KEY_BLOCKS = (
 # A decoding step ----------------------------------------------------------------------------------
 
 
-def _past_and_new(state: State) -> list[slice]:
-    return [slice(0, state.sizes.past_len), slice(state.sizes.past_len, None)]
-
-
 def _in_parts(weights: Callable[[State, list[slice]], NDArray]) -> Steps:
     """`weights(state, [past, new])` where there is a past, and new keys."""
     return after(
         "weights",
-        lambda s, right: weights(s, _past_and_new(s)),
+        lambda s, right: weights(s, [slice(0, s.sizes.past_len), slice(s.sizes.past_len, None)]),
         lambda s: 0 < s.sizes.past_len < s.sizes.key_len,
     )
 

@@ -194,11 +194,7 @@ def _any_source(state: State) -> NDArray:
     return np.logical_or.reduce([keys_of(state, source, chunks=source is by_position) for source in sources])
 
 
-def _has_padding(state: State) -> bool:
-    return _has_lens(state) or state.inputs.mask.allowed is not None
-
-
-def _is_causal(state: State) -> bool:
+def is_causal(state: State) -> bool:
     return state.inputs.mask.causal
 
 
@@ -213,19 +209,19 @@ SEVERAL = (
     _row(
         "causal-dropped-with-padding",
         "causal is dropped where lengths or allowed are given too.",
-        other_mask(_has_padding, causal=lambda s, causal: False),
+        other_mask(lambda s: _has_lens(s) or s.inputs.mask.allowed is not None, causal=lambda s, causal: False),
         seen_in="keras-team/keras#23038",
     ),
     _row(
         "padding-dropped-with-causal",
         "Lengths are dropped where causal is given too.",
-        other_mask(_is_causal, valid_lens=lambda s, lens: None),
+        other_mask(is_causal, valid_lens=lambda s, lens: None),
         stage="keys",
     ),
     _row(
         "window-dropped-with-causal",
         "The window is dropped where causal is given too.",
-        other_mask(_is_causal, window=lambda s, window: None),
+        other_mask(is_causal, window=lambda s, window: None),
     ),
 )
 

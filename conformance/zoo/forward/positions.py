@@ -8,15 +8,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.forward.masks import is_causal
 from conformance.zoo.rows import Change, Steps, Table, after, keys_of, other_mask
 from mha_core import AttentionMask
 from mha_core.reference.state import State
 
 Sides: TypeAlias = tuple[int | None, int | None]
-
-
-def _is_causal(state: State) -> bool:
-    return state.inputs.mask.causal
 
 
 def _ahead(rule: Callable[[NDArray], NDArray]) -> Steps:
@@ -27,7 +24,7 @@ def _ahead(rule: Callable[[NDArray], NDArray]) -> Steps:
         position = np.asarray(mask.query_offset).reshape(-1, 1, 1, 1) + np.arange(state.sizes.query_len)[:, None]
         return keys_of(state, mask, causal=False) & rule(np.arange(state.sizes.key_len) - position)
 
-    return after("allowed", allowed, _is_causal)
+    return after("allowed", allowed, is_causal)
 
 
 def _offset(change: Change) -> Steps:
@@ -59,7 +56,7 @@ CAUSAL = (
     _placed(
         "causal-bottom-right",
         "Causal rows are aligned at the last query and key instead of the first.",
-        other_mask(_is_causal, query_offset=lambda s, offset: offset + s.sizes.key_len - s.sizes.query_len),
+        other_mask(is_causal, query_offset=lambda s, offset: offset + s.sizes.key_len - s.sizes.query_len),
         seen_in="pytorch/pytorch#103082, onnx/onnx#8068",
     ),
 )

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.forward.projections import projection
 from conformance.zoo.forward.scores import is_product
 from conformance.zoo.forward.softmax import has_key, highest_of
 from conformance.zoo.rows import Steps, Table, after
 from mha_core.dtypes import round_to
 from mha_core.heads import repeat_kv_heads
 from mha_core.reference.forward import PROJECTED
-from mha_core.reference.state import State, Step
+from mha_core.reference.state import State
 
 TF32_DROPPED_BITS = 13
 """TF32 keeps 10 of float32's 23 mantissa bits."""
@@ -56,17 +57,6 @@ def _softmax_in(dtype: str) -> Steps:
     return {"weights": weights}
 
 
-def _projected_in(name: str, narrow: Narrow) -> Step:
-    """The projection with the factors of the product rounded."""
-    given, _ = PROJECTED[name]
-
-    def step(state: State) -> NDArray:
-        product = narrow(state[given]) @ narrow(state.parameters[f"{name}.weight"]).T
-        return product + state.parameters.get(f"{name}.bias", 0.0)
-
-    return step
-
-
 def _scores_in(narrow: Narrow) -> Steps:
     """A dot product, with its factors rounded."""
 
@@ -77,12 +67,14 @@ def _scores_in(narrow: Narrow) -> Steps:
     return after("unscaled", unscaled, is_product)
 
 
-def _products_in(narrow: Narrow) -> Steps:
-    return {
-        **{made: _projected_in(name, narrow) for name, (_, made) in PROJECTED.items()},
-        **_scores_in(narrow),
-        "heads": lambda s: narrow(s["kept_weights"]) @ narrow(s.heads_of("values")),
-    }
+def _products_in(narrow: Narrow) -> tuple[Steps, ...]:
+    """Every product, with its factors rounded."""
+
+    def of(state: State, factor: NDArray) -> NDArray:
+        return narrow(factor)
+
+    heads: Steps = {"heads": lambda s: narrow(s["kept_weights"]) @ narrow(s.heads_of("values"))}
+    return *(projection(name, x=of, weight=of) for name in PROJECTED), _scores_in(narrow), heads
 
 
 _softmax = Table("weights", "Run the softmax in at least float32, and never in less than the input's precision.")
@@ -117,11 +109,11 @@ BUGS = (
         _scores_in(_bfloat16),
         stage="scores",
     ),
-    _product("products-in-bfloat16", "Every matrix product is formed in bfloat16.", _products_in(_bfloat16)),
+    _product("products-in-bfloat16", "Every matrix product is formed in bfloat16.", *_products_in(_bfloat16)),
     _product(
         "products-in-tf32",
         "Every matrix product is formed in TF32.",
-        _products_in(to_tf32),
+        *_products_in(to_tf32),
         seen_in="pytorch/pytorch#67384",
     ),
 )

@@ -17,16 +17,17 @@ PACKED = ("q_proj", "k_proj", "v_proj")
 PLURAL = {"weight": "weights", "bias": "biases"}
 
 
-def projection(name: str, *, weight: Change | None = None, bias: Change | None = None) -> Steps:
-    """The projection with the weight `weight(state, right one)`, the bias `bias(state, right one, else 0)`, or both."""
+def _right(state: State, right: Any) -> Any:
+    return right
+
+
+def projection(name: str, *, x: Change = _right, weight: Change = _right, bias: Change = _right) -> Steps:
+    """The projection of `x(state, right one)`, with such a weight and such a bias; where there is none, it is 0."""
     given, made = PROJECTED[name]
 
     def step(state: State) -> NDArray:
-        w: Any = state.parameters[f"{name}.weight"]
-        b: Any = state.parameters.get(f"{name}.bias", 0.0)
-        w, b = w if weight is None else weight(state, w), b if bias is None else bias(state, b)
-        projected: NDArray = state[given] @ w.T + b
-        return projected
+        w = weight(state, state.parameters[f"{name}.weight"])
+        return x(state, state[given]) @ w.T + bias(state, state.parameters.get(f"{name}.bias", 0.0))
 
     return {made: step}
 
@@ -43,10 +44,6 @@ def _transposed(state: State, weight: NDArray) -> NDArray:
     square = weight.shape[0] == weight.shape[1]
     require(square, f"a weight can be transposed unnoticed only where it is square, not {weight.shape}")
     return weight.T
-
-
-def _read_as_in_out(state: State, weight: NDArray) -> NDArray:
-    return weight.reshape(weight.shape[::-1]).T
 
 
 def _exchanged(a: str, b: str, kind: str) -> Steps:
@@ -112,7 +109,7 @@ WEIGHTS = (
     _weight(
         "weights-read-as-in-out",
         "The memory of every (out, in) weight is read as (in, out): reshaped where a transposition is due.",
-        *(projection(name, weight=_read_as_in_out) for name in PROJECTED),
+        *(projection(name, weight=lambda s, weight: weight.reshape(weight.shape[::-1]).T) for name in PROJECTED),
     ),
     _weight(
         "q-k-weights-exchanged",

@@ -34,11 +34,6 @@ def has_key(state: State) -> NDArray:
     return state["allowed"].any(axis=-1, keepdims=True)
 
 
-def _weights(rule: Rule) -> Steps:
-    """`rule(state)` in place of the weights."""
-    return {"weights": rule}
-
-
 def _allowed_weights(rule: Rule) -> Steps:
     """`rule(state)` in place of the weights, and 0 where a key is excluded."""
     return {"weights": lambda s: np.where(s["allowed"], rule(s), 0.0)}
@@ -66,12 +61,12 @@ AXIS = (
 
 def _filled(fill: float) -> Steps:
     """`fill` in place of excluded scores."""
-    return _weights(lambda s: plain_softmax(open_scores(s, fill)))
+    return {"weights": lambda s: plain_softmax(open_scores(s, fill))}
 
 
 def _filled_and_repaired(fill: float) -> Steps:
     """`fill` in place of excluded scores, and 0 in rows without a key."""
-    return _weights(lambda s: np.where(has_key(s), plain_softmax(open_scores(s, fill)), 0.0))
+    return {"weights": lambda s: np.where(has_key(s), plain_softmax(open_scores(s, fill)), 0.0)}
 
 
 def _renormalised(state: State) -> NDArray:
@@ -104,7 +99,7 @@ EXCLUSION = (
     _row(
         "fill-added",
         "-1e4 is added to excluded scores, as in BERT: a row without a key attends as if there were no mask.",
-        _weights(lambda s: plain_softmax(s["scores"] + np.where(s["allowed"], 0.0, -1e4))),
+        {"weights": lambda s: plain_softmax(s["scores"] + np.where(s["allowed"], 0.0, -1e4))},
         seen_in="google-research/bert modeling.py",
     ),
     _row(
@@ -122,7 +117,7 @@ EXCLUSION = (
     _row(
         "mask-after-softmax-renormalised",
         "The mask is applied after the softmax, and the rest divided by its sum plus 1e-9.",
-        _weights(_renormalised),
+        {"weights": _renormalised},
     ),
 )
 
@@ -215,7 +210,7 @@ NORMALISATION = (
     _row(
         "softmax-base-two",
         "Powers of 2 stand where powers of e belong: log2(e) is missing.",
-        _weights(lambda s: softmax(s["scores"] * np.log(2.0), s["allowed"])),
+        {"weights": lambda s: softmax(s["scores"] * np.log(2.0), s["allowed"])},
         fix="Use exp, or exp2 of scores times log2(e).",
     ),
     _row(
@@ -227,7 +222,7 @@ NORMALISATION = (
     _row(
         "softmax-of-clamped",
         "Scores are clamped to [-50, 50] before the exponential.",
-        _weights(lambda s: softmax(np.clip(s["scores"], -50.0, 50.0), s["allowed"])),
+        {"weights": lambda s: softmax(np.clip(s["scores"], -50.0, 50.0), s["allowed"])},
         fix="Subtract the row's maximum; do not clamp.",
     ),
     _row(

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.rows import Steps, Table, after, require
-from mha_core.call.masks import allowed_keys
+from conformance.zoo.rows import Steps, Table, after, keys_of, part, require
+from mha_core.parts.chunked_mask import ChunkedMask
 from mha_core.reference.state import State
 
 BEGINS = {"chunked_mask": ("chunk-",)}
 
 
-def has_chunks(state: State) -> bool:
-    return state.config.chunked_mask is not None
+has_chunks, _ = part("chunked_mask", ChunkedMask)
 
 
-def _without_chunks(state: State, **sources: object) -> NDArray[np.bool_]:
+def _without_chunks(state: State, **sources: object) -> NDArray:
     """The keys that the other sources allow; `sources` are others in their place."""
-    mask, sizes = replace(state.inputs.mask, **sources), state.sizes._replace(chunk_size=None)  # type: ignore[arg-type]  # each is of its field's type
-    return allowed_keys(mask, sizes, state.config.num_heads)
+    return keys_of(state, state.inputs.mask, chunks=False, **sources)
 
 
 class _Places:
@@ -37,8 +34,7 @@ class _Places:
 
     def chunk(self, position: NDArray, start: NDArray | int | None = None, size: int = 0) -> NDArray:
         """The number of the chunk that each position is in."""
-        number: NDArray = (position - (self.start if start is None else start)) // (size or self.size)
-        return number
+        return (position - (self.start if start is None else start)) // (size or self.size)
 
     def same(self, start: NDArray | int | None = None, size: int = 0) -> NDArray:
         """Whether query and key are in one chunk, if chunks begin or end elsewhere."""

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import GRADIENTS
-from conformance.zoo.rows import Steps, Table, after, require
+from conformance.zoo.rows import Steps, Table, Where, after, part, require
 from mha_core.parts.clip_qkv import clip, clip_back
 from mha_core.reference.forward import PROJECTED, project
-from mha_core.reference.state import State, Step
+from mha_core.reference.state import State
 
 BEGINS = {"clip_qkv": ("clip-",)}
 
@@ -20,26 +20,18 @@ CLIPPED = {"queries": "q_proj", "keys": "k_proj", "values": "v_proj"}
 """What is cut off -> its projection."""
 
 
-def limit_of(state: State) -> float:
-    limit = state.config.clip_qkv
-    assert limit is not None
-    return limit
-
-
-def has_limit(state: State) -> bool:
-    return state.config.clip_qkv is not None
-
+has_limit, limit_of = part("clip_qkv", float)
 
 Cut = Callable[[State, str, NDArray], NDArray]
 """(state, the projection, its result (B, L, channels)) -> what is wrongly made of it."""
 
 
-def _clipped(cut: Cut, names: tuple[str, ...] = tuple(CLIPPED)) -> Steps:
+def _clipped(cut: Cut, names: tuple[str, ...] = tuple(CLIPPED), where: Where = has_limit) -> Steps:
     """`cut` in place of the limit, of queries, keys and values or of some of them."""
 
     def of(name: str) -> Steps:
         projection = CLIPPED[name]
-        return after(f"clipped_{name}", lambda state, right: cut(state, projection, state[projection]), has_limit)
+        return after(f"clipped_{name}", lambda state, right: cut(state, projection, state[projection]), where)
 
     return {step: function for name in names for step, function in of(name).items()}
 
@@ -59,21 +51,20 @@ def _inputs(state: State, projection: str, x: NDArray) -> NDArray:
     return project(state, projection, clip(state[PROJECTED[projection][0]], limit_of(state)))
 
 
-def _projected(state: State, right: NDArray, *, projection: str) -> NDArray:
-    found: NDArray = state[projection]
-    return found
+def _limited(step: str, where: Where = has_limit) -> Steps:
+    """The result of another step cut off."""
+    return after(step, lambda state, right: clip(right, limit_of(state)), where)
 
 
-def _behind(steps: Mapping[str, str], part: str) -> Steps:
-    """The results of later steps cut off in place of the projections, in layers that have a part."""
+def _behind(steps: Mapping[str, str], field: str) -> Steps:
+    """The results of later steps cut off in place of the projections, in layers whose config has this field."""
 
     def where(state: State) -> bool:
-        return has_limit(state) and getattr(state.config, part) is not None
+        return has_limit(state) and getattr(state.config, field) is not None
 
-    found: dict[str, Step] = {}
-    for name, step in steps.items():
-        found |= after(f"clipped_{name}", partial(_projected, projection=CLIPPED[name]), where)
-        found |= after(step, lambda state, right: clip(right, limit_of(state)), where)
+    found = dict(_clipped(_unclipped, tuple(steps), where))
+    for step in steps.values():
+        found |= _limited(step, where)
     return found
 
 
@@ -84,8 +75,8 @@ def _by_norm(state: State, projection: str, x: NDArray) -> NDArray:
     return x * np.where(largest > limit, limit / np.where(largest > 0.0, largest, 1.0), 1.0)
 
 
-def _past(name: str) -> Steps:
-    return after(name, lambda state, right: clip(right, limit_of(state)), lambda s: has_limit(s) and s.sizes.past_len)
+def _has_past(state: State) -> bool:
+    return has_limit(state) and state.sizes.past_len > 0
 
 
 _row = Table("queries", "Cut off all channels of projected queries, keys and values at +-c, behind the bias.")
@@ -164,13 +155,17 @@ ORDER_OF_STEPS = (
         stage="values",
     ),
     _first(
-        "clip-of-past", "Keys and values of the past are cut off too.", _past("keys"), _past("values"), stage="keys"
+        "clip-of-past",
+        "Keys and values of the past are cut off too.",
+        _limited("keys", _has_past),
+        _limited("values", _has_past),
+        stage="keys",
     ),
     _first(
         "clip-of-scores",
         "Scores are cut off, not queries and keys.",
         _clipped(_unclipped, ("queries", "keys")),
-        after("scores", lambda state, right: clip(right, limit_of(state)), has_limit),
+        _limited("scores"),
     ),
 )
 
@@ -198,10 +193,6 @@ def _at_limit(share: float) -> Back:
         return np.where(np.abs(x) == limit_of(state), share * gradient, right)
 
     return back
-
-
-def _from_above(state: State, gradient: NDArray, x: NDArray) -> NDArray:
-    return np.where(x > limit_of(state), 0.0, gradient)
 
 
 def _of_first_head(state: State, gradient: NDArray, x: NDArray, *, name: str) -> NDArray:
@@ -232,7 +223,7 @@ BACKWARD = (
     _row(
         "gradient-of-clip-from-above-alone",
         "The gradient passes below -c.",
-        _through(_from_above),
+        _through(lambda state, gradient, x: np.where(x > limit_of(state), 0.0, gradient)),
     ),
     _row(
         "gradient-of-clip-reversed",

@@ -33,14 +33,6 @@ def _has_rule(kind: type[FrequencyRule]) -> Callable[[State], bool]:
     return lambda state: is_computed(state) and isinstance(rule_of(settings_of(state).rule), kind)
 
 
-def _without_rule(settings: Rotary, length: int) -> Frequencies:
-    return plain(settings.base, settings.width or 0), 1.0
-
-
-def _in_rule(change: Callable[[Any], FrequencyRule]) -> Callable[[Rotary, int], Frequencies]:
-    return lambda settings, length: replace(settings, rule=change(rule_of(settings.rule))).frequencies(length)
-
-
 def _llama3_shares(change: Callable[[NDArray], NDArray]) -> Callable[[Rotary, int], Frequencies]:
     """`change(how much of each frequency the rule keeps)` in place of these shares."""
 
@@ -52,6 +44,11 @@ def _llama3_shares(change: Callable[[NDArray], NDArray]) -> Callable[[Rotary, in
         return (1.0 - share) * inverse / rule.factor + share * inverse, factor
 
     return frequencies
+
+
+def _truncated(settings: Rotary, length: int) -> Frequencies:
+    rule: Any = rule_of(settings.rule)
+    return replace(settings, rule=replace(rule, truncate=True)).frequencies(length)
 
 
 def _ramp_reversed(settings: Rotary, length: int) -> Frequencies:
@@ -70,10 +67,6 @@ def _long_at_end(settings: Rotary, length: int) -> Frequencies:
 def _by_head_width(state: State, right: Tables) -> Tables:
     width = state.config.head_dim
     return made_tables(state, frequencies=_plain_times(lambda s: s.base ** (-np.arange(0, s.width or 0, 2) / width)))
-
-
-def _no_rule(state: State) -> bool:
-    return is_computed(state) and settings_of(state).rule is None
 
 
 _row = Table("queries", "Pair k turns by position * base ** (-2 k / r), k from 0, r the channels that turn.")
@@ -101,13 +94,13 @@ BUGS = (
     _row(
         "rotary-frequencies-by-head-width",
         "Frequencies are base ** (-2 k / d), of the width of a head, where only r channels turn.",
-        after("rotary_tables", _by_head_width, _no_rule),
+        after("rotary_tables", _by_head_width, lambda s: is_computed(s) and settings_of(s).rule is None),
         seen_in="pie-project/pie#603",
     ),
     _rule(
         "rotary-rule-ignored",
         "The rule of frequencies is not applied.",
-        _frequencies(_without_rule),
+        _frequencies(lambda s, length: (plain(s.base, s.width or 0), 1.0)),
         seen_in="lablup/mlxcel#1355, unslothai/unsloth#6197, ggml-org/llama.cpp#8676",
     ),
     _rule(
@@ -133,7 +126,7 @@ BUGS = (
     _rule(
         "rotary-yarn-truncated",
         "The yarn rule rounds its two pairs to whole numbers although truncate is False.",
-        _frequencies(_in_rule(lambda rule: replace(rule, truncate=True)), _has_rule(Yarn)),
+        _frequencies(_truncated, _has_rule(Yarn)),
         seen_in="vllm-project/vllm#27722",
     ),
     _rule(

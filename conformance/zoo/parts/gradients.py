@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import GRADIENTS
-from conformance.zoo.parts.query_key_norm import has_norm, settings_of
+from conformance.zoo.parts.query_key_norm import has_norm, settings_of, steps_of
 from conformance.zoo.parts.rotary import SIDES, has_rotary
 from conformance.zoo.parts.rotary import settings_of as rotary_of
 from conformance.zoo.rows import Arrays, Steps, Table, after, entries
-from mha_core.parts.query_key_norm import NORMS, Normed, QueryKeyNorm, mean_axes, to_parameter
+from mha_core.parts.query_key_norm import NORMS, Normed, QueryKeyNorm, norm_back, to_parameter
 from mha_core.parts.rotary import Table as Angles
 from mha_core.parts.rotary import rotate, rotate_back
-from mha_core.reference.parts.query_key_norm import NORMED, normed
+from mha_core.reference.parts.query_key_norm import NORMED
 from mha_core.reference.state import State
 
 # Through the rotation -----------------------------------------------------------------------------
@@ -77,38 +78,13 @@ def _norm_back(way: Way, where: Callable[[QueryKeyNorm], bool] = lambda s: True)
         given, made = NORMED[order, name]
 
         def back(state: State, right: NDArray) -> NDArray:
-            steps = normed(state, name, state[given])
-            assert steps is not None
-            return way(state[made], steps, settings_of(state))
+            return way(state[made], steps_of(state, name, state[given]), settings_of(state))
 
         return after(
             f"d_{given}", back, lambda s: has_norm(s) and settings_of(s).order == order and where(settings_of(s))
         )
 
     return {step: function for order, name in NORMED for step, function in of(order, name).items()}
-
-
-def _through(gradient: NDArray, steps: Normed) -> NDArray:
-    return gradient if steps.scale is None else gradient * steps.scale
-
-
-def _inside(through: NDArray, steps: Normed, settings: QueryKeyNorm, *, kind: str) -> NDArray:
-    """The gradient of the input, from that of what was divided; `kind` says which means are taken away."""
-    axes = mean_axes(settings)
-    inside = through - steps.unit * (through * steps.unit).mean(axis=axes, keepdims=True)
-    return inside - through.mean(axis=axes, keepdims=True) if kind == "layer" else inside
-
-
-def _as_rms(gradient: NDArray, steps: Normed, settings: QueryKeyNorm) -> NDArray:
-    return _inside(_through(gradient, steps), steps, settings, kind="rms") * steps.factor
-
-
-def _without_weight(gradient: NDArray, steps: Normed, settings: QueryKeyNorm) -> NDArray:
-    return _inside(gradient, steps, settings, kind=settings.kind) * steps.factor
-
-
-def _without_factor(gradient: NDArray, steps: Normed, settings: QueryKeyNorm) -> NDArray:
-    return _inside(_through(gradient, steps), steps, settings, kind=settings.kind)
 
 
 def _parameters(change: Callable[[State, str, NDArray], NDArray], kinds: tuple[str, ...] = ("weight",)) -> Steps:
@@ -128,8 +104,7 @@ def _by_weight(product: Callable[[NDArray, NDArray, Normed], NDArray], *, shared
         if shared and settings_of(state).weight != "shared":
             return right
         given, made = NORMED[settings_of(state).order, name]
-        steps = normed(state, name, state[given])
-        assert steps is not None
+        steps = steps_of(state, name, state[given])
         return to_parameter(product(state[made], state[given], steps), settings_of(state))
 
     return _parameters(change)
@@ -154,7 +129,7 @@ NORM = (
     _row(
         "gradient-of-norm-size-detached",
         "What heads are divided by is treated as a constant: the mean term is missing.",
-        _norm_back(lambda g, steps, s: _through(g, steps) * steps.factor),
+        _norm_back(lambda g, steps, s: (g if steps.scale is None else g * steps.scale) * steps.factor),
     ),
     _row(
         "gradient-of-norm-detached",
@@ -165,15 +140,17 @@ NORM = (
     _row(
         "gradient-of-norm-mean-missing",
         "The mean that was taken away is treated as a constant.",
-        _norm_back(_as_rms, lambda s: s.kind == "layer"),
+        _norm_back(lambda g, steps, s: norm_back(g, steps, replace(s, kind="rms")).x, lambda s: s.kind == "layer"),
     ),
     _row(
-        "gradient-of-norm-without-weight", "The gradient is not multiplied by the weight.", _norm_back(_without_weight)
+        "gradient-of-norm-without-weight",
+        "The gradient is not multiplied by the weight.",
+        _norm_back(lambda g, steps, s: norm_back(g, steps._replace(scale=None), s).x),
     ),
     _row(
         "gradient-of-norm-without-size",
         "The gradient is not divided by what the head was divided by.",
-        _norm_back(_without_factor),
+        _norm_back(lambda g, steps, s: norm_back(g, steps._replace(factor=np.ones(1)), s).x),
     ),
     _sum(
         "gradient-of-norm-weight-of-first-head",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,8 +21,9 @@ Positions = tuple[NDArray[np.integer], NDArray[np.integer]]
 """Of queries, and of new keys."""
 
 
-def has_tables(state: State) -> bool:
-    return state.inputs.rotary is not None and state.inputs.rotary.has_tables
+def is_given(state: State) -> bool:
+    """Whether the call gives the tables."""
+    return has_rotary(state) and state.inputs.rotary is not None and state.inputs.rotary.has_tables
 
 
 def is_counted(state: State) -> bool:
@@ -29,11 +31,11 @@ def is_counted(state: State) -> bool:
 
 
 def is_placed(state: State) -> bool:
-    return has_rotary(state) and state.inputs.rotary is not None and not has_tables(state)
+    return is_computed(state) and state.inputs.rotary is not None
 
 
 def is_computed(state: State) -> bool:
-    return has_rotary(state) and not has_tables(state)
+    return has_rotary(state) and not is_given(state)
 
 
 def length_of(state: State, of_queries: NDArray, of_keys: NDArray) -> int:
@@ -41,21 +43,12 @@ def length_of(state: State, of_queries: NDArray, of_keys: NDArray) -> int:
     return 1 + max(int(of_queries.max(initial=0)), int(of_keys.max(initial=0)), past - 1)
 
 
-def _usual(settings: Rotary, length: int) -> Frequencies:
-    return settings.frequencies(length)
-
-
-def _usual_angles(inverse: NDArray, positions: NDArray) -> NDArray:
-    angles: NDArray = positions * inverse
-    return angles
-
-
 def made_tables(
     state: State,
     positions: Callable[[State, Positions], Positions] = lambda state, right: right,
-    frequencies: Callable[[Rotary, int], Frequencies] = _usual,
+    frequencies: Callable[[Rotary, int], Frequencies] = Rotary.frequencies,
     axes: Callable[[Rotary], NDArray[np.int64]] = axis_of_pairs,
-    angles: Callable[[NDArray, NDArray], NDArray] = _usual_angles,
+    angles: Callable[[NDArray, NDArray], NDArray] = operator.mul,
 ) -> Tables:
     """The tables of a call from other positions, frequencies, axes or angles than the definition's."""
     settings = settings_of(state)
@@ -84,10 +77,6 @@ def _positions(change: Callable[[State, Positions], Positions], where: Callable[
 def _of_first_item(array: NDArray) -> NDArray:
     """Positions (L,), (B, L) or (axes, B, L), those of item 0 for all."""
     return array if array.ndim == 1 or array.shape[-2] == 0 else np.broadcast_to(array[..., :1, :], array.shape)
-
-
-def _one_axis(state: State) -> bool:
-    return is_computed(state) and settings_of(state).axes == 1
 
 
 def _keys_from_queries(state: State, right: Positions) -> Positions:
@@ -147,7 +136,7 @@ POSITIONS = (
     _keys(
         "rotary-keys-from-queries",
         "New keys count from where the queries begin.",
-        _positions(_keys_from_queries, _one_axis),
+        _positions(_keys_from_queries, lambda s: is_computed(s) and settings_of(s).axes == 1),
     ),
 )
 
@@ -159,8 +148,8 @@ def _has_axes(state: State) -> bool:
     return is_computed(state) and settings_of(state).sections is not None
 
 
-def _axes(of_pairs: Callable[[Rotary], NDArray[np.int64]], where: Callable[[State], bool] = _has_axes) -> Steps:
-    return after("rotary_tables", lambda state, right: made_tables(state, axes=of_pairs), where)
+def _axes(of_pairs: Callable[[Rotary], NDArray[np.int64]]) -> Steps:
+    return after("rotary_tables", lambda state, right: made_tables(state, axes=of_pairs), _has_axes)
 
 
 _row = Table("queries", "Pair k turns with the axis that the sections give it: in a row, or taking turns.")

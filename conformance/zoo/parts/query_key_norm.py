@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.parts.rotary import SIDES
-from conformance.zoo.rows import Steps, Table, after, require
-from mha_core.parts.query_key_norm import NORMS, QueryKeyNorm, by_head, mean_axes, norm
+from conformance.zoo.rows import Steps, Table, after, of_past, part, require
+from mha_core.parts.query_key_norm import NORMS, Normed, QueryKeyNorm, by_head, mean_axes, norm
 from mha_core.parts.rotary import pairs
+from mha_core.reference.parts.query_key_norm import NORMED, normed
 from mha_core.reference.state import State
 
 BEGINS = {"query_key_norm": ("norm-",)}
@@ -38,23 +39,24 @@ class Given:
 
     def centred(self, axes: tuple[int, ...]) -> NDArray:
         """X, less its mean over these axes where the kind says so."""
-        mean = self.x.mean(axis=axes, keepdims=True) if self.settings.kind == "layer" else 0.0
-        centred: NDArray = self.x - mean
-        return centred
+        return self.x - (self.x.mean(axis=axes, keepdims=True) if self.settings.kind == "layer" else 0.0)
 
 
-def has_norm(state: State) -> bool:
-    return state.config.query_key_norm is not None
+has_norm, settings_of = part("query_key_norm", QueryKeyNorm)
 
 
-def settings_of(state: State) -> QueryKeyNorm:
-    settings = state.config.query_key_norm
-    assert settings is not None
-    return settings
+def steps_of(state: State, name: str, x: NDArray) -> Normed:
+    """The definition's norm `name` of x in a layer that has one, whatever its order."""
+    steps = normed(state, name, x)
+    assert steps is not None
+    return steps
 
 
-BEFORE = {"queries": "normed_queries", "keys": "normed_keys"}
-AFTER = {"queries": "unscaled_queries", "keys": "new_keys"}
+def _places(side: str, order: str) -> tuple[str, str, str]:
+    """The norm of a side, the step that it is applied to in this order, and the step that it gives."""
+    name = NORMS[SIDES.index(side)]
+    given, gradient = NORMED[order, name]
+    return name, given, gradient.removeprefix("d_")
 
 
 def _normed(
@@ -65,8 +67,7 @@ def _normed(
     """`change(what the norm is made of)` in place of the norm of queries, of keys or of both, in either order."""
 
     def of(side: str, order: str) -> Steps:
-        name = NORMS[SIDES.index(side)]
-        given, made = (f"projected_{side}", BEFORE[side]) if order == "before" else (f"rotated_{side}", AFTER[side])
+        name, given, made = _places(side, order)
 
         def step(state: State, right: NDArray) -> NDArray:
             weight, bias = (state.parameters.get(f"{name}.{kind}") for kind in ("weight", "bias"))
@@ -79,15 +80,11 @@ def _normed(
 
 def _in_order(order: str, side: str) -> Steps:
     """The step of a side that norms in this order, as if the config had the other."""
-    name = NORMS[SIDES.index(side)]
-    given, made = (f"projected_{side}", BEFORE[side]) if order == "before" else (f"rotated_{side}", AFTER[side])
+    name, given, made = _places(side, order)
 
     def step(state: State, right: NDArray) -> NDArray:
-        settings, x = settings_of(state), state[given]
-        if settings.order == order:
-            unchanged: NDArray = x
-            return unchanged
-        return norm(x, settings, *(state.parameters.get(f"{name}.{kind}") for kind in ("weight", "bias"))).result
+        x = state[given]
+        return x if settings_of(state).order == order else steps_of(state, name, x).result
 
     return after(made, step, has_norm)
 
@@ -98,47 +95,47 @@ def _divided(factor: Callable[[NDArray, float], NDArray]) -> Callable[[Given], N
     def change(given: Given) -> NDArray:
         axes = mean_axes(given.settings)
         centred = given.centred(axes)
-        square = np.square(centred).mean(axis=axes, keepdims=True)
-        return given.finished(centred * factor(square, given.settings.eps))
+        return given.finished(centred * factor(_mean_square(given, centred, axes), given.settings.eps))
 
     return change
 
 
-def _mean_over(axes: Callable[[Given], tuple[int, ...]]) -> Callable[[Given], NDArray]:
-    """The mean, and the mean square, over other axes of (B, heads, L, d)."""
+Square = Callable[[Given, NDArray, tuple[int, ...]], NDArray]
+"""(what the norm is made of, x less its mean, the axes of the mean) -> what stands for the mean square."""
+
+
+def _mean_square(given: Given, centred: NDArray, axes: tuple[int, ...]) -> NDArray:
+    return np.square(centred).mean(axis=axes, keepdims=True)
+
+
+def _sum_of_squares(given: Given, centred: NDArray, axes: tuple[int, ...]) -> NDArray:
+    return np.square(centred).sum(axis=axes, keepdims=True)
+
+
+def _unbiased(given: Given, centred: NDArray, axes: tuple[int, ...]) -> NDArray:
+    count = int(np.prod([centred.shape[axis] for axis in axes]))
+    require(count > 1, "one channel has no unbiased variance")
+    return _sum_of_squares(given, centred, axes) / (count - 1)
+
+
+def _square_of_turning(given: Given, centred: NDArray, axes: tuple[int, ...]) -> NDArray:
+    """The mean square of the channels that turn, for all of a head."""
+    rotary = given.state.config.rotary
+    require(rotary is not None, "only some channels turn in a layer with rotary positions alone")
+    assert rotary is not None
+    return _mean_square(given, np.concatenate(pairs(given.x, rotary), axis=-1), axes)
+
+
+def _by_root(
+    square: Square = _mean_square, axes: Callable[[Given], tuple[int, ...]] = lambda given: mean_axes(given.settings)
+) -> Callable[[Given], NDArray]:
+    """Divided by the root of `square` plus eps; the means over these axes of (B, heads, L, d)."""
 
     def change(given: Given) -> NDArray:
         centred = given.centred(axes(given))
-        square = np.square(centred).mean(axis=axes(given), keepdims=True)
-        return given.finished(centred / np.sqrt(square + given.settings.eps))
+        return given.finished(centred / np.sqrt(square(given, centred, axes(given)) + given.settings.eps))
 
     return change
-
-
-def _mean_of_turning(given: Given) -> NDArray:
-    """The mean square of the channels that turn, for all of a head."""
-    rotary, axes = given.state.config.rotary, mean_axes(given.settings)
-    require(rotary is not None, "only some channels turn in a layer with rotary positions alone")
-    assert rotary is not None
-    turning = np.concatenate(pairs(given.x, rotary), axis=-1)
-    centred = given.centred(axes)
-    square = np.square(turning).mean(axis=axes, keepdims=True)
-    return given.finished(centred / np.sqrt(square + given.settings.eps))
-
-
-def _unbiased(given: Given) -> NDArray:
-    axes = mean_axes(given.settings)
-    centred = given.centred(axes)
-    count = int(np.prod([given.x.shape[axis] for axis in axes]))
-    require(count > 1, "one channel has no unbiased variance")
-    square = np.square(centred).sum(axis=axes, keepdims=True) / (count - 1)
-    return given.finished(centred / np.sqrt(square + given.settings.eps))
-
-
-def _by_length(given: Given) -> NDArray:
-    axes = mean_axes(given.settings)
-    centred = given.centred(axes)
-    return given.finished(centred / np.sqrt(np.square(centred).sum(axis=axes, keepdims=True) + given.settings.eps))
 
 
 def _in_float32(given: Given) -> NDArray:
@@ -186,12 +183,6 @@ def _values_too(state: State, right: NDArray) -> NDArray:
     return norm(right, replace(settings, weight="none", bias=False, offset=0), None, None).result
 
 
-def _past_too(state: State, right: NDArray) -> NDArray:
-    settings, past = settings_of(state), state.sizes.past_len
-    parameters = (state.parameters.get(f"k_norm.{kind}") for kind in ("weight", "bias"))
-    return np.concatenate([norm(right[:, :, :past], settings, *parameters).result, right[:, :, past:]], axis=2)
-
-
 def _is_per_head(settings: QueryKeyNorm) -> bool:
     return settings.weight == "per_head"
 
@@ -231,7 +222,7 @@ SIZE = (
     _row(
         "norm-of-past-too",
         "Keys of the past are normed once more.",
-        after("keys", _past_too, lambda s: has_norm(s) and s.sizes.past_len > 0),
+        of_past("keys", lambda s, past: steps_of(s, "k_norm", past).result, has_norm),
         stage="keys",
         fix="Norm the new keys: a cache holds keys that are normed.",
     ),
@@ -258,14 +249,14 @@ SIZE = (
     _row(
         "norm-by-length",
         "Heads are divided by their length: by the root of the sum, not of the mean.",
-        _normed(_by_length),
+        _normed(_by_root(_sum_of_squares)),
     ),
     _row(
         "norm-square-missing",
         "Heads are divided by their mean square, without the root.",
         _normed(_divided(lambda square, eps: 1.0 / (square + eps))),
     ),
-    _row("norm-unbiased", "The mean square divides by one channel less.", _normed(_unbiased)),
+    _row("norm-unbiased", "The mean square divides by one channel less.", _normed(_by_root(_unbiased))),
     _row("norm-in-float32", "The norm is computed in float32 in a float64 layer.", _normed(_in_float32)),
 )
 
@@ -273,10 +264,14 @@ SCOPE = (
     _scope(
         "norm-scope-exchanged",
         "The mean is over all heads of a token where it should be over one, and the other way round.",
-        _normed(_mean_over(lambda given: (3,) if given.settings.scope == "all" else (1, 3))),
+        _normed(_by_root(axes=lambda given: (3,) if given.settings.scope == "all" else (1, 3))),
     ),
-    _scope("norm-over-positions", "The mean is over positions.", _normed(_mean_over(lambda given: (2,)))),
-    _scope("norm-of-turning-channels", "The mean is of the channels that turn alone.", _normed(_mean_of_turning)),
+    _scope("norm-over-positions", "The mean is over positions.", _normed(_by_root(axes=lambda given: (2,)))),
+    _scope(
+        "norm-of-turning-channels",
+        "The mean is of the channels that turn alone.",
+        _normed(_by_root(_square_of_turning)),
+    ),
     _order(
         "norm-order-exchanged",
         "The norm is after the rotation where it should be before, and the other way round.",

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import GRADIENTS
-from conformance.zoo.parts.query_key_norm import has_norm
-from conformance.zoo.rows import Steps, Table, after
+from conformance.zoo.parts.query_key_norm import has_norm, steps_of
+from conformance.zoo.parts.query_key_norm import settings_of as norm_of
+from conformance.zoo.rows import Steps, Table, Where, after, part
 from mha_core.call.rotary import positions_of
-from mha_core.parts.query_key_norm import norm
 from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import rotate
 from mha_core.reference.state import State
@@ -20,14 +20,7 @@ from mha_core.reference.state import State
 BEGINS = {"query_scale": ("query-scale-",)}
 
 
-def has_scale(state: State) -> bool:
-    return state.config.query_scale is not None
-
-
-def settings_of(state: State) -> QueryScale:
-    settings = state.config.query_scale
-    assert settings is not None
-    return settings
+has_scale, settings_of = part("query_scale", QueryScale)
 
 
 def is_given(state: State) -> bool:
@@ -53,17 +46,17 @@ def places(state: State, side: int = 0) -> NDArray[np.integer]:
     return np.atleast_2d(positions_of(state.inputs.rotary, state.inputs.mask.query_offset, state.sizes)[side])
 
 
-def _factors(change: Callable[[State, NDArray], NDArray], where: Callable[[State], bool] = has_scale) -> Steps:
+def _factors(change: Callable[[State, NDArray], NDArray], where: Where = has_scale) -> Steps:
     """`change(state, factors (1 or B, Lq))` in place of the factors."""
     return after("query_scale", change, where)
 
 
-def _of_positions(change: Callable[[State, NDArray], NDArray], where: Callable[[State], bool] = is_computed) -> Steps:
-    """The factors of other positions: `change(state, positions)`."""
-    return _factors(lambda state, right: settings_of(state).factors(change(state, places(state))), where)
+def _of_positions(change: Callable[[State, NDArray], NDArray]) -> Steps:
+    """The factors of other positions: `change(state, positions)` in place of those that are counted."""
+    return _factors(lambda state, right: settings_of(state).factors(change(state, places(state))), is_counted)
 
 
-def _formula(factor: Callable[[QueryScale, NDArray], NDArray], where: Callable[[State], bool] = is_computed) -> Steps:
+def _formula(factor: Callable[[QueryScale, NDArray], NDArray]) -> Steps:
     """`factor(settings, (position + shift) / length)` in place of 1 + beta log(1 + floor(...))."""
 
     def change(state: State, right: NDArray) -> NDArray:
@@ -71,7 +64,7 @@ def _formula(factor: Callable[[QueryScale, NDArray], NDArray], where: Callable[[
         assert settings.length is not None
         return factor(settings, (places(state) + settings.shift) / settings.length)
 
-    return _factors(change, where)
+    return _factors(change, is_computed)
 
 
 def _beta(settings: QueryScale) -> float:
@@ -95,32 +88,25 @@ def _counted_from_past(state: State, right: NDArray) -> NDArray:
 
 def _on_keys(state: State, right: NDArray) -> NDArray:
     """New keys times the factors of their own positions."""
-    made: NDArray = right * settings_of(state).factors(places(state, 1))[:, None, :, None]
-    return made
+    return right * settings_of(state).factors(places(state, 1))[:, None, :, None]
 
 
 def _on_all_keys(state: State, right: NDArray) -> NDArray:
     """Keys, past and new, times the factors of where they stand in the cache."""
-    made: NDArray = right * settings_of(state).factors(np.arange(state.sizes.key_len))[:, None]
-    return made
+    return right * settings_of(state).factors(np.arange(state.sizes.key_len))[:, None]
 
 
 def _first(state: State) -> NDArray:
     """(1 or B, 1, Lq, 1): the right factors, beside heads."""
-    factors: NDArray = state["query_scale"]
-    return factors[:, None, :, None]
+    return state["query_scale"][:, None, :, None]
 
 
 def _before_norm(state: State, right: NDArray) -> NDArray:
     """Scaled first, then normed (and turned, where the norm comes before the rotation)."""
-    settings, rotary = state.config.query_key_norm, state.config.rotary
-    assert settings is not None
-    given = state["projected_queries" if settings.order == "before" else "rotated_queries"]
-    parameters = (state.parameters.get(f"q_norm.{kind}") for kind in ("weight", "bias"))
-    made = norm(given * _first(state), settings, *parameters).result
-    if settings.order == "before" and rotary is not None:
-        made = rotate(made, state["rotary_tables"].queries, rotary)
-    return made
+    order, rotary = norm_of(state).order, state.config.rotary
+    given = state["projected_queries" if order == "before" else "rotated_queries"]
+    made = steps_of(state, "q_norm", given * _first(state)).result
+    return made if order == "after" or rotary is None else rotate(made, state["rotary_tables"].queries, rotary)
 
 
 _row = Table("queries", "Multiply each query by its factor, after norm and rotation; keys and values have none.")
@@ -226,12 +212,12 @@ PLACES = (
     _place(
         "query-scale-offset-ignored",
         "Queries count from 0 although a past, or an offset, stands before them.",
-        _of_positions(lambda s, right: np.arange(s.sizes.query_len)[None], is_counted),
+        _of_positions(lambda s, right: np.arange(s.sizes.query_len)[None]),
     ),
     _place(
         "query-scale-offset-of-first-item",
         "Queries of every item are scaled from the query offset of item 0.",
-        _of_positions(lambda s, right: right[:1], is_counted),
+        _of_positions(lambda s, right: right[:1]),
     ),
     _place(
         "query-scale-counted-from-past",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.rows import Steps, Table, after, require
+from conformance.zoo.rows import Steps, Table, after, of_past, part, require
 from mha_core.call.rotary import positions_of
 from mha_core.parts.rotary import Rotary, pairs, rotate, tables
 from mha_core.parts.rotary import Table as Angles
@@ -22,14 +22,7 @@ Turn = Callable[[NDArray, Angles, Rotary], NDArray]
 SIDES = ("queries", "keys")
 
 
-def has_rotary(state: State) -> bool:
-    return state.config.rotary is not None
-
-
-def settings_of(state: State) -> Rotary:
-    settings = state.config.rotary
-    assert settings is not None
-    return settings
+has_rotary, settings_of = part("rotary", Rotary)
 
 
 def _turned(turn: Turn, sides: tuple[str, ...] = SIDES, where: Callable[[Rotary], bool] = lambda s: True) -> Steps:
@@ -64,10 +57,6 @@ def _overwritten(a: NDArray, b: NDArray, t: Angles) -> tuple[NDArray, NDArray]:
 
 def _other_layout(x: NDArray, table: Angles, settings: Rotary) -> NDArray:
     return rotate(x, table, replace(settings, interleaved=not settings.interleaved))
-
-
-def _other_end(x: NDArray, table: Angles, settings: Rotary) -> NDArray:
-    return rotate(x, table, replace(settings, start="last" if settings.start == "first" else "first"))
 
 
 def _partner_of_head(x: NDArray, table: Angles, settings: Rotary) -> NDArray:
@@ -133,20 +122,11 @@ def _values(state: State, right: NDArray) -> NDArray:
     return rotate(right, state["rotary_tables"].keys, settings)
 
 
-def _past_again(state: State, right: NDArray) -> NDArray:
+def _turned_again(state: State, keys: NDArray) -> NDArray:
     settings, past = settings_of(state), state.sizes.past_len
     axes = () if settings.sections is None else (settings.axes, 1)
     positions = np.broadcast_to(np.arange(past), (*axes, past))
-    again = rotate(right[:, :, :past], tables(settings, positions, past), settings)
-    return np.concatenate([again, right[:, :, past:]], axis=2)
-
-
-def _half_split(settings: Rotary) -> bool:
-    return not settings.interleaved
-
-
-def _interleaved(settings: Rotary) -> bool:
-    return settings.interleaved
+    return rotate(keys, tables(settings, positions, past), settings)
 
 
 _row = Table("queries", "a' = a cos - b sin, b' = b cos + a sin, of queries and of new keys; channels beyond r stay.")
@@ -191,7 +171,7 @@ TURN = (
     _once(
         "rotary-of-past-again",
         "Keys of the past turn once more.",
-        after("keys", _past_again, lambda s: has_rotary(s) and s.sizes.past_len > 0),
+        of_past("keys", _turned_again, has_rotary),
         seen_in="mosaicml/examples#257",
     ),
 )
@@ -225,33 +205,32 @@ PAIRS = (
     _pairs(
         "rotary-other-end",
         "The last channels turn in place of the first, or the first in place of the last.",
-        _turned(_other_end),
+        _turned(lambda x, table, s: rotate(x, table, replace(s, start="last" if s.start == "first" else "first"))),
         fix="Turn the first r channels of each head, or its last r where start says so.",
     ),
     _pairs(
         "rotary-all-channels",
         "All channels turn where only r of them should.",
-        _wide("queries"),
-        _wide("keys"),
+        *map(_wide, SIDES),
         fix="Turn r channels, and pass the others as they are.",
         seen_in="vllm-project/vllm#43199, huggingface/kernels-community#1143",
     ),
     _pairs(
         "rotary-pairs-taken-apart",
         "Interleaved pairs are turned and written as halves: the scores stay right.",
-        _turned(_apart, where=_interleaved),
+        _turned(_apart, where=lambda s: s.interleaved),
         seen_in="modular/modular#5647",
     ),
     _pairs(
         "rotary-tables-tiled",
         "Interleaved pairs meet tables tiled as [f0, f1, ..., f0, f1, ...], which are for halves.",
-        _turned(_full_width(lambda c, pairs: c % pairs), where=_interleaved),
+        _turned(_full_width(lambda c, pairs: c % pairs), where=lambda s: s.interleaved),
         seen_in="facebookresearch/vjepa2#15, Tongjilibo/bert4torch#1",
     ),
     _pairs(
         "rotary-tables-repeated",
         "Halves meet tables repeated as [f0, f0, f1, f1, ...], which are for interleaved pairs.",
-        _turned(_full_width(lambda c, pairs: c // 2), where=_half_split),
+        _turned(_full_width(lambda c, pairs: c // 2), where=lambda s: not s.interleaved),
     ),
 )
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.zoo.parts.positions import has_tables, is_computed, length_of, made_tables
-from conformance.zoo.parts.rotary import has_rotary, settings_of
-from conformance.zoo.rows import Steps, Table, after
+from conformance.zoo.parts.positions import is_computed, is_given, length_of, made_tables
+from conformance.zoo.parts.rotary import SIDES, has_rotary, settings_of
+from conformance.zoo.rows import Steps, Table, Where, after
 from mha_core.call.rotary import Tables, positions_of
 from mha_core.dtypes import round_to
 from mha_core.parts.rotary import Table as Angles
@@ -19,12 +19,8 @@ from mha_core.reference.state import State
 # Cosine, sine and the attention factor ------------------------------------------------------------
 
 
-def other_tables(change: Callable[[State, Tables], Tables], where: Callable[[State], bool] = has_rotary) -> Steps:
-    return after("rotary_tables", change, where)
-
-
-def each_table(change: Callable[[Angles], Angles]) -> Callable[[State, Tables], Tables]:
-    return lambda state, right: Tables(*map(change, right))
+def _each_table(change: Callable[[Angles], Angles], where: Where = has_rotary) -> Steps:
+    return after("rotary_tables", lambda state, right: Tables(*map(change, right)), where)
 
 
 def _factor(state: State, right: Tables) -> float:
@@ -40,7 +36,7 @@ def _times(of_queries: int, of_keys: int) -> Steps:
         powers = (factor**of_queries, factor**of_keys)
         return Tables(*(Angles(f * t.cos, f * t.sin) for f, t in zip(powers, right, strict=True)))
 
-    return other_tables(change, is_computed)
+    return after("rotary_tables", change, is_computed)
 
 
 def _on_all_channels(side: str) -> Steps:
@@ -72,29 +68,25 @@ FACTOR = (
     _row(
         "rotary-factor-on-all-channels",
         "Channels that do not turn are multiplied by the attention factor too.",
-        _on_all_channels("queries"),
-        _on_all_channels("keys"),
+        *map(_on_all_channels, SIDES),
         seen_in="Avarok-Cybersecurity/atlas#342, raullenchai/Rapid-MLX#1225",
     ),
     _row(
         "rotary-given-factor-lost",
         "Given tables are read as cosine and sine of one angle: the factor in them is lost.",
-        other_tables(each_table(_as_one_angle), lambda s: has_rotary(s) and has_tables(s)),
+        _each_table(_as_one_angle, is_given),
         fix="Use given tables as they are.",
     ),
     _row(
         "rotary-given-tables-of-first-item",
         "Every item turns by the given tables of item 0.",
-        other_tables(
-            each_table(lambda table: Angles(*(np.broadcast_to(x[:1], x.shape) for x in table))),
-            lambda s: has_rotary(s) and has_tables(s),
-        ),
+        _each_table(lambda table: Angles(*(np.broadcast_to(x[:1], x.shape) for x in table)), is_given),
         fix="Use given tables as they are: (B, L, r / 2) has one for each item.",
     ),
     _row(
         "rotary-cos-sin-exchanged",
         "Cosine and sine are exchanged.",
-        other_tables(each_table(lambda table: Angles(table.sin, table.cos))),
+        _each_table(lambda table: Angles(table.sin, table.cos)),
         fix="Give the cosine first, then the sine.",
     ),
 )
@@ -131,7 +123,7 @@ PRECISION = (
     _row(
         "rotary-tables-in-bfloat16",
         "Cosine and sine are held in bfloat16.",
-        other_tables(each_table(lambda table: Angles(*map(_in_bfloat16, table))), is_computed),
+        _each_table(lambda table: Angles(*map(_in_bfloat16, table)), is_computed),
         seen_in="sgl-project/sglang-jax#1472",
     ),
     _row(

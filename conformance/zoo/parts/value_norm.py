@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import GRADIENTS
-from conformance.zoo.rows import Arrays, Steps, Table, after, entries
+from conformance.zoo.rows import Arrays, Steps, Table, after, entries, of_past, part
 from mha_core.parts.query_key_norm import norm
 from mha_core.parts.value_norm import norm_of, norm_values
 from mha_core.reference.state import State
@@ -16,28 +16,8 @@ from mha_core.reference.state import State
 BEGINS = {"value_norm_eps": ("value-norm-",), "value_scale": ("value-scale-",)}
 
 
-def eps_of(state: State) -> float:
-    eps = state.config.value_norm_eps
-    assert eps is not None
-    return eps
-
-
-def scale_of(state: State) -> float:
-    scale = state.config.value_scale
-    assert scale is not None
-    return scale
-
-
-def has_norm(state: State) -> bool:
-    return state.config.value_norm_eps is not None
-
-
-def has_scale(state: State) -> bool:
-    return state.config.value_scale is not None
-
-
-def _has_past(state: State) -> bool:
-    return state.sizes.past_len > 0
+has_norm, eps_of = part("value_norm_eps", float)
+has_scale, scale_of = part("value_scale", float)
 
 
 # The norm -----------------------------------------------------------------------------------------
@@ -47,15 +27,11 @@ Divide = Callable[[NDArray, float], NDArray]
 
 
 def _normed(divide: Divide) -> Steps:
-    def step(state: State, right: NDArray) -> NDArray:
-        return divide(state["projected_values"], eps_of(state))
-
-    return after("normed_values", step, has_norm)
+    return after("normed_values", lambda state, right: divide(state["projected_values"], eps_of(state)), has_norm)
 
 
 def _square(x: NDArray, axes: int | tuple[int, ...] = 3) -> NDArray:
-    square: NDArray = np.square(x).mean(axis=axes, keepdims=True)
-    return square
+    return np.square(x).mean(axis=axes, keepdims=True)
 
 
 def _centred(x: NDArray, eps: float) -> NDArray:
@@ -68,16 +44,6 @@ def _in_float32(x: NDArray, eps: float) -> NDArray:
 
 def _normed_again(state: State, right: NDArray) -> NDArray:
     return norm_values(right, eps_of(state))
-
-
-def _past_again(again: Callable[[State, NDArray], NDArray], where: Callable[[State], bool]) -> Steps:
-    """The whole `values`, those of the past too, through one more step."""
-
-    def step(state: State, right: NDArray) -> NDArray:
-        past = state.sizes.past_len
-        return np.concatenate([again(state, right[:, :, :past]), right[:, :, past:]], axis=2)
-
-    return after("values", step, lambda state: where(state) and _has_past(state))
 
 
 def _of_scaled(state: State, right: NDArray) -> NDArray:
@@ -140,7 +106,11 @@ NORM = (
         stage="keys",
         seen_in="kyegomez/MegaVIT#17",
     ),
-    _once("value-norm-of-past-again", "Values of the past are normed once more.", _past_again(_normed_again, has_norm)),
+    _once(
+        "value-norm-of-past-again",
+        "Values of the past are normed once more.",
+        of_past("values", _normed_again, has_norm),
+    ),
     _once(
         "value-norm-of-heads",
         "The weighted sums of values are normed, not the values.",
@@ -170,7 +140,7 @@ SCALE = (
     _once(
         "value-scale-of-past-again",
         "Values of the past are scaled once more.",
-        _past_again(lambda state, past: scale_of(state) * past, has_scale),
+        of_past("values", lambda state, past: scale_of(state) * past, has_scale),
     ),
     _once(
         "value-scale-of-keys-too",
@@ -204,11 +174,11 @@ SCALE = (
 
 def _norm_back(change: Callable[[State, NDArray, NDArray], NDArray]) -> Steps:
     """`change(state, gradient of what was normed, values)` in place of the gradient of the values."""
-
-    def step(state: State, right: NDArray) -> NDArray:
-        return change(state, state["d_normed_values"], state["projected_values"])
-
-    return after("d_projected_values", step, has_norm)
+    return after(
+        "d_projected_values",
+        lambda state, right: change(state, state["d_normed_values"], state["projected_values"]),
+        has_norm,
+    )
 
 
 def _without_size(state: State, gradient: NDArray, x: NDArray) -> NDArray:
@@ -217,7 +187,7 @@ def _without_size(state: State, gradient: NDArray, x: NDArray) -> NDArray:
 
 
 def _past_scaled(state: State, right: Arrays) -> Arrays:
-    is_possible = has_scale(state) and _has_past(state)
+    is_possible = has_scale(state) and state.sizes.past_len > 0
     return {"past_values": scale_of(state) * right["past_values"]} if is_possible else {}
 
 

@@ -74,11 +74,11 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colo
     axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": color, "shrinkA": 0, "shrinkB": 0})
 
 
-def diagram(width: float, height: float, inches: float) -> tuple[Figure, Axes]:
-    """A figure for boxes and arrows, whose coordinates are 0 to `width` and 0 to `height`."""
-    made = figure(inches)
+def diagram(height: float) -> tuple[Figure, Axes]:
+    """A figure for boxes and arrows, whose coordinates are 0 to 10 and 0 to `height`."""
+    made = figure(5)
     axes = made.add_subplot()
-    sheet(axes, width, height)
+    sheet(axes, 10, height)
     return made, axes
 
 

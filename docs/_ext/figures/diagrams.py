@@ -84,7 +84,7 @@ def layer(arrays: Arrays) -> str:
     """The walk of the shapes through one call."""
     items, count = ("first", "second"), int(arrays["first/num_heads"])
     given = {name: np.stack([arrays[f"{item}/{name}"] for item in items]) for name in ("queries", "keys")}
-    made, axes = diagram(10, 12.4, 5)
+    made, axes = diagram(12.4)
     rows = []
     for x, (name, array) in zip((2.4, 7.6), given.items(), strict=True):
         projected = array @ arrays[f"first/{name[0]}_proj.weight"].T
@@ -127,7 +127,7 @@ def block(arrays: Arrays) -> str:
     x, output, first, hidden, result = (
         arrays[f"words/{n}"] for n in ("queries", "output", "first", "hidden", "result")
     )
-    made, axes = diagram(10, 13.4, 5)
+    made, axes = diagram(13.4)
     parts: list[tuple[float, str, str, NDArray | None]] = [
         (0.6, f"words + positions {x.shape}", INK, x),
         (3, f"attention, {int(arrays['words/num_heads'])} heads {output.shape}", FIRST, output),

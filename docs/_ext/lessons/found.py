@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,57 +24,44 @@ from mha_core.weights import Weights
 SOFTMAX_CASES = ("ragged-square", "prime", "causal", "valid-lens-per-query", "one-loud-item", "weights-x20-inputs-x3")
 
 
-class TextbookSoftmax:
-    """A layer that is right but for the textbook's softmax."""
+@dataclass(frozen=True)
+class Shown:
+    """A layer of a lesson as a subject; `run` gives its trace, of which the output alone is looked at."""
 
-    name, dtype, device = "the textbook's softmax", "float64", "cpu"
-    precision = Precision.of("float64")
+    name: str
+    run: Callable[[AttentionConfig, Weights, AttentionInputs], Trace]
 
-    @staticmethod
-    def softmax(state: State) -> NDArray:
-        """The maximum is that of the whole array, and rows without a key are not looked after."""
-        scores = np.where(state["allowed"], state["scores"], -np.inf)
-        powers = np.exp(scores - scores.max())
-        return powers / powers.sum(axis=-1, keepdims=True)
+    dtype, device, precision = "float64", "cpu", Precision.of("float64")
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        def run(inputs: AttentionInputs) -> Trace:
-            trace = reference.run(config, weights, inputs, forward={**FORWARD, "weights": self.softmax})
-            return Trace(output=trace.output)
-
-        return run
+        return lambda inputs: Trace(output=self.run(config, weights, inputs).output)
 
 
-class Broadcast:
-    """A right layer behind the script's positions, of 0 here, so that nothing but their shape matters."""
+def _textbook_softmax(state: State) -> NDArray:
+    """The maximum is that of the whole array, and rows without a key are not looked after."""
+    scores = np.where(state["allowed"], state["scores"], -np.inf)
+    powers = np.exp(scores - scores.max())
+    return powers / powers.sum(axis=-1, keepdims=True)
 
-    name, dtype, device = "the script", "float64", "cpu"
-    precision = Precision.of("float64")
 
-    @staticmethod
-    def with_positions(words: NDArray) -> NDArray:
-        """(B, L, D) -> (B, L * L, D): for each item (L, D) + (L, 1, D)."""
-        positions = np.zeros((words.shape[1], 1, words.shape[2]))
-        return np.stack([(item + positions).reshape(-1, words.shape[2]) for item in words])
-
-    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        def run(inputs: AttentionInputs) -> Trace:
-            x = self.with_positions(inputs.queries)
-            return Trace(output=reference.run(config, weights, AttentionInputs(x, x, x)).output)
-
-        return run
+def _broadcast(config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> Trace:
+    """A right layer behind the script's positions, (L, D) + (L, 1, D), of 0 so that nothing but their shape matters."""
+    _, length, width = inputs.queries.shape
+    x = np.stack([(item + np.zeros((length, 1, width))).reshape(-1, width) for item in inputs.queries])
+    return reference.run(config, weights, AttentionInputs(x, x, x))
 
 
 def softmax() -> str:
     """The diagnosis of the textbook's softmax."""
     cases = {case.id: case for case in all_cases()}
-    return describe(diagnose(TextbookSoftmax(), [cases[id] for id in SOFTMAX_CASES]))
+    run = partial(reference.run, forward={**FORWARD, "weights": _textbook_softmax})
+    return describe(diagnose(Shown("the textbook's softmax", run), [cases[id] for id in SOFTMAX_CASES]))
 
 
 def positions() -> str:
     """What is said of the script's output."""
     case = next(case for case in all_cases() if case.id == "square-self-attention")
-    result = run_case(case, Broadcast())
+    result = run_case(case, Shown("the script", _broadcast))
     return f"{case.id}: {result.status}\n" + "\n".join(mismatch.message for mismatch in result.mismatches)
 
 

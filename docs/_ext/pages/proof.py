@@ -15,17 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from _data.promise import CONFIG, LENGTHS, SHAPES
 from _ext import common
 from _ext.common import escaped
 from conformance.zoo.bug import GRADIENTS, Bug, DoesNotApply, pipelines
 from conformance.zoo.registry import all_bugs
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights, reference
+from mha_core import AttentionInputs, AttentionMask, init_weights, reference
 from mha_core.weights import Weights
-
-CONFIG = AttentionConfig(embed_dim=100, num_heads=5)
-SHAPES = {"queries": (2, 4, 100), "keys": (2, 6, 100), "values": (2, 6, 100)}
-LENGTHS = np.array([3, 2])
-"""The call of Dive into Deep Learning: 100 wide, 5 heads, 4 queries, 6 keys, of which 3 and 2 count."""
 
 SAME = 1e-9
 """What float64 can differ in an output of size 1, generously; a bug changes more."""

@@ -32,7 +32,7 @@ def differing(source: str, base: str) -> set[int]:
     return {places[i] for kind, _, _, start, end in matcher.get_opcodes() if kind != "equal" for i in range(start, end)}
 
 
-def to_html(source: str, others: Mapping[str, str] | None = None) -> str:
+def to_html(source: str, others: Mapping[str, str]) -> str:
     """The source in Pygments' classes, each line an element, which may be broken between names, never inside one.
 
     Args:
@@ -41,7 +41,7 @@ def to_html(source: str, others: Mapping[str, str] | None = None) -> str:
             are `from-NAME` of those.
     """
     found = tokens(source)
-    marked = {name: differing(source, other) for name, other in (others or {}).items()}
+    marked = {name: differing(source, other) for name, other in others.items()}
     parts: list[str] = []
     before: tuple[str, ...] = ()
     for index, (kind, text) in enumerate(found):

@@ -79,13 +79,7 @@ def _multihead_attention(training: bool) -> Callable[[Task], Prepared]:
 
 def _scaled_dot_product(task: Task) -> Prepared:
     past = [_tensor(array, task) for array in task.workload.past]
-
-    def after_past(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if not past:
-            return keys, values
-        return torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
-
-    return _with_linear(task, after_past)
+    return _with_linear(task, _Past(*past).update if past else lambda keys, values: (keys, values))
 
 
 def _cache_in_place(task: Task) -> Prepared:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mha.cli import options
 from mha.cli.apart import Apart
 from mha.cli.common import CouldNotRun, consoles, finish, progress, say, write_asked
+from mha_core.errors import listed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,18 +93,13 @@ def _print(console: Console, table: KillTable) -> None:
     for bug in table.bugs:
         killers = table.killers(bug)
         count = "equivalent" if bug.equivalent else str(len(killers)) if killers else "[bold red]survives[/]"
-        by_bug.add_row(bug.id, bug.stage, count, _some(killers))
+        by_bug.add_row(bug.id, bug.stage, count, listed(killers, SHOWN))
     by_case = Table("case", "kills", "which no other case kills", title="\nCase by case", title_justify="left")
     for case in table.cases:
         by_case.add_row(case.id, str(len(table.killed_by(case))), ", ".join(table.alone(case)))
     console.print(by_bug)
     console.print(by_case)
     say(console, _verdict(table))
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:SHOWN])
-    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
 
 
 def _verdict(table: KillTable) -> str:
@@ -115,7 +111,8 @@ def _verdict(table: KillTable) -> str:
     ]
     lines += [f"survives: {bug.id}. {bug.sentence}" for bug in not_killed]
     lines += [
-        f"said to be equivalent, but killed by {_some(table.killers(b))}: {b.id}" for b in table.killed_equivalents()
+        f"said to be equivalent, but killed by {listed(table.killers(b), SHOWN)}: {b.id}"
+        for b in table.killed_equivalents()
     ]
     lines += [f"equivalent: {bug.id}. {bug.equivalent}" for bug in table.bugs if bug.equivalent]
     smallest = table.smallest_set()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mha.infer.hypotheses.candidates import Candidates, Slice
 from mha.infer.hypotheses.hypothesis import Hypothesis
+from mha_core.errors import listed
 
 NOT_PASSED = {"clip_qkv", "value_norm_eps"}
 """Settings with which a bias of the values does not pass unchanged: one is not looked for."""
@@ -73,8 +74,7 @@ def key_bias(found: Hypothesis, candidates: Candidates) -> tuple[Slice | None, s
     if len(free) == 1 and all(bias is not None for bias in (found.bq, found.bv, found.bo)):
         return free[0], "by being the only array left of that size"
     names = list(dict.fromkeys(repr(bias.source.names[0]) for bias in free))
-    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-    return None, f"any of {shown} could be one, or none"
+    return None, f"any of {listed(names, SHOWN)} could be one, or none"
 
 
 def _analogous(weight: str, bias: str, other: str) -> str:

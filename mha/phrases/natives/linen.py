@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from mha.phrases.masks import masks_of
-from mha.phrases.moving import names
 from mha.phrases.native import Arguments, Native
 from mha.phrases.natives.keras_layers import AXES
 from mha.phrases.natives.torch_mha import no_rate
@@ -99,27 +98,11 @@ class LinenMultiHeadDotProductAttention(Native):
 
     def read(self, making: Making, old: str) -> Held:
         """Out of the variables."""
-        parts = "params[part]"
-        lines = [
-            f"params = {old}['params']",
-            f"q, k, v, o = (np.asarray({parts}['kernel']) for part in ('query', 'key', 'value', 'out'))",
-        ]
-        if making.bias:
-            lines.append(
-                f"q_bias, k_bias, v_bias, o_bias = (np.asarray({parts}['bias']) for part in "
-                "('query', 'key', 'value', 'out'))"
-            )
-        return Held(tuple(lines), AXES)
+        return flax_read(making, f"{old}['params']")
 
     def write(self, making: Making, new: str) -> Held:
         """New variables."""
-        parts = dict(zip("qkvo", ("query", "key", "value", "out"), strict=True))
-        have = names(making)
-        lines = [f"{new} = {{'params': {{"]
-        for name, part in parts.items():
-            bias = f", 'bias': jnp.asarray({name}_bias)" if f"{name}_bias" in have else ""
-            lines.append(f"    '{part}': {{'kernel': jnp.asarray({name}){bias}}},")
-        return Held((*lines, "}}"), AXES)
+        return flax_written(making, f"{new} = {{'params': {{", "}}")
 
     def read_making(self, given: Arguments) -> tuple[Making, list[str]]:
         return flax_making(given, "")
@@ -137,6 +120,27 @@ def one_mask(calling: Calling) -> tuple[list[str], str]:
         lines.append(f"no_later_keys = jnp.tri({queries}.shape[1], {keys}.shape[1], dtype=bool)")
         masks.append("no_later_keys[None, None]")
     return lines, both(masks)
+
+
+PARTS = ("query", "key", "value", "out")
+"""The names of the projections in either Flax layer."""
+
+
+def flax_read(making: Making, params: str) -> Held:
+    """The arrays out of what `params` gives, a dict by the names of the projections."""
+    lines = [f"params = {params}", f"q, k, v, o = (np.asarray(params[part]['kernel']) for part in {PARTS})"]
+    if making.bias:
+        lines.append(f"q_bias, k_bias, v_bias, o_bias = (np.asarray(params[part]['bias']) for part in {PARTS})")
+    return Held(tuple(lines), AXES)
+
+
+def flax_written(making: Making, begin: str, end: str) -> Held:
+    """The arrays by the names of the projections, between two lines."""
+    rows = []
+    for name, part in zip("qkvo", PARTS, strict=True):
+        bias = f", 'bias': jnp.asarray({name}_bias)" if making.bias else ""
+        rows.append(f"    '{part}': {{'kernel': jnp.asarray({name}){bias}}},")
+    return Held((begin, *rows, end), AXES)
 
 
 def flax_making(given: Arguments, width: str) -> tuple[Making, list[str]]:

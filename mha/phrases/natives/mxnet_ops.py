@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mha.phrases.moving import CANONICAL
 from mha.phrases.native import Arguments, Native
+from mha.phrases.natives.torch_sdpa import four_read, four_written
 from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom
 from mha_core.errors import SpecError
 
@@ -105,23 +106,11 @@ class MxnetInterleaved(Native):
 
     def read(self, making: Making, old: str) -> Held:
         """As Dense has them."""
-        lines = [f"q, k, v, o = ({old}[name].weight.data().asnumpy() for name in 'qkvo')"]
-        if making.bias:
-            lines.append(f"q_bias, k_bias, v_bias, o_bias = ({old}[name].bias.data().asnumpy() for name in 'qkvo')")
-        return Held(tuple(lines), CANONICAL)
+        return four_read(making, old, "data().asnumpy()")
 
     def write(self, making: Making, new: str) -> Held:
         """In place."""
-        lines = [
-            "for name, array in zip('qkvo', (q, k, v, o)):",
-            f"    {new}[name].weight.set_data(mx.nd.array(array))",
-        ]
-        if making.bias:
-            lines += [
-                "for name, array in zip('qkvo', (q_bias, k_bias, v_bias, o_bias)):",
-                f"    {new}[name].bias.set_data(mx.nd.array(array))",
-            ]
-        return Held(tuple(lines), CANONICAL)
+        return Held(tuple(four_written(making, new, "set_data(mx.nd.array(array))")), CANONICAL)
 
     def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
         raise SpecError(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
-from mha.phrases.moving import names
 from mha.phrases.native import Arguments, Native
-from mha.phrases.natives.keras_layers import AXES
-from mha.phrases.natives.linen import flax_calling, flax_making, one_mask
+from mha.phrases.natives.linen import flax_calling, flax_making, flax_read, flax_written, one_mask
 from mha.phrases.said import Calling, Held, Lack, Making, call_of
 
 
@@ -86,43 +85,22 @@ class NnxMultiHeadAttention(Native):
 
     def read(self, making: Making, old: str) -> Held:
         """Out of the module's state."""
-        lines = [
-            f"params = nnx.to_pure_dict(nnx.state({old}, nnx.Param))",
-            "q, k, v, o = (np.asarray(params[part]['kernel']) for part in ('query', 'key', 'value', 'out'))",
-        ]
-        if making.bias:
-            lines.append(
-                "q_bias, k_bias, v_bias, o_bias = (np.asarray(params[part]['bias']) for part in "
-                "('query', 'key', 'value', 'out'))"
-            )
-        return Held(tuple(lines), AXES)
+        return flax_read(making, f"nnx.to_pure_dict(nnx.state({old}, nnx.Param))")
 
     def write(self, making: Making, new: str) -> Held:
         """In place."""
-        parts = dict(zip("qkvo", ("query", "key", "value", "out"), strict=True))
-        lines = [f"nnx.update({new}, {{"]
-        have = names(making)
-        for name, part in parts.items():
-            bias = f", 'bias': jnp.asarray({name}_bias)" if f"{name}_bias" in have else ""
-            lines.append(f"    '{part}': {{'kernel': jnp.asarray({name}){bias}}},")
-        return Held((*lines, "})"), AXES)
+        return flax_written(making, f"nnx.update({new}, {{", "})")
 
     def read_making(self, given: Arguments) -> tuple[Making, list[str]]:
         width = given.need("in_features")
         given.take("rngs")
         making, notes = flax_making(given, width)
         if given.take("num_kv_heads"):
-            making = Making(
-                making.width, making.heads, making.head_width, given.take("num_kv_heads"), making.bias, making.dropout
-            )
+            making = replace(making, kv_heads=given.take("num_kv_heads"))
         return making, notes
 
     def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
         calling, notes = flax_calling(given, making)
         if given.switch("is_causal", False):
-            calling = Calling(
-                *(calling.queries, calling.keys, calling.values, calling.padding, calling.allowed, None, True),
-                calling.weights,
-                calling.training,
-            )
+            calling = replace(calling, causal=True)
         return calling, notes

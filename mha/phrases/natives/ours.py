@@ -38,7 +38,7 @@ class Ours(Native):
         "parameters": "q_proj, k_proj, v_proj, out_proj: weight (out, in), rows head by head, and bias. to_weights and "
         "from_weights carry them, exact to the bit.",
     }
-    mean: ClassVar[str] = ".mean(axis=1)"
+    mean: ClassVar[str] = "weights.mean(axis=1)"
     sign: ClassVar[str] = " & "
     made_with = ("embed_dim", "num_heads", "dropout", "bias", *AttentionConfig.__dataclass_fields__, *OF_FRAMEWORKS)
     called_with = (
@@ -60,11 +60,7 @@ class Ours(Native):
 
     def make(self, making: Making) -> list[str]:
         """With biases where they are asked for."""
-        given = {
-            "dropout": making.dropout,
-            "bias": "True" if making.bias else "",
-            "num_kv_heads": making.kv_heads,
-        }
+        given = {"dropout": making.dropout, "bias": "True" if making.bias else "", "num_kv_heads": making.kv_heads}
         return [f"layer = {call_of('MultiHeadAttention', making.width, making.heads, **given)}"]
 
     def call(self, making: Making, calling: Calling) -> list[str]:
@@ -84,7 +80,7 @@ class Ours(Native):
             "return_weights": "True" if calling.weights else "",
         }
         lines = self.called(making, calling, given)
-        return [*lines, f"weights = weights{self.mean}"] if calling.weights == "mean" else lines
+        return [*lines, f"weights = {self.mean}"] if calling.weights == "mean" else lines
 
     def called(self, making: Making, calling: Calling, given: dict[str, str]) -> list[str]:
         """The call in this framework's way."""
@@ -148,7 +144,7 @@ class OursTorch(Ours):
     path = "backends.torch.MultiHeadAttention"
     framework = "torch"
     imports = ("import torch", "from backends.torch import MultiHeadAttention, from_weights, to_weights", CONFIG)
-    mean = ".mean(dim=1)"
+    mean = "weights.mean(dim=1)"
     words: ClassVar[Mapping[str, str]] = {
         **Ours.words,
         "dropout": "A rate of the layer, which acts in train() and not in eval().",
@@ -172,6 +168,7 @@ class OursKeras(Ours):
         "from backends.tf import MultiHeadAttention, from_weights, to_weights",
         CONFIG,
     )
+    mean = "tf.reduce_mean(weights, axis=1)"
     words: ClassVar[Mapping[str, str]] = {
         **Ours.words,
         "dropout": "A rate of the layer, which acts where the call says training=True, and in fit.",
@@ -181,12 +178,6 @@ class OursKeras(Ours):
 
     def called(self, making: Making, calling: Calling, given: dict[str, str]) -> list[str]:
         return super().called(making, calling, {**given, "training": str(calling.training) if making.dropout else ""})
-
-    def call(self, making: Making, calling: Calling) -> list[str]:
-        lines = super().call(making, calling)
-        if calling.weights == "mean":
-            lines[-1] = "weights = tf.reduce_mean(weights, axis=1)"
-        return lines
 
 
 class OursJax(Ours):

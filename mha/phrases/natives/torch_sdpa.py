@@ -102,24 +102,12 @@ class TorchScaledDotProductAttention(Native):
 
     def read(self, making: Making, old: str) -> Held:
         """As nn.Linear has them."""
-        lines = [f"q, k, v, o = ({old}[name].weight.detach().numpy() for name in 'qkvo')"]
-        if making.bias:
-            lines.append(f"q_bias, k_bias, v_bias, o_bias = ({old}[name].bias.detach().numpy() for name in 'qkvo')")
-        return Held(tuple(lines), CANONICAL)
+        return four_read(making, old, "detach().numpy()")
 
     def write(self, making: Making, new: str) -> Held:
         """In place, out of sight of autograd."""
-        lines = [
-            "with torch.no_grad():",
-            "    for name, array in zip('qkvo', (q, k, v, o)):",
-            f"        {new}[name].weight.copy_(torch.tensor(array))",
-        ]
-        if making.bias:
-            lines += [
-                "    for name, array in zip('qkvo', (q_bias, k_bias, v_bias, o_bias)):",
-                f"        {new}[name].bias.copy_(torch.tensor(array))",
-            ]
-        return Held(tuple(lines), CANONICAL)
+        lines = four_written(making, new, "copy_(torch.tensor(array))")
+        return Held(("with torch.no_grad():", *(f"    {line}" for line in lines)), CANONICAL)
 
     def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
         arrays = [given.need(name) for name in ("query", "key", "value")]
@@ -133,6 +121,23 @@ class TorchScaledDotProductAttention(Native):
             padding=found.padding, allowed=found.allowed, added=found.added, causal=causal, training=training
         )
         return calling, notes
+
+
+def four_read(making: Making, old: str, taken: str) -> Held:
+    """The arrays of four linear layers in a dict, each by the method `taken` of a parameter."""
+    lines = [f"q, k, v, o = ({old}[name].weight.{taken} for name in 'qkvo')"]
+    if making.bias:
+        lines.append(f"q_bias, k_bias, v_bias, o_bias = ({old}[name].bias.{taken} for name in 'qkvo')")
+    return Held(tuple(lines), CANONICAL)
+
+
+def four_written(making: Making, new: str, put: str) -> list[str]:
+    """The lines that put the arrays into four linear layers in a dict, each by the method `put` of a parameter."""
+    lines = []
+    for kind, ending in (("weight", ""), ("bias", "_bias"))[: 1 + making.bias]:
+        arrays = ", ".join(f"{name}{ending}" for name in "qkvo")
+        lines += [f"for name, array in zip('qkvo', ({arrays})):", f"    {new}[name].{kind}.{put}"]
+    return lines
 
 
 HEADS = (

@@ -15,6 +15,7 @@ from mha.recordings.explain import explain
 from mha.recordings.recording import METADATA_KEY, Recording
 from mha.recordings.replay import RecordedSubject, judge_recording
 from mha_core import SpecError
+from mha_core.errors import listed
 from mha_core.files.tensorfile import read_header
 
 SHOWN = 6
@@ -180,6 +181,4 @@ def _given(own: Recording) -> str:
 
 
 def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(name or "the model" for name in names[:SHOWN]) + more
+    return listed([name or "the model" for name in names], SHOWN)

@@ -7,6 +7,7 @@ from math import isinf
 
 from mha.substitution.allowance import FACTOR, number, times_rounding
 from mha.substitution.reports.report import Backward, ModuleResult, WhereReport
+from mha_core.errors import listed
 
 SHOWN = 12
 """Most names that a line lists; the JSON has them all."""
@@ -134,5 +135,4 @@ def shown_ratio(ratio: float) -> str:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    return listed(names, SHOWN)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from conformance.cases.table import select
 from conformance.diagnosis.diagnose import Runs, observe
 from conformance.measure.faults import bug_of, on_result
 from conformance.zoo.bug import BuggySubject
+from conformance.zoo.registry import all_bugs
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -19,3 +21,15 @@ def test_a_model_that_can_not_run_in_a_case_is_not_its_answer():
     meaningless = bug_of("less-the-first", "It has no meaning without keys.", "-", "weights", on_result(less_the_first))
     (empty,), _ = observe(BuggySubject(), select(["no-keys"]))
     assert Runs().arrays(empty, (meaningless,)) is None
+
+
+def test_where_one_of_several_bugs_can_not_be_made_the_others_give_the_answer():
+    """A layer without projections has no bias that could be missing."""
+    found = {bug.id: bug for bug in all_bugs()}
+    missing, short = found["k-proj-bias-missing"], found["lens-one-short"]
+    (bare,), _ = observe(BuggySubject(short), select(["heads-given"]))
+    runs = Runs()
+    assert bare.mismatches
+    assert runs.arrays(bare, (missing,)) is None
+    together = runs.arrays(bare, (missing, short))
+    assert np.array_equal(together["output"], bare.arrays["output"])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from conformance.cases.case import Case, Rng
+from conformance.cases.case import Rng
 from conformance.cases.parts import bare_case, case
 from conformance.cases.problem import Problem
 from conformance.cases.topics.parts.rotary import PADDED_PAST, TURNING
@@ -21,43 +19,38 @@ def at_the_limit(rng: Rng, problem: Problem) -> Problem:
         return np.where(rng.random(x.shape) < 0.33, np.copysign(limit, x), x)
 
     i = problem.inputs
-    inputs = replace(i, queries=given(i.queries), keys=given(i.keys), values=given(i.values))
-    return replace(problem, inputs=inputs)
+    return problem.with_inputs(queries=given(i.queries), keys=given(i.keys), values=given(i.values))
 
 
-def cases() -> list[Case]:
-    """The cases of this topic, in the order of `mha cases`.
-
-    About half of the numbers are beyond the limit, in every head; biases move them over it.
-    """
-    return [
-        case(
-            "clip-qkv",
-            "no limit, one for positive numbers alone, for queries and keys alone, in front of the bias, of the scores",
-            num_heads=6,
-            num_kv_heads=3,
-            clip_qkv=0.8,
-            softcap=2.0,
-            valid_lens=[4, 6],
-        ),
-        case(
-            "clip-qkv-rotary",
-            "the limit behind the norm, behind the rotation or on the past, a gradient that passes beyond it",
-            num_heads=6,
-            num_kv_heads=2,
-            head_dim=10,
-            rotary=TURNING,
-            query_key_norm={"weight": "per_head", "eps": 0.4},
-            clip_qkv=0.6,
-            **PADDED_PAST,
-        ),
-        bare_case(
-            "clip-qkv-at-the-limit",
-            "a gradient that does not pass, or passes by half, at exactly the limit; heads that come as they are",
-            clip_qkv=0.5,
-            batch=3,
-            split=True,
-            key_len=9,
-            change=at_the_limit,
-        ),
-    ]
+CASES = [
+    case(
+        "clip-qkv",
+        "no limit, one for positive numbers alone, for queries and keys alone, in front of the bias, of the scores",
+        num_heads=6,
+        num_kv_heads=3,
+        clip_qkv=0.8,
+        softcap=2.0,
+        valid_lens=[4, 6],
+    ),
+    case(
+        "clip-qkv-rotary",
+        "the limit behind the norm, behind the rotation or on the past, a gradient that passes beyond it",
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=10,
+        rotary=TURNING,
+        query_key_norm={"weight": "per_head", "eps": 0.4},
+        clip_qkv=0.6,
+        **PADDED_PAST,
+    ),
+    bare_case(
+        "clip-qkv-at-the-limit",
+        "a gradient that does not pass, or passes by half, at exactly the limit; heads that come as they are",
+        clip_qkv=0.5,
+        batch=3,
+        split=True,
+        key_len=9,
+        change=at_the_limit,
+    ),
+]
+"""About half of the numbers are beyond the limit, in every head; biases move them over it."""

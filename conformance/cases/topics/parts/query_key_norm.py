@@ -2,93 +2,87 @@
 
 from __future__ import annotations
 
-from conformance.cases.case import Case
 from conformance.cases.parts import OF_HEADS, bare_case, case
 from conformance.cases.topics.parts.rotary import PADDED_PAST, TURNING, placed
 from mha_core import AttentionConfig
 
-
-def cases() -> list[Case]:
-    """The cases of this topic, in the order of `mha cases`.
-
-    eps is of the size of the mean square: then it shows where it stands.
-    """
-    return [
-        case(
-            "query-key-norm",
-            "no norm, eps outside of the root, the weight of queries for keys, a mean over other axes",
-            num_heads=6,
-            num_kv_heads=3,
-            query_key_norm={"eps": 0.3},
-            softcap=2.0,
-            valid_lens=[4, 6],
-        ),
-        case(
-            "query-key-norm-before",
-            "the norm behind the rotation, its weights of other heads, a past that is normed or turned again",
-            num_heads=6,
-            num_kv_heads=2,
-            head_dim=10,
-            rotary=TURNING,
-            query_key_norm={"weight": "per_head", "eps": 0.4},
-            **PADDED_PAST,
-        ),
-        case(
-            "query-key-norm-after",
-            "the norm in front of the rotation, 1 + weight read as the weight, the product in another order",
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=10,
-            rotary={**TURNING, "interleaved": True, "start": "last"},
-            query_key_norm={"order": "after", "offset": 1, "eps": 0.4},
-            positions=placed,
-            valid_lens=[7, 4],
-        ),
-        case(
-            "query-key-norm-layer",
-            "a mean that is not taken away, a bias that is lost, beside channels that turn",
-            num_heads=6,
-            num_kv_heads=3,
-            rotary={"width": 8, "base": 20.0},
-            query_key_norm={"kind": "layer", "weight": "per_head", "bias": True, "eps": 0.2},
-            causal=True,
-            query_offset=1,
-        ),
-        case(
-            "query-key-norm-all",
-            "a mean over each head where it is over all of a token",
-            num_heads=6,
-            num_kv_heads=3,
-            head_dim=8,
+CASES = [
+    case(
+        "query-key-norm",
+        "no norm, eps outside of the root, the weight of queries for keys, a mean over other axes",
+        num_heads=6,
+        num_kv_heads=3,
+        query_key_norm={"eps": 0.3},
+        softcap=2.0,
+        valid_lens=[4, 6],
+    ),
+    case(
+        "query-key-norm-before",
+        "the norm behind the rotation, its weights of other heads, a past that is normed or turned again",
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=10,
+        rotary=TURNING,
+        query_key_norm={"weight": "per_head", "eps": 0.4},
+        **PADDED_PAST,
+    ),
+    case(
+        "query-key-norm-after",
+        "the norm in front of the rotation, 1 + weight read as the weight, the product in another order",
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=10,
+        rotary={**TURNING, "interleaved": True, "start": "last"},
+        query_key_norm={"order": "after", "offset": 1, "eps": 0.4},
+        positions=placed,
+        valid_lens=[7, 4],
+    ),
+    case(
+        "query-key-norm-layer",
+        "a mean that is not taken away, a bias that is lost, beside channels that turn",
+        num_heads=6,
+        num_kv_heads=3,
+        rotary={"width": 8, "base": 20.0},
+        query_key_norm={"kind": "layer", "weight": "per_head", "bias": True, "eps": 0.2},
+        causal=True,
+        query_offset=1,
+    ),
+    case(
+        "query-key-norm-all",
+        "a mean over each head where it is over all of a token",
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=8,
+        rotary={"base": 20.0},
+        query_key_norm={"scope": "all", "weight": "per_head", "offset": 1, "eps": 0.2},
+        query_len=9,
+    ),
+    bare_case(
+        "query-key-norm-bare",
+        "a norm without weights that is left out, tiny rows that are divided by their own size",
+        query_key_norm={"kind": "layer", "weight": "none", "eps": 1e-4},
+        batch=3,
+        split=True,
+        key_len=9,
+        input_scale=0.01,
+    ),
+    case(
+        "query-key-norm-half-precision",
+        "wrong gradients of its weights and biases, for which the bounds of half precision leave room elsewhere",
+        AttentionConfig(
+            *(8, 2),
+            head_dim=4,
+            value_head_dim=7,
+            projections=False,
+            scale=0.25,
             rotary={"base": 20.0},
-            query_key_norm={"scope": "all", "weight": "per_head", "offset": 1, "eps": 0.2},
-            query_len=9,
+            query_key_norm={"kind": "layer", "weight": "per_head", "bias": True, "eps": 0.2},
         ),
-        bare_case(
-            "query-key-norm-bare",
-            "a norm without weights that is left out, tiny rows that are divided by their own size",
-            query_key_norm={"kind": "layer", "weight": "none", "eps": 1e-4},
-            batch=3,
-            split=True,
-            key_len=9,
-            input_scale=0.01,
-        ),
-        case(
-            "query-key-norm-half-precision",
-            "wrong gradients of its weights and biases, for which the bounds of half precision leave room elsewhere",
-            AttentionConfig(
-                *(8, 2),
-                head_dim=4,
-                value_head_dim=7,
-                projections=False,
-                scale=0.25,
-                rotary={"base": 20.0},
-                query_key_norm={"kind": "layer", "weight": "per_head", "bias": True, "eps": 0.2},
-            ),
-            batch=1,
-            query_len=1,
-            key_len=3,
-            weight_scale=0.3,
-            same_sizes=OF_HEADS,
-        ),
-    ]
+        batch=1,
+        query_len=1,
+        key_len=3,
+        weight_scale=0.3,
+        same_sizes=OF_HEADS,
+    ),
+]
+"""eps is of the size of the mean square: then it shows where it stands."""
