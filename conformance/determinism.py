@@ -13,7 +13,7 @@ from conformance.cases.case import Case
 from conformance.cases.table import select
 from conformance.subjects.backend import BackendSubject
 from conformance.subjects.quiet import quiet_stderr
-from conformance.workers.described import read, request_of
+from conformance.workers.described import Elsewhere, request_of
 from conformance.workers.interpreters import Home, Settings
 from conformance.workers.process import WorkerProcess
 from conformance.workers.protocol import WorkerDied
@@ -100,7 +100,7 @@ class Runs:
             process = WorkerProcess(home, self.settings.interpreter(home), threads=None)
             try:
                 request = request_of(_runs, self.backend, self.dtype, self.paths, self.patterns, times)
-                found = read(process.ask(request, None), list, home, self.settings)
+                found = Elsewhere(home, self.settings).read(process.ask(request, None), list)
             finally:
                 process.end()
         except (WorkerDied, BackendError, SpecError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +36,16 @@ def run_case(case: Asked, subject: Subject, known: Deviations | None = None) -> 
     return CaseRunner(subject, known).run(case)
 
 
+@dataclass(frozen=True)
+class _Right:
+    """A case that was answered right: its id, the layer that was asked, its answer, and the expected one."""
+
+    case: str
+    session: Session
+    trace: Trace
+    wanted: Expected
+
+
 class CaseRunner:
     """Judges one subject, case after case.
 
@@ -46,12 +56,12 @@ class CaseRunner:
     def __init__(self, subject: Subject, known: Deviations | None = None) -> None:
         self.subject = subject
         self.known = known
-        self._last: tuple[str, Session, Trace, Expected] | None = None
+        self._last: _Right | None = None
 
     @property
     def last(self) -> str | None:
         """The id of the case that will be asked again after the next one."""
-        return None if self._last is None else self._last[0]
+        return None if self._last is None else self._last.case
 
     def run(self, case: Asked) -> Result:
         """Judge the subject by one case, or one sequence of calls."""
@@ -95,7 +105,8 @@ class CaseRunner:
         judged = _judged(trace, wanted.trace)
         ratios, mismatches = wanted.judge(trace, subject.dtype)
         try:
-            mismatches = mismatches or tuple(self._repeated(case.id, session, trace, again, answers))
+            first = _Right(case.id, session, trace, wanted)
+            mismatches = mismatches or tuple(self._repeated(first, again, answers))
         except SubjectFailed as error:
             return result("failed", message=str(error))
         status: Status = "different" if mismatches else "equal"
@@ -131,20 +142,17 @@ class CaseRunner:
             left_out={} if status == "unsupported" else {why: tuple(words) for why, words in found.left_out.items()},
         )
 
-    def _repeated(
-        self, case: str, session: Session, first: Trace, again: Sequence[Question], answers: Iterator[Trace]
-    ) -> Iterator[Mismatch]:
+    def _repeated(self, first: _Right, again: Sequence[Question], answers: Iterator[Trace]) -> Iterator[Mismatch]:
         """The mismatches of a subject whose first answer was right, asked again, and then about the case before."""
         for question in again:
-            yield from self._asked(question, first, answers)
+            yield from self._asked(question, first.trace, answers)
         if not again:
             return
         last, self._last = self._last, None
         if last is not None:
-            other, other_session, before, wanted = last
-            question = Question(f"case {other} asked again after this one", wanted)
-            yield from self._asked(question, before, other_session.answers([wanted.problem]))
-        self._last = case, session, first, again[0].wanted
+            question = Question(f"case {last.case} asked again after this one", last.wanted)
+            yield from self._asked(question, last.trace, last.session.answers([last.wanted.problem]))
+        self._last = first
 
     def _asked(self, question: Question, first: Trace, answers: Iterator[Trace]) -> Iterator[Mismatch]:
         try:

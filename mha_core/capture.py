@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -122,6 +122,23 @@ def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, A
     for name in more:
         arguments |= bound.arguments[name]
     return arguments
+
+
+def as_called(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+    """The arguments of a call; its signature has what is given by name as keywords alone, so that it is made again so.
+
+    Decorators of transformers add keywords of their own, which would meet the same argument given by position.
+
+    >>> def forward(x, mask=None, **more): ...
+    >>> as_called(inspect.signature(forward), [1], {"mask": 2}).kwargs
+    {'mask': 2}
+    """
+    either, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        one.replace(kind=keyword) if one.kind is either and position >= len(args) else one
+        for position, one in enumerate(signature.parameters.values())
+    ]
+    return signature.replace(parameters=sorted(parameters, key=lambda one: one.kind)).bind(*args, **kwargs)
 
 
 def as_lens(lens: NDArray) -> NDArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,16 +52,26 @@ class Call:
         return Call(**mapped)
 
 
+class Held(NamedTuple):
+    """A layer as one formulation computes it: how, its config, and its weights as they are held."""
+
+    ways: Ways
+    a: Arithmetic
+    config: AttentionConfig
+    weights: Weights
+
+
 OF_QUERIES = ("scores", "weights", "heads", "d_scores", "d_queries")
 OF_KEYS = ("d_keys", "d_values")
 """What counts queries, and what counts keys, among the arrays of `attend`."""
 
 
-def attend(ways: Ways, a: Arithmetic, config: AttentionConfig, weights: Weights, call: Call) -> dict[str, NDArray]:
+def attend(layer: Held, call: Call) -> dict[str, NDArray]:
     """Scores, weights and heads; with d_heads also d_scores, d_queries, d_keys, d_values and score.*.
 
     Sums that run over several parts of the call stay in the accumulator until the last part.
     """
+    ways, a = layer.ways, layer.a
     batch, heads, query_len, _ = call.queries.shape
     repeat = heads // call.keys.shape[1]
     folds = ways.groups == "folded"
@@ -75,11 +85,11 @@ def attend(ways: Ways, a: Arithmetic, config: AttentionConfig, weights: Weights,
     if call.d_heads is not None:
         shapes |= {"d_scores": call.allowed.shape, "d_queries": call.queries.shape}
         shapes |= {"d_keys": call.keys.shape, "d_values": call.values.shape}
-        shapes |= {name: array.shape for name, array in weights.items() if name.startswith("score.")}
+        shapes |= {name: array.shape for name, array in layer.weights.items() if name.startswith("score.")}
     found = {name: np.zeros(shape, a.wide) for name, shape in shapes.items()}
     for b, h, i in _parts(ways, batch, part_heads, length):
         part = call.mapped(lambda x: x[b, h, i], lambda x: x[b, h])  # noqa: B023  # called at once
-        for name, array in _Piece(ways, a, config, weights, part).arrays().items():
+        for name, array in _Piece(layer, part).arrays().items():
             if name in OF_QUERIES:
                 found[name][b, h, i] = array
             elif name in OF_KEYS:
@@ -115,8 +125,8 @@ def _parts(ways: Ways, batch: int, heads: int, length: int) -> Iterator[tuple[sl
 class _Piece:
     """One part of a call, with as many heads of keys and values as of queries: forward, then backward."""
 
-    def __init__(self, ways: Ways, a: Arithmetic, config: AttentionConfig, parameters: Weights, call: Call) -> None:
-        self.ways, self.a, self.config, self.parameters = ways, a, config, parameters
+    def __init__(self, layer: Held, call: Call) -> None:
+        self.ways, self.a, self.config, self.parameters = ways, a, config, _ = layer
         self.q, self.k, self.v, self.allowed = call.queries, call.keys, call.values, call.allowed
         self.bias, self.factor, self.d_heads = call.bias, call.factor, call.d_heads
         self.softcap = softcap_of(config, a, ways.parts)

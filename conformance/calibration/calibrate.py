@@ -18,6 +18,7 @@ import numpy as np
 
 from conformance.bounds.precision import Precision
 from conformance.calibration.draws import DRAWS_PER_LAYER, Layer, draw_layer, draw_problem
+from conformance.cases.problem import Problem
 from conformance.judging.expected import Expected, answer
 from conformance.subjects.subject import Subject
 from mha_core import STAGES, SpecError
@@ -85,7 +86,8 @@ def of_layer(
     layer = draw_layer(seed, number)
     prepared: dict[str, Run] = {}
     for index in range(number * DRAWS_PER_LAYER, (number + 1) * DRAWS_PER_LAYER):
-        for wanted, outcome in _problem_on(seed, index, dtype, subjects, layer, prepared):
+        problem = draw_problem(seed, index, dtype, layer)
+        for wanted, outcome in _problem_on(f"{seed}-{index}", problem, subjects, layer, prepared):
             yield index, wanted, outcome
 
 
@@ -105,13 +107,12 @@ def replay(case: str, dtype: str, subjects: Sequence[Subject]) -> Iterator[tuple
     """One problem again, on each subject. Raises SpecError, when called, for a case that is not SEED-INDEX."""
     seed, index = parse_case(case)
     layer = draw_layer(seed, index // DRAWS_PER_LAYER)
-    return _problem_on(seed, index, dtype, subjects, layer, {})
+    return _problem_on(f"{seed}-{index}", draw_problem(seed, index, dtype, layer), subjects, layer, {})
 
 
 def _problem_on(
-    seed: int, index: int, dtype: str, subjects: Sequence[Subject], layer: Layer, prepared: dict[str, Run]
+    case: str, problem: Problem, subjects: Sequence[Subject], layer: Layer, prepared: dict[str, Run]
 ) -> Iterator[tuple[Expected, Outcome]]:
-    problem = draw_problem(seed, index, dtype, layer)
     answers: dict[Precision, Expected] = {}
     for subject in subjects:
         if subject.precision not in answers:
@@ -119,7 +120,7 @@ def _problem_on(
         wanted = answers[subject.precision]
         # Weights that had to shrink for this problem belong to it alone.
         runs = prepared if problem.weights is layer.weights else {}
-        yield wanted, judge(f"{seed}-{index}", wanted, subject, runs)
+        yield wanted, judge(case, wanted, subject, runs)
 
 
 def judge(case: str, wanted: Expected, subject: Subject, prepared: dict[str, Run]) -> Outcome:

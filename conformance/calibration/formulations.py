@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.calibration.arithmetic import Arithmetic
-from conformance.calibration.attention import KEY_BLOCK, Call, attend
+from conformance.calibration.attention import KEY_BLOCK, Call, Held, attend
 from conformance.calibration.by_part.chunked_mask import allowed
 from conformance.calibration.by_part.run import Run as PartRun
 from conformance.calibration.parts import Parts, ways_of
@@ -121,22 +121,22 @@ class Formulation:
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         arithmetic = Arithmetic(self.dtype, self.ways.order)
         held = {name: arithmetic.hold(array) for name, array in weights.items()}
+        layer = Held(self.ways, arithmetic, config, held)
 
         def run(inputs: AttentionInputs) -> Trace:
             # -inf stands for an excluded score; NumPy warns of what it does with it.
             with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
-                return _Layer(self.ways, arithmetic, config, held, inputs).trace()
+                return _Run(layer, inputs).trace()
 
         return run
 
 
-class _Layer:
+class _Run:
     """One run: projections in front, attention, the output projection, and all of it backwards."""
 
-    def __init__(
-        self, ways: Ways, arithmetic: Arithmetic, config: AttentionConfig, weights: Weights, inputs: AttentionInputs
-    ) -> None:
-        self.ways, self.a, self.config, self.weights = ways, arithmetic, config, weights
+    def __init__(self, layer: Held, inputs: AttentionInputs) -> None:
+        self.layer = layer
+        self.ways, self.a, self.config, self.weights = ways, arithmetic, config, weights = layer
         sizes = inputs.check(config)
         self.is_split, self.past_len = inputs.is_split, sizes.past_len
         self.inputs = inputs = inputs.merged()
@@ -176,9 +176,7 @@ class _Layer:
         factor = None
         if inputs.dropout_keep is not None:
             factor = inputs.dropout_keep * self.a.hold(1.0 / (1.0 - config.dropout))
-        found = attend(
-            self.ways, self.a, config, self.weights, Call(queries, keys, values, self.allowed, bias, factor, d_heads)
-        )
+        found = attend(self.layer, Call(queries, keys, values, self.allowed, bias, factor, d_heads))
         merged = merge_heads(found["heads"])
         stages = {name: found[name] for name in ("scores", "weights", "heads")}
         stages |= {"queries": queries, "keys": keys, "values": values, "output": self._output(merged)}

@@ -34,6 +34,7 @@ def diagnosed(
     table: Deviations,
     experiments: bool = True,
     details: bool = False,
+    *,
     progress: Progress = _nothing,
 ) -> tuple[str, bool]:
     """The diagnosis of a subject in words, and whether it differs.
@@ -65,7 +66,7 @@ def explained(way: Callable[..., tuple[str, bool]], *arguments: Any) -> str:
         return f"{ENDED} {one_line(error)}"
 
 
-def probed(subject: Subject, patterns: Sequence[str], progress: Progress = _nothing) -> tuple[str, bool, bool]:
+def probed(subject: Subject, patterns: Sequence[str], *, progress: Progress = _nothing) -> tuple[str, bool, bool]:
     """What some probes show, in words; whether one of them differs; and whether the subject answers at all."""
     measured = measure(subject, probes=select_probes(patterns), progress=progress)
     names = {probe.id for probe in select_probes(patterns, alone=True)}

@@ -55,7 +55,13 @@ def stage_of(step: str) -> str:
 
 
 def bug_of(
-    slug: str, sentence: str, fix: str, steps: Mapping[str, Change] | str, change: Change | None = None, stage: str = ""
+    slug: str,
+    sentence: str,
+    fix: str,
+    steps: Mapping[str, Change] | str,
+    change: Change | None = None,
+    *,
+    stage: str = "",
 ) -> Bug:
     """A measured bug.
 

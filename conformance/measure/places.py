@@ -51,8 +51,8 @@ class Place:
     id: str
     words: str
     fix: str
-    axes: tuple[str, ...] = ()
-    steps: tuple[str, ...] = ()
+    axes: Axes = ()
+    steps: Axes = ()
     get: Get = _result
     put: Put = _in_its_place
     gauge: int | None = None
@@ -132,57 +132,60 @@ _MATRIX, _VECTOR = ("output channel", "input channel"), ("output channel",)
 _JOINED, _READ = ("item", "kv head", "key", "channel"), ("item", "head", "key", "channel")
 _NUMBER = ("number",)
 
-Row = tuple[str, str, str, tuple[str, ...], tuple[str, ...], tuple[Get, Put] | None, int | None]
-"""Id, words, name of FIX, axes, steps, (get, put), gauge: see Place."""
+
+def _parameter(name: str, fix: str, axes: Axes, step: str) -> Place:
+    return Place(name, f"the numbers of {name}, as used,", FIX[fix], axes, (step,), *reads.parameter(name))
 
 
-def _parameter(name: str, fix: str, axes: tuple[str, ...], step: str) -> Row:
-    return name, f"the numbers of {name}, as used,", fix, axes, (step,), reads.parameter(name), None
+def _result_of(step: str, words: str, fix: str, gauge: int | None = None) -> Place:
+    return Place(step, words, FIX[fix], gauge=gauge)
 
 
-def _result_of(step: str, words: str, fix: str, gauge: int | None = None) -> Row:
-    return step, words, fix, (), (), None, gauge
-
-
-_ROWS: tuple[Row, ...] = (
+_PLACES = (
     _result_of("output", "the output's numbers", "output"),
     _result_of("merged", "the merged heads", "merged"),
     _result_of("heads", "the weighted sums of the heads", "heads"),
     _result_of("kept_weights", "the weights that meet the values", "kept"),
-    ("dropout", "the factors of dropout", "dropout", SCORED, ("kept_weights",), reads.KEEP, None),
+    Place("dropout", "the factors of dropout", FIX["dropout"], SCORED, ("kept_weights",), *reads.KEEP),
     _result_of("weights", "the weights", "weights"),
-    ("sums", "the sums of a row's exponentials", "weights", SCORED[:3], ("weights",), reads.SUMS, None),
-    (
-        *("values read", "the values that each query head reads", "read", _READ, ("heads",)),
-        *(reads.read_by_heads("values"), None),
+    Place("sums", "the sums of a row's exponentials", FIX["weights"], SCORED[:3], ("weights",), *reads.SUMS),
+    Place(
+        *("values read", "the values that each query head reads", FIX["read"], _READ, ("heads",)),
+        *reads.read_by_heads("values"),
     ),
     _result_of("values", "the values of all keys, also those of a past,", "past"),
-    ("past_values", "the past values", "past", _JOINED, ("values",), reads.past("past_values"), None),
+    Place("past_values", "the past values", FIX["past"], _JOINED, ("values",), *reads.past("past_values")),
     _result_of("new_values", "the values split into heads", "split"),
     _result_of("v_proj", "the projected values", "weight"),
     _result_of("value_inputs", "the inputs that values are projected from", "input"),
     _result_of("scores", "scores with the additive bias", "sum", -1),
-    ("bias", "the numbers of the additive bias, as they are added,", "sum", SCORED, ("scores",), reads.BIAS, -1),
+    Place(
+        *("bias", "the numbers of the additive bias, as they are added,", FIX["sum"], SCORED, ("scores",)),
+        *reads.BIAS,
+        gauge=-1,
+    ),
     _result_of("capped", "scores after the softcap", "cap", -1),
-    ("fraction", "scores over the softcap", "cap", SCORED, ("capped",), reads.FRACTION, -1),
-    ("softcap", "softcaps", "cap", _NUMBER, ("capped",), reads.SOFTCAP, None),
+    Place("fraction", "scores over the softcap", FIX["cap"], SCORED, ("capped",), *reads.FRACTION, -1),
+    Place("softcap", "softcaps", FIX["cap"], _NUMBER, ("capped",), *reads.SOFTCAP),
     _result_of("similarity", "scores", "scores", -1),
-    ("scale", "the scores' scales", "scores", _NUMBER, ("similarity",), reads.SCALE, None),
+    Place("scale", "the scores' scales", FIX["scores"], _NUMBER, ("similarity",), *reads.SCALE),
     _result_of("unscaled", "scores before the scale", "scores", -1),
     _result_of("additive_hidden", "hidden units of the additive score", "additive"),
-    (
-        *("additive inside", "hidden units of the additive score, before their tanh,", "additive"),
-        *((*SCORED, "hidden"), ("additive_hidden",), reads.INSIDE, None),
+    Place(
+        *("additive inside", "hidden units of the additive score, before their tanh,", FIX["additive"]),
+        *((*SCORED, "hidden"), ("additive_hidden",)),
+        *reads.INSIDE,
     ),
     _parameter("score.query.weight", "additive", _MATRIX, "additive_hidden"),
     _parameter("score.key.weight", "additive", _MATRIX, "additive_hidden"),
     _parameter("score.vector", "additive", _VECTOR, "unscaled"),
-    (
-        *("keys read", "the keys that each query head reads", "read", _READ, ("additive_hidden", "unscaled")),
-        *(reads.read_by_heads("keys"), -2),
+    Place(
+        *("keys read", "the keys that each query head reads", FIX["read"], _READ, ("additive_hidden", "unscaled")),
+        *reads.read_by_heads("keys"),
+        gauge=-2,
     ),
     _result_of("keys", "keys, also those of a past,", "past", -2),
-    ("past_keys", "the past keys", "past", _JOINED, ("keys",), reads.past("past_keys"), -2),
+    Place("past_keys", "the past keys", FIX["past"], _JOINED, ("keys",), *reads.past("past_keys"), -2),
     _result_of("new_keys", "keys, split into heads,", "split", -2),
     _result_of("k_proj", "projected keys", "weight", -2),
     _result_of("key_inputs", "the inputs that keys are projected from", "input", -2),
@@ -197,14 +200,7 @@ _ROWS: tuple[Row, ...] = (
 )
 
 
-def _place(
-    id: str, words: str, fix: str, axes: Axes, steps: Axes, read: tuple[Get, Put] | None, gauge: int | None
-) -> Place:
-    get, put = read or (_result, _in_its_place)
-    return Place(id, words, FIX[fix], axes, steps, get, put, gauge)
-
-
-PLACES: Mapping[str, Place] = {row[0]: _place(*row) for row in _ROWS}
+PLACES: Mapping[str, Place] = {place.id: place for place in _PLACES}
 """Id -> place, the latest first; those of the mask are in `propose/masks`, those of gradients in `read/backward`."""
 
 

@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -48,50 +49,51 @@ def use_line(line: Line) -> None:
     _line = line
 
 
-def asked(
-    home: Home, settings: Settings, seconds: float | None, kind: type[Kind], function: Callable[..., Any], *given: Any
-) -> Kind:
-    """What a function gives in a process of `home`, which is kept; raises what it raises there.
+@dataclass(frozen=True)
+class Elsewhere:
+    """Another process, which is kept: its home, and what it is started with."""
 
-    Args:
-        home, settings: the process, and what it is started with.
-        seconds: the time that it may take. None: any, as long as the process gives signs of life.
-        kind: the type of the answer.
-        function, given: a function of a module, and its arguments.
+    home: Home
+    settings: Settings
 
-    Raises:
-        CannotStart: there is no such process.
-        WorkerDied: it ended, or had to be ended, or sent something else than an answer of this type.
-    """
-    request = request_of(function, *given)
-    if _line is not None:
-        answer = _line.ask(home, seconds, request)
-    else:
-        with Strangers(settings) as strangers:
-            answer = strangers.ask(home, seconds, request)
-    return read(answer, kind, home, settings)
+    def asked(self, seconds: float | None, kind: type[Kind], function: Callable[..., Any], *given: Any) -> Kind:
+        """What a function gives there; raises what it raises there.
+
+        Args:
+            seconds: the time that it may take. None: any, as long as the process gives signs of life.
+            kind: the type of the answer.
+            function, given: a function of a module, and its arguments.
+
+        Raises:
+            CannotStart: there is no such process.
+            WorkerDied: it ended, or had to be ended, or sent something else than an answer of this type.
+        """
+        request = request_of(function, *given)
+        if _line is not None:
+            return self.read(_line.ask(self.home, seconds, request), kind)
+        with Strangers(self.settings) as strangers:
+            return self.read(strangers.ask(self.home, seconds, request), kind)
+
+    def read(self, answer: tuple[bytes, bytes], kind: type[Kind]) -> Kind:
+        """The value of an answer, as `asked` gives it; raises as that."""
+        word, content = answer
+        try:
+            value = wire.loads(content)
+            if isinstance(value, Exception if word == Frame.RAISED else kind):
+                if isinstance(value, Exception):
+                    raise value
+                return value
+            reason = f"a {type(value).__name__}"
+        except wire.Unreadable as error:
+            reason = str(error)
+        interpreter = self.settings.interpreter(self.home)
+        which = "" if interpreter is None else f" (the interpreter {interpreter})"
+        raise WorkerDied(f"the process of {self.home.name}{which} sent what is no answer: {reason}")
 
 
 def request_of(function: Callable[..., Any], *given: Any) -> bytes:
     """The request to call a function of a module."""
     return f"{function.__module__}:{function.__qualname__}\0".encode() + wire.dumps(list(given))
-
-
-def read(answer: tuple[bytes, bytes], kind: type[Kind], home: Home, settings: Settings) -> Kind:
-    """The value of an answer, as `asked` gives it; raises as that."""
-    word, content = answer
-    try:
-        value = wire.loads(content)
-        if isinstance(value, Exception if word == Frame.RAISED else kind):
-            if isinstance(value, Exception):
-                raise value
-            return value
-        reason = f"a {type(value).__name__}"
-    except wire.Unreadable as error:
-        reason = str(error)
-    interpreter = settings.interpreter(home)
-    which = "" if interpreter is None else f" (the interpreter {interpreter})"
-    raise WorkerDied(f"the process of {home.name}{which} sent what is no answer: {reason}")
 
 
 _numbers = itertools.count()
@@ -101,14 +103,14 @@ class RemoteSession:
     """A prepared layer in another process: what `conformance.subjects.ask.Session` is in this one.
 
     Args:
-        home, settings: its process.
+        process: where it is prepared.
         source: of its subject there.
         problem: the layer, and the first call.
         limit: seconds that one answer may take.
     """
 
-    def __init__(self, home: Home, settings: Settings, source: Source, problem: Problem, limit: float) -> None:
-        self._home, self._settings, self._source, self._limit = home, settings, source, limit
+    def __init__(self, process: Elsewhere, source: Source, problem: Problem, limit: float) -> None:
+        self._process, self._source, self._limit = process, source, limit
         self._layer = problem.config, problem.weights
         self._name = f"{os.getpid()}.{next(_numbers)}"
         self._is_prepared = False
@@ -129,7 +131,7 @@ class RemoteSession:
         seconds = sum(max(1, turn.times * len(turn.problems)) for turn in turns) * self._limit + GRACE_SECONDS
         arguments = (self._source, list(turns), self._limit)
         try:
-            found = asked(self._home, self._settings, seconds, list, answering.turns, *arguments)
+            found = self._process.asked(seconds, list, answering.turns, *arguments)
         except WorkerDied as death:
             yield SubjectFailed(f"in one of these {len(turns)} calls, {death}")
             return
@@ -148,13 +150,13 @@ class RemoteSession:
     def _asked(self, calls: list[AttentionInputs]) -> Any:
         # The limit holds there; what is added is for a process that can't keep it.
         seconds = len(calls) * self._limit + GRACE_SECONDS
-        arguments = (self._home, self._settings, seconds, tuple, answering.answers, self._name, self._source)
+        arguments = (seconds, tuple, answering.answers, self._name, self._source)
         if self._is_prepared:
             try:
-                return asked(*arguments, None, calls, self._limit)
+                return self._process.asked(*arguments, None, calls, self._limit)
             except NotPrepared:
                 self._is_prepared = False
-        found = asked(*arguments, self._layer, calls, self._limit)
+        found = self._process.asked(*arguments, self._layer, calls, self._limit)
         self._is_prepared = True
         return found
 
@@ -231,7 +233,7 @@ class DescribedBackend(Backend):
     def session(self, problem: Problem, dtype: str, device: str, path: str | None) -> RemoteSession:
         """A prepared layer in its process."""
         source = ("conformance.workers.answering:backend_subject", self.name, dtype, device, path)
-        return RemoteSession(self.home, self.settings, source, problem, BACKEND_SECONDS)
+        return RemoteSession(Elsewhere(self.home, self.settings), source, problem, BACKEND_SECONDS)
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         asking = _asking(lambda problem: self.session(problem, dtype, device, path), config, weights)
@@ -253,7 +255,7 @@ def describe_backend(name: str, settings: Settings) -> DescribedBackend:
         BackendError: as `mha_core.backend.load`, or its process died.
     """
     try:
-        said = asked(Home(name), settings, None, dict, answering.described_backend, name)
+        said = Elsewhere(Home(name), settings).asked(None, dict, answering.described_backend, name)
         return DescribedBackend(**said, settings=settings)
     except WorkerDied as death:
         raise BackendError(f"backend {name!r} can't be used: while it was imported, {death}") from death
@@ -297,7 +299,8 @@ class RemoteSubject:
     def elsewhere(self, problem: Problem) -> RemoteSession:
         """The layer of a problem, prepared in its process at the first call."""
         source = self.source or ("conformance.workers.answering:own_subject", self.spec, self.dtype, self.limit)
-        return RemoteSession(self.home, self.settings, source, problem, min(self.limit, self.patience))
+        process = Elsewhere(self.home, self.settings)
+        return RemoteSession(process, source, problem, min(self.limit, self.patience))
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         """A function that asks the subject; it is prepared there at the first call."""
@@ -313,23 +316,24 @@ def describe_subjects(
     Raises:
         SpecError: as `conformance.subjects.load.load_subjects`, or its process can't be started or died.
     """
-    function = answering.described_subjects
-    found, left_out = _imported(spec, time_limit, settings, tuple, function, tuple(dtypes))
+    with _importing(spec, time_limit, settings) as process:
+        function = answering.described_subjects
+        found, left_out = process.asked(None, tuple, function, spec, tuple(dtypes), time_limit)
     return [RemoteSubject(**said, settings=settings) for said in found], left_out
 
 
 def describe_subject(spec: str, dtype: str, time_limit: float, settings: Settings) -> RemoteSubject:
     """As `describe_subjects`, in one dtype. Raises OtherDtype if it does not compute in it."""
-    said = _imported(spec, time_limit, settings, dict, answering.described_subject, dtype)
+    with _importing(spec, time_limit, settings) as process:
+        said = process.asked(None, dict, answering.described_subject, spec, dtype, time_limit)
     return RemoteSubject(**said, settings=settings)
 
 
-def _imported(
-    spec: str, time_limit: float, settings: Settings, kind: type[Kind], function: Callable[..., Any], dtype: Any
-) -> Kind:
+@contextmanager
+def _importing(spec: str, time_limit: float, settings: Settings) -> Iterator[Elsewhere]:
     home = Home(spec, check_time_limit(time_limit))
     try:
-        return asked(home, settings, None, kind, function, spec, dtype, time_limit)
+        yield Elsewhere(home, settings)
     except WorkerDied as death:
         raise SpecError(f"subject {spec!r}: while it was imported, {death}") from death
 

@@ -86,7 +86,7 @@ class ProjectedLayer:
     open = True
     """Modules inside are chosen as well: see `mha_core.capture.outermost`."""
 
-    def __init__(self, hooks: Parts, name: str, layer: Any, said: Projections, judge: Judge, *, sure: bool) -> None:
+    def __init__(self, hooks: Parts, name: str, layer: Any, said: Projections, *, judge: Judge, sure: bool) -> None:
         self.hooks, self.name, self.said, self.judge, self.sure = hooks, name, said, judge, sure
         self.kind = kind_of(layer)
         inside = {own: part for own, part in hooks.modules_in(layer) if hooks.projects(part)}

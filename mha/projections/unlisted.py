@@ -19,8 +19,8 @@ class Unlisted:
     Args:
         hooks: the functions of the framework.
         target: the model.
-        is_known: whether a module is of a listed class.
         said: pattern of names -> where the projections of these layers are.
+        is_known: whether a module is of a listed class.
         judge: compares a call with the reference.
 
     Attributes:
@@ -32,8 +32,9 @@ class Unlisted:
         self,
         hooks: Parts,
         target: Any,
-        is_known: Callable[[Any], bool],
         said: Mapping[str, Projections],
+        *,
+        is_known: Callable[[Any], bool],
         judge: Judge,
     ) -> None:
         for pattern, one in said.items():
@@ -72,7 +73,7 @@ class Unlisted:
                 raise SpecError(self.turning[name])
             return None
         try:
-            layer = ProjectedLayer(self._hooks, name, module, found, self._judge, sure=said is not None)
+            layer = ProjectedLayer(self._hooks, name, module, found, judge=self._judge, sure=said is not None)
         except SpecError as error:
             if said is not None:
                 raise

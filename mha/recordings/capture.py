@@ -240,7 +240,7 @@ def capture(
     said = layers if isinstance(layers, Mapping) else {}
     survey = Survey(hooks.parts_of)
     recorder = Capture(hooks, survey, named, also, modules=modules)
-    unlisted = Unlisted(hooks, target, lambda module: known(module) is not None, said, _judged)
+    unlisted = Unlisted(hooks, target, said, is_known=lambda module: known(module) is not None, judge=_judged)
 
     def reasons() -> str:
         return unlisted.reasons(tuple(one.name for one in survey.coverage().unseen))
@@ -257,7 +257,8 @@ def capture(
         if strict:
             survey.coverage().check()
         if modules:
-            whole = around.enter_context(recorded_modules(hooks, target, path, depth, only, limit, gradients))
+            asked = recorded_modules(hooks, target, path, limit, depth=depth, only=only, gradients=gradients)
+            whole = around.enter_context(asked)
             stack.enter_context(whole.watched)
         yield recorder
         stack.close()  # modules that run once more are not the model's calls

@@ -68,7 +68,7 @@ class Hooks(Parts, Protocol):
         """A context that runs `seen(name, adapter, layer, arguments, output)` at each call of a chosen layer.
 
         What that returns, unless it is None, takes the place of the output. Before the call runs
-        `begun(name, layer, signature, args, kwargs)`.
+        `begun(name, layer, call)`, with what `mha_core.capture.as_called` gives.
         """
 
 

@@ -8,7 +8,7 @@ in another order; and in float64 with each input moved by half a unit in the las
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.judging.compare import distance
+from mha.recordings.modules.values import Place
 
 FACTOR = 8.0
 """How many times the measured rounding is allowed by root mean squares; of the largest elements, which vary more,
@@ -81,6 +82,7 @@ def judge(
     exact: NDArray,
     roundings: Sequence[NDArray],
     dtype: str,
+    *,
     bound: NDArray | None = None,
     counted: NDArray | None = None,
 ) -> Judged:
@@ -97,7 +99,7 @@ def judge(
     >>> exact = np.array([1.0, 2.0])
     >>> judge(exact + [0.0, 1e-7], exact, [exact + 5e-8], "float32").equal
     True
-    >>> judge(exact + [0.0, 1e-7], exact, [exact + 5e-8], "float32", np.array([1e-8, 2e-8])).equal
+    >>> judge(exact + [0.0, 1e-7], exact, [exact + 5e-8], "float32", bound=np.array([1e-8, 2e-8])).equal
     False
     """
     got, exact = got.astype(np.float64), exact.astype(np.float64)
@@ -123,6 +125,21 @@ def judge(
         furthest = over
     worst = tuple(int(one) for one in np.unravel_index(int(np.argmax(furthest)), error.shape))
     return Judged(max(ratios), worst, float(got[worst]), float(exact[worst]), float(error[worst]), relative[0], beyond)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What the original's module gives: in float64, and rounded in several ways; and the derived bounds."""
+
+    exact: Mapping[Place, NDArray]
+    roundings: Sequence[Mapping[Place, NDArray]]
+    bounds: Mapping[Place, NDArray]
+    dtype: str
+
+    def judge(self, got: NDArray, place: Place, counted: NDArray | None = None) -> Judged:
+        """Compare what the port's gives with what the original's gives at a place."""
+        own = [each[place] for each in self.roundings if place in each]
+        return judge(got, self.exact[place], own, self.dtype, bound=self.bounds.get(place), counted=counted)
 
 
 def _finite(array: NDArray) -> NDArray:

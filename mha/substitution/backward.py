@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.recordings.modules.recording import ModuleCall, ModuleRecording
+from mha.recordings.modules.recording import ModuleRecording
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import Judged, judge
 from mha.substitution.matching import laid_out, match
@@ -41,30 +41,26 @@ class BackwardJudgement:
         return max(self.arrays.items(), key=lambda item: item[1].ratio)
 
 
-def judge_backward(
-    ready: Substitution, recording: ModuleRecording, recorded: ModuleCall, dtype: str
-) -> BackwardJudgement:
+def judge_backward(ready: Substitution) -> BackwardJudgement:
     """Run the original's module backward with what came back to the port's, and compare the gradients.
 
     Args:
-        ready: the call, whose forward pass was judged.
-        recording, recorded: the port's, with gradients.
-        dtype: the port's.
+        ready: the call, whose forward pass was judged, of a recording with gradients.
 
     Raises:
         SpecError: no gradient came back; the port's or the original's can't be run backward; nothing can be compared.
     """
-    if not recorded.cotangents:
+    if not ready.recorded.cotangents:
         raise SpecError("no gradient came back to it")
-    if recorded.gradients is None:
-        raise SpecError(recorded.unpulled)
+    if ready.recorded.gradients is None:
+        raise SpecError(ready.recorded.unpulled)
     if ready.left_out:
         raise SpecError("rows of padding differ in what it gives, and gradients are sums over all rows")
-    return _Backward(ready, recording, recorded, dtype).judgement()
+    return _Backward(ready).judgement()
 
 
 def judged_backward(
-    own: Original, recording: ModuleRecording, calls: Sequence[tuple[int, int]], dtype: str, *, parts_right: bool
+    own: Original, recording: ModuleRecording, calls: Sequence[tuple[int, int]], *, parts_right: bool
 ) -> Backward:
     """The verdict on a module of the port: on each of its calls, positions of the original's and of the port's.
 
@@ -72,17 +68,15 @@ def judged_backward(
         own: the original.
         recording: the port's.
         calls: all calls of both.
-        dtype: the port's.
         parts_right: whether no module inside is wrong backward.
     """
     found = []
     reasons = []
     for mine, theirs in calls:
-        recorded = recording.calls[theirs]
         try:
-            ready = Substitution(own, recording, own.calls[mine], recorded, dtype)
+            ready = Substitution(own, recording, own.calls[mine], recording.calls[theirs])
             ready.judge()  # reads its masks, and runs it forward
-            found.append(judge_backward(ready, recording, recorded, dtype))
+            found.append(judge_backward(ready))
         except SpecError as error:
             reasons.append(str(error))
     if not found:
@@ -102,19 +96,19 @@ def judged_backward(
 
 
 class _Backward:
-    def __init__(self, ready: Substitution, recording: ModuleRecording, recorded: ModuleCall, dtype: str) -> None:
-        self.ready, self.recording, self.recorded, self.dtype = ready, recording, recorded, dtype
+    def __init__(self, ready: Substitution) -> None:
+        self.ready, self.recording, self.recorded, self.dtype = ready, ready.recording, ready.recorded, ready.dtype
         self.found = BackwardJudgement()
         cotangents = self._cotangents()
         self.exact = ready.pull(ready.given, cotangents, "float64")
         moved = ready.pull(ready.moved(ready.given), ready.moved(cotangents), "float64")
-        own = ready.pull(ready.given, cotangents, dtype)
+        own = ready.pull(ready.given, cotangents, self.dtype)
         self.roundings: list[Pulled] = [own, moved]
         turned = ready.turned()
         if turned is not None and all(array.ndim > 1 for array in cotangents.values()):
             back = {place: np.roll(array, 1, axis=0) for place, array in cotangents.items()}
             try:
-                other = ready.pull(turned, back, dtype)
+                other = ready.pull(turned, back, self.dtype)
             except SpecError:  # a module that takes no other order
                 return
             self.roundings.append(other._replace(inputs=ready.put_back(other.inputs)))

@@ -256,14 +256,23 @@ def _feed_forward(known: Known) -> Iterator[Candidate]:
                 inner = (x.shape[-1], shapes[0][1])
                 if all(shape == inner for shape in shapes[:-1]) and shapes[-1][0] == inner[1]:
                     for activation in ACTIVATIONS.values():
-                        yield Candidate(partial(_fed, gate, up, down, activation), x)
+                        yield Candidate(FeedForward(gate, up, down, activation).of, x)
 
 
-def _fed(gate: Dense, up: Sequence[Dense], down: Dense, activation: Activation, x: NDArray, r: Rounding) -> Bounded:
-    inner = _dense(gate, activation, x, r)
-    for dense in up:
-        inner = r.elementwise(inner, _affine(r, given(r, x), dense))
-    return _affine(r, inner, down)
+class FeedForward(NamedTuple):
+    """down(activation(gate(x))), of a gated one times up(x) before `down`."""
+
+    gate: Dense
+    up: Sequence[Dense]
+    down: Dense
+    activation: Activation
+
+    def of(self, x: NDArray, r: Rounding) -> Bounded:
+        """Its numbers with their bounds."""
+        inner = _dense(self.gate, self.activation, x, r)
+        for dense in self.up:
+            inner = r.elementwise(inner, _affine(r, given(r, x), dense))
+        return _affine(r, inner, self.down)
 
 
 class Norm(NamedTuple):
@@ -276,20 +285,26 @@ class Norm(NamedTuple):
     bias: NDArray | None
     centred: bool
 
+    def of(self, x: NDArray, r: Rounding) -> Bounded:
+        """Its numbers with their bounds, of x or of some of its rows."""
+        flat = given(r, x.reshape(*x.shape[: x.ndim - self.axes], -1))
+        parameters = (None if one is None else given(r, one) for one in (self.scale, self.bias))
+        return norm(r, flat, self.epsilon, *parameters, centred=self.centred).map(lambda array: array.reshape(x.shape))
+
 
 def norms_of(known: Known, exact: NDArray) -> Iterator[Norm]:
     """The norms that give `exact`, but for what a module computes in float32 whatever it is asked for."""
     with any_numbers:
         for one in _norms_in(known):
             x = one.x.reshape(*one.x.shape[: one.x.ndim - one.axes], -1).astype(np.float64)
-            found = _normed(*one[1:], one.x, _PROOF).v
+            found = one.of(one.x, _PROOF).v
             if found.shape == exact.shape and np.allclose(found, exact, rtol=1e-5, atol=1e-5):
                 yield one._replace(x=x)
 
 
 def _norms(known: Known) -> Iterator[Candidate]:
     for one in _norms_in(known):
-        yield Candidate(partial(_normed, *one[1:]), one.x, by_rows=one.axes == 1)
+        yield Candidate(one.of, one.x, by_rows=one.axes == 1)
 
 
 def _norms_in(known: Known) -> Iterator[Norm]:
@@ -306,14 +321,6 @@ def _norms_in(known: Known) -> Iterator[Norm]:
                 for scale, bias in both[: 2 if parameters else 1]:
                     for centred in (True, False):
                         yield Norm(x, axes, epsilon, scale, bias, centred)
-
-
-def _normed(
-    axes: int, epsilon: float, scale: NDArray | None, bias: NDArray | None, centred: bool, x: NDArray, r: Rounding
-) -> Bounded:
-    flat = given(r, x.reshape(*x.shape[: x.ndim - axes], -1))
-    parameters = (None if one is None else given(r, one) for one in (scale, bias))
-    return norm(r, flat, epsilon, *parameters, centred=centred).map(lambda array: array.reshape(x.shape))
 
 
 FORMULAS: Mapping[str, Callable[[Known], Iterator[Candidate]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,49 +82,55 @@ def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask:
         other_mask: whether a mask is another than the original's own. Only then a query may be without a key: where the
             original's own queries are, what they get is the original's.
     """
-    exact = exact_on(given)
-    found = [_padding(exact_on, given, exact), _without_key(exact_on, given, exact) if other_mask else None]
+    module = _Module(exact_on, given, exact_on(given))
+    found = [_padding(module), _without_key(module) if other_mask else None]
     rows = [one for one in found if one is not None]
     return rows[0] if len(rows) == 1 or len({one.shape for one in rows}) == 2 else rows[0] | rows[1] if rows else None
 
 
-def _padding(exact_on: Run, given: Mapping[Place, NDArray], exact: Mapping[Place, NDArray]) -> NDArray | None:
-    for place, rows, allowing in ((place, *one) for place, array in given.items() for one in _excluded_keys(array)):
+@dataclass(frozen=True)
+class _Module:
+    """What runs a module, what it is given, and what it gives on that."""
+
+    run: Run
+    given: Mapping[Place, NDArray]
+    exact: Mapping[Place, NDArray]
+
+    def on(self, others: Mapping[Place, NDArray]) -> Mapping[Place, NDArray]:
+        """What it gives with others of its arrays."""
+        return self.run({**self.given, **others})
+
+
+def _padding(module: _Module) -> NDArray | None:
+    readings = ((place, *one) for place, array in module.given.items() for one in _excluded_keys(array))
+    for place, rows, allowing in readings:
         rows = rows & ~rows.all(axis=1, keepdims=True)  # in an item of padding alone there is no other row
-        moved = _moved(given, rows, 1.0) if rows.any() else {}
+        moved = _moved(module.given, rows, 1.0) if rows.any() else {}
         if not moved:
             continue
-        kept = not _changed(exact_on({**given, **moved}), exact, ~rows)
-        if kept and _are_keys(exact_on, given, exact, moved, place, rows, allowing):
+        kept = not _changed(module.on(moved), module.exact, ~rows)
+        if kept and _are_keys(module, moved, place, rows, allowing):
             return rows
     return None
 
 
-def _are_keys(
-    exact_on: Run,
-    given: Mapping[Place, NDArray],
-    exact: Mapping[Place, NDArray],
-    moved: Mapping[Place, NDArray],
-    mask: Place,
-    rows: NDArray,
-    allowing: float,
-) -> bool:
+def _are_keys(module: _Module, moved: Mapping[Place, NDArray], mask: Place, rows: NDArray, allowing: float) -> bool:
     """Whether the mask is what keeps these rows from others.
 
     With the keys allowed in one item, other rows of that item, and of no other, depend on each array that does anything
     in these rows.
     """
     item = int(rows.any(axis=1).argmax())
-    opened = given[mask].copy()
+    opened = module.given[mask].copy()
     opened[item, ..., rows[item]] = allowing
     of_item = np.zeros_like(rows)
     of_item[item] = True
-    before = exact_on({**given, mask: opened})
-    if _changed(before, exact, ~of_item):
+    before = module.on({mask: opened})
+    if _changed(before, module.exact, ~of_item):
         return False
     found = False
     for place, array in moved.items():
-        after = exact_on({**given, mask: opened, place: array})
+        after = module.on({mask: opened, place: array})
         if _changed(after, before, of_item & rows):
             found = True
             if not _changed(after, before, of_item & ~rows):
@@ -140,7 +147,8 @@ def _changed(one: Mapping[Place, NDArray], other: Mapping[Place, NDArray], rows:
     )
 
 
-def _without_key(exact_on: Run, given: Mapping[Place, NDArray], exact: Mapping[Place, NDArray]) -> NDArray | None:
+def _without_key(module: _Module) -> NDArray | None:
+    given = module.given
     for mask in given.values():
         allowed = allowed_in(mask)
         for reading in () if allowed is None else (allowed, ~allowed):
@@ -150,10 +158,10 @@ def _without_key(exact_on: Run, given: Mapping[Place, NDArray], exact: Mapping[P
             keys = any(one.ndim > 2 and one.shape[:2] == reading.shape[::3] for one in given.values())
             if not keys or reading.shape[-1] < 2 or rows.all() or not rows.any() or not moved[0]:
                 continue
-            up, down = (exact_on({**given, **one}) for one in moved)
+            up, down = map(module.on, moved)
             bent = [
                 np.abs(up[place] + down[place] - 2 * array).reshape(*rows.shape, -1).max(axis=-1) / np.abs(array).max()
-                for place, array in exact.items()
+                for place, array in module.exact.items()
                 if array.dtype.kind == "f" and array.ndim > 2 and array.shape[:2] == rows.shape and array.any()
             ]
             if bent and all((one[rows] < STRAIGHT).all() and one[~rows].max() > BENT for one in bent):

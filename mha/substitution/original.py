@@ -16,7 +16,7 @@ from mha.recordings.capture import hooks_of
 from mha.recordings.modules.gradients import calling, floating
 from mha.recordings.modules.numbers import Numbers, shape_and_numbers, total
 from mha.recordings.modules.recording import Parameter
-from mha.recordings.modules.values import Place, as_called, changed, leaves, snapshot
+from mha.recordings.modules.values import Place, changed, leaves, snapshot
 from mha_core import SpecError
 from mha_core.capture import Pulled
 from mha_core.errors import listed, one_line
@@ -153,14 +153,12 @@ class Original:
     def _as_native(self, value: Any) -> Any:
         return self.native.to_native(value, None) if isinstance(value, np.ndarray) else value
 
-    def _begin(self, name: str, module: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
-        signature = as_called(signature, args)
-        arguments = dict(signature.bind(*args, **kwargs).arguments)
-        arguments = changed(arguments, lambda place, leaf: self._snapshot(leaf))
+    def _begin(self, name: str, module: Any, call: inspect.BoundArguments) -> None:
+        arguments = changed(dict(call.arguments), lambda place, leaf: self._snapshot(leaf))
         self._open.append((len(self.calls), module))
         within = self._open[-2][0] if len(self._open) > 1 else None
         self.calls.append(
-            OriginalCall(self._position(name, module), within, signature, arguments, self.arrays(arguments))
+            OriginalCall(self._position(name, module), within, call.signature, arguments, self.arrays(arguments))
         )
 
     def _see(self, name: str, adapter: Any, module: Any, arguments: Any, output: Any) -> None:
@@ -234,7 +232,7 @@ class Original:
 
         def all_in(computing: Callable[..., Any]) -> list[dict[Place, NDArray]]:
             with computing(held, dtype) as run:
-                return [self._run_once(run, call, given, dtype, replace, tell=tell) for given in givens]
+                return [self._run_once(run, call, given, dtype, replace=replace, tell=tell) for given in givens]
 
         piecemeal = getattr(self.native, "computing_piecemeal", None)
         if piecemeal is not None and call.module not in self._only_whole:
@@ -273,8 +271,8 @@ class Original:
         call: OriginalCall,
         given: Mapping[Place, NDArray],
         dtype: str,
-        replace: Mapping[int, Sequence[Mapping[Place, NDArray]]],
         *,
+        replace: Mapping[int, Sequence[Mapping[Place, NDArray]]],
         tell: bool,
     ) -> dict[Place, NDArray]:
         turns = dict.fromkeys(replace, 0)
@@ -307,9 +305,9 @@ class Original:
                 output, lambda place, leaf: self.native.to_native(instead[place], dtype) if place in instead else leaf
             )
 
-        def begun(name: str, inner: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
+        def begun(name: str, inner: Any, its_call: inspect.BoundArguments) -> None:
             which = choose(name, inner).position
-            given = self.arrays(dict(signature.bind(*args, **kwargs).arguments))
+            given = self.arrays(dict(its_call.arguments))
             passed.update({(PASSED, str(which), str(turns[which]), *place): array for place, array in given.items()})
 
         passed: dict[Place, NDArray] = {}

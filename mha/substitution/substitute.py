@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording
 from mha.recordings.modules.values import Place
-from mha.substitution.allowance import Judged, judge
+from mha.substitution.allowance import Judged, Runs
 from mha.substitution.calls import CallJudgement, Part
 from mha.substitution.derived import Known, attention_bound_on, bound_on, numbers_of_module
 from mha.substitution.masks import counted_in, translated, uncounted_rows
@@ -30,20 +30,19 @@ class Substitution:
         original: the original.
         recording: of the port.
         call, recorded: the call of each.
-        dtype: the port's.
 
     Raises:
         SpecError: nothing that the port's module was given stands for anything that the original's is given.
     """
 
     def __init__(
-        self, original: Original, recording: ModuleRecording, call: OriginalCall, recorded: ModuleCall, dtype: str
+        self, original: Original, recording: ModuleRecording, call: OriginalCall, recorded: ModuleCall
     ) -> None:
-        self.original, self._recording, self.call, self.dtype = original, recording, call, dtype
+        self.original, self.recording, self.call, self.recorded = original, recording, call, recorded
+        self.dtype = recording.dtype
         self.padding: NDArray | None = None
         """The uncounted rows (B, L) of a module inside; `judge` puts its own here if it has some."""
         self._left_out = 0
-        self._recorded = recorded
         theirs = {at.place: recording.array(at) for at in recorded.given}
         matched = match(call.given, theirs, tables=True)
         self.matched = [one for one in matched if one.layout not in TABLES]
@@ -59,9 +58,7 @@ class Substitution:
         self.layouts = tuple(f"{'.'.join(one.port)}: {one.layout}" for one in matched if one.layout)
         self.own = tuple(place for place in call.given if place not in self.given and place not in self._masks)
         self.masks: dict[str, int] = {}
-        self.exact: dict[Place, NDArray] = {}
-        self._roundings: list[dict[Place, NDArray]] = []
-        self._bounds: dict[Place, NDArray] = {}
+        self._alone = Runs({}, (), {}, self.dtype)
         floating = [place for place, array in call.given.items() if array.dtype.kind == "f"]
         self._read_masks(other=False)
         if call.given and not matched:
@@ -121,7 +118,7 @@ class Substitution:
     def _judged_with(self, parts: Sequence[Part]) -> CallJudgement:
         replace = {part.original: [self._gave_instead(*calls) for calls in part.calls] for part in parts}
         turned = self.turned() if not replace else None
-        gave = self._floating(self._recorded.gave or ())
+        gave = self._floating(self.recorded.gave or ())
         if not gave:
             raise SpecError(f"the port's module gave no array of numbers{self._instead()}")
         exact, moved = self.original.run(self.call, [self.given, self.moved(self.given)], "float64", replace)
@@ -144,11 +141,11 @@ class Substitution:
                 if outputs
                 else "the original's module gives no array of numbers"
             )
+        bounds = self._derived(exact, own, replace)
+        runs = Runs(exact, roundings, bounds, self.dtype)
         if not parts:
-            self.exact = outputs
-            self._roundings = roundings
-        self._bounds = self._derived(exact, own, replace)
-        judged = {one.port: self._judged(one, exact, roundings) for one in matched}
+            self._alone = Runs(outputs, roundings, bounds, self.dtype)
+        judged = {one.port: self._judged(one, runs) for one in matched}
         for part in parts:
             for turn, (_, theirs) in enumerate(part.calls):
                 if theirs is None:
@@ -156,9 +153,9 @@ class Substitution:
                 start = (PASSED, str(part.original), str(turn))
                 given = {place: one for place, one in exact.items() if place[:3] == start and _has_numbers(one)}
                 for one in match(given, self._floating(theirs.given), tables=True):
-                    judged[(f"what it gives to {part.name}", *one.port)] = self._judged(one, exact, roundings)
+                    judged[(f"what it gives to {part.name}", *one.port)] = self._judged(one, runs)
                 own = {place: one for place, one in exact.items() if place[:3] == start}
-                gave_it = {at.place: self._recording.array(at) for at in theirs.given}
+                gave_it = {at.place: self.recording.array(at) for at in theirs.given}
                 for place, found in other_indices(own, gave_it, self._counted):
                     judged[f"the indices that it gives to {part.name}", *place] = found
                 # A part that is right uses the mask that it was given.
@@ -179,12 +176,17 @@ class Substitution:
                 *(place for place in gave if place not in {one.port for one in matched}),
                 *other_integers(
                     {place: one for place, one in exact.items() if place[:1] != (PASSED,)},
-                    {at.place: self._recording.array(at) for at in self._recorded.gave or () if not at.floating},
+                    {at.place: self.recording.array(at) for at in self.recorded.gave or () if not at.floating},
                 ),
             ),
             tuple(place for place in outputs if place not in {one.original for one in matched}),
             padding=self._left_out,
         )
+
+    @property
+    def exact(self) -> Mapping[Place, NDArray]:
+        """What it gives in float64 with its own parts, once `judge` has run."""
+        return self._alone.exact
 
     @property
     def held(self) -> Any:
@@ -226,20 +228,20 @@ class Substitution:
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
         """How far something else is from what it gives, as `judge` counts; `judge` has run before."""
         ratios = [
-            self._judge(found[place], place, self.exact, self._roundings).ratio
+            self._alone.judge(found[place], place).ratio
             for place, array in self.exact.items()
             if place in found and found[place].shape == array.shape
         ]
         return max(ratios, default=np.inf)
 
     def _floating(self, arrays: Sequence[ArrayAt]) -> dict[Place, NDArray]:
-        return {at.place: self._recording.array(at) for at in arrays if at.floating and 0 not in at.shape}
+        return {at.place: self.recording.array(at) for at in arrays if at.floating and 0 not in at.shape}
 
     def _instead(self) -> str:
         """What the port's module gave in place of arrays, in words."""
-        if self._recorded.gave is None:
+        if self.recorded.gave is None:
             return ": its call ended in an error"
-        return "".join(f", but {what}" for place, what in self._recorded.unread_outputs[:1])
+        return "".join(f", but {what}" for place, what in self.recorded.unread_outputs[:1])
 
     def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall | None) -> dict[Place, NDArray]:
         """What the port's module gave, at the places of what the original's gives."""
@@ -247,13 +249,11 @@ class Substitution:
             return {}
         return {one.original: one.array for one in match(mine.gave or {}, self._floating(theirs.gave or ()))}
 
-    def _judged(
-        self, one: Matched, exact: Mapping[Place, NDArray], roundings: Sequence[Mapping[Place, NDArray]]
-    ) -> Judged:
-        found = self._judge(one.array, one.original, exact, roundings)
+    def _judged(self, one: Matched, runs: Runs) -> Judged:
+        found = runs.judge(one.array, one.original)
         counted = None if found.equal else self._counted(one.array)
         if counted is not None:
-            found = self._judge(one.array, one.original, exact, roundings, counted)
+            found = runs.judge(one.array, one.original, counted)
             assert self.padding is not None
             self._left_out = int(self.padding.sum())
         return found
@@ -272,17 +272,6 @@ class Substitution:
                 self.padding = self.padding if found is None else found
         return None if self.padding is None else counted_in(array, self.padding)
 
-    def _judge(
-        self,
-        got: NDArray,
-        place: Place,
-        exact: Mapping[Place, NDArray],
-        roundings: Sequence[Mapping[Place, NDArray]],
-        counted: NDArray | None = None,
-    ) -> Judged:
-        own = [each[place] for each in roundings if place in each]
-        return judge(got, exact[place], own, self.dtype, self._bounds.get(place), counted)
-
     def _derived(
         self,
         exact: Mapping[Place, NDArray],
@@ -298,7 +287,7 @@ class Substitution:
         known = Known(inputs, parameters, numbers_of_module(self.held))
         floating = {place: array for place, array in exact.items() if array.dtype.kind == "f"}
         found = {place: bound_on(array, own.get(place), known, self.dtype) for place, array in floating.items()}
-        problem = None if replaced or all(found.values()) else self._recording.problem_of(self._recorded)
+        problem = None if replaced or all(found.values()) else self.recording.problem_of(self.recorded)
         if problem is not None:
             for place, array in floating.items():
                 found[place] = found[place] or attention_bound_on(array, own.get(place), problem, self.dtype)

@@ -66,15 +66,14 @@ def where(
     if inputs is None:
         inputs = inputs_of(recording)
     progress("the original")
-    dtype = recording.dtype
-    own = Original(original, inputs, dtype)
+    own = Original(original, inputs, recording.dtype)
     both = modules_of(own.modules, own.calls), modules_of(recording.modules, recording.calls)
     found = Pairs(*both, pairs or {})
-    report = _Judge(own, recording, found, dtype, progress).report()
+    report = _Judge(own, recording, found, progress).report()
     exchanged = found.exchanged()
     if exchanged and _wrong_in_own_lines(report):
         # A line that is wrong between right modules, or weights that stand in each other's places?
-        second = _Judge(own, recording, Pairs(*both, pairs or {}, exchanged), dtype, progress).report()
+        second = _Judge(own, recording, Pairs(*both, pairs or {}, exchanged), progress).report()
         report = second if _wrong_in_own_lines(second) < _wrong_in_own_lines(report) else report
     wrong = {one.name: Suspect(one.kind, one.parameters) for one in report.results if one.status == "wrong"}
     called = [one.name for one in report.results]
@@ -89,9 +88,9 @@ class _Judge:
     """Judges every pair, the innermost first."""
 
     def __init__(
-        self, own: Original, recording: ModuleRecording, pairs: Pairs, dtype: str, progress: Callable[[str], None]
+        self, own: Original, recording: ModuleRecording, pairs: Pairs, progress: Callable[[str], None]
     ) -> None:
-        self.own, self.recording, self.pairs, self.dtype, self.progress = own, recording, pairs, dtype, progress
+        self.own, self.recording, self.pairs, self.progress = own, recording, pairs, progress
         self.calls = by_module(recording.calls)
         self.own_calls = by_module(own.calls)
         self.modules, self.inside = pairs.ports, pairs.inside_ports
@@ -109,7 +108,7 @@ class _Judge:
         results = tuple(self.results[port] for port in range(len(self.modules)))
         names = {self.own.modules[one].name: self.modules[other].name for one, other in self.pairs.found.items()}
         unseen = tuple(reversed(self.unseen))
-        return WhereReport(results, self._uncovered(), self.dtype, self.recording.versions, names, unseen)
+        return WhereReport(results, self._uncovered(), self.recording.dtype, self.recording.versions, names, unseen)
 
     def _result(self, port: int) -> ModuleResult:
         """The verdict on a module; one that is wrong may be what another module of the same numbers stands for."""
@@ -154,7 +153,7 @@ class _Judge:
             return ModuleResult(**about, status="not judged")
         try:
             ready = [
-                Substitution(self.own, self.recording, self.own.calls[one], self.recording.calls[other], self.dtype)
+                Substitution(self.own, self.recording, self.own.calls[one], self.recording.calls[other])
                 for one, other in calls
             ]
             for one in ready:
@@ -212,7 +211,6 @@ class _Judge:
             self.own,
             self.recording,
             self._paired_calls(original, port),
-            self.dtype,
             parts_right=all(part is None or part.status in ("equal", "not judged") for part in parts),
         )
 

@@ -31,6 +31,7 @@ from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
     ReadCall,
     arguments_of,
+    as_called,
     d2l_call,
     none_found,
     one_dtype,
@@ -67,7 +68,7 @@ def watch(
     """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.
 
     What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name,
-    module, signature, arguments by position and by name.
+    module, arguments as they are given.
 
     The modules in a linen model are made anew in each call, so they are chosen when they are called.
     """
@@ -97,7 +98,7 @@ def _watch_linen(
         closed = not getattr(adapter, "open", False)
         if begun is not None:
             _bound(module.__call__, args, kwargs)  # what JAX traces is refused
-            begun(name, module, inspect.signature(module.__call__), args, kwargs)
+            begun(name, module, as_called(inspect.signature(module.__call__), args, kwargs))
         inside += closed
         try:
             output = call(*args, **kwargs)
@@ -164,7 +165,7 @@ def _watch_nnx(
             own = stands_for.get(id(self), self)
             if begun is not None:
                 _bound(original, (self, *args), kwargs)  # what JAX traces is refused
-                begun(name, own, inspect.signature(original.__get__(self)), args, kwargs)
+                begun(name, own, as_called(inspect.signature(original.__get__(self)), args, kwargs))
             running.add(id(self))
             try:
                 output = original(self, *args, **kwargs)

@@ -19,6 +19,7 @@ from backends.mxnet.weights import to_weights
 from mha_core.capture import (
     ReadCall,
     arguments_of,
+    as_called,
     d2l_call,
     has_d2l_parts,
     none_found,
@@ -74,7 +75,7 @@ def watch(
     """Tell `seen` of every call of a chosen block: name, adapter, block, arguments by name, output.
 
     What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name, block,
-    signature, arguments by position and by name.
+    arguments as they are given.
 
     Gluon's own hooks do not see keywords: while it lasts, each block has a `forward` of its own in place
     of its class's.
@@ -108,7 +109,7 @@ def _forward(
         if any(isinstance(value, mx.sym.Symbol) for value in arguments.values()):
             raise SpecError("a hybridized model can't be recorded: its calls have no numbers. Use hybridize(False).")
         if begun is not None:
-            begun(name, block, signature, args, kwargs)
+            begun(name, block, as_called(signature, args, kwargs))
         output = original(*args, **kwargs)
         instead = seen(name, adapter, block, arguments, output)
         return output if instead is None else instead

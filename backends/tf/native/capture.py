@@ -27,6 +27,7 @@ from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
     ReadCall,
     arguments_of,
+    as_called,
     d2l_call,
     has_d2l_parts,
     none_found,
@@ -107,7 +108,7 @@ def watch(
     """Tell `seen` of every call of a chosen layer: name, adapter, layer, arguments by name, output.
 
     What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name, layer,
-    signature, arguments by position and by name.
+    arguments as they are given.
 
     Keras has no hooks: while it lasts, each layer has a `call` of its own in place of its class's.
     """
@@ -149,7 +150,7 @@ def _call(
             )
         arguments.setdefault("training", _is_training())
         if begun is not None:
-            begun(name, layer, signature, args, kwargs)
+            begun(name, layer, as_called(signature, args, kwargs))
         output = original(*args, **kwargs)
         with _parameters_as_they_are():
             instead = seen(name, adapter, layer, arguments, output)

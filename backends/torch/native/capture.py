@@ -26,6 +26,7 @@ from mha_core.call.masks import AttentionMask
 from mha_core.capture import (
     ReadCall,
     arguments_of,
+    as_called,
     d2l_call,
     has_d2l_parts,
     none_found,
@@ -89,7 +90,7 @@ def watch(
     """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.
 
     What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name,
-    module, signature, arguments by position and by name.
+    module, arguments as they are given.
 
     Forward hooks disable the fast paths that would skip the modules inside, except for that of encoders with nested
     tensors, which is switched off meanwhile. Since that path gives zeros in padding, the output of such an encoder
@@ -147,7 +148,7 @@ class _Watched:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             framework.refuse_autocast(module)
             assert self._begun is not None
-            self._begun(name, module, signature, args, kwargs)
+            self._begun(name, module, as_called(signature, args, kwargs))
 
         return hook
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.calibration.arithmetic import Arithmetic
 from conformance.calibration.by_part.run import Run
 from conformance.calibration.odds import odds
 from conformance.cases.choices import RULES_OF_CASES, Made, Space, even_widths, ways_to_stand
@@ -54,7 +53,7 @@ def rotation(run: Run, side: str) -> _Rotation | None:
     of_queries, of_keys = _tables(settings, run.inputs, run.sizes)
     cos, sin = of_queries if side == "queries" else of_keys
     make = {"complex": _Complex, "full": _Full, "matrices": _Matrices}.get(run.ways.get("rotation", ""), _Rotation)
-    return make(run.a, settings, run.config.head_dim, cos, sin)
+    return make(run, settings, cos, sin)
 
 
 def _tables(
@@ -86,9 +85,9 @@ def _tables(
 class _Rotation:
     """Pair by pair: each product stored, then their sum. `cos` and `sin` are (1 or B, 1, L, r / 2)."""
 
-    def __init__(self, a: Arithmetic, settings: Rotary, width: int, cos: NDArray, sin: NDArray) -> None:
-        self.a, self.settings, self.width = a, settings, width
-        self.cos, self.sin = a.hold(cos[:, None]), a.hold(sin[:, None])
+    def __init__(self, run: Run, settings: Rotary, cos: NDArray, sin: NDArray) -> None:
+        self.a, self.settings, self.width = run.a, settings, run.config.head_dim
+        self.cos, self.sin = run.a.hold(cos[:, None]), run.a.hold(sin[:, None])
 
     def forward(self, x: NDArray) -> NDArray:
         return self.turned(x, back=False)
@@ -120,10 +119,10 @@ class _Complex(_Rotation):
 class _Full(_Rotation):
     """x cos + quarter(x) sin over all channels of a head, those that stay with cosine 1 and sine 0."""
 
-    def __init__(self, a: Arithmetic, settings: Rotary, width: int, cos: NDArray, sin: NDArray) -> None:
-        super().__init__(a, settings, width, cos, sin)
-        shape = (*self.cos.shape[:-1], width)
-        self.all_cos, self.all_sin = np.ones(shape, a.wide), np.zeros(shape, a.wide)
+    def __init__(self, run: Run, settings: Rotary, cos: NDArray, sin: NDArray) -> None:
+        super().__init__(run, settings, cos, sin)
+        shape = (*self.cos.shape[:-1], self.width)
+        self.all_cos, self.all_sin = np.ones(shape, self.a.wide), np.zeros(shape, self.a.wide)
         for table, half in ((self.all_cos, self.cos), (self.all_sin, self.sin)):
             for channels in pairs(table, settings):
                 channels[...] = half

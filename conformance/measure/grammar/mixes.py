@@ -278,7 +278,14 @@ def _norm_change(slug: str, name: str, axis: int, inside: bool, number: Expressi
     if number.words == "0":
         words = f"{norm.words} over the {name} axis"
     slug = f"over-{slug}-of-{name}-plus-{'inside-' if inside else ''}{number.slug}"
-    return Change(slug, f"divided by {words}", partial(_normalised, axis, norm, inside, number))
+
+    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        x, size = _sized(array, axis, norm)
+        plus = number.at(setting)
+        by = np.sqrt(size * size + plus) if inside else size + plus
+        return np.where(by == 0.0, 0.0, x / np.where(by == 0.0, 1.0, by))
+
+    return Change(slug, f"divided by {words}", apply)
 
 
 def _added(sample: Sample, axis: int, norm: Norm, inside: bool) -> tuple[float, Setting, float] | None:
@@ -305,12 +312,3 @@ def _added(sample: Sample, axis: int, norm: Norm, inside: bool) -> tuple[float, 
 def _sized(x: NDArray, axis: int, norm: Norm) -> tuple[NDArray, NDArray]:
     size = norm.size(x, axis=axis)
     return (x - x.mean(axis=axis, keepdims=True) if norm.centred else x), size
-
-
-def _normalised(
-    axis: int, norm: Norm, inside: bool, number: Expression, array: NDArray, axes: tuple[str, ...], setting: Setting
-) -> NDArray:
-    x, size = _sized(array, axis, norm)
-    plus = number.at(setting)
-    by = np.sqrt(size * size + plus) if inside else size + plus
-    return np.where(by == 0.0, 0.0, x / np.where(by == 0.0, 1.0, by))

@@ -211,7 +211,7 @@ def _of_distance(
             said = f"{names[1]} index - {names[0]} index" + (", both from the end" if aligned else "")
             words = form.words.format(c=c.words, i=said).removeprefix("1 * ")
             slug = f"{names[1]}-{names[0]}-{form.slug}-{c.slug}{'-from-the-end' if aligned else ''}"
-            yield _change(way, slug, words, partial(_at_distance, axes, form, c, aligned))
+            yield _change(way, slug, words, _at_distance(axes, form, c, aligned))
 
 
 def _distance(n: int, m: int, aligned: bool) -> NDArray:
@@ -219,11 +219,14 @@ def _distance(n: int, m: int, aligned: bool) -> NDArray:
 
 
 def _at_distance(
-    axes: tuple[int, int], form: Form, c: Expression, aligned: bool, shape: Shape, setting: Setting
-) -> NDArray:
-    n, m = (shape[axis] for axis in axes)
-    wide = [size if axis - len(shape) in axes else 1 for axis, size in enumerate(shape)]
-    return (c.at(setting) * form.of(_distance(n, m, aligned), m)).reshape(wide)
+    axes: tuple[int, int], form: Form, c: Expression, aligned: bool
+) -> Callable[[Shape, Setting], NDArray]:
+    def profile(shape: Shape, setting: Setting) -> NDArray:
+        n, m = (shape[axis] for axis in axes)
+        wide = [size if axis - len(shape) in axes else 1 for axis, size in enumerate(shape)]
+        return (c.at(setting) * form.of(_distance(n, m, aligned), m)).reshape(wide)
+
+    return profile
 
 
 def _constants(samples: Sequence[Sample], read: Sequence[NDArray], forms: Sequence[NDArray]) -> list[Expression]:

@@ -10,7 +10,7 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.measure.grammar.sample import Change, Sample, Setting
+from conformance.measure.grammar.sample import Apply, Change, Sample, Setting
 from conformance.zoo.bug import DoesNotApply
 
 Order2 = Callable[[NDArray, NDArray, int], NDArray]
@@ -51,8 +51,7 @@ def shape_changes(axes: tuple[str, ...]) -> Iterator[Change]:
     for (i, first), (j, second) in permutations(enumerate(axes), 2):
         for slug, (words, rule) in BY_ANOTHER.items():
             said = f"with its {first} axis {words.format(b=second)}"
-            read_by = partial(_by_another, i - len(axes), j - len(axes), rule)
-            yield Change(f"{first}-{slug}-{second}", said, read_by)
+            yield Change(f"{first}-{slug}-{second}", said, _by_another(i - len(axes), j - len(axes), rule))
 
 
 def _orders(count: int) -> list[tuple[int, ...]]:
@@ -90,14 +89,17 @@ def _cut(order: tuple[int, ...], array: NDArray, axes: tuple[str, ...], setting:
     return array.reshape([array.shape[k] for k in order]).transpose(np.argsort(order))
 
 
-def _by_another(a: int, b: int, rule: Order2, array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-    n, m = array.shape[a], array.shape[b]
-    if n < 2 or m < 2:
-        raise DoesNotApply("one index alone tells nothing")
-    first, second = [1] * array.ndim, [1] * array.ndim
-    first[a], second[b] = n, m
-    order = rule(np.arange(n).reshape(first), np.arange(m).reshape(second), n)
-    return np.take_along_axis(array, np.broadcast_to(order % n, array.shape), axis=a)
+def _by_another(a: int, b: int, rule: Order2) -> Apply:
+    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        n, m = array.shape[a], array.shape[b]
+        if n < 2 or m < 2:
+            raise DoesNotApply("one index alone tells nothing")
+        first, second = [1] * array.ndim, [1] * array.ndim
+        first[a], second[b] = n, m
+        order = rule(np.arange(n).reshape(first), np.arange(m).reshape(second), n)
+        return np.take_along_axis(array, np.broadcast_to(order % n, array.shape), axis=a)
+
+    return apply
 
 
 # Merged channels split into heads -----------------------------------------------------------------------
@@ -139,7 +141,7 @@ def split_changes(samples: Sequence[Sample], inner: Callable[[Sequence[Sample]],
                 for sample, shape in zip(samples, shapes, strict=True)
             ]
             for change in inner(split):
-                yield Change(f"split-{change.slug}", change.words, partial(_in_heads, change, axis, heads, lengths))
+                yield Change(f"split-{change.slug}", change.words, _in_heads(change, axis, heads))
 
 
 def _split(array: NDArray, axis: int, heads: int, channels: int) -> NDArray:
@@ -147,18 +149,13 @@ def _split(array: NDArray, axis: int, heads: int, channels: int) -> NDArray:
     return array.reshape(*array.shape[:position], heads, channels, *array.shape[position + 1 :])
 
 
-def _in_heads(
-    change: Change,
-    axis: int,
-    heads: str,
-    lengths: Callable[[Setting], tuple[int, int]],
-    array: NDArray,
-    axes: tuple[str, ...],
-    setting: Setting,
-) -> NDArray:
-    first, second = lengths(setting)
-    if array.shape[axis] != first * second:
-        raise DoesNotApply(f"{array.shape[axis]} channels are not {first} heads of {second}")
-    position = array.ndim + axis
-    split = (*axes[:position], heads, CHANNEL, *axes[position + 1 :])
-    return change.apply(_split(array, axis, first, second), split, setting).reshape(array.shape)
+def _in_heads(change: Change, axis: int, heads: str) -> Apply:
+    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        first, second = HEADS[heads](setting)
+        if array.shape[axis] != first * second:
+            raise DoesNotApply(f"{array.shape[axis]} channels are not {first} heads of {second}")
+        position = array.ndim + axis
+        split = (*axes[:position], heads, CHANNEL, *axes[position + 1 :])
+        return change.apply(_split(array, axis, first, second), split, setting).reshape(array.shape)
+
+    return apply

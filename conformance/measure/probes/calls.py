@@ -28,7 +28,9 @@ RATES = (0.25, 0.4, 0.3, 0.15)
 
 
 @lru_cache(maxsize=64)
-def _dropped(config: AttentionConfig, place: int, batch: int, query_len: int, key_len: int, training: bool) -> Problem:
+def _dropped(
+    config: AttentionConfig, place: int, batch: int, query_len: int, key_len: int, *, training: bool
+) -> Problem:
     rate = RATES[place % len(RATES)]
     config = replace(config, dropout=rate)
     shape = (batch, config.num_heads, query_len, key_len)
@@ -37,12 +39,15 @@ def _dropped(config: AttentionConfig, place: int, batch: int, query_len: int, ke
 
 
 def _training(asker: Asker) -> Sequence[Problem]:
-    rows = [_dropped(config, place, 1, 3, 5, True) for place, config in enumerate(asker.configs)]
-    return [*rows, *(_dropped(config, place, 1, 4, 4, True) for place, config in enumerate(asker.configs[:2]))]
+    rows = [_dropped(config, place, 1, 3, 5, training=True) for place, config in enumerate(asker.configs)]
+    return [*rows, *(_dropped(config, place, 1, 4, 4, training=True) for place, config in enumerate(asker.configs[:2]))]
 
 
 def _training_items(asker: Asker) -> Sequence[Problem]:
-    return [_dropped(config, place, (4, 3, 5, 2)[place % 4], 3, 5, True) for place, config in enumerate(asker.configs)]
+    return [
+        _dropped(config, place, (4, 3, 5, 2)[place % 4], 3, 5, training=True)
+        for place, config in enumerate(asker.configs)
+    ]
 
 
 # Many items ---------------------------------------------------------------------------------------------------
@@ -142,7 +147,7 @@ PROBES = (
         "dropout-evaluation",
         "A layer with a rate of dropout, and no keep-mask: nothing may be dropped.",
         r"kept_{ij} = a_{ij}",
-        lambda asker: [_dropped(config, place, 1, 3, 5, False) for place, config in enumerate(asker.configs)],
+        lambda asker: [_dropped(config, place, 1, 3, 5, training=False) for place, config in enumerate(asker.configs)],
         of_places("kept_weights", "scores"),
     ),
     Probe(

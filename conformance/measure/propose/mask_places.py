@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from conformance.measure.faults import bug_of, with_inputs
 from conformance.measure.grammar.sample import Change, Setting
 from conformance.measure.places import SCORED, Place, fault
-from conformance.measure.reads import Get, Put
+from conformance.measure.reads import Put
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask
 from mha_core.call.masks import allowed_keys, padding_keys
@@ -169,27 +169,26 @@ def _of_diagonal(state: State, moved: NDArray) -> dict[str, Any]:
     return {"causal": False, "allowed": array if others is None else array & others}
 
 
-def _integer(id: str, words: str, fix: str, axes: tuple[str, ...], get: Get, source: Callable[..., Any]) -> Place:
-    return Place(id, words, fix, axes, ("allowed",), get, _with(source))
-
-
 _OF_LENGTHS = SOURCES["valid_lens"][1]
-EVERY_LENGTH = _integer(
-    "every length", "lengths, of items and of queries,", _OF_LENGTHS, ("length",), _every_length, _of_lengths
+_ALLOWED = ("allowed",)
+EVERY_LENGTH = Place(
+    *("every length", "lengths, of items and of queries,", _OF_LENGTHS, ("length",), _ALLOWED),
+    *(_every_length, _with(_of_lengths)),
 )
-_OF_QUERIES = ("item", "query")
 INTEGERS: Mapping[str, Place] = {
     place.id: place
     for place in (
-        _integer("lengths", "the lengths", _OF_LENGTHS, ("item",), partial(_lengths, 1), _of_lengths),
-        _integer(
-            "lengths of queries", "the lengths of queries", _OF_LENGTHS, _OF_QUERIES, partial(_lengths, 2), _of_lengths
+        Place("lengths", "the lengths", _OF_LENGTHS, ("item",), _ALLOWED, partial(_lengths, 1), _with(_of_lengths)),
+        Place(
+            *("lengths of queries", "the lengths of queries", _OF_LENGTHS, ("item", "query"), _ALLOWED),
+            *(partial(_lengths, 2), _with(_of_lengths)),
         ),
-        _integer("offset", "query offsets", OF_OFFSET, ("item",), _offset, _of_offset),
-        _integer(
-            "diagonal", "the causal diagonal's offsets", SOURCES["causal"][1], ("number",), _diagonal, _of_diagonal
+        Place("offset", "query offsets", OF_OFFSET, ("item",), _ALLOWED, _offset, _with(_of_offset)),
+        Place(
+            *("diagonal", "the causal diagonal's offsets", SOURCES["causal"][1], ("number",), _ALLOWED),
+            *(_diagonal, _with(_of_diagonal)),
         ),
-        _integer("sides", "the window's sides", SOURCES["window"][1], ("side",), _window, _of_window),
+        Place("sides", "the window's sides", SOURCES["window"][1], ("side",), _ALLOWED, _window, _with(_of_window)),
     )
 }
 ARRAYS: Mapping[str, Place] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from conformance.workers.described import asked
+from conformance.workers.described import Elsewhere
 from conformance.workers.execute import end_idle
 from conformance.workers.interpreters import LEARNERS, Home, Settings
 from conformance.workers.protocol import WorkerDied
@@ -61,4 +61,4 @@ def why_not(dialect: str) -> str:
 
 def _called(dialect: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in the process of a framework, which is kept; raises what it raises, or WorkerDied."""
-    return asked(home(dialect), Settings(), seconds, object, function, *arguments)
+    return Elsewhere(home(dialect), Settings()).asked(seconds, object, function, *arguments)

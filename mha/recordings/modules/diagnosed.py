@@ -105,7 +105,7 @@ def diagnosed(
             before[-1].others.append(name)
         else:
             who = "As a layer it" if name == owner else f"{name}, as a layer,"
-            before.append(_sentence(name, who, own, key, wrong[owner].parameters, path))
+            before.append(_sentence(who, own, key, wrong[owner].parameters, path))
             found.setdefault(owner, []).append(before[-1])
     texts = {owner: "\n".join(map(str, ones)) for owner, ones in found.items()}
     unread = {one.name: one.why for one in (recording.unread or () if recording is not None else ())}
@@ -144,8 +144,9 @@ def _stage(recording: Recording) -> str | None:
     return None
 
 
-def _sentence(name: str, who: str, own: Recording, key: object, parameters: str, path: str | os.PathLike[str]) -> _Told:
+def _sentence(who: str, own: Recording, key: object, parameters: str, path: str | os.PathLike[str]) -> _Told:
     """The diagnosis of a layer; one that is right by its own weights leaves what it holds and is given."""
+    name = own.layer_of(0).name
     if not isinstance(key, str):
         what = {
             "same": "its settings or its mask are not the original's",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.recordings.modules.stream import ArrayStream
-from mha.recordings.modules.values import Place, as_called, changed, leaves, named, snapshot
+from mha.recordings.modules.values import Place, changed, leaves, named, snapshot
 from mha_core import SpecError
 from mha_core.capture import Pulled
 from mha_core.errors import one_line
@@ -53,20 +53,13 @@ class GradientRecorder:
         self._calls: dict[int, _Call] = {}
         self._twice = False
 
-    def begun(
-        self, position: int, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
+    def begun(self, position: int, call: inspect.BoundArguments) -> None:
         """Keep what a call is given."""
-        signature = as_called(signature, args)
         valued = getattr(self._hooks.modules, "valued", lambda leaf: leaf)
-        arguments = changed(
-            dict(signature.bind(*args, **kwargs).arguments),
-            lambda place, leaf: valued(snapshot(leaf, self._hooks.as_array)),
-        )
-        places = changed(arguments, lambda place, leaf: _Standing(place))
-        bound = inspect.BoundArguments(signature, places)
-        own = {leaf.place: place for place, leaf in leaves(named(signature, bound.args, bound.kwargs))}
-        self._calls[position] = _Call(signature, arguments, own)
+        arguments = changed(dict(call.arguments), lambda place, leaf: valued(snapshot(leaf, self._hooks.as_array)))
+        places = inspect.BoundArguments(call.signature, changed(arguments, lambda place, leaf: _Standing(place)))
+        own = {leaf.place: place for place, leaf in leaves(named(places))}
+        self._calls[position] = _Call(call.signature, arguments, own)
 
     def tapped(self, position: int, output: Any) -> Any:
         """The output, of whose gradients this is told."""

@@ -55,6 +55,7 @@ class ModuleRecorder:
         hooks: Any,
         target: Any,
         stream: ArrayStream,
+        *,
         depth: int | None = None,
         only: Sequence[str] = ("*",),
         gradients: bool = False,
@@ -90,9 +91,7 @@ class ModuleRecorder:
             return None
         return self if any(fnmatchcase(name, pattern) for pattern in self._only) else None
 
-    def begun(
-        self, name: str, module: Any, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
+    def begun(self, name: str, module: Any, call: inspect.BoundArguments) -> None:
         """Note what a call is given, before it can change it."""
         if self._paused:
             return
@@ -100,11 +99,11 @@ class ModuleRecorder:
             raise SpecError(f"{name or 'the model'} drops out: record a model in inference")
         name = self._own_name(name, module)
         parent = self._open[-1][0] if self._open else None
-        given = {key: self._described(value) for key, value in named(signature, args, kwargs).items()}
+        given = {key: self._described(value) for key, value in named(call).items()}
         self._open.append((len(self._calls), module))
         self._calls.append({"module": name, "within": parent, "given": given})
         if self._gradients is not None:
-            self._gradients.begun(len(self._calls) - 1, signature, args, kwargs)
+            self._gradients.begun(len(self._calls) - 1, call)
 
     def _own_name(self, name: str, module: Any) -> str:
         """The module's name; with a number, if another one was called by it."""

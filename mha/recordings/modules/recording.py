@@ -183,7 +183,7 @@ class ModuleRecording:
         """The numbers of a parameter, by the name of its array."""
         return self.array(ArrayAt((), name, "", self._shapes[name]))
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         """The dtype in which most arrays are that modules gave; of several, the widest."""
         names = [at.dtype for call in self.calls for at in call.gave or () if at.floating]

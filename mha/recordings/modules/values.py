@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -81,12 +81,11 @@ def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
         return leaf
 
 
-def named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def named(call: inspect.BoundArguments) -> dict[str, Any]:
     """The arguments of a call by name, as they were given; those among *args by their number."""
-    bound = signature.bind(*args, **kwargs)
     found: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        kind = signature.parameters[name].kind
+    for name, value in call.arguments.items():
+        kind = call.signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:
             found |= value
         elif kind is inspect.Parameter.VAR_POSITIONAL:
@@ -94,20 +93,3 @@ def named(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str
         else:
             found[name] = value
     return found
-
-
-def as_called(signature: inspect.Signature, args: Sequence[Any]) -> inspect.Signature:
-    """The signature with what a call gives by name as keywords alone, so that the call is made again as it was made.
-
-    Decorators of transformers add keywords of their own, which would meet the same argument given by position.
-
-    >>> def forward(x, mask=None, **more): ...
-    >>> inspect.BoundArguments(as_called(inspect.signature(forward), [1]), {"x": 1, "mask": 2}).kwargs
-    {'mask': 2}
-    """
-    either, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        one.replace(kind=keyword) if one.kind is either and position >= len(args) else one
-        for position, one in enumerate(signature.parameters.values())
-    ]
-    return signature.replace(parameters=sorted(parameters, key=lambda one: one.kind))

@@ -43,9 +43,10 @@ def recorded_modules(
     hooks: Any,
     target: Any,
     path: str | os.PathLike[str] | None,
+    limit: int,
+    *,
     depth: int | None,
     only: Sequence[str],
-    limit: int,
     gradients: bool,
 ) -> Iterator[WholeRecording]:
     """A recording of the modules of `target` in its `watched`; see `mha.capture`. SpecError without a path."""
@@ -53,7 +54,7 @@ def recorded_modules(
         raise SpecError("modules=True needs a file to write to")
     stream = ArrayStream(check_output(path, what="a recording"), limit)
     try:
-        recorder = ModuleRecorder(hooks, target, stream, depth, only, gradients)
+        recorder = ModuleRecorder(hooks, target, stream, depth=depth, only=only, gradients=gradients)
         yield WholeRecording(recorder, stream, _watched(hooks, target, recorder, gradients))
     finally:
         stream.close()
