@@ -62,7 +62,7 @@ class KeptProgram:
     """
 
     def __init__(
-        self, compiled: Any, static: tuple[int, ...], device: jax.Device, kept: Kept, origin: str | None = None
+        self, compiled: Any, static: tuple[int, ...], device: jax.Device, kept: Kept, *, origin: str | None = None
     ) -> None:
         self._compiled = compiled
         self._static = static

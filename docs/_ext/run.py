@@ -151,7 +151,8 @@ def write_notebooks(app: Sphinx, error: Exception | None) -> None:
             figure = svg_in(figure_of(lesson.name))
             for framework in DIALECTS:
                 printed = recorded()["printed"].get(framework, {}).get(lesson.name, {})
-                made = notebook(lesson, text(lesson.name), cells(lesson.name, framework), printed, figure, framework)
+                given = lesson, text(lesson.name), cells(lesson.name, framework), printed
+                made = notebook(*given, figure=figure, framework=framework)
                 folder.joinpath(f"{lesson.name}-{framework}.ipynb").write_text(made, "utf-8")
 
 

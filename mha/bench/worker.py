@@ -146,7 +146,7 @@ def measure_framework(request: Request, framework: Framework, place: Place | Non
         if (device, dtype) not in peaks:
             peaks[device, dtype] = product_peak(framework, dtype, device)
         task = Task(make_workload(setting, dtype), direction, dtype, device)
-        entries = measure_row(tuple(contestants), task, request.seconds, request.measures, place, lost)
+        entries = measure_row(tuple(contestants), task, request.seconds, request.measures, place=place, lost=lost)
         lost = {}
         yield {
             "framework": request.framework,
@@ -187,6 +187,7 @@ def measure_row(
     task: Task,
     seconds: float,
     measures: tuple[str, ...] = ("time", "memory"),
+    *,
     place: Place | None = None,
     lost: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Measurement]:

@@ -167,10 +167,9 @@ class Allowance:
         """The distance of `b` from `a` in the elements that count; EQUAL if all are equal after rounding."""
         return EQUAL if same_numbers(a, b, self.dtype) else apart(a, b, counts)
 
-    def difference(self, part: str, message: str, name: str, a: NDArray, found: Apart) -> Difference:
-        """The Difference of an array from `a`, with what is allowed where it is worst."""
-        allowed = float(self.worst * (abs(float(a[found.worst.index])) + found.size))
-        return Difference(part, message, name, found.worst.largest, allowed)
+    def at_worst(self, a: NDArray, found: Apart) -> tuple[float, float]:
+        """The largest difference from `a`, and what is allowed there."""
+        return found.worst.largest, float(self.worst * (abs(float(a[found.worst.index])) + found.size))
 
     def words(self, found: Apart, whose: str) -> str:
         """A distance beside what is allowed, as the findings show it; `whose` size: "their" or "its"."""

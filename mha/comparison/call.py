@@ -138,7 +138,7 @@ def _compare_inputs(
     for words, same in alike.items():
         names, (first, found) = ", ".join(name for name, _ in same), same[0]
         given = getattr(a.problem.inputs, first)
-        both.found.append(allowance.difference("inputs", f"{names} {words}", names, given, found))
+        both.found.append(Difference("inputs", f"{names} {words}", names, *allowance.at_worst(given, found)))
     if padded:
         both.notes.append(f"{', '.join(padded)} differ in rows of padding, which reach no other row")
 
@@ -214,7 +214,9 @@ def _compare_pasts(both: CallDifferences, a: AttentionInputs, b: AttentionInputs
             found = allowance.apart(one, other)
             both.inputs = max(both.inputs, allowance.ratio(found))
             if allowance.ratio(found) > 1.0:
-                both.found.append(allowance.difference("past", f"{name} differ {found.words}", name, one, found))
+                both.found.append(
+                    Difference("past", f"{name} differ {found.words}", name, *allowance.at_worst(one, found))
+                )
 
 
 def _compare_positions(both: CallDifferences, a: Problem, b: Problem) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from conformance.subjects.items import items_of
 from conformance.subjects.subject import Subject
 from mha.comparison.arrays import PARTS, Allowance, apart
-from mha.comparison.call import FIELDS, ComparedCall, calls_part, moves, outputs_apart, own_differences
+from mha.comparison.call import FIELDS, CallDifferences, ComparedCall, calls_part, moves, outputs_apart, own_differences
 from mha.comparison.comparison import Comparison, Pair
 from mha.comparison.ends import Before, check_also, compare_ends, unjudged
 from mha.comparison.live import answered
@@ -175,25 +175,23 @@ class _Walk:
             found.inputs,
             ratios,
         )
+        return self._with_outputs(pair, a, b, found)
+
+    def _with_outputs(self, pair: Pair, a: ComparedCall, b: ComparedCall, found: CallDifferences) -> Pair:
+        """The pair with the distance of its outputs, and each difference with its effect on the original's output."""
+        before = self.before
         if found.rows is None or a.output.shape != b.output.shape:
             before.parted = True
             return pair
-        return self._with_outputs(pair, a, b, found.rows, found.drift)
-
-    def _with_outputs(
-        self, pair: Pair, a: ComparedCall, b: ComparedCall, queries: NDArray[np.bool_], drift: float
-    ) -> Pair:
-        """The pair with the distance of its outputs, and each difference with its effect on the original's output."""
-        rows = queries[:, :, None]
+        rows = found.rows[:, :, None]
         alike = FIELDS.keys() - {CAUSES.get(one.part) for one in pair.differences}
         outputs = outputs_apart(a, b, rows, moves(a, b, rows, alike))
         moved = {part: moves(a, b, rows, (part,)) for part in FIELDS.keys() - alike}
         largest = {part: None if by is None else float(by.max(initial=0.0)) for part, by in moved.items()}
         differences = tuple(replace(one, moves=largest.get(CAUSES.get(one.part, ""))) for one in pair.differences)
-        before = self.before
         before.parted |= "inputs" not in alike or outputs.ratio > 1.0
         if not before.parted:
-            before.carried = max(before.carried, drift, apart(a.output, b.output, rows).mean)
+            before.carried = max(before.carried, found.drift, apart(a.output, b.output, rows).mean)
         return replace(pair, differences=differences, distance=outputs.error, allowed=outputs.allowed)
 
     def _side(self, recording: Recording, position: int, order: NDArray[np.intp] | None = None) -> ComparedCall:

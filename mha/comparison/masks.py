@@ -135,7 +135,7 @@ def _bias_difference(a: Expected, b: Expected, allowance: Allowance, counts: NDA
     elif same_numbers(first, -second, allowance.dtype):
         what = "the port's bias has the other sign"
     where = f"by up to {number(found.worst.largest)} where both attend, worst at {place(found.worst.index)}"
-    return allowance.difference("mask", f"{what}, {where}", "bias", first, found)
+    return Difference("mask", f"{what}, {where}", "bias", *allowance.at_worst(first, found))
 
 
 def _whole_bias(one: Expected, shape: tuple[int, ...]) -> NDArray:

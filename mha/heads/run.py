@@ -42,6 +42,7 @@ def measure_heads(
     texts: Texts | None,
     measures: Sequence[str],
     cut: Cut | None = None,
+    *,
     speed: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:

@@ -66,7 +66,9 @@ class Reading:
     def kv_heads(self) -> int:
         return self.heads // self.family.group
 
-    def hypothesis(self, q: Slice, k: Slice, v: Slice, o: Slice, mask: str = "", bq: Slice | None = None) -> Hypothesis:
+    def hypothesis(
+        self, q: Slice, k: Slice, v: Slice, o: Slice, *, mask: str = "", bq: Slice | None = None
+    ) -> Hypothesis:
         """The hypothesis with these slices."""
         return Hypothesis(q, k, v, o, self.orders, self.heads, self.kv_heads, self.scale, mask, self.tiled, bq)
 

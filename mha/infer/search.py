@@ -169,7 +169,7 @@ class Search:
                     if not ranking.takes(float(misfit[a, p])):
                         continue
                     (query, bias), (value, out) = asked[places[a]], pairs[p]
-                    hypothesis = reading.hypothesis(query, key, value, out, mask, bias)
+                    hypothesis = reading.hypothesis(query, key, value, out, mask=mask, bq=bias)
                     if reading.tied or hypothesis.is_plain():
                         ranking.add(float(misfit[a, p]), hypothesis)
 

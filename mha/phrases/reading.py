@@ -106,7 +106,7 @@ class _Reader:
         calling = Calling()
         if called is not None:
             skipped = 1 if native.method and _ends(called.func, native.method) else 0
-            given = self._bind(called, native, native.called_with, native.positional, skipped)
+            given = self._bind(called, native, native.called_with, native.positional, skipped=skipped)
             calling, more = native.read_calling(given, making)
             notes, left = [*notes, *more], [*left, *given.left()]
             if not self._weights_are_used(called):
@@ -184,7 +184,7 @@ class _Reader:
         return calls[0] if calls else None
 
     def _bind(
-        self, call: ast.Call, native: Native, known: tuple[str, ...], positional: int, skipped: int = 0
+        self, call: ast.Call, native: Native, known: tuple[str, ...], positional: int, *, skipped: int = 0
     ) -> Arguments:
         """The arguments by name."""
         where = f"{native.path} in line {call.lineno} of {self.name}"

@@ -81,24 +81,10 @@ class Capture:
         ends = None if self.ends is None else tuple(end for end in self.ends.found if end.name not in own)
         return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread, self.tokens, ends)
 
-    def see(
-        self, name: str, adapter: Adapter | ProjectedLayer, layer: Any, arguments: Mapping[str, Any], output: Any
-    ) -> None:
-        """Record one call. Raises SpecError for a call that no recording can hold."""
-        try:
-            call = ReadCall(*adapter.read(layer, arguments, output))  # an adapter may give a plain tuple
-            inputs = call.inputs
-            inputs.check(call.config)
-            own = {str(array.dtype) for array in call.weights.values()}
-            rounded = {key: round_to(array, call.dtype) for key, array in call.weights.items() if own != {call.dtype}}
-            check_weights(call.config, rounded or call.weights)
-        except Exception as error:  # of a layer that is not what its class promises, an adapter may raise anything
-            reason = error if isinstance(error, SpecError) else one_line(error)
-            if isinstance(error, KeyError):  # an argument, by name
-                reason = f"{type(layer).__qualname__} is called without {error}"
-            raise SpecError(f"a call of {adapter.kind} at {name or 'the top'} can't be recorded: {reason}") from error
-        position = self._position(name, adapter.kind, call)
-        self.calls.append(RecordedCall(position, inputs, call.outputs))
+    def add(self, name: str, kind: str, call: ReadCall) -> None:
+        """Record one call of a layer of this name and kind."""
+        position = self._position(name, kind, call)
+        self.calls.append(RecordedCall(position, call.inputs, call.outputs))
 
     def _position(self, name: str, kind: str, call: ReadCall) -> int:
         """Position of the layer among the recorded ones; it is added if it was not seen with these weights before."""
@@ -110,6 +96,24 @@ class Capture:
                 return position
         self.layers.append(RecordedLayer(name, kind, call.dtype, call.config, call.weights, parameters))
         return len(self.layers) - 1
+
+
+def _read(
+    name: str, adapter: Adapter | ProjectedLayer, layer: Any, arguments: Mapping[str, Any], output: Any
+) -> ReadCall:
+    """One call as the adapter reads it. Raises SpecError for one that no recording can hold."""
+    try:
+        call = ReadCall(*adapter.read(layer, arguments, output))  # an adapter may give a plain tuple
+        call.inputs.check(call.config)
+        own = {str(array.dtype) for array in call.weights.values()}
+        rounded = {key: round_to(array, call.dtype) for key, array in call.weights.items() if own != {call.dtype}}
+        check_weights(call.config, rounded or call.weights)
+    except Exception as error:  # of a layer that is not what its class promises, an adapter may raise anything
+        reason = error if isinstance(error, SpecError) else one_line(error)
+        if isinstance(error, KeyError):  # an argument, by name
+            reason = f"{type(layer).__qualname__} is called without {error}"
+        raise SpecError(f"a call of {adapter.kind} at {name or 'the top'} can't be recorded: {reason}") from error
+    return call
 
 
 @contextmanager
@@ -223,14 +227,14 @@ def capture(
             adapter.note(arguments, output)
         elif not isinstance(adapter, ProjectedLayer):
             try:
-                recorder.see(name, adapter, layer, arguments, output)
+                recorder.add(name, adapter.kind, _read(name, adapter, layer, arguments, output))
             except SpecError as error:
                 if not modules:
                     raise
                 unreadable.append(str(error))
         elif name not in unlisted.refused:
             try:
-                recorder.see(name, adapter, layer, arguments, output)
+                recorder.add(name, adapter.kind, _read(name, adapter, layer, arguments, output))
             except SpecError as error:
                 if adapter.sure or adapter.settled is not None:
                     raise

@@ -83,7 +83,7 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
             if not (batch and query_len and key_len):
                 lengths = f"{batch} items, {query_len} queries, {key_len} keys"
                 raise SpecError(f"a call of {name} has nothing to show: {lengths}; --layers chooses others")
-            part = _part(name, layer.config, names.index(name), number, (batch, query_len, key_len), heads)
+            part = _part(name, layer.config, names.index(name), number, (batch, query_len, key_len), heads=heads)
             is_cross = _is_cross(recording.calls[calls[0]].inputs, layer.config)
             part = replace(part, kind=layer.kind, dtype=layer.dtype, calls=tuple(calls), is_cross=is_cross)
             parts.append(replace(part, is_exact=part.is_exact or bool(layers)))
@@ -101,7 +101,7 @@ def plan_of_model(
     names = [name for name, _ in sizes]
     chosen = _chosen(names, layers)
     parts = [
-        _part(name, config, position, number, (1, length, length), heads)
+        _part(name, config, position, number, (1, length, length), heads=heads)
         for position, (name, config) in enumerate(sizes)
         if name in chosen
         for number, length in enumerate(lengths)
@@ -115,6 +115,7 @@ def _part(
     position: int,
     number: int,
     sizes: tuple[int, int, int],
+    *,
     heads: Sequence[int],
 ) -> Part:
     """The part of self-attention of these sizes (B, Lq, Lk), with the heads that were chosen."""

@@ -64,7 +64,7 @@ class FusedLayout(Layout):
     """
 
     def __init__(
-        self, name: str, summary: str, fused: str, out: str, order: Order, *, grouped: bool = True, foreign: str = ""
+        self, name: str, summary: str, fused: str, out: str, *, order: Order, grouped: bool = True, foreign: str = ""
     ) -> None:
         self.name, self.summary, self.framework = name, f"Hugging Face {summary}", "torch"
         self.order, self.grouped = order, grouped
@@ -150,21 +150,26 @@ FUSED_LAYOUTS = (
     FusedLayout(
         "gpt-neox",
         "GPT-NeoX, Persimmon and Falcon: query_key_value (G, H / G + 2, d rows), dense",
-        *("query_key_value", "dense", by_groups),
+        *("query_key_value", "dense"),
+        order=by_groups,
     ),
     FusedLayout(
         "gpt-bigcode",
         "GPT-BigCode: c_attn (G, H / G + 2, d rows), c_proj, both not transposed",
-        *("c_attn", "c_proj", by_groups),
+        *("c_attn", "c_proj"),
+        order=by_groups,
         foreign="q_attn.weight",
     ),
-    FusedLayout("phi3", "Phi-3: qkv_proj (all queries, all keys, all values), o_proj", "qkv_proj", "o_proj", in_a_row),
-    FusedLayout("dbrx", "DBRX: Wqkv (all queries, all keys, all values), out_proj", "Wqkv", "out_proj", in_a_row),
-    FusedLayout("modernbert", "ModernBERT: Wqkv (3, H, d rows), Wo", "Wqkv", "Wo", in_a_row, grouped=False),
+    FusedLayout(
+        "phi3", "Phi-3: qkv_proj (all queries, all keys, all values), o_proj", "qkv_proj", "o_proj", order=in_a_row
+    ),
+    FusedLayout("dbrx", "DBRX: Wqkv (all queries, all keys, all values), out_proj", "Wqkv", "out_proj", order=in_a_row),
+    FusedLayout("modernbert", "ModernBERT: Wqkv (3, H, d rows), Wo", "Wqkv", "Wo", order=in_a_row, grouped=False),
     FusedLayout(
         "codegen",
         "CodeGen: qkv_proj (4, queries and values and keys of H / 4 heads), out_proj",
-        *("qkv_proj", "out_proj", by_quarters),
+        *("qkv_proj", "out_proj"),
+        order=by_quarters,
         grouped=False,
     ),
 )

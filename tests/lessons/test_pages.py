@@ -132,9 +132,9 @@ def test_a_notebook_is_valid_and_the_same_each_time(framework):
     for lesson in COURSE:
         code = run.cells(lesson.name, framework)
         printed = run.recorded()["printed"][framework][lesson.name]
-        given = (lesson, run.text(lesson.name), code, printed, "<svg/>", framework)
-        made = notebook(*given)
-        assert made == notebook(*given)
+        given = partial(notebook, lesson, run.text(lesson.name), code, printed, figure="<svg/>", framework=framework)
+        made = given()
+        assert made == given()
         book = nbformat.reads(made, as_version=4)
         code_cells = [cell for cell in book.cells if cell.cell_type == "code" and not cell.id.startswith("task-")]
         install, *cells = code_cells
@@ -151,13 +151,16 @@ def test_a_formula_and_a_prediction_are_those_of_notebooks():
     text = (
         "```{math}\nx^2\n```\n\n:::{dropdown} Predict: x?\n{math}`x` is [1](masks.md).\n:::\n\n```{gallery} all\n```\n"
     )
-    [cell] = nbformat.reads(notebook(named("angle"), text, {}, {}, "", "numpy"), as_version=4).cells[2:3]
+    [cell] = nbformat.reads(notebook(named("angle"), text, {}, {}, figure="", framework="numpy"), as_version=4).cells[
+        2:3
+    ]
     assert cell.source == "$$x^2$$\n\n<details><summary>Predict: x?</summary>\n\n$x$ is 1.\n\n</details>"
 
 
 def code_of(lesson):
     """Cell -> code of a notebook in NumPy, without the cell that installs."""
-    made = notebook(lesson, run.text(lesson.name), run.cells(lesson.name, "numpy"), {}, "<svg/>", "numpy")
+    code = run.cells(lesson.name, "numpy")
+    made = notebook(lesson, run.text(lesson.name), code, {}, figure="<svg/>", framework="numpy")
     cells = nbformat.reads(made, as_version=4).cells
     return {cell.id: cell.source for cell in cells if cell.cell_type == "code" and cell.id != "install"}
 

@@ -100,7 +100,8 @@ def attend_in_blocks(
         way: _AtOnce | _HeadByHead = _AtOnce(queries, keys, values, rules)
     else:
         keys, values = (_joined(keys),), (_joined(values),)
-        way = _HeadByHead(queries, *keys, *values, rules, query_block or fitting_block(query_len, row, BUDGET))
+        block = query_block or fitting_block(query_len, row, BUDGET)
+        way = _HeadByHead(queries, *keys, *values, rules, query_block=block)
     with mx.autograd.pause(train_mode=True):  # in prediction FullyConnected would reorder its weights in place
         output = way.forward()
     floats = Floats((queries,), keys, values, _present(score.vector), _present(mask.bias))
@@ -227,7 +228,7 @@ class _AtOnce:
 class _HeadByHead:
     """One head of one item at a time, in blocks of queries, each against the keys that it may reach."""
 
-    def __init__(self, queries: Array, keys: Array, values: Array, rules: Rules, query_block: int) -> None:
+    def __init__(self, queries: Array, keys: Array, values: Array, rules: Rules, *, query_block: int) -> None:
         self.queries, self.keys, self.values = queries.detach(), keys.detach(), values.detach()
         self.flat_queries, self.flat_keys = _flat(self.queries), _flat(self.keys)
         self.rules, self.query_block = rules, query_block

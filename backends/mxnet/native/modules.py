@@ -117,9 +117,9 @@ def pulled(
     """
     with nullcontext(held) if dtype is None else computing(held, dtype) as run:
         try:
-            return _pulled(held, run, call, inputs, inputs, cotangents)
+            return _pulled(held, run, call, inputs, cotangents, by=inputs)
         except mx.MXNetError:  # indices, which its functions give as floating-point numbers, have no gradients
-            return _pulled(held, run, call, inputs, {}, cotangents)
+            return _pulled(held, run, call, inputs, cotangents, by={})
 
 
 def _pulled(
@@ -127,11 +127,12 @@ def _pulled(
     run: Callable[..., Any],
     call: Callable[..., dict[Any, Any]],
     inputs: Mapping[Any, Any],
-    sources: Mapping[Any, Any],
     cotangents: Mapping[Any, NDArray],
+    *,
+    by: Mapping[Any, Any],
 ) -> Pulled:
     """`pulled`, by some of the inputs."""
-    leaves = {place: one.copy() for place, one in sources.items()}
+    leaves = {place: one.copy() for place, one in by.items()}
     for leaf in leaves.values():
         leaf.attach_grad()
     trained = {name: one for name, one in parameters_of(held).items() if one.grad_req != "null"}

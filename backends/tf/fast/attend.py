@@ -49,7 +49,7 @@ def attend_in_blocks(
     wide = tf.float64 if dtype == tf.float64 else tf.float32
     mask = mask if mask.bias is None else mask._replace(bias=_with_known_axes(mask.bias, mask))
     keys, values = concat(operands.keys, 2), concat(operands.values, 2)
-    floats = Floats.of(operands.queries, keys, values, score, mask)
+    floats = Floats(operands.queries, keys, values, score.vector, mask.bias)
     per_score = wide.size if score.vector is None else wide.size * score.vector.shape[0]
     chunks = chunks_of(floats.queries, floats.keys, mask, per_score, query_block)
     passes = Passes(score, mask._replace(bias=None), Dropping(dropout.rate, seed), chunks)

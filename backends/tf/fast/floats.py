@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from backends.tf.fast.blocks import Chunk
-from backends.tf.ops.attention import Score
 from backends.tf.ops.cuts import cut, cut_source
-from backends.tf.ops.masks import Mask, Part
+from backends.tf.ops.masks import Part
 
 
 class Floats(NamedTuple):
@@ -25,11 +24,6 @@ class Floats(NamedTuple):
     values: tf.Tensor
     vector: tf.Tensor | None = None
     bias: tf.Tensor | None = None
-
-    @classmethod
-    def of(cls, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, score: Score, mask: Mask) -> Floats:
-        """The Floats of a call, with the vector of its score and the bias of its mask."""
-        return cls(queries, keys, values, score.vector, mask.bias)
 
     @property
     def group(self) -> int:

@@ -42,8 +42,10 @@ def heads(arrays: Arrays) -> str:
     box(axes, (width / 2, 8), (3, 1), f"$W_o$ {w_o.shape}")
     arrow(axes, (width / 2, 8.5), (width / 2, 9))
     box(axes, (width / 2, 9.5), (3, 1), f"output {output.shape}")
-    _owned(made.add_subplot(grid[1, 0]), fused, FIRST, count, 0, f"fused $W_q$ {fused.shape}: rows of each head")
-    _owned(made.add_subplot(grid[1, 1]), w_o, GREY, count, 1, f"$W_o$ {w_o.shape}: columns of each head")
+    _owned(
+        made.add_subplot(grid[1, 0]), fused, FIRST, count, axis=0, title=f"fused $W_q$ {fused.shape}: rows of each head"
+    )
+    _owned(made.add_subplot(grid[1, 1]), w_o, GREY, count, axis=1, title=f"$W_o$ {w_o.shape}: columns of each head")
     return to_html(
         made,
         f"{count} heads, from below: each has three matrices {own} of its own; what they give stands side by side and "
@@ -61,7 +63,7 @@ def heads(arrays: Arrays) -> str:
     )
 
 
-def _owned(axes: Axes, weights: NDArray, color: str, count: int, axis: int, title: str) -> None:
+def _owned(axes: Axes, weights: NDArray, color: str, count: int, *, axis: int, title: str) -> None:
     """A matrix as cells, the darker the larger, cut along an axis into what belongs to each head."""
     image = np.empty((*weights.shape, 4))
     image[..., :3], image[..., 3] = to_rgb(color), 0.1 + 0.9 * np.abs(weights) / np.abs(weights).max()

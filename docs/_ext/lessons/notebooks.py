@@ -31,7 +31,7 @@ PLAIN = (
 
 
 def notebook(
-    lesson: Lesson, text: str, cells: Mapping[str, str], printed: Mapping[str, str], figure: str, framework: str
+    lesson: Lesson, text: str, cells: Mapping[str, str], printed: Mapping[str, str], *, figure: str, framework: str
 ) -> str:
     """The notebook as JSON, the same bytes for the same lesson.
 

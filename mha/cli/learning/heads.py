@@ -71,7 +71,7 @@ def heads(asked: HeadsOptions) -> None:
             backends, absent, broken = asked.backends(asked.backend_names, asked.settings())
             missing = tuple(line.split("'")[1] for line in absent)
             cut = Cut(asked.prune, tuple(backends), missing, asked.out)
-        report = measure_heads(subject, texts, names, cut, asked.speed, says(status))
+        report = measure_heads(subject, texts, names, cut, speed=asked.speed, progress=says(status))
     warn(errors, broken)
     pruned = report["pruned"]
     print_report(console, report, asked.out if pruned and pruned["equal"] else None)

@@ -64,7 +64,7 @@ JSON = click.option("--json", "json_path", type=OutputFile(), help="Also write t
 @FOLDER
 @TIME_LIMIT
 def check(
-    name: str | None, watch: bool, only: tuple[str, ...], json_path: Path | None, folder: Path, time_limit: float
+    name: str | None, watch: bool, only: tuple[str, ...], *, json_path: Path | None, folder: Path, time_limit: float
 ) -> None:
     """Judge the exercise NAME, or all whose files are in the folder."""
     from mha.learn.exercise import LayerExercise
@@ -89,7 +89,7 @@ def check(
                 console.print(_line(verdict), overflow="ellipsis", no_wrap=True)
             _print_next(console, Progress(tuple(verdicts)))
         if watch:
-            verdicts = _watch(console, errors, verdicts, seen, folder, time_limit)
+            verdicts = _watch(console, errors, verdicts, seen, folder=folder, time_limit=time_limit)
         write_asked(json_path, lambda: to_json({str(folder): Progress(tuple(verdicts))}))
     finally:
         end()
@@ -245,6 +245,7 @@ def _watch(
     errors: Console,
     verdicts: Sequence[Verdict],
     seen: dict[Exercise, tuple[int, int]],
+    *,
     folder: Path,
     time_limit: float,
 ) -> list[Verdict]:

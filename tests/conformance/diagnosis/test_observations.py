@@ -26,10 +26,10 @@ def test_a_model_that_can_not_run_in_a_case_is_not_its_answer():
 def test_where_one_of_several_bugs_can_not_be_made_the_others_give_the_answer():
     """A layer without projections has no bias that could be missing."""
     found = {bug.id: bug for bug in all_bugs()}
-    missing, short = found["k-proj-bias-missing"], found["lens-one-short"]
-    (bare,), _ = observe(BuggySubject(short), select(["heads-given"]))
+    missing, unscaled = found["k-proj-bias-missing"], found["scale-missing"]
+    (bare,), _ = observe(BuggySubject(unscaled), select(["heads-given"]))
     runs = Runs()
     assert bare.mismatches
     assert runs.arrays(bare, (missing,)) is None
-    together = runs.arrays(bare, (missing, short))
+    together = runs.arrays(bare, (missing, unscaled))
     assert np.array_equal(together["output"], bare.arrays["output"])
