@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+from functools import partial
 
 import nbformat
 import numpy as np
