@@ -213,10 +213,10 @@ def plain_table(*columns: str) -> Table:
     return table
 
 
-def print_lines(console: Console, *lines: str) -> None:
-    """Print lines as they are: no markup, no colours, no breaks."""
+def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
+    """Print lines as they are: no markup, no colours but those of `style`, no breaks."""
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _subject(result: Result) -> str:

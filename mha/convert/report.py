@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from conformance.reports.text import print_lines
 from mha.convert.convert import Conversion
 from mha.models.standing import MEANING
 
@@ -33,7 +34,7 @@ def print_report(console: Console, done: Conversion) -> None:
             *(["yes" if layer.standing.causal else ""] if causal else []),
         )
     console.print(table)
-    console.print("\n".join(lines(done)), markup=False, highlight=False, soft_wrap=True)
+    print_lines(console, *lines(done))
 
 
 def lines(done: Conversion) -> list[str]:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from conformance.deviations.known import Deviations
+from conformance.reports.text import print_lines
 from mha.matrix.changes import Change, changes, in_order, where
 from mha.matrix.judged import DEVIATION, judge, statuses
 from mha.matrix.record import Row
@@ -137,11 +138,9 @@ def print_report(console: Console, report: Report) -> None:
     for backend, found in report.changes.items():
         if any(row.backend == backend and not row.problem for row in report.rows):
             console.print(f"\n{backend}: what changed between two releases", style="bold")
-            for line in change_lines(found) or ["nothing"]:
-                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+            print_lines(console, *(f"  {line}" for line in change_lines(found) or ["nothing"]))
     for row in report.rows:
-        for line in finding_lines(row):
-            console.print(f"{row.name}: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        print_lines(console, *(f"{row.name}: {line}" for line in finding_lines(row)), style="yellow")
 
 
 def markdown(report: Report, source: str) -> str:

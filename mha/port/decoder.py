@@ -12,12 +12,19 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.subjects.quiet import quiet_stderr
 from mha.formats import open_checkpoint
 from mha.models.config import FILE, ModelConfig
 from mha.models.decoders import decoder_beside, float_arrays, is_decoder
 from mha.port.arrays import LoadedArrays, check_loaded, files_of
-from mha.port.encoder import NotInstalled, check_texts, load_tokenizer, no_logging, safetensors_of
+from mha.port.encoder import (
+    NotInstalled,
+    check_none_drawn,
+    load_model,
+    load_tokenizer,
+    no_logging,
+    safetensors_of,
+    tokens_of,
+)
 from mha.port.gguf import read_llama
 from mha_core import AttentionInputs, AttentionMask, SpecError, Trace
 from mha_core.backend import Run
@@ -61,18 +68,8 @@ class Decoder:
         Raises:
             SpecError: there is no text, one is empty, or has more tokens than the model has positions.
         """
-        check_texts(texts)
-        with no_logging():
-            try:
-                self.tokenizer.padding_side = "left"
-                batch = self.tokenizer(list(texts), padding=True, return_tensors="pt")
-            except Exception as error:
-                raise SpecError(f"the tokenizer of {self.name} can't take the texts: {one_line(error)}") from error
-        limit = int(self.model.config.max_position_embeddings)
-        for number, mask in enumerate(batch["attention_mask"], start=1):
-            if int(mask.sum()) > limit:
-                raise SpecError(f"text {number} has {int(mask.sum())} tokens; {self.name} takes at most {limit}")
-        return batch
+        self.tokenizer.padding_side = "left"
+        return tokens_of(self.name, self.tokenizer, texts, int(self.model.config.max_position_embeddings))
 
     def embed(self, batch: Any) -> NDArray[np.float64]:
         """The logits (B, vocabulary) of the token after each text."""
@@ -157,23 +154,9 @@ def read_folder(folder: Path, dtype: str, leave: Collection[str] = ()) -> Decode
         with open_checkpoint(weights) as checkpoint:
             for prefix in layers.sites:
                 layers.read(float_arrays(checkpoint, prefix), prefix)
-        with no_logging(), quiet_stderr():
-            try:
-                loaded: Any = AutoModelForCausalLM.from_pretrained(
-                    weights,
-                    local_files_only=True,
-                    use_safetensors=True,  # a pickle could carry code
-                    dtype=dtype,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # check_loaded names them
-                )
-            except Exception as error:  # transformers raises whatever its readers raise
-                raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
-        model, loading = loaded
+        model, loading = load_model(AutoModelForCausalLM, folder, weights, dtype)
         arrays = check_loaded(model, files, folder, leave)
-    drawn = sorted(set(loading["missing_keys"]) - set(arrays.held))
-    if drawn:
-        raise SpecError(f"{folder}: transformers took {drawn[0]} from no array of the file")
+    check_none_drawn(folder, set(loading["missing_keys"]) - set(arrays.held))
     return Decoder(str(folder), model.eval(), load_tokenizer(folder), arrays)
 
 

@@ -70,15 +70,7 @@ class Encoder:
             SpecError: there is no text, one is empty, has more tokens than the model has positions, or words
                 of which the tokenizer knows none; the tokenizer gives ids that the model does not have.
         """
-        check_texts(texts)
-        with no_logging():
-            try:
-                batch = self.tokenizer(list(texts), padding=True, return_tensors="pt")
-            except Exception as error:  # such as a tokenizer without a token to pad with
-                raise SpecError(f"the tokenizer of {self.name} can't take the texts: {one_line(error)}") from error
-        for number, mask in enumerate(batch["attention_mask"], start=1):
-            if int(mask.sum()) > self.limit:
-                raise SpecError(f"text {number} has {int(mask.sum())} tokens; {self.name} takes at most {self.limit}")
+        batch = tokens_of(self.name, self.tokenizer, texts, self.limit)
         self._check_ids(batch["input_ids"])
         return batch
 
@@ -132,6 +124,24 @@ def check_texts(texts: Sequence[str]) -> None:
     for number, text in enumerate(texts, start=1):
         if not text.strip():
             raise SpecError(f"text {number} of {len(texts)} is empty; there is nothing to embed")
+
+
+def tokens_of(name: str, tokenizer: Any, texts: Sequence[str], limit: int) -> Any:
+    """The texts as token ids and attention mask, padded together.
+
+    Raises:
+        SpecError: there is no text, one is empty, or has more tokens than `limit`, or the tokenizer can't take them.
+    """
+    check_texts(texts)
+    with no_logging():
+        try:
+            batch = tokenizer(list(texts), padding=True, return_tensors="pt")
+        except Exception as error:  # such as a tokenizer without a token to pad with
+            raise SpecError(f"the tokenizer of {name} can't take the texts: {one_line(error)}") from error
+    for number, mask in enumerate(batch["attention_mask"], start=1):
+        if int(mask.sum()) > limit:
+            raise SpecError(f"text {number} has {int(mask.sum())} tokens; {name} takes at most {limit}")
+    return batch
 
 
 def load_encoder(name: str, dtype: str = "float32", leave: Collection[str] = ()) -> Encoder:
@@ -188,24 +198,37 @@ def _loaded(name: str, folder: Path, weights: Path, dtype: str, leave: Collectio
 
     files_of(weights)  # says what is wrong with them better than transformers does
     tokenizer = load_tokenizer(folder)
+    model, loading = load_model(AutoModel, folder, weights, dtype)
+    arrays = check_arrays(model, files_of(weights), folder, leave)
+    check_none_drawn(
+        folder, set(loading["missing_keys"]) - set(arrays.drawn) | set(map(str, loading["mismatched_keys"]))
+    )
+    return Encoder(name, model.eval(), tokenizer, arrays)
+
+
+def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any, dict[str, Any]]:
+    """The model in `folder` by a class such as AutoModel, with the arrays in the folder `weights`; and what
+    transformers tells of loading it. SpecError if it can't be loaded.
+    """
     with no_logging(), quiet_stderr():
         try:
-            # Only safetensors: a pickle could carry code.
-            model, loading = AutoModel.from_pretrained(
+            found: tuple[Any, dict[str, Any]] = auto.from_pretrained(
                 weights,
                 local_files_only=True,
-                use_safetensors=True,
+                use_safetensors=True,  # a pickle could carry code
                 dtype=dtype,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # check_arrays names them; transformers only in its log
+                ignore_mismatched_sizes=True,  # mha.port.arrays names them; transformers only in its log
             )
         except Exception as error:  # transformers raises whatever its readers raise
             raise SpecError(f"{folder} could not be loaded: {one_line(error)}") from error
-    arrays = check_arrays(model, files_of(weights), folder, leave)
-    drawn = sorted(set(loading["missing_keys"]) - set(arrays.drawn) | set(map(str, loading["mismatched_keys"])))
-    if drawn:
-        raise SpecError(f"{folder}: transformers took {drawn[0]} from no array of the file")
-    return Encoder(name, model.eval(), tokenizer, arrays)
+    return found
+
+
+def check_none_drawn(folder: Path, names: Collection[str]) -> None:
+    """SpecError if there is one of the parameters that transformers made of no array."""
+    if names:
+        raise SpecError(f"{folder}: transformers took {min(names)} from no array of the file")
 
 
 def load_tokenizer(folder: Path) -> Any:

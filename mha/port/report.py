@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from conformance.reports.text import print_lines
 from mha.port.arrays import LoadedArrays
 from mha.port.port import AS_IN_FILE, ORIGINAL, EmbeddingResult, LayerResult, PortReport
 
@@ -15,11 +16,11 @@ def print_report(console: Console, report: PortReport) -> None:
     layers = list(dict.fromkeys(result.layer for result in report.layers))
     counts = ", ".join(map(str, report.tokens))
     texts = f"{len(report.texts)} text{'s' if len(report.texts) > 1 else ''} of {counts} tokens"
-    _line(
+    print_lines(
         console, f"{report.model}: {len(layers)} attention layers of {report.num_heads} heads, {texts}, {report.dtype}"
     )
-    _line(console, arrays_line(report.arrays, report.outputs))
-    _line(console, f"{report.coverage.line}.")
+    print_lines(console, arrays_line(report.arrays, report.outputs))
+    print_lines(console, f"{report.coverage.line}.")
     console.print(
         "\nWorst error / allowed error of each layer on its real inputs; equal means at most 1",
         style="bold",
@@ -29,7 +30,7 @@ def print_report(console: Console, report: PortReport) -> None:
     in_file = [result for result in report.layers if result.by.endswith(AS_IN_FILE)]
     if in_file:
         equal, worst = sum(result.equal for result in in_file), max(result.ratio for result in in_file)
-        _line(
+        print_lines(
             console,
             f"Rows as the file has them, pairs (2 k, 2 k + 1): {equal} of {len(in_file)} equal, worst {worst:.2g}.",
         )
@@ -37,20 +38,20 @@ def print_report(console: Console, report: PortReport) -> None:
         console.print(f"\n{report.outputs.capitalize()}, with each backend's layers in the model", style="bold")
         console.print(embedding_table(report))
     for line in continued_lines(report):
-        _line(console, line)
+        print_lines(console, line)
     console.print()
     for result in report.layers:
         if result.by == ORIGINAL and not result.equal:
-            _line(console, f"The model's own {result.layer} is not what its recipe says:")
+            print_lines(console, f"The model's own {result.layer} is not what its recipe says:")
             for message in result.messages:
-                _line(console, f"  {message}")
+                print_lines(console, f"  {message}")
     for diagnosis in report.diagnoses.values():
-        _line(console, f"{diagnosis}\n")
+        print_lines(console, f"{diagnosis}\n")
     for name, reason in report.failed.items():
-        _line(console, f"{name} did not run: {reason}")
-    _line(console, verdict(report))
+        print_lines(console, f"{name} did not run: {reason}")
+    print_lines(console, verdict(report))
     if report.unseen is not None:
-        _line(console, report.unseen.text())
+        print_lines(console, report.unseen.text())
 
 
 def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
@@ -136,7 +137,3 @@ def _table(*columns: str) -> Table:
     for name in columns:
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     return table
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

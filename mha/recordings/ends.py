@@ -7,13 +7,14 @@ or a head, shows in what the model gave: `mha compare` holds two such ends again
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from numpy.typing import NDArray
 
 from mha.coverage import kind_of
+from mha.recordings.modules.values import parts_of
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES, check_dtype, check_held
 
@@ -107,18 +108,12 @@ def _arrays(value: Any, as_array: AsArray, depth: int = 0) -> Iterator[tuple[str
     """The floating-point arrays in what a module gave, by their places."""
     if value is None or isinstance(value, str | bool | int | float) or depth > DEEPEST:
         return
-    if isinstance(value, Mapping):
-        parts = list(value.items())
-    elif isinstance(value, list | tuple):
-        names = getattr(value, "_fields", range(len(value)))  # of a named tuple
-        parts = list(zip(names, value, strict=True))
-    elif is_dataclass(value) and not isinstance(value, type):
-        parts = [(own.name, getattr(value, own.name)) for own in fields(value)]
-    else:
+    parts = parts_of(value)
+    if parts is None:
         found = as_array(value)
         if found is not None and found[1] in DTYPES:
             yield "", found
         return
     for key, part in parts:
         for place, array in _arrays(part, as_array, depth + 1):
-            yield ".".join(filter(None, (str(key), place))), array
+            yield ".".join(filter(None, (key, place))), array

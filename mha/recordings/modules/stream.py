@@ -65,9 +65,8 @@ class ArrayStream:
         alike = self._alike.setdefault(key, [])
         found = next((name for name in alike if self._holds(name, flat)), None)
         if found is None and len(alike) == MOST_ALIKE:
-            digest = hashlib.sha256(flat.view(np.uint8).data)
-            digest.update(f"{array.dtype}{array.shape}".encode())
-            found = self._digests.get(digest.digest())
+            digest = self.digest(array)
+            found = self._digests.get(digest)
         if found is not None:
             return found
         if self._size + array.nbytes > self._limit:
@@ -80,7 +79,7 @@ class ArrayStream:
         if len(alike) < MOST_ALIKE:
             alike.append(name)
         else:
-            self._digests[digest.digest()] = name
+            self._digests[digest] = name
         self.put(name, array)
         return name
 
