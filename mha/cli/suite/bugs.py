@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from mha.cli import options
 from mha.cli.apart import Apart
 from mha.cli.common import CouldNotRun, consoles, finish, progress, say, write_asked
-from mha_core.errors import listed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,6 +88,8 @@ def _list(selected: Sequence[Bug]) -> Table:
 def _print(console: Console, table: KillTable) -> None:
     from rich.table import Table
 
+    from mha_core.errors import listed
+
     by_bug = Table("bug", "shows in", "killed by", "cases", title="Bug by bug", title_justify="left")
     for bug in table.bugs:
         killers = table.killers(bug)
@@ -103,6 +104,8 @@ def _print(console: Console, table: KillTable) -> None:
 
 
 def _verdict(table: KillTable) -> str:
+    from mha_core.errors import listed
+
     to_be_killed, not_killed = table.to_be_killed(), table.not_killed()
     lines = [
         "",

@@ -301,9 +301,9 @@ def test_what_cannot_be_run_is_left_out_with_its_reason(runs):
 
     found = diagnose(Partial(FORWARD_BUGS[0]), CASES, runs=runs)
     assert found.left_out["additive"] == "NotImplementedError: additive scores are not for us"
-    names = ", ".join(name for name, why in found.left_out.items() if "additive" in why)
-    assert names.startswith("additive, ")
-    assert f"{names}: NotImplementedError" in describe(found)
+    names = [name for name, why in found.left_out.items() if "additive" in why]
+    assert names[0] == "additive"
+    assert f"  {', '.join(names[:3])} and {len(names) - 3} more: NotImplementedError" in describe(found)
 
 
 def test_nothing_to_go_by_is_an_error():
