@@ -80,6 +80,7 @@ def test_a_subclass_that_hands_its_arguments_down_is_recorded(torch):
     assert [call.inputs.mask.causal for call in seen.calls] == [False, True]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_padded_encoder_gives_what_it_gives_without_capture(grad, torch):
     encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(WIDTH, 4, 7, batch_first=True), 2).eval()

@@ -97,6 +97,7 @@ def test_bfloat16_is_recorded_exactly(torch, tmp_path):
     assert_equal(recording)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_fast_paths_of_a_model_do_not_go_around_its_layers(torch):
     encoder = torch.nn.TransformerEncoderLayer(12, 4, 7, batch_first=True)
     model = torch.nn.TransformerEncoder(encoder, 2).eval()
