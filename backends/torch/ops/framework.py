@@ -170,5 +170,6 @@ def constant_result(function: Function) -> Function:
 
     PyTorch's own decorator imports the whole compiler, which takes as long as all the rest of PyTorch.
     """
+    # Types know no attributes that are put on a function. tests/core/test_laziness.py: the name is PyTorch's own.
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
