@@ -187,7 +187,13 @@ def capture(
     hooks = hooks_of(target)
     known = known_to(hooks)
 
+    adapters: dict[str, Any] = {}
+
     def choose(name: str, module: Any) -> Any:
+        adapters[name] = chosen(name, module)
+        return adapters[name]
+
+    def chosen(name: str, module: Any) -> Any:
         """The adapter for a module, or the Part that it is, if it is to be recorded."""
         part = unlisted.part(module)
         if part is not None:
@@ -218,11 +224,12 @@ def capture(
             unreadable.append(f"{adapter.kind}{where} is recorded, but: {str(error).removesuffix(f'. {SWITCH}')}")
         return stack.enter_context(adapter.watching(module)) if hasattr(adapter, "watching") else adapter
 
-    def see(name: str, adapter: Any, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
+    def see(name: str, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
         with nullcontext() if whole is None else whole.paused():  # an adapter may run the layer again
-            note(name, adapter, layer, arguments, output)
+            note(name, layer, arguments, output)
 
-    def note(name: str, adapter: Any, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
+    def note(name: str, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
+        adapter = adapters[name]
         if isinstance(adapter, Part):
             adapter.note(arguments, output)
         elif not isinstance(adapter, ProjectedLayer):

@@ -85,7 +85,7 @@ class Ends:
         self._met.update(matching)
         return self if matching or not name else None
 
-    def see(self, name: str, adapter: Any, module: Any, arguments: Mapping[str, Any], output: Any) -> None:
+    def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> None:
         """Note one call."""
         try:
             found = dict(_arrays(output, self._as_array))

@@ -65,7 +65,7 @@ class Hooks(Parts, Protocol):
         seen: Callable[..., Any],
         begun: Callable[..., None] | None = None,
     ) -> AbstractContextManager[None]:
-        """A context that runs `seen(name, adapter, layer, arguments, output)` at each call of a chosen layer.
+        """A context that runs `seen(name, layer, arguments, output)` at each call of a chosen layer.
 
         What that returns, unless it is None, takes the place of the output. Before the call runs
         `begun(name, layer, call)`, with what `mha_core.capture.as_called` gives.

@@ -161,7 +161,7 @@ class Original:
             OriginalCall(self._position(name, module), within, call.signature, arguments, self.arrays(arguments))
         )
 
-    def _see(self, name: str, adapter: Any, module: Any, arguments: Any, output: Any) -> None:
+    def _see(self, name: str, module: Any, arguments: Any, output: Any) -> None:
         while self._open:
             position, own = self._open.pop()
             if own is module:
@@ -296,11 +296,12 @@ class Original:
             position = by_id.get(id(inner), next(inside, None))
             return None if position is None else _Which(position)
 
-        def seen(name: str, which: _Which, inner: Any, arguments: Any, output: Any) -> Any:
-            turn, turns[which.position] = turns[which.position], turns[which.position] + 1
-            instead = replace[which.position][turn] if turn < len(replace[which.position]) else {}
+        def seen(name: str, inner: Any, arguments: Any, output: Any) -> Any:
+            which = choose(name, inner).position
+            turn, turns[which] = turns[which], turns[which] + 1
+            instead = replace[which][turn] if turn < len(replace[which]) else {}
             own = self.arrays(output) if tell else {}
-            passed.update({(GAVE, str(which.position), str(turn), *place): array for place, array in own.items()})
+            passed.update({(GAVE, str(which), str(turn), *place): array for place, array in own.items()})
             return changed(
                 output, lambda place, leaf: self.native.to_native(instead[place], dtype) if place in instead else leaf
             )

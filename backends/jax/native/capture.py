@@ -65,7 +65,7 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.
+    """Tell `seen` of every call of a chosen module: name, module, arguments by name, output.
 
     What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name,
     module, arguments as they are given.
@@ -104,7 +104,7 @@ def _watch_linen(
             output = call(*args, **kwargs)
         finally:
             inside -= closed
-        instead = seen(name, adapter, module, _bound(module.__call__, args, kwargs), output)
+        instead = seen(name, module, _bound(module.__call__, args, kwargs), output)
         return output if instead is None else instead
 
     with nn.intercept_methods(intercept):
@@ -138,7 +138,7 @@ def _watch_nnx(
     graph = ((path, node) for path, node in nnx.iter_graph(target) if isinstance(node, nnx.Module))
     modules = {id(module): ("/".join(map(str, path)), module) for path, module in graph}
     outer_first = sorted(modules.values(), key=lambda named: named[0].count("/") + bool(named[0]))
-    chosen = {id(module): (name, adapter) for name, module, adapter in outermost(outer_first, choose, "/")}
+    chosen = {id(module): name for name, module, _ in outermost(outer_first, choose, "/")}
     if not chosen:
         raise none_found(target)
     running: set[int] = set()
@@ -161,7 +161,7 @@ def _watch_nnx(
                 adopt(self)
             if id(self) not in chosen or id(self) in running:  # a subclass calls what its base has
                 return original(self, *args, **kwargs)
-            name, adapter = chosen[id(self)]
+            name = chosen[id(self)]
             own = stands_for.get(id(self), self)
             if begun is not None:
                 _bound(original, (self, *args), kwargs)  # what JAX traces is refused
@@ -171,7 +171,7 @@ def _watch_nnx(
                 output = original(self, *args, **kwargs)
             finally:
                 running.remove(id(self))
-            instead = seen(name, adapter, own, _bound(original, (self, *args), kwargs), output)
+            instead = seen(name, own, _bound(original, (self, *args), kwargs), output)
             return output if instead is None else instead
 
         return call

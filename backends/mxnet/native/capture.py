@@ -72,7 +72,7 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Tell `seen` of every call of a chosen block: name, adapter, block, arguments by name, output.
+    """Tell `seen` of every call of a chosen block: name, block, arguments by name, output.
 
     What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name, block,
     arguments as they are given.
@@ -84,9 +84,9 @@ def watch(
     if not chosen:
         raise none_found(target)
     with ExitStack() as hooks:
-        for name, block, adapter in chosen:
+        for name, block, _ in chosen:
             hooks.callback(vars(block).pop, "forward", None)
-            vars(block)["forward"] = _forward(name, adapter, block, seen, begun)
+            vars(block)["forward"] = _forward(name, block, seen, begun)
         yield
 
 
@@ -98,7 +98,7 @@ def _blocks(name: str, block: mx.gluon.Block) -> Iterator[tuple[str, mx.gluon.Bl
 
 
 def _forward(
-    name: str, adapter: Any, block: mx.gluon.Block, seen: Callable[..., Any], begun: Callable[..., None] | None
+    name: str, block: mx.gluon.Block, seen: Callable[..., Any], begun: Callable[..., None] | None
 ) -> Callable[..., Any]:
     original = block.forward
     signature = inspect.signature(original)
@@ -111,7 +111,7 @@ def _forward(
         if begun is not None:
             begun(name, block, as_called(signature, args, kwargs))
         output = original(*args, **kwargs)
-        instead = seen(name, adapter, block, arguments, output)
+        instead = seen(name, block, arguments, output)
         return output if instead is None else instead
 
     return forward

@@ -105,33 +105,33 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Tell `seen` of every call of a chosen layer: name, adapter, layer, arguments by name, output.
+    """Tell `seen` of every call of a chosen layer: name, layer, arguments by name, output.
 
     What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name, layer,
     arguments as they are given.
 
     Keras has no hooks: while it lasts, each layer has a `call` of its own in place of its class's.
     """
-    chosen: dict[int, tuple[str, Any, Any]] = {}
+    chosen: dict[int, tuple[str, Any]] = {}
     inside: set[int] = set()
     for layer in layers_in(target):
         name = "" if layer is target else layer.path or layer.name
         adapter = None if id(layer) in inside else choose(name, layer)
         if adapter is not None:
-            chosen[id(layer)] = (name, layer, adapter)
+            chosen[id(layer)] = (name, layer)
         if adapter is not None and not getattr(adapter, "open", False):
             inside.update(id(part) for part in layers_in(layer))
     if not chosen:
         raise none_found(target)
     with ExitStack() as hooks:
-        for name, layer, adapter in chosen.values():
+        for name, layer in chosen.values():
             hooks.callback(vars(layer).pop, "call", None)
-            vars(layer)["call"] = _call(name, adapter, layer, seen, begun)  # not by assignment: Keras would track it
+            vars(layer)["call"] = _call(name, layer, seen, begun)  # not by assignment: Keras would track it
         yield
 
 
 def _call(
-    name: str, adapter: Any, layer: keras.Layer, seen: Callable[..., Any], begun: Callable[..., None] | None
+    name: str, layer: keras.Layer, seen: Callable[..., Any], begun: Callable[..., None] | None
 ) -> Callable[..., Any]:
     original = layer.call
     signature = inspect.signature(original)
@@ -153,7 +153,7 @@ def _call(
             begun(name, layer, as_called(signature, args, kwargs))
         output = original(*args, **kwargs)
         with _parameters_as_they_are():
-            instead = seen(name, adapter, layer, arguments, output)
+            instead = seen(name, layer, arguments, output)
         return output if instead is None else instead
 
     return call

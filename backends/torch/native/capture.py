@@ -87,7 +87,7 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Tell `seen` of every call of a chosen module: name, adapter, module, arguments by name, output.
+    """Tell `seen` of every call of a chosen module: name, module, arguments by name, output.
 
     What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name,
     module, arguments as they are given.
@@ -156,7 +156,7 @@ class _Watched:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             framework.refuse_autocast(module)
             arguments = arguments_of(signature, args, kwargs) if getattr(adapter, "reads", True) else {}
-            return self._seen(name, adapter, module, arguments, output)
+            return self._seen(name, module, arguments, output)
 
         return hook
 

@@ -117,7 +117,7 @@ class ModuleRecorder:
             own = f"{name}#{number}"
         raise AssertionError
 
-    def see(self, name: str, adapter: Any, module: Any, arguments: Mapping[str, Any], output: Any) -> Any:
+    def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> Any:
         """Note what the call gave. Returns the same, of whose gradients this is told, if they are recorded."""
         while (
             self._open and not self._paused

@@ -177,7 +177,7 @@ def test_a_call_is_recorded_with_its_positions_and_tables():
     calls = []
     adapter = capture.OwnLayer()
 
-    def seen(name, adapter, module, arguments, output):
+    def seen(name, module, arguments, output):
         calls.append(adapter.read(module, arguments, output))
 
     with capture.watch(layer, lambda name, module: adapter if adapter.matches(module) else None, seen):
