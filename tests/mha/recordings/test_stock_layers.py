@@ -84,6 +84,8 @@ def layers_of(backend_name):
                 yield f"{layout} {options} {dtype}", native.to_native(config, weights, layout, dtype=own, **options)
 
 
+# The releases of PyTorch and TensorFlow are the same there.
+@pytest.mark.same_on_newest_of("torch", "tf")
 @pytest.mark.filterwarnings("ignore")  # what a framework says of its own layers is not ours
 def test_of_a_stock_layer_there_is_nothing_to_explain(backend_name, monkeypatch):
     """What it does as its framework does is listed; a mask that none of its arguments says is not asked of it."""
@@ -129,16 +131,17 @@ def own_flax(wrong, layout):
     return native.to_native(SAME, weights_of(SAME, "float32"), layout, attention_fn=attention), native.from_native
 
 
+SAME_KERAS = pytest.mark.same_on_newest  # its release is the same there
 OWN = [
-    (own_keras, "call", "keys-and-values-exchanged"),
-    (own_keras, "_compute_attention", "times 1.5"),
+    pytest.param(own_keras, "call", "keys-and-values-exchanged", marks=SAME_KERAS),
+    pytest.param(own_keras, "_compute_attention", "times 1.5", marks=SAME_KERAS),
     (own_flax, "linen", ""),
     (own_flax, "nnx", ""),
 ]
 """What makes a layer, the method that is replaced, and what the diagnosis says of a wrong one, where there is time."""
 
 
-@pytest.mark.parametrize(("make", "of", "said"), OWN, ids=[of for _, of, _ in OWN])
+@pytest.mark.parametrize(("make", "of", "said"), OWN, ids=["call", "_compute_attention", "linen", "nnx"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_replaced_method_is_judged_by_what_it_does(make, of, said, monkeypatch):
     monkeypatch.setattr(live, "LENGTHS", FEW)
