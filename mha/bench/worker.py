@@ -6,6 +6,7 @@ with the reason), then "row" for each row as soon as it is there.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -130,6 +131,7 @@ def main() -> None:
     except BackendError as error:
         report("absent", reason=str(error))
         return
+    gc.freeze()  # its modules stay: garbage is collected before all that is measured, and not among their objects
     threads = framework.set_threads(request.threads)
     report("ready", versions=framework.versions(), threads=threads, devices=framework.devices())
     for row in measure_framework(request, framework, Place(request.place)):

@@ -11,7 +11,7 @@ quiet, and their columns of W_o bring them back: the layer is the same, and only
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -46,7 +46,7 @@ ENOUGH = 0.9
 """The place on the scale that is right."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trained:
     """A trained layer: the calls on which importance is measured, and on which it is judged."""
 
@@ -108,20 +108,26 @@ def _some(problem: Problem, items: slice) -> Problem:
 
 def fidelity(one: Trained, importance: NDArray) -> float:
     """Mean cosine of the output with the whole layer's, over words and over REMOVED, heads going in this order."""
-    problem, order = one.judged, np.argsort(importance, kind="stable")
-    rows = words(problem)
-
-    def output(kept: Sequence[int]) -> NDArray:
-        inputs = masked_inputs(problem.config, problem.inputs, kept)
-        return np.asarray(reference.run(problem.config, problem.weights, inputs).output)[rows]
-
-    whole = output(list(order))
-    outputs = [output([int(head) for head in order[number:]]) for number in REMOVED]
-    return float(np.mean([_cosine(some, whole) for some in outputs]))
+    order = np.argsort(importance, kind="stable").tolist()
+    return float(np.mean([_cosine(one, frozenset(order[number:])) for number in REMOVED]))
 
 
-def _cosine(a: NDArray, b: NDArray) -> float:
+@cache  # answers leave many of the same heads
+def _cosine(one: Trained, kept: frozenset[int]) -> float:
+    """Mean cosine, over words, of the output with these heads alone and of the whole layer's."""
+    a, b = _output(one, kept), _whole(one)
     return float(np.mean((a * b).sum(axis=-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)))
+
+
+@cache
+def _whole(one: Trained) -> NDArray:
+    return _output(one, range(one.judged.config.num_heads))
+
+
+def _output(one: Trained, kept: Collection[int]) -> NDArray:
+    problem = one.judged
+    inputs = masked_inputs(problem.config, problem.inputs, kept)
+    return np.asarray(reference.run(problem.config, problem.weights, inputs).output)[words(problem)]
 
 
 def place(importances: Sequence[NDArray]) -> float:

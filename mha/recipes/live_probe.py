@@ -30,6 +30,7 @@ def check_site(site: Site) -> None:
 
     from backends.torch.native.live_probe import as_found, check_runs, tensors
 
+    site = site.still()  # its parameters are read once, and not for every probe
     recipe, module, core, config = site.recipe, site.module, site.core, site.config
     parameters = inspect.signature(type(core).forward).parameters
     cross = bool(getattr(core, "is_cross_attention", recipe.other_states in parameters))

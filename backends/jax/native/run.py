@@ -32,9 +32,13 @@ Forward = Callable[..., Stages]
 class JaxSubject(NativeSubject):
     """Base of JAX's subjects: runs a layer, compiled with its gradients, with NumPy arrays in and out."""
 
+    def __init__(self, dtype: str = "float64") -> None:
+        super().__init__(dtype)
+        self._last: tuple[AttentionConfig, Any] | None = None
+
     @abstractmethod
     def make(self, config: AttentionConfig, weights: Weights) -> tuple[Any, Forward]:
-        """The layer's parameters as a tree of JAX arrays, and the function that runs it."""
+        """The layer's parameters as a tree of JAX arrays, and the function that runs it, which the config decides."""
 
     @abstractmethod
     def canonical(self, config: AttentionConfig, gradients: Any) -> Mapping[str, NDArray]:
@@ -48,21 +52,10 @@ class JaxSubject(NativeSubject):
         device, dtype = framework.device_of(self.device), JAX_DTYPES[self.dtype]
         with framework.scope(self.dtype, device):
             params, forward = self.make(config, weights)
-
-        def compute(
-            params: Any, floats: Stages, arrays: Stages, cotangent: Array | None, options: tuple[tuple[str, Any], ...]
-        ) -> tuple[Stages, Any]:
-            def shown(params: Any, floats: Stages) -> tuple[Array, Stages]:
-                stages = forward(params, floats, **arrays, **dict(options))
-                return stages["output"], stages
-
-            if cotangent is None:
-                return shown(params, floats)[1], None
-            _, pull_back, stages = jax.vjp(shown, params, floats, has_aux=True)
-            return stages, pull_back(cotangent)
-
-        compiler_options = COMPILER_OPTIONS.get(device.platform)
-        compiled = jax.jit(compute, static_argnames="options", compiler_options=compiler_options)
+        # Cases of one config often stand together: what is compiled for one serves the next if its shapes are equal.
+        if self._last is None or self._last[0] != config:
+            self._last = config, _compiled(forward, device)
+        compiled = self._last[1]
 
         def run(inputs: AttentionInputs) -> Trace:
             told = self.tell(config, inputs)
@@ -83,6 +76,24 @@ class JaxSubject(NativeSubject):
             return Trace(**shown, gradients={**by_name, **self.canonical(config, d_params)})
 
         return run
+
+
+def _compiled(forward: Forward, device: jax.Device) -> Any:
+    """(parameters, floats, arrays, cotangent, options) -> the stages, and with a cotangent the gradients."""
+
+    def compute(
+        params: Any, floats: Stages, arrays: Stages, cotangent: Array | None, options: tuple[tuple[str, Any], ...]
+    ) -> tuple[Stages, Any]:
+        def shown(params: Any, floats: Stages) -> tuple[Array, Stages]:
+            stages = forward(params, floats, **arrays, **dict(options))
+            return stages["output"], stages
+
+        if cotangent is None:
+            return shown(params, floats)[1], None
+        _, pull_back, stages = jax.vjp(shown, params, floats, has_aux=True)
+        return stages, pull_back(cotangent)
+
+    return jax.jit(compute, static_argnames="options", compiler_options=COMPILER_OPTIONS.get(device.platform))
 
 
 def bool_mask(config: AttentionConfig, inputs: AttentionInputs, mask: AttentionMask | None = None) -> NDArray | None:

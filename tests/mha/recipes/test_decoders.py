@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -182,21 +183,36 @@ def test_what_a_decoder_computes_is_the_definition(model_type):
         model = model_of(model_type, implementation)
         layers = attention_layers(model)
         assert (layers[0].config.rotary is None) == (layers[0].recipe.turn is None)
-        for site in layers:
-            check_calls(model, site, "float32")
+        check_calls(model, layers, "float32")
     model.to(torch.bfloat16)  # by the tables that it is given, which are then others
-    for site in attention_layers(model)[:: max(1, len(layers) - 1)]:
-        check_calls(model, site, "bfloat16")
+    check_calls(model, ends(attention_layers(model)), "bfloat16")
 
 
-def check_calls(model, site, dtype):
-    """Judge what a layer computes for texts and for one more token."""
-    first, decoded = calls_of(model, [site])[site.name]
-    assert decoded.sizes.past_len == 7 or type(site.module).__name__ in ("Exaone4Attention", "Llama4TextAttention")
-    for problem in (first, decoded):
-        found = judge_original(problem, site.precision(dtype))
-        assert found.equal, (site.implementation, site.name, found.mismatches)
-        assert found.rows_without_key in (0, 3 * site.config.num_heads)  # the rows of padding
+def ends(layers):
+    """The first layer, and the last of several, which may do something else."""
+    return layers[:: max(1, len(layers) - 1)]
+
+
+def check_calls(model, layers, dtype):
+    """Judge what layers compute for texts and for one more token."""
+    calls = calls_of(model, layers)
+    for site in layers:
+        first, decoded = calls[site.name]
+        assert decoded.sizes.past_len == 7 or type(site.module).__name__ in ("Exaone4Attention", "Llama4TextAttention")
+        for problem in (first, decoded):
+            found = judge_original(problem, site.precision(dtype))
+            assert found.equal, (site.implementation, site.name, found.mismatches)
+            assert found.rows_without_key in (0, 3 * site.config.num_heads)  # the rows of padding
+
+
+@cache  # every backend is given the same calls
+def answers_of(model_type):
+    """The first layer and the last: config, weights, and the answer of each of its calls."""
+    model = model_of(model_type)
+    layers = ends(attention_layers(model))
+    calls = calls_of(model, layers)
+    precision = Precision.of("float32")
+    return [(site.config, site.weights, [answer(one, precision) for one in calls[site.name]]) for site in layers]
 
 
 @pytest.mark.parametrize(
@@ -217,38 +233,37 @@ def check_calls(model, site, dtype):
 )
 def test_every_backend_computes_the_same_from_the_same_inputs(model_type, backend_name):
     target = backend.load(backend_name)
-    model = model_of(model_type)
-    layers = attention_layers(model)
-    for site in layers[:: max(1, len(layers) - 1)]:  # the last of several may do something else
-        run = target.prepare(site.config, site.weights, dtype="float32")
-        for problem in calls_of(model, [site])[site.name]:
-            wanted = answer(problem, Precision.of("float32"))
+    for config, weights, answers in answers_of(model_type):
+        run = target.prepare(config, weights, dtype="float32")
+        for wanted in answers:
             found = judge_trace(run(wanted.problem.inputs), wanted, "float32")
             assert found.equal, found.mismatches
             assert found.worst > 0.0
 
 
 def test_configs_say_what_is_special():
-    config = {name: attention_layers(model_of(name), probe=False)[0].config for name in FAMILIES}
-    assert config["llama"].rotary.layout == Rotary(6)
-    assert [config[f"falcon:{kind}"].num_kv_heads for kind in ("one", "some", "all")] == [1, 2, 6]
-    assert [config[f"gpt_bigcode:{kind}"].num_kv_heads for kind in ("one", "all")] == [1, 6]
-    assert config["persimmon"].query_key_norm == QueryKeyNorm("layer", eps=1e-5, bias=True)
-    assert config["nanochat"].query_key_norm == QueryKeyNorm("rms", eps=1e-6, order="after", weight="none")
-    assert config["codegen"].rotary == Rotary(4, interleaved=True)
-    assert config["gpt_neo"].scale == 1.0
-    assert config["nemotron"].rotary == Rotary(6)  # half of 12
-    assert config["glm"].rotary == Rotary(4, interleaved=True)
-    assert config["cohere"].query_key_norm == QueryKeyNorm("layer", eps=1e-5, weight="per_head")
-    assert config["olmo2"].query_key_norm == QueryKeyNorm("rms", "all", eps=1e-5, weight="per_head")
-    assert config["hunyuan_v1_dense"].query_key_norm.order == "after"
-    assert config["gemma3_text"].query_key_norm.offset == 1
-    assert (config["gemma2"].softcap, config["gemma3_text"].softcap) == (50.0, None)
-    assert config["gemma2"].scale == 11**-0.5
-    assert config["granite"].scale == 0.3
-    assert [config[name].clip_qkv for name in ("olmo", "dbrx", "llama")] == [0.7, 0.7, None]
-    assert config["ministral3"].query_scale == QueryScale("ministral3", beta=0.3, length=3)
-    assert config["llama4_text"].query_scale is None  # of its first layer, which turns
+    def config(name):
+        return attention_layers(model_of(name), probe=False)[0].config
+
+    assert config("llama").rotary.layout == Rotary(6)
+    assert [config(f"falcon:{kind}").num_kv_heads for kind in ("one", "some", "all")] == [1, 2, 6]
+    assert [config(f"gpt_bigcode:{kind}").num_kv_heads for kind in ("one", "all")] == [1, 6]
+    assert config("persimmon").query_key_norm == QueryKeyNorm("layer", eps=1e-5, bias=True)
+    assert config("nanochat").query_key_norm == QueryKeyNorm("rms", eps=1e-6, order="after", weight="none")
+    assert config("codegen").rotary == Rotary(4, interleaved=True)
+    assert config("gpt_neo").scale == 1.0
+    assert config("nemotron").rotary == Rotary(6)  # half of 12
+    assert config("glm").rotary == Rotary(4, interleaved=True)
+    assert config("cohere").query_key_norm == QueryKeyNorm("layer", eps=1e-5, weight="per_head")
+    assert config("olmo2").query_key_norm == QueryKeyNorm("rms", "all", eps=1e-5, weight="per_head")
+    assert config("hunyuan_v1_dense").query_key_norm.order == "after"
+    assert config("gemma3_text").query_key_norm.offset == 1
+    assert (config("gemma2").softcap, config("gemma3_text").softcap) == (50.0, None)
+    assert config("gemma2").scale == 11**-0.5
+    assert config("granite").scale == 0.3
+    assert [config(name).clip_qkv for name in ("olmo", "dbrx", "llama")] == [0.7, 0.7, None]
+    assert config("ministral3").query_scale == QueryScale("ministral3", beta=0.3, length=3)
+    assert config("llama4_text").query_scale is None  # of its first layer, which turns
 
 
 def test_layers_that_do_not_turn_scale_their_queries_in_llama_4():
@@ -278,7 +293,7 @@ def test_a_query_scale_counts_the_keys_that_a_cache_of_chunks_has_forgotten(monk
     model = model_of("llama4_text")
     site = attention_layers(model)[3]
     assert (site.config.chunked_mask, site.config.query_scale is not None) == (ChunkedMask(4), True)
-    check_calls(model, site, "float32")
+    check_calls(model, [site], "float32")
 
 
 @pytest.mark.parametrize("size", [None, 0])
@@ -291,7 +306,8 @@ def test_a_size_of_chunks_that_is_none_is_refused(size):
 
 def test_layers_that_do_not_turn_say_so():
     for name in ("smollm3", "cohere2", "exaone4", "llama4_text"):
-        assert [int(site.config.rotary is not None) for site in attention_layers(model_of(name))] == [1, 1, 1, 0], name
+        layers = attention_layers(model_of(name), probe=False)
+        assert [int(site.config.rotary is not None) for site in layers] == [1, 1, 1, 0], name
 
 
 def test_projections_that_are_clipped_after_their_norm_are_refused():
