@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -57,6 +59,27 @@ def test_every_kind_of_every_argument(backend_name):
         elif not np.allclose(found, wanted, rtol=1e-4, atol=1e-5):
             wrong.append((name, kind, "other numbers"))
     assert wrong == []
+
+
+AS_BFLOAT16 = {
+    "torch": lambda array: array.bfloat16(),
+    "tf": lambda array: importlib.import_module("tensorflow").cast(array, "bfloat16"),
+    "jax": lambda array: array.astype("bfloat16"),
+}
+
+
+def test_a_list_as_bias_gets_the_dtype_of_queries_that_numpy_lacks(backend, backend_name):
+    if backend_name not in AS_BFLOAT16:
+        assert "bfloat16" not in backend.dtypes("cpu")
+        return
+    driver = drive(backend_name)
+    layer = driver.new("DotProductAttention")
+    numbers = RNG.integers(-8, 8, size=(4, 6)) / 4  # bfloat16 holds them
+    arrays = (*(RNG.normal(size=shape) for shape in ((2, 4, 5), (2, 6, 5), (2, 6, 3))), numbers)
+    *own, bias = (AS_BFLOAT16[backend_name](driver.array(array.astype("f4"))) for array in arrays)
+    found, wanted = (driver._call(layer, own, False, {"bias": one}) for one in (numbers.tolist(), bias))
+    assert found.dtype == bias.dtype
+    assert np.all(found == wanted)
 
 
 @pytest.mark.parametrize("offset", [2**31 - 2, 2**31 - 1, -(2**31)])
