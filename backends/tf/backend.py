@@ -67,7 +67,8 @@ class TensorFlowBackend(Backend):
             return exposed(made), tape.gradient(made.output, sources, cotangent, unconnected_gradients=zero)
 
         if path in COMPILED:
-            compute = tf.function(compute, jit_compile=COMPILED[path])
+            # AutoGraph would rewrite each function first; within a call of any Keras layer it rewrites none.
+            compute = tf.function(compute, jit_compile=COMPILED[path], autograph=False)
 
         def run(inputs: AttentionInputs) -> Trace:
             with framework.full_precision(), tf.device(tf_device):

@@ -115,8 +115,8 @@ def _floats(operands: Operands[Array], score: Score, bias: Array | None, groups:
     queries = operands.queries[block.items, block.heads, block.queries]
     return Floats(
         _in_groups(queries, groups),
-        tuple(part.swapaxes(2, 3)[:, :, None, None] for part in operands.keys),
-        tuple(part.swapaxes(2, 3)[:, :, None, None] for part in operands.values),
+        tuple(lax.expand_dims(part.swapaxes(2, 3), (2, 3)) for part in operands.keys),
+        tuple(lax.expand_dims(part.swapaxes(2, 3), (2, 3)) for part in operands.values),
         None if score.vector is None else score.vector.reshape(1, 1, 1, 1, -1),
         bias,
     )

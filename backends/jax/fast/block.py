@@ -168,13 +168,16 @@ def _openness(floats: Floats, constants: Constants) -> tuple[Array | None, Array
 
 def _where(condition: Array | None, x: Array, other: float) -> Array:
     """`x` where the condition holds, else `other`; a condition of None holds everywhere."""
-    return x if condition is None else jnp.where(condition, x, other)
+    if condition is None:
+        return x
+    # `jnp.where` is traced anew, as a function of its own, for each shape.
+    return lax.select(jnp.broadcast_to(condition, x.shape), x, lax.full_like(x, other))
 
 
 def _scores(static: Static, floats: Floats) -> Array:
     """(B, G, R, Lq, Lk), in at least float32: half precision is too coarse for a sum of exponentials."""
     queries, vector = floats.queries, floats.vector
-    parts = [_similarity(queries, part[:, :, 0, 0], vector, static.precision) for part in floats.keys]
+    parts = [_similarity(queries, lax.squeeze(part, (2, 3)), vector, static.precision) for part in floats.keys]
     scores = cap(parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1), static.score)
     bias = additive_bias(Mask(scores.shape[-1], bias=floats.bias))
     return scores if bias is None else scores + bias.astype(scores.dtype)
@@ -210,7 +213,7 @@ def _weighted_sum(static: Static, weights: Array, kept: Array | None, values: tu
     for part in values:
         of_part = lax.slice_in_dim(rows, start, start + part.shape[-1], axis=3).astype(part.dtype)
         start += part.shape[-1]
-        heads += _product(of_part, part[:, :, 0, 0], 1, static.precision, weights.dtype)
+        heads += _product(of_part, lax.squeeze(part, (2, 3)), 1, static.precision, weights.dtype)
     return heads.reshape(batch, groups, shared, query_len, -1)
 
 
@@ -221,5 +224,6 @@ def _product(a: Array, b: Array, axis: int, precision: PrecisionLike, dtype: DTy
     """
     keywords: Any = {"precision": precision, "preferred_element_type": dtype}
     if a.shape[:2] == (1, 1):
-        return lax.dot_general(a[0, 0], b[0, 0], (((1,), (axis,)), ((), ())), **keywords)[None, None]
+        a, b = (lax.squeeze(x, (0, 1)) for x in (a, b))
+        return lax.dot_general(a, b, (((1,), (axis,)), ((), ())), **keywords)[None, None]
     return lax.dot_general(a, b, (((3,), (2 + axis,)), ((0, 1), (0, 1))), **keywords)
