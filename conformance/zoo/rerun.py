@@ -58,7 +58,7 @@ def rerun(
         for name, step in pipeline.items():
             if name in replaced:
                 arrays[name] = step(found)
-                changed = changed or not _same(arrays[name], state.arrays[name])
+                changed = changed or not same(arrays[name], state.arrays[name])
             elif changed and not (step in reads and new.isdisjoint(reads[step])):
                 arrays[name] = step(found)
                 if name == "padding" and np.array_equal(arrays[name], before[name]):
@@ -107,14 +107,14 @@ class _Watched(State):
         return super().__getitem__(name)
 
 
-def _same(a: object, b: object) -> bool:
+def same(a: object, b: object) -> bool:
     """Whether two results of a step are equal; a NaN equals a NaN."""
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
     if a is None or b is None:
         return a is b
     if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(same, a, b))
     a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape:
         return False
