@@ -80,31 +80,31 @@ def noted_run(
 ) -> tuple[State, Reads]:
     """`reference.run_state`, and what the definition's own steps among these read."""
     reads: Reads = {}
+    noting = partial(_noting, _Watched(), reads)
     watched_forward, watched_backward = (
-        {name: partial(_noting, step, reads) if step in _DEFINITION else step for name, step in pipeline.items()}
+        {name: partial(noting, step) if step in _DEFINITION else step for name, step in pipeline.items()}
         for pipeline in (forward, BACKWARD)
     )
     state = run_state(config, weights, inputs, forward=watched_forward, backward=watched_backward, sizes=sizes)
     return state, reads
 
 
-def _noting(step: Step, reads: Reads, state: State) -> Any:
-    watched = _Watched(**vars(state))
-    result = step(watched)
-    reads[step] = frozenset(watched.read)
-    return result
-
-
 class _Watched(State):
-    """A State that knows which arrays were read."""
+    """The State of a run, which knows what a step reads; its fields are set anew for each step."""
 
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**fields)
+    def __init__(self) -> None:
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         self.read.add(name)
         return super().__getitem__(name)
+
+
+def _noting(watched: _Watched, reads: Reads, step: Step, state: State) -> Any:
+    vars(watched).update(vars(state), read=set())
+    result = step(watched)
+    reads[step] = frozenset(watched.read)
+    return result
 
 
 def same(a: object, b: object) -> bool:

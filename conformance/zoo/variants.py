@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,8 +105,9 @@ class Variants:
                     sizes=problem.sizes,
                 )
                 return _arrays(state)
-            before = self._shared_run(problem, bugs[:-1], right, gradients)
-            return self._with(right, bugs, bugs) if before is None else self._with(before, bugs, bugs[-1:])
+            others, new = self._parted(bugs)
+            before = self._shared_run(problem, others, right, gradients) if others else None
+            return self._with(right, bugs, bugs) if before is None else self._with(before, bugs, new)
         except Contradiction:
             return {}  # not as where a bug can't be made: this is a case against them
         except DoesNotApply:
@@ -133,17 +134,21 @@ class Variants:
             steps = {name: lambda state: result}
         found = _continued(start, steps).arrays
         if key is not None:
-            changed = [array for name, array in found.items() if array is not start.arrays.get(name)]
-            self._results.keep(key, found, result.nbytes + sum(array.nbytes for array in changed), start)
+            self._results.keep(key, found, result.nbytes + sum(map(_bytes, _new(found, start.arrays))), start)
         return found
 
+    def _parted(self, bugs: tuple[Bug, ...]) -> tuple[tuple[Bug, ...], tuple[Bug, ...]]:
+        """All bugs but one, and that one, such that others have been added to these the most; none if to none often."""
+        if len(bugs) < 2:
+            return (), bugs
+        parted = [((*bugs[:k], *bugs[k + 1 :]), bugs[k : k + 1]) for k in reversed(range(len(bugs)))]
+        for others, _ in parted:
+            self._often[others] = self._often.get(others, 0) + 1
+        found = max(parted, key=lambda one: self._often[one[0]])
+        return found if self._often[found[0]] > OFTEN else ((), bugs)
+
     def _shared_run(self, problem: Problem, bugs: tuple[Bug, ...], right: Finished, gradients: bool) -> Finished | None:
-        """The run with bugs to which many others were added one at a time; None if they were not, or it can't be."""
-        if not bugs:
-            return None
-        seen = self._often[bugs] = self._often.get(bugs, 0) + 1
-        if seen <= OFTEN:
-            return None
+        """The run with bugs to which many others are added one at a time; None if it can't be, or is large."""
         key = problem, gradients, bugs
         if key not in self._shared:
             try:
@@ -151,7 +156,7 @@ class Variants:
             except DoesNotApply:
                 self._shared.keep(key, None, 0)  # what is added may come before it
                 return None
-            size = 0 if found.state is right.state else _bytes_of(found.state)
+            size = sum(map(_bytes, _new(found.state.arrays, right.state.arrays)))
             self._shared.keep(key, found if size <= SMALL else None, size if size <= SMALL else 0)
         return self._shared.get(key)
 
@@ -191,6 +196,15 @@ def _continued(start: Finished, changed: Mapping[str, Step]) -> Finished:
     steps = {**start.steps, **changed}
     state, differs = rerun(start.state, steps, changed, reads=start.reads)
     return Finished(state, _arrays(state), steps, start.reads) if differs else start._replace(steps=steps)
+
+
+def _new(arrays: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Any]:
+    """The arrays that are others than before."""
+    return (array for name, array in arrays.items() if array is not before.get(name))
+
+
+def _bytes(array: Any) -> int:
+    return array.nbytes if isinstance(array, np.ndarray) else 0
 
 
 def _inputs(problem: Problem, gradients: bool) -> AttentionInputs:
