@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,12 @@ from conformance.any_numbers import any_numbers
 from conformance.measure.grammar.sample import Setting
 from conformance.measure.grammar.where import Where
 from conformance.zoo.bug import GRADIENTS, Bug, DoesNotApply, OnTop
-from mha_core.call.inputs import AttentionInputs
 from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import FORWARD, PART_OF
 from mha_core.reference.state import State, Step
 from mha_core.stages import STAGES
+
+T = TypeVar("T")
 
 PREFIX = "measured:"
 
@@ -107,17 +108,22 @@ def with_arrays(state: State, **arrays: Any) -> State:
 def with_inputs(state: State, **changes: Any) -> State:
     """The State with other inputs, or sources of the mask: fields of AttentionInputs and of AttentionMask.
 
-    Models run tens of thousands of times, so the arrays beside them are not looked at again.
+    Models run tens of thousands of times, so nothing is looked at again: what is given is as these two hold it.
     """
-    inputs = object.__new__(AttentionInputs)
     fields = vars(state.inputs)
     of_mask = {name: value for name, value in changes.items() if name not in fields}
     given = {name: value for name, value in changes.items() if name in fields}
     if of_mask:
-        given["mask"] = replace(state.inputs.mask, **of_mask)
-    inputs.__dict__.update(fields, **given)
+        given["mask"] = _unchecked(state.inputs.mask, of_mask)
     found = state.copy()
-    found.inputs = inputs
+    found.inputs = _unchecked(state.inputs, given)
+    return found
+
+
+def _unchecked(one: T, changes: Mapping[str, Any]) -> T:
+    """The dataclass with other fields, of which its own checks are not made."""
+    found = object.__new__(type(one))
+    found.__dict__.update(vars(one), **changes)
     return found
 
 

@@ -5,7 +5,7 @@ The registry is in `registry.py`, the bugs themselves are by topic in `forward/`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -114,16 +114,29 @@ def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
 
 
 def _with_steps(right: Mapping[str, Step], replaced: Sequence[Mapping[str, Step]]) -> dict[str, Step]:
-    pipeline = dict(right)
-    for name in {name for steps in replaced for name in steps}:
-        found = [steps[name] for steps in replaced if name in steps]
-        others = [_where_parameters_are(step) for step in found if not isinstance(step, OnTop)]
-        if others:
-            pipeline[name] = others[0] if len(others) == 1 else _composed(right[name], others)
-        for step in found:
-            if isinstance(step, OnTop):
-                pipeline[name] = _where_parameters_are(OnTop(pipeline[name], step.change))
-    return pipeline
+    names = {name for steps in replaced for name in steps}
+    found = {name: _one_step(right[name], [steps[name] for steps in replaced if name in steps]) for name in names}
+    return {**right, **found}
+
+
+def steps_with(bugs: Sequence[Bug], names: Iterable[str]) -> dict[str, Step]:
+    """Those of these names in the `pipelines` of `bugs`."""
+    found = {}
+    for name in names:
+        right, there = (BACKWARD, "backward") if name in BACKWARD else (FORWARD, "forward")
+        replaced = [steps[name] for bug in bugs if name in (steps := getattr(bug, there))]
+        found[name] = _one_step(right[name], replaced)
+    return found
+
+
+def _one_step(right: Step, replaced: Sequence[Step]) -> Step:
+    """One step with what several bugs make of it."""
+    others = [_where_parameters_are(step) for step in replaced if not isinstance(step, OnTop)]
+    found = right if not others else others[0] if len(others) == 1 else _composed(right, others)
+    for step in replaced:
+        if isinstance(step, OnTop):
+            found = _where_parameters_are(OnTop(found, step.change))
+    return found
 
 
 def _composed(right: Step, others: Sequence[Step]) -> Step:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import Precision
 from conformance.cases.case import Case
 from conformance.judging.expected import expected
@@ -97,13 +98,14 @@ class Kills:
 def kills_of(bugs: Sequence[Bug], case: Case) -> Kills:
     """Run every bug on one case in every dtype."""
     first_stages, impossible = {}, []
-    for bug in bugs:
-        try:
-            found = {dtype: first_difference(bug, case, dtype) for dtype in DTYPES}
-        except DoesNotApply:
-            impossible.append(bug.id)
-            continue
-        first_stages[bug.id] = {dtype: stage for dtype, stage in found.items() if stage is not None}
+    with any_numbers:  # once for all runs
+        for bug in bugs:
+            try:
+                found = {dtype: first_difference(bug, case, dtype) for dtype in DTYPES}
+            except DoesNotApply:
+                impossible.append(bug.id)
+                continue
+            first_stages[bug.id] = {dtype: stage for dtype, stage in found.items() if stage is not None}
     return Kills(first_stages, tuple(impossible))
 
 

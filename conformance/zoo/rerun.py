@@ -58,7 +58,7 @@ def rerun(
         for name, step in pipeline.items():
             if name in replaced:
                 arrays[name] = step(found)
-                changed = changed or not _same(arrays[name], state.arrays[name])
+                changed = changed or not same(arrays[name], state.arrays[name])
             elif changed and not (step in reads and new.isdisjoint(reads[step])):
                 arrays[name] = step(found)
                 if name == "padding" and np.array_equal(arrays[name], before[name]):
@@ -80,26 +80,19 @@ def noted_run(
 ) -> tuple[State, Reads]:
     """`reference.run_state`, and what the definition's own steps among these read."""
     reads: Reads = {}
+    noting = partial(_noting, _Watched(), reads)
     watched_forward, watched_backward = (
-        {name: partial(_noting, step, reads) if step in _DEFINITION else step for name, step in pipeline.items()}
+        {name: partial(noting, step) if step in _DEFINITION else step for name, step in pipeline.items()}
         for pipeline in (forward, BACKWARD)
     )
     state = run_state(config, weights, inputs, forward=watched_forward, backward=watched_backward, sizes=sizes)
     return state, reads
 
 
-def _noting(step: Step, reads: Reads, state: State) -> Any:
-    watched = _Watched(**vars(state))
-    result = step(watched)
-    reads[step] = frozenset(watched.read)
-    return result
-
-
 class _Watched(State):
-    """A State that knows which arrays were read."""
+    """The State of a run, which knows what a step reads; its fields are set anew for each step."""
 
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**fields)
+    def __init__(self) -> None:
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
@@ -107,14 +100,21 @@ class _Watched(State):
         return super().__getitem__(name)
 
 
-def _same(a: object, b: object) -> bool:
+def _noting(watched: _Watched, reads: Reads, step: Step, state: State) -> Any:
+    vars(watched).update(vars(state), read=set())
+    result = step(watched)
+    reads[step] = frozenset(watched.read)
+    return result
+
+
+def same(a: object, b: object) -> bool:
     """Whether two results of a step are equal; a NaN equals a NaN."""
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
     if a is None or b is None:
         return a is b
     if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(same, a, b))
     a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape:
         return False

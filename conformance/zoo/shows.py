@@ -42,7 +42,8 @@ class Shows:
 
     def first_stage(self, state: State) -> str | None:
         """The first stage that is seen and leaves its allowed error in this run, rounded to the dtype."""
-        return next((name for name in self.seen if self._differs(Trace(**{name: state[name]}))), None)
+        others = (name for name in self.seen if state[name] is not self.right[name])  # the right array is within it
+        return next((name for name in others if self._differs(Trace(**{name: state[name]}))), None)
 
     def first_difference(self, bug: Bug) -> str | None:
         """The first stage of the bug's run that leaves its allowed error, "gradients", or None.

@@ -3,34 +3,67 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
-from conformance.zoo.bug import Bug, Contradiction, DoesNotApply, pipelines
-from conformance.zoo.rerun import Reads, noted_run, rerun
+from conformance.zoo.bug import Bug, Contradiction, DoesNotApply, pipelines, steps_with
+from conformance.zoo.rerun import Reads, noted_run, rerun, same
 from mha_core import AttentionInputs
 from mha_core.reference import pipeline as reference
-from mha_core.reference.backward import collect_gradients
+from mha_core.reference.backward import BACKWARD, collect_gradients
+from mha_core.reference.forward import FORWARD
 from mha_core.reference.state import State, Step
 from mha_core.stages import GRADIENT, STAGES
+
+T = TypeVar("T")
 
 ROOM = 2**28
 """Bytes that intermediate arrays of runs without a bug may take, from which the others start."""
 
-SHARED, OFTEN, SMALL = 128, 4, 2**20
-"""Runs with bugs from which others start: how many are kept, after how many of their kind, and of how many bytes."""
+OFTEN, SMALL = 4, 2**20
+"""Runs with bugs from which others start: after how many of their kind they are kept, and of how many bytes."""
+
+OF_RUNS, OF_RESULTS, SHORT = 2**26, 2**26, 2**14
+"""Bytes that such runs, and results, may take together; most bytes of a step's array by which a result is known."""
 
 
 class Finished(NamedTuple):
-    """A run: the State, its arrays by name, and what the definition's steps read in it."""
+    """A run: the State, its arrays by name, its pipeline, and what the definition's steps read in it."""
 
     state: State
     arrays: dict[str, NDArray]
+    steps: Mapping[str, Step]
     reads: Reads
+
+
+class _Latest(Generic[T]):
+    """What was kept last, by key, of as many bytes as there is room for."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._kept: OrderedDict[Hashable, tuple[T, int, object]] = OrderedDict()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._kept
+
+    def get(self, key: Hashable) -> T | None:
+        if key not in self._kept:
+            return None
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
+
+    def keep(self, key: Hashable, value: T, size: int, owner: object = None) -> None:
+        """Keep a value of so many bytes; and `owner` with it, whose id is part of the key."""
+        self._kept[key] = value, size, owner
+        self._room -= size
+        while self._room < 0:
+            self._room += self._kept.popitem(last=False)[1][1]
 
 
 class Variants:
@@ -46,9 +79,9 @@ class Variants:
         self.runs = 0
         self._right: dict[tuple[Problem, bool], Finished | None] = {}
         self._room = ROOM
-        self._shared: OrderedDict[tuple[Problem, bool, tuple[Bug, ...]], Finished | None] = OrderedDict()
+        self._shared: _Latest[Finished | None] = _Latest(OF_RUNS)
         self._often: dict[tuple[Bug, ...], int] = {}
-        self._latest: tuple[tuple[Bug, ...], tuple[dict[str, Step], dict[str, Step]]] = ((), pipelines())
+        self._results: _Latest[dict[str, NDArray]] = _Latest(OF_RESULTS)
 
     def run(self, problem: Problem, bugs: tuple[Bug, ...], *, gradients: bool = False) -> dict[str, NDArray] | None:
         """Every stage, and with `gradients` every gradient, by name.
@@ -61,7 +94,7 @@ class Variants:
         right = self._right_run(problem, gradients)
         try:
             if right is None:
-                forward, backward = self._pipelines(bugs)
+                forward, backward = pipelines(*bugs)
                 inputs = _inputs(problem, gradients)
                 state = reference.run_state(
                     problem.config,
@@ -72,57 +105,68 @@ class Variants:
                     sizes=problem.sizes,
                 )
                 return _arrays(state)
-            before = self._shared_run(problem, bugs[:-1], gradients)
-            if before is not None:
-                return self._rerun(before, bugs, bugs[-1:], gradients).arrays
-            return self._rerun(right, bugs, bugs, gradients).arrays
+            others, new = self._parted(bugs)
+            before = self._shared_run(problem, others, right, gradients) if others else None
+            return self._with(right, bugs, bugs) if before is None else self._with(before, bugs, new)
         except Contradiction:
             return {}  # not as where a bug can't be made: this is a case against them
         except DoesNotApply:
             return None
 
-    def _rerun(self, start: Finished, bugs: tuple[Bug, ...], new: tuple[Bug, ...], gradients: bool) -> Finished:
-        """The run with `bugs`, from one in which all of them are but `new`."""
-        forward, backward = self._pipelines(bugs)
-        steps = {**forward, **backward} if gradients else forward
-        replaced = {name for bug in new for name in bug.steps}
-        state, changed = rerun(start.state, steps, replaced, reads=start.reads)
-        return Finished(state, _arrays(state), start.reads) if changed else start
+    def _with(self, start: Finished, bugs: tuple[Bug, ...], new: tuple[Bug, ...]) -> dict[str, NDArray]:
+        """The arrays of the run with `bugs`, from one in which all of them are but `new`.
 
-    def _shared_run(self, problem: Problem, bugs: tuple[Bug, ...], gradients: bool) -> Finished | None:
-        """The run with bugs to which many others were added one at a time; None if they were not, or it can't be."""
-        if not bugs:
-            return None
-        seen = self._often[bugs] = self._often.get(bugs, 0) + 1
-        if seen <= OFTEN:
-            return None
-        key = problem, gradients, bugs
-        if key in self._shared:
-            self._shared.move_to_end(key)
-            return self._shared[key]
-        right = self._right_run(problem, gradients)
-        assert right is not None  # `run` has asked
-        try:
-            found: Finished | None = self._rerun(right, bugs, bugs, gradients)
-        except DoesNotApply:
-            found = None  # what is added may come before it
-        if found is not None and found is not right and _bytes_of(found.state) > SMALL:
-            found = None
-        self._shared[key] = found
-        if len(self._shared) > SHARED:
-            self._shared.popitem(last=False)
+        Most candidates change one step, and many give the same array there: what follows from that is computed once.
+        """
+        names = _changed(new, start)
+        steps = steps_with(bugs, names)
+        key = None
+        if len(names) == 1:
+            (name,) = names
+            with any_numbers:
+                result = steps[name](start.state.copy())
+            if same(result, start.state.arrays[name]):
+                return start.arrays
+            if isinstance(result, np.ndarray) and result.nbytes <= SHORT:
+                key = id(start), name, result.shape, result.dtype, result.tobytes()
+                if (known := self._results.get(key)) is not None:
+                    return known
+            steps = {name: lambda state: result}
+        found = _continued(start, steps).arrays
+        if key is not None:
+            self._results.keep(key, found, result.nbytes + sum(map(_bytes, _new(found, start.arrays))), start)
         return found
 
-    def _pipelines(self, bugs: tuple[Bug, ...]) -> tuple[dict[str, Step], dict[str, Step]]:
-        """Those of `pipelines`; the same set is mostly run in several problems, one after the other."""
-        if self._latest[0] is not bugs:
-            self._latest = bugs, pipelines(*bugs)
-        return self._latest[1]
+    def _parted(self, bugs: tuple[Bug, ...]) -> tuple[tuple[Bug, ...], tuple[Bug, ...]]:
+        """All bugs but one, and that one, such that others have been added to these the most; none if to none often."""
+        if len(bugs) < 2:
+            return (), bugs
+        parted = [((*bugs[:k], *bugs[k + 1 :]), bugs[k : k + 1]) for k in reversed(range(len(bugs)))]
+        for others, _ in parted:
+            self._often[others] = self._often.get(others, 0) + 1
+        found = max(parted, key=lambda one: self._often[one[0]])
+        return found if self._often[found[0]] > OFTEN else ((), bugs)
 
-    def right(self, problem: Problem) -> tuple[State, Reads] | None:
-        """The run without a bug and without gradients, and what its steps read; None where there is no room for it."""
-        found = self._right_run(problem, False)
-        return None if found is None else (found.state, found.reads)
+    def _shared_run(self, problem: Problem, bugs: tuple[Bug, ...], right: Finished, gradients: bool) -> Finished | None:
+        """The run with bugs to which many others are added one at a time; None if it can't be, or is large."""
+        key = problem, gradients, bugs
+        if key not in self._shared:
+            try:
+                found = _continued(right, steps_with(bugs, _changed(bugs, right)))
+            except DoesNotApply:
+                self._shared.keep(key, None, 0)  # what is added may come before it
+                return None
+            size = sum(map(_bytes, _new(found.state.arrays, right.state.arrays)))
+            self._shared.keep(key, found if size <= SMALL else None, size if size <= SMALL else 0)
+        return self._shared.get(key)
+
+    def started(self, problem: Problem, bugs: tuple[Bug, ...]) -> Finished | None:
+        """The run with bugs and without gradients; None where there is no room for what it starts from.
+
+        Raises DoesNotApply where they can't be put in.
+        """
+        right = self._right_run(problem, False)
+        return right and _continued(right, steps_with(bugs, _changed(bugs, right)))
 
     def kept(self, problem: Problem, *, gradients: bool = False) -> dict[str, NDArray] | None:
         """The arrays without a bug, if they have been computed and kept."""
@@ -137,8 +181,30 @@ class Variants:
             size = _bytes_of(state)
             fits = size <= self._room
             self._room -= size if fits else 0
-            self._right[key] = Finished(state, _arrays(state), reads) if fits else None
+            steps = {**FORWARD, **BACKWARD} if gradients else FORWARD
+            self._right[key] = Finished(state, _arrays(state), steps, reads) if fits else None
         return self._right[key]
+
+
+def _changed(bugs: tuple[Bug, ...], start: Finished) -> set[str]:
+    """The steps of a run's pipeline that bugs change."""
+    return {name for bug in bugs for name in bug.steps if name in start.steps}
+
+
+def _continued(start: Finished, changed: Mapping[str, Step]) -> Finished:
+    """The run with some other steps; with the very arrays of `start` where they give what is there."""
+    steps = {**start.steps, **changed}
+    state, differs = rerun(start.state, steps, changed, reads=start.reads)
+    return Finished(state, _arrays(state), steps, start.reads) if differs else start._replace(steps=steps)
+
+
+def _new(arrays: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Any]:
+    """The arrays that are others than before."""
+    return (array for name, array in arrays.items() if array is not before.get(name))
+
+
+def _bytes(array: Any) -> int:
+    return array.nbytes if isinstance(array, np.ndarray) else 0
 
 
 def _inputs(problem: Problem, gradients: bool) -> AttentionInputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -77,6 +77,12 @@ class Sample:
     setting: Setting
     unit: float = 1e-13
     least: float = 0.0
+
+    @cached_property
+    def content(self) -> Hashable:
+        """What it is made of: what is fitted to samples of equal contents is equal."""
+        arrays = [(array.dtype, array.shape, array.tobytes()) for array in (self.measured, self.expected)]
+        return *arrays, self.axes, self.setting, self.setting.has, self.unit, self.least
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:

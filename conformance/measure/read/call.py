@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
@@ -14,6 +15,7 @@ from conformance.measure.evidence import Evidence
 from conformance.measure.places import Place
 from conformance.zoo.bug import DoesNotApply, OnTop, pipelines
 from conformance.zoo.rerun import Reads, noted_run, rerun
+from conformance.zoo.variants import Finished
 from mha_core.reference.state import State, Step
 
 
@@ -36,7 +38,7 @@ class Call:
     place: Place
     own: NDArray | None = field(init=False)
     state: State = field(init=False, repr=False)
-    _steps: dict[str, Step] = field(init=False, repr=False)
+    _steps: Mapping[str, Step] = field(init=False, repr=False)
     _reads: Reads = field(init=False, repr=False)
     _repeated: State | None = field(default=None, repr=False)
 
@@ -44,14 +46,12 @@ class Call:
         self.own = None
         runs = _runs.setdefault(self.evidence, {})
         if self.problem not in runs:
-            steps, _ = pipelines(*self.evidence.model)
-            asked = self.evidence.asker.rounded(self.problem)
-            right = None if self.evidence.model else self.evidence.variants.right(asked)
+            asked, model = self.evidence.asker.rounded(self.problem), self.evidence.model
             try:
-                runs[self.problem] = (steps, *(_run(asked, steps) if right is None else right))
+                runs[self.problem] = self.evidence.variants.started(asked, model) or _run(asked, pipelines(*model)[0])
             except DoesNotApply:  # the model was measured in other calls
                 return
-        self._steps, self.state, self._reads = runs[self.problem]
+        self.state, _, self._steps, self._reads = runs[self.problem]
         step = self.place.steps[0]
         own = self.state[step] if self.place.is_result else self.place.get(self.state, self._steps[step])
         self.own = None if own is None else np.asarray(own, np.float64)
@@ -71,7 +71,7 @@ class Call:
             if self._repeated is None or self._repeated.sizes.batch != count * batch:
                 asked = self.evidence.asker.rounded(self.problem)
                 more = resized(asked, count * batch, sizes.query_len, sizes.key_len)
-                self._repeated, _ = _run(more, self._steps)
+                self._repeated = _run(more, self._steps).state
             state = self._repeated
         made = self._with(state, arrays.reshape(-1, *arrays.shape[2:]))[step]
         return np.asarray(made.reshape(count, batch, *made.shape[1:]))
@@ -82,9 +82,10 @@ class Call:
         return rerun(state, {**self._steps, **changed}, set(changed), reads=self._reads)[0]
 
 
-_runs: WeakKeyDictionary[Evidence, dict[Problem, tuple[dict[str, Step], State, Reads]]] = WeakKeyDictionary()
+_runs: WeakKeyDictionary[Evidence, dict[Problem, Finished]] = WeakKeyDictionary()
 
 
-def _run(problem: Problem, steps: dict[str, Step]) -> tuple[State, Reads]:
+def _run(problem: Problem, steps: Mapping[str, Step]) -> Finished:
     inputs = replace(problem.inputs, cotangent=None)
-    return noted_run(problem.config, problem.weights, inputs, forward=steps, sizes=problem.sizes)
+    state, reads = noted_run(problem.config, problem.weights, inputs, forward=steps, sizes=problem.sizes)
+    return Finished(state, {}, steps, reads)

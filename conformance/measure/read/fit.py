@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -25,6 +26,9 @@ from conformance.zoo.bug import DoesNotApply
 
 MOST = 12
 """Changes that are returned: more can't be told apart by these samples."""
+
+KEPT = 256
+"""Sets of samples whose changes are kept."""
 
 
 def fit(samples: Sequence[Sample], *, thoroughly: bool = False) -> list[Change]:
@@ -57,10 +61,19 @@ def _is_scaled_order(change: Change) -> bool:
 
 def one_change(samples: Sequence[Sample]) -> list[Change]:
     """The changes of whole arrays or of one part that give all measured ones; the simplest first."""
-    found = singles(samples)
-    if not found or not all(sample.differs for sample in samples):
-        found += _verified(part_changes(samples, singles), samples)
-    return found
+    key = tuple(sample.content for sample in samples)
+    if key not in _known:
+        found = singles(samples)
+        if not found or not all(sample.differs for sample in samples):
+            found += _verified(part_changes(samples, singles), samples)
+        _known[key] = found
+        if len(_known) > KEPT:
+            _known.popitem(last=False)
+    return list(_known[key])
+
+
+_known: OrderedDict[Hashable, list[Change]] = OrderedDict()
+"""What was fitted last: models that differ elsewhere, and places that hold the same, read the same arrays."""
 
 
 def singles(samples: Sequence[Sample]) -> list[Change]:

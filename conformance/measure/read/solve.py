@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
+from conformance.measure.asker import Asker
 from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence
 from conformance.measure.grammar.sample import Sample, Setting
@@ -48,15 +49,24 @@ def solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
     """The array with which the model gives what the subject does, and the model's own.
 
     As many calls besides this one are asked as are needed, in which the array is the same. None if no such array is
-    found, or it has too many elements.
+    found, or it has too many elements. What was solved for a model is kept: probes of one step ask for the same again.
     """
-    try:
-        with any_numbers:
-            if place.id == "dropout":
-                return _factors(evidence, problem)
-            return _solved(evidence, problem, place)
-    except (DoesNotApply, np.linalg.LinAlgError):
-        return None
+    known = _found.setdefault(evidence.asker, {})
+    key = tuple(bug.id for bug in evidence.model), problem, place.id
+    if key not in known:
+        solve = _factors if place.id == "dropout" else partial(_solved, place=place)
+        try:
+            with any_numbers:
+                found = solve(evidence, problem)
+        except (DoesNotApply, np.linalg.LinAlgError):
+            found = None
+        if evidence.asker.out_of_time:  # an answer that lacks may come when there is time again
+            return found
+        known[key] = found
+    return known[key]
+
+
+_found: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem, str], Solved | None]] = WeakKeyDictionary()
 
 
 def _solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:

@@ -103,7 +103,7 @@ def test_at_least_8_of_10_random_pairs_are_named(runs):
 def test_three_bugs_at_once_are_named(runs):
     """What an ordinary layer tends to have: empty rows that are NaN, padding that leaks, and a mistake of its own."""
     bugs = [bug for bug in FORWARD_BUGS if bug.id in ("empty-row-nan", "padding-not-zeroed", "scale-query-dim")]
-    found = diagnose(Showing(*bugs), CASES, runs=runs)
+    found = diagnose(Showing(*bugs), FEW, runs=runs)
     assert {bug.id for bug in bugs} in [set(explanation.name.split(" + ")) for explanation in found.explanations]
 
 
@@ -148,7 +148,7 @@ def test_the_first_wrong_stage_is_named_where_stages_are_visible(runs):
     """A mask that is wrong shows at `weights`, and where it makes padding of other keys at `keys` already."""
     right, some = 0, FORWARD_BUGS[::7]
     for bug in some:
-        found = diagnose(Showing(bug, stages=True), CASES, runs=runs)
+        found = diagnose(Showing(bug, stages=True), CASES, bugs=(), runs=runs)  # what differs stands before any search
         assert STAGES.index(found.mismatch.stage) <= STAGES.index(bug.stage), bug.id
         right += found.mismatch.stage == bug.stage
     assert right >= 0.9 * len(some)
