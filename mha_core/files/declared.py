@@ -13,6 +13,9 @@ An attribute of the backend's class would not do: to read it, its module, and so
 
 from __future__ import annotations
 
+import os
+import sys
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from mha_core.errors import BackendError
@@ -32,10 +35,27 @@ def declared(group: str, what: str) -> dict[str, EntryPoint]:
     ['jax', 'mxnet', 'tf', 'torch']
     """
     found: dict[str, EntryPoint] = {}
-    for entry_point in entry_points(group=group):
+    for entry_point in _installed(group, _folders()):
         known = found.setdefault(entry_point.name, entry_point)
         if known.value != entry_point.value:
             raise BackendError(
                 f"two packages declare {what} {entry_point.name!r}: {known.value} and {entry_point.value}"
             )
     return found
+
+
+@lru_cache(maxsize=16)  # a file of each installed package is read
+def _installed(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of a group that packages in these folders have."""
+    return tuple(entry_points(group=group))
+
+
+def _folders() -> tuple[tuple[str, int], ...]:
+    """Where Python looks for packages, and when each folder changed last: as it does where one is installed."""
+    found = []
+    for path in sys.path:
+        try:
+            found.append((path, os.stat(path or os.curdir).st_mtime_ns))
+        except OSError:
+            found.append((path, 0))
+    return tuple(found)

@@ -40,11 +40,20 @@ class Echo(backend.Backend):
 def declare(monkeypatch, *entry_points: tuple[str, str]) -> None:
     """Pretend that packages declare these backends."""
     declared = [EntryPoint(name, value, backend.ENTRY_POINT_GROUP) for name, value in entry_points]
-    monkeypatch.setattr("mha_core.files.declared.entry_points", lambda group: declared)
+    monkeypatch.setattr("mha_core.files.declared._installed", lambda group, folders: declared)
 
 
 def test_names_lists_the_four():
     assert backend.names() == ["jax", "mxnet", "tf", "torch"]
+
+
+def test_what_is_installed_while_the_program_runs_is_found(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    before = backend.names()
+    (tmp_path / "foo-1.dist-info").mkdir()
+    (tmp_path / "foo-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: foo\nVersion: 1\n")
+    (tmp_path / "foo-1.dist-info" / "entry_points.txt").write_text("[mha.backends]\nfoo = foo:Foo\n")
+    assert backend.names() == sorted([*before, "foo"])
 
 
 def test_unknown_names_come_with_the_list():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import lessons.plain
+from conformance.cases.case import Case
+from conformance.cases.problem import Problem
 from conformance.cases.table import all_cases
 from conformance.judging.result import Result
 from conformance.runner import CaseRunner
@@ -43,11 +46,15 @@ def layer_of(name: str) -> ast.FunctionDef:
     return layer
 
 
+@cache  # for ten subjects and fourteen wrong ones
+def problems() -> tuple[tuple[Case, Problem], ...]:
+    return tuple((case, case.build()) for case in all_cases())
+
+
 def judged(subject: Subject) -> Iterator[Result]:
     """The results of all cases that the subject can express, one at a time."""
     runner = CaseRunner(subject)
-    problems = ((case, case.build()) for case in all_cases())
-    return (runner.run(case) for case, asked in problems if subject.supports(asked.config, asked.inputs) is None)
+    return (runner.run(case) for case, asked in problems() if subject.supports(asked.config, asked.inputs) is None)
 
 
 def check(name: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from mha.cli.main import main
 from tests.mha.schemas.test_schemas import ATTENTION
 
 ROOT = Path(__file__).parents[3]
@@ -102,28 +105,29 @@ def test_the_inputs_of_the_action_are_those_that_its_steps_read():
 
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook["id"])
-def test_each_hook_runs_and_is_refused_where_something_is_wrong(hook, project, environment):
-    """pre-commit installs this repository as the action does, and then runs `entry` with the user's `args`."""
+def test_each_hook_runs_and_is_refused_where_something_is_wrong(hook, project, monkeypatch):
+    """pre-commit installs this repository as the action does, and then runs `entry` with the user's `args`: that an
+    installed `mha` starts has been tried with the action.
+    """
     assert (hook["language"], hook["pass_filenames"]) == ("python", False)
+    monkeypatch.chdir(project)
+    for name in ("mine", "models"):
+        monkeypatch.setitem(sys.modules, name, None)  # gone after the test,
+        del sys.modules[name]  # and not there before
     if hook["id"] == "mha-check":
         chosen = ["--case", "prime", "--dtype", "float64", "--no-diagnosis", "--subject"]
         asked = [([*chosen, "mine:right"], 0), ([*chosen, "mine:wrong"], 1)]
     else:
         pytest.importorskip("torch")
-        (project / "models.py").write_text(MODELS)
-        done = subprocess.run([sys.executable, "models.py"], cwd=project, env=environment | HERE, capture_output=True)
-        assert done.returncode == 0, done.stderr
+        Path("models.py").write_text(MODELS)
+        runpy.run_path("models.py", run_name="__main__")
         asked = [(["models:original", "right.safetensors"], 0), (["models:original", "wrong.safetensors"], 1)]
     program, *first = hook["entry"].split()
     assert program == "mha"
     for arguments, status in asked:
-        command = [sys.executable, "-c", "from mha.cli.main import run; run()", *first, *arguments]
-        done = subprocess.run(command, cwd=project, env=environment | HERE, capture_output=True, text=True)
-        assert done.returncode == status, done.stdout + done.stderr
+        done = CliRunner().invoke(main, [*first, *arguments])
+        assert done.exit_code == status, done.output
 
-
-HERE = {"PYTHONPATH": str(ROOT)}
-"""The installed package has been tried with the action."""
 
 MODELS = """
 import torch
