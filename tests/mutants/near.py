@@ -9,6 +9,7 @@ WIDER = {
         ("tests/core",),
         ("tests/conformance/judging", "tests/conformance/bounds", "tests/conformance/subjects"),
         ("tests/conformance/test_runner.py", "tests/conformance/cases"),
+        ("tests/backends/test_call_kinds.py", "tests/backends/test_errors.py", "-k", "torch or mxnet"),
         ("tests/backends/test_parity.py", "-k", "torch or mxnet"),
         ("tests/backends/torch", "tests/backends/mxnet"),
         ("tests/mha/convert", "tests/mha/formats", "tests/mha/recordings"),
