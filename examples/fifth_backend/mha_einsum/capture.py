@@ -27,8 +27,7 @@ def parts_of(module: Any) -> tuple[Collection[str], Callable[[], Collection[int]
 @contextmanager
 def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., None]) -> Iterator[None]:
     """Tell `seen` of every call of the layer: its class has another `__call__` meanwhile."""
-    adapter = choose("", target)
-    if adapter is None:
+    if choose("", target) is None:
         raise none_found(target)
     original = EinsumAttention.__call__
     signature = inspect.signature(original)
@@ -38,7 +37,7 @@ def watch(target: Any, choose: Callable[[str, Any], Any], seen: Callable[..., No
         if layer is target:
             arguments = arguments_of(signature, (layer, *args), kwargs)
             del arguments["self"]
-            seen("", adapter, layer, arguments, output)
+            seen("", layer, arguments, output)
         return output
 
     EinsumAttention.__call__ = call  # type: ignore[method-assign]  # for as long as the context lasts
