@@ -109,14 +109,9 @@ def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
     Bugs of one step compose: each changes the numbers that it changes alone. Such a step raises Contradiction where
     two of them would make different numbers of the same one. Those that stand on top of a step (`OnTop`) come after.
     """
-    forward = _with_steps(FORWARD, [bug.forward for bug in bugs])
-    return forward, _with_steps(BACKWARD, [bug.backward for bug in bugs])
-
-
-def _with_steps(right: Mapping[str, Step], replaced: Sequence[Mapping[str, Step]]) -> dict[str, Step]:
-    names = {name for steps in replaced for name in steps}
-    found = {name: _one_step(right[name], [steps[name] for steps in replaced if name in steps]) for name in names}
-    return {**right, **found}
+    found = steps_with(bugs, {name for bug in bugs for name in bug.steps})
+    forward, backward = ({name: found.get(name, step) for name, step in own.items()} for own in (FORWARD, BACKWARD))
+    return forward, backward
 
 
 def steps_with(bugs: Sequence[Bug], names: Iterable[str]) -> dict[str, Step]:

@@ -186,7 +186,6 @@ def capture(
     named = None if tokens is None else Tokens.of(tokens)
     hooks = hooks_of(target)
     known = known_to(hooks)
-
     adapters: dict[str, Any] = {}
 
     def choose(name: str, module: Any) -> Any:
