@@ -301,11 +301,11 @@ def _of_pattern(samples: Sequence[Sample], slug: str, words: str, grid: Grid) ->
         if np.ptp(numbers, axis=0).max(initial=0.0) > 1e-8 * np.abs(numbers).max(initial=1e-300):
             return
         read.append(numbers.reshape(-1, numbers.shape[-1])[0])
-    for name, said, profile in _of_heads(samples, read):
+    for name, said, profile in of_heads(samples, read):
         yield _change("plus", f"{slug}-{name}", words.format(c=said), partial(_pattern, profile, grid))
 
 
-def _of_heads(samples: Sequence[Sample], read: Sequence[NDArray]) -> Iterator[tuple[str, str, Profile]]:
+def of_heads(samples: Sequence[Sample], read: Sequence[NDArray]) -> Iterator[tuple[str, str, Profile]]:
     if all(np.ptp(one) <= 1e-8 * np.abs(one).max(initial=1e-300) for one in read):
         numbers = [(float(one[0]), sample.setting) for one, sample in zip(read, samples, strict=True)]
         for c in expressions_of(numbers, error=1e-8)[:2]:

@@ -26,7 +26,7 @@ from conformance.measure.places import PLACES, fault
 from conformance.measure.probe import Probe, Problems
 from conformance.measure.propose.scores import up_to_scores
 from conformance.measure.propose.steps import Candidate, at_places
-from conformance.measure.propose.weights import other_weights
+from conformance.measure.propose.weights import of_each_head, other_weights
 from conformance.zoo.bug import Bug
 from mha_core import AttentionConfig, reference
 
@@ -90,15 +90,18 @@ def _row(config: AttentionConfig) -> Problem:
 
 
 def _of_each_head(evidence: Evidence) -> Iterator[Candidate]:
-    """What differs in queries, keys and scores; and scores with a number of each head, before bias and softcap."""
-    yield from up_to_scores(evidence)
+    """Scores, before bias and softcap, and weights with a number of each head, or of each two."""
     yield from at_places(evidence, evidence.problems, ("similarity",), thoroughly=True)
+    yield from of_each_head(evidence, _calls_of_softmax(evidence.asker))
 
 
 def of_softmax(evidence: Evidence) -> Iterator[Bug]:
     """Every softmax that gives the measured weights, of longer rows too."""
-    rows = evidence.asker.nearest([_row(config) for config in evidence.asker.configs[:3]])
-    return other_weights(evidence, (*rows, *longer(evidence.asker)))
+    return other_weights(evidence, _calls_of_softmax(evidence.asker))
+
+
+def _calls_of_softmax(asker: Asker) -> list[Problem]:
+    return [*asker.nearest([_row(config) for config in asker.configs[:3]]), *longer(asker)]
 
 
 LITTLE = 0.1
@@ -196,6 +199,7 @@ PROBES = (
         r"a_{hij} = f_h(s_{hi1}, \ldots, s_{hin})_j \text{ with } f_h = \mathrm{softmax}?",
         lambda asker: [] if asker.fixed_weights is not None else [_row(MANY_HEADS)],
         _of_each_head,
+        everywhere="last",
     ),
     Probe(
         "softmax-moderate",

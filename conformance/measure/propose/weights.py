@@ -18,7 +18,8 @@ from conformance.measure.evidence import Evidence
 from conformance.measure.faults import only_at
 from conformance.measure.grammar.expressions import Expression, constant, expressions_of
 from conformance.measure.grammar.numbers import snapped, solve
-from conformance.measure.grammar.sample import Setting
+from conformance.measure.grammar.profiles import Profile, of_heads
+from conformance.measure.grammar.sample import Setting, of_each
 from conformance.measure.grammar.where import conditions_of_samples, inside_of, parts_of
 from conformance.measure.propose.steps import at_places
 from conformance.measure.softmax import forms
@@ -136,6 +137,37 @@ def _number_of(family: Family, one: Weighed, starts: Sequence[float]) -> float |
 
 def _member(family: Family, number: Expression) -> Make:
     return lambda s: family.make(s, number.at(s.setting))
+
+
+def of_each_head(evidence: Evidence, longer: Sequence[Problem]) -> Iterator[Bug]:
+    """Softmaxes with a number of each head, and changes of the weights that hold for the heads that were seen."""
+    samples = weighed(evidence, [*_readable(evidence), *longer])
+    for family in FAMILIES:
+        differing = [one for one in samples if one.sample.differs]
+        read = of_each(_numbers_of_heads(family, one) for one in differing)
+        if not read:
+            continue
+        for slug, words, profile in of_heads([one.sample for one in differing], read):
+            make = _member_of_each_head(family, profile)
+            if all(one.is_given_by(one.made(make)) for one in samples):
+                yield softmax_bug(f"{family.name}-{slug}", make, family.words.format(words))
+    yield from at_places(
+        evidence, [*evidence.problems, *longer], ("weights", "kept_weights", "scores"), thoroughly=True
+    )
+
+
+def _numbers_of_heads(family: Family, one: Weighed) -> NDArray | None:
+    starts: list[float] = []
+    for head in range(one.scored.scores.shape[1]):
+        number = _number_of(family, one.of_head(head), starts)
+        if number is None:
+            return None
+        starts.append(number)
+    return np.array(starts)
+
+
+def _member_of_each_head(family: Family, profile: Profile) -> Make:
+    return lambda s: family.make(s, profile(s.scores.shape[1], s.setting)[:, None, None])
 
 
 def _named(numbers: Sequence[tuple[float, Setting]], samples: Sequence[Weighed]) -> list[Expression]:

@@ -21,7 +21,7 @@ from conformance.measure.grammar.roundings import rounding_changes
 from conformance.measure.grammar.sample import Change, Sample, elementwise
 from conformance.measure.grammar.shapes import shape_changes, split_changes
 from conformance.measure.grammar.where import part_changes
-from conformance.measure.read.orders import orders_read
+from conformance.measure.read.orders import matrix_changes, orders_read
 from conformance.zoo.bug import DoesNotApply
 
 MOST = 12
@@ -49,6 +49,7 @@ def fit(samples: Sequence[Sample], *, thoroughly: bool = False) -> list[Change]:
                 _verified(split_changes(samples, one_change), samples)
                 or _verified(_two_changes(samples), samples)
                 or _verified(_as_seen(samples), samples)
+                or _verified(matrix_changes(samples), samples)
             )
     # Another order and a factor on top of it are two faults: what is blind to orders shows the factor.
     apart = [change for change in found if thoroughly or not _is_scaled_order(change)]

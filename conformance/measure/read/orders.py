@@ -5,18 +5,23 @@ A factor, a monotone function or another axis' order may be on top of it:
     exact   m[i] = e[j]            scaled   m[i] parallel to e[j]
     ranked  rank(m)[i] = rank(e)[j]         subset   every number of m[i] but 0 is one of e[j]
     alike   of all e[j], m[i] correlates best with this one
+
+And which matrix mixes an axis: m[i] = sum_j M[i, j] e[j], as in attention with talking heads.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.measure.grammar.orders import Indices, Order, SizedRule, exchange, order_change, table_of
-from conformance.measure.grammar.sample import Change, Sample, Setting, of_each
+from conformance.measure.grammar.profiles import LONGEST_TABLE
+from conformance.measure.grammar.sample import Change, Sample, Setting, long_axes, of_each
 from conformance.zoo.bug import DoesNotApply
 
 ALIKE = 0.5
@@ -177,3 +182,40 @@ def _as_seen(found: Sequence[Match]) -> Order | None:
 
     slug = f"order-{seen.replace('; ', '/').replace(', ', '-')}"
     return Order(slug, f"in the order {seen} (seen at these lengths alone)", rule)
+
+
+# Matrices -----------------------------------------------------------------------------------------------
+
+
+def matrix_changes(samples: Sequence[Sample]) -> Iterator[Change]:
+    """M x along an axis, with the M that was read: its first rows and columns for fewer places, and none for more."""
+    for position, name in long_axes(samples):
+        axis = position - len(samples[0].axes)
+        read = [found for sample in samples if (found := _matrix(sample, axis)) is not None]
+        if not read:
+            continue
+        matrix = max(read, key=len)
+        parts = (np.allclose(one, matrix[: len(one), : len(one)], rtol=0.0, atol=1e-7 * np.ptp(matrix)) for one in read)
+        if len(matrix) <= LONGEST_TABLE and all(parts):
+            row = ", ".join(f"{value:.6g}" for value in matrix[0])
+            words = f"mixed along the {name} axis by a matrix {matrix.shape}, of which the first row is {row}"
+            slug = f"{name}-matrix-{row}-{zlib.crc32(matrix.round(6).tobytes()):08x}".replace(", ", "-")
+            yield Change(slug, words, partial(_times_matrix, matrix, axis))
+
+
+def _matrix(sample: Sample, axis: int) -> NDArray | None:
+    """M of m = M x along an axis, by least squares; None where x does not tell all of it."""
+    x, y = (np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in (sample.expected, sample.measured))
+    told = np.isfinite(x).all(axis=0) & np.isfinite(y).all(axis=0)
+    x, y = x[:, told], y[:, told]
+    if x.shape[1] < 2 * len(x) or np.linalg.matrix_rank(x) < len(x):
+        return None
+    found: NDArray = np.linalg.lstsq(x.T, y.T, rcond=None)[0].T
+    return found if np.abs(found @ x - y).max() <= sample.tolerance else None
+
+
+def _times_matrix(matrix: NDArray, axis: int, x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+    n = x.shape[axis]
+    if n > len(matrix):
+        raise DoesNotApply(f"the numbers of index {n - 1} were not read")
+    return np.moveaxis(np.tensordot(matrix[:n, :n], x, axes=(1, axis)), 0, axis)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -213,11 +213,11 @@ TIMES_A_NUMBER = (
 
 
 class Family(NamedTuple):
-    """Softmaxes that differ by a number: a sentence with {} for it, (Scored, the number) -> weights, where to look."""
+    """Softmaxes that differ by c, a number or (H, 1, 1): a sentence with {} for c, (Scored, c) -> weights, starts."""
 
     name: str
     words: str
-    make: Callable[[Scored, float], Array]
+    make: Callable[[Scored, Any], Array]
     starts: tuple[float, ...]
 
 

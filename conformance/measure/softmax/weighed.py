@@ -62,6 +62,13 @@ class Weighed:
             distance = np.where(self.sample.known & (made != self.sample.measured), made - self.sample.measured, 0.0)
         return np.where(np.isnan(distance), np.inf, distance).ravel()
 
+    def of_head(self, head: int) -> Weighed:
+        """Those of one head alone."""
+        one, s = slice(head, head + 1), self.sample
+        sample = replace(s, measured=s.measured[:, one], expected=s.expected[:, one], least=s.tolerance)
+        allowed = np.broadcast_to(self.scored.allowed, self.scored.scores.shape)[:, one]
+        return Weighed(sample, Scored.right(self.scored.scores[:, one], allowed, self.scored.setting))
+
     def made(self, make: Make) -> NDArray:
         with any_numbers:
             return self.scored.kept(make(self.scored))

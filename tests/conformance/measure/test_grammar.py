@@ -254,6 +254,23 @@ def test_factors_without_a_rule_are_said_for_the_indices_that_were_seen():
         found.apply(np.zeros((1, 7, 2, 2)), samples[0].axes, samples[0].setting)
 
 
+def test_a_matrix_that_mixes_an_axis_is_read_for_the_indices_that_were_seen():
+    matrix = np.eye(6) + 0.3 * np.cos(1.0 + np.arange(6)[:, None] + 2.0 * np.arange(6))
+
+    def mixed(x, s):
+        n = x.shape[1]
+        return np.einsum("gh,bhij->bgij", matrix[:n, :n], x)
+
+    samples = samples_of(mixed)
+    (found,) = fit(samples, thoroughly=True)
+    assert found.words.startswith(
+        "mixed along the head axis by a matrix (6, 6), of which the first row is 1.16209, -0.29"
+    )
+    assert fit(samples) == []
+    with pytest.raises(DoesNotApply):
+        found.apply(np.zeros((1, 7, 2, 2)), samples[0].axes, samples[0].setting)
+
+
 def test_where_there_are_no_keys_a_mix_changes_nothing():
     problem = generic(CONFIGS[0], key_len=0)
     least = Change("least", "its smallest", lambda x, axes, setting: x - x.min(axis=3, keepdims=True))

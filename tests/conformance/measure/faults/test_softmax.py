@@ -53,6 +53,14 @@ def largest(w, k):
     return np.argsort(np.argsort(-w, axis=-1), axis=-1) < k
 
 
+def of_heads(state, numbers):
+    return np.resize(numbers, state.config.num_heads)[:, None, None]
+
+
+def talking(heads):
+    return np.eye(heads) + 0.2 * np.sin(1.0 + 2.0 * np.arange(heads)[:, None] + np.arange(heads))
+
+
 WRONG = {
     "sum-plus-0.0371": lambda s: over(s, lambda e: total(e) + 0.0371),
     "raw-sum-plus-0.5": lambda s: np.exp(s["scores"]) / (total(np.exp(s["scores"])) + 0.5),
@@ -109,6 +117,8 @@ IN_PLACES = {
         exponentials(s) * np.where(np.tri(*s["scores"].shape[-2:], -1), 0.6, 1)
     ),
     "a-part-of-the-second-next-key": of_weights(lambda w: 0.9 * w + 0.1 * np.roll(w, -2, axis=-1)),
+    "sum-plus-one-of-each-head": lambda s: over(s, lambda e: total(e) + of_heads(s, [0.9, 0.2, 1.7, 0.4, 1.1, 0.6])),
+    "heads-mixed": of_weights(lambda w: np.einsum("gh,bhij->bgij", talking(w.shape[1]), w)),
 }
 
 
