@@ -176,7 +176,7 @@ class MultiHeadAttention(nn.Module):
         Args:
             call, deterministic: as for `stages`.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
-            query_block: queries that are computed at once. None: as many as the budget has room for.
+            query_block: most queries that are computed at once. None: as many as the budget has room for.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         training = not deterministic

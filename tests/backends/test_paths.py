@@ -98,7 +98,7 @@ def test_blocks_of_the_usual_size(name, backend_names, monkeypatch):
         pytest.skip(f"{name} is not among the backends under test")
     budgets = [
         f"backends.{name}.{module}.{constant}"
-        for module in ("fast.attend", "fast.blocks")
+        for module in ("fast.attend", "fast.blocks", "fast.chunks")
         if importlib.util.find_spec(f"backends.{name}.{module}")
         for constant in vars(importlib.import_module(f"backends.{name}.{module}"))
         if constant.endswith("BUDGET")

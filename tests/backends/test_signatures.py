@@ -47,5 +47,5 @@ def test_one_kind_of_call_of_block_and_of_result_serves_all(backend_name):
     masks = import_module(f"backends.{backend_name}.ops.masks")
     layers = import_module(f"backends.{backend_name}.layers")
     assert masks.Call is layers.Call is call.Call
-    assert (attend.Block, attend.Operands) == (blocks.Block, blocks.Operands)
+    assert (masks.Block, attend.Operands) == (blocks.Block, blocks.Operands)
     assert (layers.Stages, layers.Attended, layers.returned) == (results.Stages, results.Attended, results.returned)

@@ -26,6 +26,10 @@ SMALLEST_STEP = 64
 """Smallest number of keys in a part: leaving out fewer is not faster."""
 
 
+Starts = dict[int, Any]
+"""Axis -> where a block begins in it, an integer or an Array of one; 0 in an axis that is not there."""
+
+
 class Static(NamedTuple):
     """Arguments of a call that are no arrays: a program is compiled for each combination of them.
 
@@ -61,16 +65,28 @@ class Floats(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """The arrays that have no gradients, of a call or of a part of one.
+    """The arrays that have no gradients, of a call or of a block of one.
 
     mask: without its bias; arrays (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk).
-    rng, number: the random key of dropout, and a different integer (B, G, 1, Lq, 1) for each row; None if it does not
-        draw.
+    rng, number: the random key of dropout, and a different integer for each block; None if it does not draw.
+    starts: axis -> where the block begins in it; of a block whose mask is that of the call.
     """
 
     mask: Mask
     rng: Array | None
-    number: Array | None
+    number: int | Array | None
+    starts: Starts
+
+    def of_block(self, sizes: tuple[int, ...]) -> Constants:
+        """These Constants with the mask cut to a block of these sizes (B, G, R, Lq)."""
+
+        def cut(x: Array) -> Array:
+            axes = [axis for axis in self.starts if x.shape[axis] not in (1, sizes[axis])]
+            begins = [self.starts[axis] if axis in axes else 0 for axis in range(x.ndim)]
+            lengths = [sizes[axis] if axis in axes else x.shape[axis] for axis in range(x.ndim)]
+            return lax.dynamic_slice(x, begins, lengths, allow_negative_indices=False) if axes else x
+
+        return self._replace(mask=jax.tree.map(cut, self.mask), starts={})
 
     def with_keys(self, start: Array, key_len: int) -> Constants:
         """These Constants with the mask cut to the `key_len` keys from `start` on."""
@@ -113,6 +129,7 @@ def _within_reach(
         floats, constants: of a block.
         moved: the tangents of the floats, if `compute` takes them.
     """
+    constants = constants.of_block(floats.queries.shape[:4])
     mask, key_len = constants.mask, constants.mask.key_len
     step = -(-key_len // KEY_STEPS)
     if mask.stop is None or len(floats.keys) > 1 or step < SMALLEST_STEP:
@@ -177,44 +194,47 @@ def _where(condition: Array | None, x: Array, other: float) -> Array:
 def _scores(static: Static, floats: Floats) -> Array:
     """(B, G, R, Lq, Lk), in at least float32: half precision is too coarse for a sum of exponentials."""
     queries, vector = floats.queries, floats.vector
-    parts = [_similarity(queries, lax.squeeze(part, (2, 3)), vector, static.precision) for part in floats.keys]
+    parts = [_similarity(queries, part, vector, static.precision) for part in floats.keys]
     scores = cap(parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1), static.score)
     bias = additive_bias(Mask(scores.shape[-1], bias=floats.bias))
     return scores if bias is None else scores + bias.astype(scores.dtype)
 
 
 def _similarity(queries: Array, keys: Array, vector: Array | None, precision: PrecisionLike) -> Array:
-    """(B, G, R, Lq, Lk) of queries (B, G, R, Lq, d) and keys (B, G, d, Lk)."""
+    """(B, G, R, Lq, Lk) of queries (B, G, R, Lq, d) and keys (B, G, 1, 1, d, Lk)."""
     wide = jnp.promote_types(queries.dtype, jnp.float32)
     if vector is not None:
-        hidden = jnp.tanh(queries[..., None, :] + keys.swapaxes(2, 3)[:, :, None, None])  # (B, G, R, Lq, Lk, S)
+        hidden = jnp.tanh(queries[..., None, :] + keys.swapaxes(4, 5))  # (B, G, R, Lq, Lk, S)
         return jnp.matmul(hidden, vector.reshape(-1), precision=precision, preferred_element_type=wide)
-    batch, groups, shared, query_len, width = queries.shape
-    rows = queries.reshape(batch, groups, shared * query_len, width)
-    scores = _product(rows, keys, 0, precision, wide)
-    return scores.reshape(batch, groups, shared, query_len, -1)
+    scores = _product(_rows(queries), keys.reshape(*keys.shape[:2], *keys.shape[4:]), 0, precision, wide)
+    return scores.reshape(*queries.shape[:4], -1)
 
 
 def _kept(static: Static, constants: Constants, shape: tuple[int, ...]) -> Array | None:
     """Bool (B, G, R, Lq, Lk), the weights that dropout keeps, the same in each call; None without dropout."""
     if constants.rng is None or constants.number is None:
         return constants.mask.keep
-    rng = jax.random.fold_in(constants.rng, constants.number.reshape(-1)[0])
+    rng = jax.random.fold_in(constants.rng, constants.number)
     return jax.random.bernoulli(rng, 1.0 - static.rate, shape)
 
 
 def _weighted_sum(static: Static, weights: Array, kept: Array | None, values: tuple[Array, ...]) -> Array:
     """(B, G, R, Lq, dv) of weights (B, G, R, Lq, Lk), after dropout, and values (B, G, 1, 1, dv, Lk) in parts."""
     weights = weights if kept is None else weights * kept / (1.0 - static.rate)
-    batch, groups, shared, query_len, key_len = weights.shape
-    rows = weights.reshape(batch, groups, shared * query_len, key_len)
-    heads: Any = 0.0
-    start = 0
+    rows, heads, start = _rows(weights), [], 0
     for part in values:
-        of_part = lax.slice_in_dim(rows, start, start + part.shape[-1], axis=3).astype(part.dtype)
-        start += part.shape[-1]
-        heads += _product(of_part, lax.squeeze(part, (2, 3)), 1, static.precision, weights.dtype)
-    return heads.reshape(batch, groups, shared, query_len, -1)
+        stop = start + part.shape[-1]
+        of_part = rows if len(values) == 1 else lax.slice_in_dim(rows, start, stop, axis=rows.ndim - 1)
+        part = part.reshape(*part.shape[:2], *part.shape[4:])
+        heads.append(_product(of_part.astype(part.dtype), part, 1, static.precision, weights.dtype))
+        start = stop
+    return sum(heads[1:], start=heads[0]).reshape(*weights.shape[:4], -1)
+
+
+def _rows(x: Array) -> Array:
+    """(B, G, R, Lq, n) -> (B, G, R * Lq, n)."""
+    batch, groups, shared, query_len, width = x.shape
+    return x.reshape(batch, groups, shared * query_len, width)
 
 
 def _product(a: Array, b: Array, axis: int, precision: PrecisionLike, dtype: DTypeLike) -> Array:
@@ -224,6 +244,6 @@ def _product(a: Array, b: Array, axis: int, precision: PrecisionLike, dtype: DTy
     """
     keywords: Any = {"precision": precision, "preferred_element_type": dtype}
     if a.shape[:2] == (1, 1):
-        a, b = (lax.squeeze(x, (0, 1)) for x in (a, b))
-        return lax.dot_general(a, b, (((1,), (axis,)), ((), ())), **keywords)[None, None]
+        a, b = (x.reshape(x.shape[2:]) for x in (a, b))
+        return lax.dot_general(a, b, (((1,), (axis,)), ((), ())), **keywords)
     return lax.dot_general(a, b, (((3,), (2 + axis,)), ((0, 1), (0, 1))), **keywords)

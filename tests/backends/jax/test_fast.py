@@ -164,6 +164,22 @@ def test_layers_without_heads_take_it_too(layer):
     np.testing.assert_allclose(layer.apply(variables, queries, keys, keys, allowed=allowed), output, **CLOSE)
 
 
+@pytest.mark.parametrize(("bias", "loops"), [((), 2), ((B, 1), 3)])
+def test_each_pass_is_one_loop_over_queries_inside_of_one_over_all_heads(bias, loops):
+    """What has fewer loops is compiled faster; a bias that some heads share takes a loop over these of its own."""
+    layer, variables, arrays = layer_and_arrays()
+    mask = AttentionMask(bias=normal(3, *bias, LQ, LK), causal=True)
+
+    def passes(variables, mask):
+        def call(variables, mask):
+            return layer.apply(variables, Call(*arrays, mask), query_block=3, method="attend").output.sum()
+
+        return jax.value_and_grad(call)(variables, mask)
+
+    program = str(jax.make_jaxpr(partial(passes, mask=mask))(variables))
+    assert program.count(" scan[") == 2 * loops
+
+
 # What is not computed, and not stored ---------------------------------------------------------------
 
 
