@@ -93,7 +93,7 @@ class CaseRunner:
             )
 
         session = Session(subject, wanted.problem)
-        again = questions(wanted) if can_be_asked_again(subject) else []
+        again = questions(wanted) if can_be_asked_again(subject) else ()
         answers = session.answers([wanted.problem, *(question.wanted.problem for question in again)])
         try:
             trace = next(answers)

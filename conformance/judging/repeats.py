@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -55,14 +56,15 @@ def can_be_asked_again(subject: Any) -> bool:
     return not getattr(subject, "recorded", False)
 
 
-def questions(wanted: Expected) -> list[Question]:
-    """What a subject is asked after the problem of `wanted`, in this order."""
+@lru_cache(maxsize=512)
+def questions(wanted: Expected) -> tuple[Question, ...]:
+    """What a subject is asked after the problem of `wanted`, in this order: put together once for all subjects."""
     batch = wanted.problem.inputs.queries.shape[0]
     found = [Question(AGAIN, wanted)]
     if batch > 1:
         order = np.roll(np.arange(batch), 1)
         found.append(Question(REORDERED, in_other_order(wanted, order), order))
-    return [*found, Question(AFTERWARDS, wanted)]
+    return (*found, Question(AFTERWARDS, wanted))
 
 
 def in_other_order(wanted: Expected, order: np.ndarray) -> Expected:
