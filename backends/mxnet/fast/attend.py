@@ -231,17 +231,18 @@ class _HeadByHead:
     def __init__(self, queries: Array, keys: Array, values: Array, rules: Rules, *, query_block: int) -> None:
         self.queries, self.keys, self.values = queries.detach(), keys.detach(), values.detach()
         self.flat_queries, self.flat_keys = _flat(self.queries), _flat(self.keys)
+        self.query_len, self.key_len, self.value_width = queries.shape[2], *values.shape[2:]  # asked of MXNet once
         self.rules, self.query_block = rules, query_block
         self.ahead = 0
 
     def forward(self) -> Array:
         """Heads (B, H, Lq, dv)."""
-        shape = (*self.queries.shape[:3], self.values.shape[3])
+        shape = (*self.queries.shape[:3], self.value_width)
         heads = mx.np.zeros(shape, self.queries.dtype, ctx=self.queries.ctx)
         turned, outputs = _flat(self._turned()), _flat(heads)
         for head, group, block, attention in self._blocks():
             q, k, v = self._inputs(turned, head, group, block)
-            attention.forward(q, [k], [v], out=_rows(outputs, head, shape[2], block.queries))
+            attention.forward(q, [k], [v], out=_rows(outputs, head, self.query_len, block.queries))
             self._wait(attention, heads)
         return heads
 
@@ -252,13 +253,12 @@ class _HeadByHead:
         d_bias = _zeros(self.rules.mask.bias) if any(wanted.bias) else None
         flat_queries, flat_keys, flat_values = _flat(d_queries), _flat(d_keys), _flat(d_values)
         turned, cotangents = _flat(self._turned()), _flat(cotangent)
-        query_len, key_len = self.queries.shape[2], self.keys.shape[2]
         for head, group, block, attention in self._blocks():
             q, k, v = self._inputs(turned, head, group, block)
-            own = attention.backward(_rows(cotangents, head, query_len, block.queries), q, [k], [v])
-            _copy(own.queries, out=_rows(flat_queries, head, query_len, block.queries))
+            own = attention.backward(_rows(cotangents, head, self.query_len, block.queries), q, [k], [v])
+            _copy(own.queries, out=_rows(flat_queries, head, self.query_len, block.queries))
             for total, addend in ((flat_keys, own.keys[0]), (flat_values, _transpose(own.values[0]))):
-                into = _rows(total, group, key_len, block.keys)
+                into = _rows(total, group, self.key_len, block.keys)
                 _add(into, addend, out=into)
             self._wait(attention, d_queries)
             if d_bias is not None:
@@ -279,12 +279,11 @@ class _HeadByHead:
 
     def _inputs(self, turned: Array, head: int, group: int, block: Block) -> tuple[Array, Array, Array]:
         """Queries (n, d), keys (m, d) and values (dv, m) of a block; `turned` has all values, transposed."""
-        width, query_len, key_len = self.values.shape[3], self.queries.shape[2], self.keys.shape[2]
-        values = row_range(turned, group * width, (group + 1) * width)
-        if block.keys.stop - block.keys.start < key_len:
+        values = row_range(turned, group * self.value_width, (group + 1) * self.value_width)
+        if block.keys.stop - block.keys.start < self.key_len:
             values = _slice(values, axis=1, begin=block.keys.start, end=block.keys.stop)
-        queries = _rows(self.flat_queries, head, query_len, block.queries)
-        return queries, _rows(self.flat_keys, group, key_len, block.keys), values
+        queries = _rows(self.flat_queries, head, self.query_len, block.queries)
+        return queries, _rows(self.flat_keys, group, self.key_len, block.keys), values
 
     def _turned(self) -> Array:
         """The values, transposed: (B, G, dv, Lk)."""
@@ -295,13 +294,12 @@ class _HeadByHead:
 
         Blocks that lengths or positions exclude completely are left out.
         """
-        batch, heads, query_len, _ = self.queries.shape
-        groups, key_len = self.keys.shape[1:3]
+        (batch, heads), groups = self.queries.shape[:2], self.keys.shape[1]
         reach = self.rules.mask.reach
         for item in range(batch):
             items = slice(item, item + 1)
-            for rows in query_blocks(query_len, self.query_block):
-                cols = slice(0, key_len) if reach is None else reach.keys(items, rows)
+            for rows in query_blocks(self.query_len, self.query_block):
+                cols = slice(0, self.key_len) if reach is None else reach.keys(items, rows)
                 if cols.start == cols.stop:
                     continue
                 attention = None

@@ -67,14 +67,15 @@ class Exclusion:
 
     def fill(self, x: Array, value: float) -> Array:
         """X (..., m) with `value` at the excluded keys; x itself may be overwritten."""
-        rows = view(x, (-1, x.shape[-1]))
+        shape = x.shape
+        rows = view(x, (-1, shape[-1]))
         if self.open is not None:
             key = value, np.dtype(x.dtype).name
             if key not in self.fillings:
                 self.fillings[key] = _full(shape=rows.shape, value=value, dtype=key[1], ctx=x.ctx)
-            return view(_where(self.open, rows, self.fillings[key]), x.shape)
+            return view(_where(self.open, rows, self.fillings[key]), shape)
         if self.start == 0:
-            return view(_end(rows, self.stop, value=value), x.shape)
+            return view(_end(rows, self.stop, value=value), shape)
         filled = _end(_slice(rows, begin=self.start, end=None), self.stop, value=value)
         _assign(rows, filled, begin=(0, self.start), end=rows.shape, out=rows)
         return x
@@ -195,8 +196,9 @@ class BlockAttention:
 
 def similar(queries: Array, keys: Array) -> Array:
     """The product q k^T (..., n, m)."""
-    if queries.ndim == 2:
-        return _connected(queries, keys, num_hidden=keys.shape[0])
+    shape = keys.shape
+    if len(shape) == 2:
+        return _connected(queries, keys, num_hidden=shape[0])
     return _matmul(queries, keys, transpose_b=True)
 
 
@@ -209,8 +211,9 @@ def similar_backward(cotangent: Array, queries: Array, keys: Array) -> tuple[Arr
 
 def summed(weights: Array, values: Array, out: Array | None = None) -> Array:
     """The weighted sum (..., n, dv)."""
-    if weights.ndim == 2:
-        return _connected(weights, values, num_hidden=values.shape[0], out=out)
+    shape = values.shape
+    if len(shape) == 2:
+        return _connected(weights, values, num_hidden=shape[0], out=out)
     return _matmul(weights, values, out=out)
 
 
@@ -256,7 +259,7 @@ def _with_heads(x: Array) -> Array:
 
 def _nan_rows(weights: Array) -> Array:
     """(..., n, 1): NaN for a row with a NaN, else 0. npx.softmax leaves zeros beside it, in float32 on a CPU."""
-    rows = view(weights, (-1, weights.shape[-1]))
-    ones = _full(shape=(1, weights.shape[-1]), value=1.0, dtype=np.dtype(weights.dtype).name, ctx=weights.ctx)
-    total = _connected(rows, ones, num_hidden=1)
-    return view(_subtract(total, total), (*weights.shape[:-1], 1))
+    *rows, length = weights.shape
+    ones = _full(shape=(1, length), value=1.0, dtype=np.dtype(weights.dtype).name, ctx=weights.ctx)
+    total = _connected(view(weights, (-1, length)), ones, num_hidden=1)
+    return view(_subtract(total, total), (*rows, 1))
