@@ -16,11 +16,12 @@ from conformance.bounds.precision import Precision
 from conformance.bounds.tolerance import AllowedError
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from conformance.judging.compare import Mismatch, ParityError, compare
+from conformance.judging.compare import Mismatch, ParityError, compare, is_allowed
 from conformance.subjects.handout import in_layout_of, input_arrays, with_arrays
 from mha_core import Trace
 from mha_core.files.kept import Kept
 from mha_core.reference import pipeline as reference
+from mha_core.stages import GRADIENT, is_gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,12 @@ class Expected:
             return compare(trace, self.trace, self.allowed_error, self.where, dtype), ()
         except ParityError as error:
             return error.ratios, tuple(error.mismatches)
+
+    def allows(self, name: str, array: NDArray, dtype: str) -> bool:
+        """Whether `judge` finds nothing wrong with one stage, or with the gradient "gradients.NAME"."""
+        gradients = self.trace.gradients or {}
+        right = gradients[name.removeprefix(GRADIENT)] if is_gradient(name) else getattr(self.trace, name)
+        return is_allowed(name, array, right, self.allowed_error, self.where, dtype)
 
 
 def answer(problem: Problem, precision: Precision) -> Expected:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.cases.problem import Problem
-from conformance.judging.compare import ParityError, compare
 from conformance.judging.expected import Expected, answer
 from conformance.judging.near import Nearness
 from conformance.measure.budget import Costs, answered
@@ -253,14 +252,9 @@ class Asker:
 
     def is_right(self, problem: Problem) -> bool:
         """Whether its answer is the definition's, within the bounds; it must have given one."""
-        trace = self.ask(problem)
-        assert trace is not None
-        wanted = self.wanted(problem)
-        try:
-            compare(Trace(output=trace.output), wanted.trace, wanted.allowed_error, wanted.where, "float64")
-        except ParityError:
-            return False
-        return True
+        output = self.output(problem)
+        assert output is not None
+        return self.wanted(problem).allows("output", output, "float64")
 
     def wanted(self, problem: Problem, *, gradients: bool = False) -> Expected:
         """The definition's answer with the bounds of the subject's precision; with `gradients`, these as well."""

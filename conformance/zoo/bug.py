@@ -110,7 +110,7 @@ def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
     two of them would make different numbers of the same one. Those that stand on top of a step (`OnTop`) come after.
     """
     found = steps_with(bugs, {name for bug in bugs for name in bug.steps})
-    forward, backward = ({name: found.get(name, step) for name, step in own.items()} for own in (FORWARD, BACKWARD))
+    forward, backward = ({**own, **{name: found[name] for name in found.keys() & own}} for own in (FORWARD, BACKWARD))
     return forward, backward
 
 
@@ -207,5 +207,12 @@ def rounded(trace: Trace, dtype: str) -> Trace:
     """Every array of the trace rounded to `dtype`."""
     if dtype == "float64":
         return trace
+    return Trace.of_arrays({name: rounded_array(array, dtype) for name, array in trace.arrays().items()})
+
+
+def rounded_array(array: NDArray, dtype: str) -> NDArray:
+    """An array of a run rounded to `dtype`; what is to be float64 is left as it is, for a bug may have made it less."""
+    if dtype == "float64":
+        return array
     with any_numbers:
-        return Trace.of_arrays({name: round_to(array, dtype) for name, array in trace.arrays().items()})
+        return round_to(array, dtype)

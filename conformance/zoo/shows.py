@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from numpy.typing import NDArray
+
 from conformance.judging.expected import Expected
-from conformance.zoo.bug import GRADIENTS, Bug, pipelines, rounded
+from conformance.zoo.bug import GRADIENTS, Bug, pipelines, rounded_array
 from conformance.zoo.rerun import Reads, noted_run, rerun
-from mha_core import STAGES, Trace
-from mha_core.reference import pipeline as reference
+from mha_core import STAGES
+from mha_core.reference.backward import collect_gradients
 from mha_core.reference.state import State
+from mha_core.stages import GRADIENT
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,21 +45,25 @@ class Shows:
 
     def first_stage(self, state: State) -> str | None:
         """The first stage that is seen and leaves its allowed error in this run, rounded to the dtype."""
-        others = (name for name in self.seen if state[name] is not self.right[name])  # the right array is within it
-        return next((name for name in others if self._differs(Trace(**{name: state[name]}))), None)
+        return next((name for name in self.seen if self._leaves(name, state[name], self.right[name])), None)
 
     def first_difference(self, bug: Bug) -> str | None:
         """The first stage of the bug's run that leaves its allowed error, "gradients", or None.
 
         Raises DoesNotApply where the bug can't be made.
         """
-        state, forward_changed = self.forward(bug)
-        stage = self.first_stage(state) if forward_changed else None
+        state, changed = self.forward(bug)
+        stage = self.first_stage(state) if changed else None
         if stage is not None or self.right.inputs.cotangent is None:
             return stage
-        backward, changed = pipelines(bug)[1], forward_changed
+        backward = pipelines(bug)[1]
         state, changed = rerun(state, backward, bug.backward, changed=changed, since=self.right, reads=self.reads)
-        return GRADIENTS if changed and self._differs(Trace(gradients=reference.trace_of(state).gradients)) else None
+        return GRADIENTS if changed and self._gradients_differ(state) else None
 
-    def _differs(self, trace: Trace) -> bool:
-        return bool(self.wanted.judge(rounded(trace, self.dtype), self.dtype)[1])
+    def _gradients_differ(self, state: State) -> bool:
+        made, right = collect_gradients(state), collect_gradients(self.right)
+        return any(name not in made or self._leaves(f"{GRADIENT}{name}", made[name], right[name]) for name in right)
+
+    def _leaves(self, name: str, array: NDArray, right: NDArray) -> bool:
+        """Whether an array, rounded to the dtype, leaves its allowed error; the right one does not."""
+        return array is not right and not self.wanted.allows(name, rounded_array(array, self.dtype), self.dtype)

@@ -9,7 +9,7 @@ import pytest
 
 from conformance.bounds.precision import Precision
 from conformance.cases.table import select
-from conformance.judging.compare import ParityError, compare
+from conformance.judging.compare import ParityError, compare, is_allowed, worst
 from conformance.judging.expected import answer
 from mha_core import STAGES, Trace
 from mha_core.reference import pipeline as reference
@@ -28,6 +28,9 @@ def expected(problem):
 def judge(problem, expected, actual, dtype="float64"):
     wanted = answer(problem, Precision.of(dtype))
     np.testing.assert_array_equal(wanted.trace.output, expected.output)
+    differing = {mismatch.stage for mismatch in wanted.judge(actual, dtype)[1]}
+    for name, array in actual.arrays().items():  # one array alone is judged in a shorter way
+        assert wanted.allows(name, array, dtype) == (name not in differing), name
     return compare(actual, wanted.trace, wanted.allowed_error, wanted.where, dtype)
 
 
@@ -82,6 +85,23 @@ def test_nan_and_infinity_are_never_close(problem, expected, value):
     output[3, 2, 1] = value
     with pytest.raises(ParityError, match=rf"worst at \[3, 2, 1\]: got {value}"):
         judge(problem, expected, replace(expected, output=output))
+
+
+@pytest.mark.parametrize("wanted_there", [(), (np.nan, np.inf, -np.inf)])
+def test_one_array_is_judged_alone_as_beside_others_up_to_the_last_bit(wanted_there):
+    rng = np.random.default_rng(4)
+    wanted, allowed = np.exp(rng.normal(size=200)), np.exp(rng.normal(size=200) - 30.0)
+    wanted[100:] = 0.0  # the error is then the number itself
+    wanted[: len(wanted_there)], allowed[-4:] = wanted_there, (np.inf, 0.0, 5e-324, 1e-310)
+    judged = []
+    for place, other in np.ndindex(200, 6):
+        made, bound = wanted.copy(), wanted[place] + allowed[place]
+        made[9] = np.nextafter(made[9], np.inf)  # which is within the bound, and not the same bits
+        made[place] = (bound, np.nextafter(bound, np.inf), np.nextafter(bound, 0.0), np.inf, -np.inf, np.nan)[other]
+        found = is_allowed("output", made, wanted, {"output": allowed}, np.array(True), "float64")
+        assert found == (worst(made, wanted, allowed).ratio <= 1.0), (place, other)
+        judged.append(found)
+    assert 300 < sum(judged) < 900
 
 
 def test_expected_nan_must_be_there():

@@ -25,7 +25,7 @@ from mha.cli.suite.bugs import bugs as command
 from mha_core import STAGES, SpecError
 from mha_core.reference import forward
 from mha_core.reference import pipeline as reference
-from mha_core.reference.backward import BACKWARD
+from mha_core.reference.backward import BACKWARD, collect_gradients
 from mha_core.reference.forward import FORWARD
 from tests.conformance.zoo.several import SEVERAL
 from tests.conformance.zoo.smallest_set import SMALLEST_SET
@@ -162,9 +162,10 @@ class Fingerprints:
 
     def arrays(self, state, excluded_scores):
         """Every stage and gradient; of the scores those that count, unless the bug is in them."""
-        trace = reference.trace_of(state)
-        scores = state["scores"] if excluded_scores else np.where(state["allowed"], state["scores"], 0.0)
-        return [array for _, array in replace(trace, scores=scores).stages()] + list(trace.gradients.values())
+        stages = {name: state[name] for name in STAGES}
+        if not excluded_scores and state["scores"] is not self.right["scores"]:
+            stages["scores"] = np.where(state["allowed"], state["scores"], 0.0)
+        return [*stages.values(), *collect_gradients(state).values()]
 
     def sums(self, place, array):
         if place < len(self.known) and array is self.known[place][0]:
