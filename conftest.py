@@ -25,6 +25,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Commands run in the process that tests them, which has its frameworks already; tests/conformance/workers has its own.
 os.environ.setdefault("MHA_WORKERS", "0")
 
+# NumPy's own, of OpenBLAS, would wait in a loop whatever that says: products and decompositions of arrays as small as
+# those here have one thread, as in a worker of `mha`, and take two thirds of the processor time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Thousands of small programs are compiled here. XLA's older code generator, in one thread and without LLVM's
 # optimisation, takes a third of the time for them: what it is given, the graph with its fusions, is the same.
 XLA_FLAGS = (
