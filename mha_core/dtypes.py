@@ -31,8 +31,12 @@ def round_to(array: NDArray, dtype: str) -> NDArray:
     >>> round_to(np.array([1.00390625, 1.01171875]), "bfloat16")  # halfway: to even
     array([1.      , 1.015625], dtype=float32)
     """
-    with np.errstate(over="ignore"):  # a number beyond the range becomes infinite, as a cast does
-        rounded = np.asarray(array).astype(storage_dtype(dtype))
+    given, storage = np.asarray(array), storage_dtype(dtype)
+    if given.dtype == storage:
+        rounded = given.astype(storage)
+    else:
+        with np.errstate(over="ignore"):  # a number beyond the range becomes infinite, as a cast does
+            rounded = given.astype(storage)
     if dtype == "bfloat16":
         rounded = _drop_16_bits(rounded)
     return rounded

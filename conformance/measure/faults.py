@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,11 @@ from conformance.any_numbers import any_numbers
 from conformance.measure.grammar.sample import Setting
 from conformance.measure.grammar.where import Where
 from conformance.zoo.bug import GRADIENTS, Bug, DoesNotApply, OnTop
+from mha_core.call.arguments import with_fields
 from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import FORWARD, PART_OF
 from mha_core.reference.state import State, Step
 from mha_core.stages import STAGES
-
-T = TypeVar("T")
 
 PREFIX = "measured:"
 
@@ -114,16 +113,9 @@ def with_inputs(state: State, **changes: Any) -> State:
     of_mask = {name: value for name, value in changes.items() if name not in fields}
     given = {name: value for name, value in changes.items() if name in fields}
     if of_mask:
-        given["mask"] = _unchecked(state.inputs.mask, of_mask)
+        given["mask"] = with_fields(state.inputs.mask, **of_mask)
     found = state.copy()
-    found.inputs = _unchecked(state.inputs, given)
-    return found
-
-
-def _unchecked(one: T, changes: Mapping[str, Any]) -> T:
-    """The dataclass with other fields, of which its own checks are not made."""
-    found = object.__new__(type(one))
-    found.__dict__.update(vars(one), **changes)
+    found.inputs = with_fields(state.inputs, **given)
     return found
 
 

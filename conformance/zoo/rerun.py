@@ -7,7 +7,6 @@ in a case takes almost no time there. Nor are later steps of the definition that
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,32 +78,29 @@ def noted_run(
     sizes: CallSizes | None = None,
 ) -> tuple[State, Reads]:
     """`reference.run_state`, and what the definition's own steps among these read."""
-    reads: Reads = {}
-    noting = partial(_noting, _Watched(), reads)
-    watched_forward, watched_backward = (
-        {name: partial(noting, step) if step in _DEFINITION else step for name, step in pipeline.items()}
-        for pipeline in (forward, BACKWARD)
-    )
-    state = run_state(config, weights, inputs, forward=watched_forward, backward=watched_backward, sizes=sizes)
+    state = run_state(config, weights, inputs, forward={}, backward={}, sizes=sizes)
+    watched, reads = _Watched(state), Reads()
+    with any_numbers:
+        for name, step in {**forward, **({} if inputs.cotangent is None else BACKWARD)}.items():
+            if step in _DEFINITION:
+                watched.read = set()
+                state.arrays[name] = step(watched)
+                reads[step] = frozenset(watched.read)
+            else:
+                state.arrays[name] = step(state)
     return state, reads
 
 
 class _Watched(State):
-    """The State of a run, which knows what a step reads; its fields are set anew for each step."""
+    """A State that knows which of its arrays were read."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: State) -> None:
+        vars(self).update(vars(state))
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         self.read.add(name)
-        return super().__getitem__(name)
-
-
-def _noting(watched: _Watched, reads: Reads, step: Step, state: State) -> Any:
-    vars(watched).update(vars(state), read=set())
-    result = step(watched)
-    reads[step] = frozenset(watched.read)
-    return result
+        return self.arrays[name]
 
 
 def same(a: object, b: object) -> bool:

@@ -7,13 +7,15 @@ the queries. This module converts objects of NumPy and Python; a framework's arr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import SpecError
+
+T = TypeVar("T")
 
 _EMPTY = {
     **dict.fromkeys(("valid_lens", "query_offset", "chunk_start"), np.int64),
@@ -49,6 +51,13 @@ Got [[3, 2], [1]].
     if isinstance(given, (list, tuple)) and not hasattr(given, "shape") and not holds_arrays(given):
         return _of_list(name, given)
     return given
+
+
+def with_fields(one: T, **changes: Any) -> T:
+    """The dataclass with other fields, as they are given: it does not settle or check them again, as `replace` does."""
+    found = object.__new__(type(one))
+    found.__dict__.update(vars(one), **changes)
+    return found
 
 
 def settled_window(window: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.call.arguments import is_numbers, settled
+from mha_core.call.arguments import is_numbers, settled, with_fields
 from mha_core.call.call import FLOATS, LEAVES, Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
 from mha_core.call.masks import AttentionMask
@@ -166,18 +166,15 @@ class AttentionInputs:
 
     def rounded(self, dtype: str) -> AttentionInputs:
         """These inputs with every floating-point array rounded to `dtype` (see `round_to`)."""
-        return replace(
-            self,
-            queries=round_to(self.queries, dtype),
-            keys=round_to(self.keys, dtype),
-            values=round_to(self.values, dtype),
-            mask=self.mask.map_arrays(lambda name, array: round_to(array, dtype) if name == "bias" else array),
-            cotangent=None if self.cotangent is None else round_to(self.cotangent, dtype),
-            past_keys=None if self.past_keys is None else round_to(self.past_keys, dtype),
-            past_values=None if self.past_values is None else round_to(self.past_values, dtype),
-            rotary=self.rotary
-            and self.rotary.map_arrays(lambda name, array: round_to(array, dtype) if name in TABLES else array),
-        )
+        given = {name: getattr(self, name) for name in (*FLOATS, "cotangent")}
+        changes: dict[str, Any] = {name: round_to(array, dtype) for name, array in given.items() if array is not None}
+        if self.mask.bias is not None:
+            changes["mask"] = with_fields(self.mask, bias=round_to(self.mask.bias, dtype))
+        if self.rotary is not None:
+            changes["rotary"] = self.rotary.map_arrays(
+                lambda name, array: round_to(array, dtype) if name in TABLES else array
+            )
+        return with_fields(self, **changes)
 
     def as_float64(self) -> AttentionInputs:
         """These inputs with every floating-point array in float64."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -133,14 +134,37 @@ def constant(number: float) -> Expression:
     return Expression(f"{number:.9g}", lambda setting: number)
 
 
+Form = Callable[..., Any]
+"""A form of OF_ONE or of OF_TWO."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Table:
     """The value of every expression in each of some settings: (expressions, settings)."""
 
     groups: tuple[tuple[str, ...], ...]
-    entries: tuple[tuple[str, Callable[..., Any], tuple[int, ...]], ...]
-    values: NDArray[np.float64]
+    entries: tuple[tuple[str, Form, tuple[int, ...]], ...]
     plain: NDArray[np.bool_]
+    values: NDArray[np.float64]
+
+
+@lru_cache(maxsize=32)
+def _rows(count: int) -> list[tuple[str, Form, bool, list[tuple[int, ...]]]]:
+    """Each form of so many sizes: its words, itself, whether it is plain, and the sizes that it may be of."""
+    rows: list[tuple[str, Form, bool, list[tuple[int, ...]]]] = []
+    for k, (words, of_one) in enumerate(OF_ONE):
+        rows.append((words, of_one, k < PLAIN_OF_ONE, list(permutations(range(count), 1))))
+    for k, (words, of_two) in enumerate(OF_TWO):
+        pairs = combinations(range(count), 2) if k in SYMMETRIC else permutations(range(count), 2)
+        rows.append((words, of_two, k < PLAIN_OF_TWO, list(pairs)))
+    return [row for row in rows if row[-1]]
+
+
+@lru_cache(maxsize=32)
+def _entries(count: int) -> tuple[tuple[tuple[str, Form, tuple[int, ...]], ...], NDArray[np.bool_]]:
+    """The entries of a table of so many sizes, and which of them are plain."""
+    entries = [((words, form, one), plain) for words, form, plain, chosen in _rows(count) for one in chosen]
+    return tuple(entry for entry, _ in entries), np.array([plain for _, plain in entries], bool)
 
 
 @lru_cache(maxsize=256)
@@ -150,25 +174,13 @@ def _table(settings: tuple[Setting, ...]) -> _Table:
         at = tuple(float(size(setting)) for setting in settings)
         if any(one not in (0.0, 1.0) for one in at):
             groups.setdefault(at, []).append(name)
-    lengths = [np.array(at) for at in groups]
-    entries: list[tuple[str, Callable[..., Any], tuple[int, ...]]] = []
-    values: list[NDArray] = []
-    plain: list[bool] = []
+    sizes = np.array(list(groups))
     with any_numbers:
-        for form, (words, of_one) in enumerate(OF_ONE):
-            for index, length in enumerate(lengths):
-                entries.append((words, of_one, (index,)))
-                values.append(of_one(length))
-                plain.append(form < PLAIN_OF_ONE)
-        for form, (words, of_two) in enumerate(OF_TWO):
-            for a, first in enumerate(lengths):
-                for b, second in enumerate(lengths):
-                    if a < b or (a != b and form not in SYMMETRIC):
-                        entries.append((words, of_two, (a, b)))
-                        values.append(of_two(first, second))
-                        plain.append(form < PLAIN_OF_TWO)
-    table = np.array(values).reshape(len(values), len(settings))
-    return _Table(tuple(map(tuple, groups.values())), tuple(entries), table, np.array(plain, bool))
+        values = [
+            form(*(sizes[list(one)] for one in zip(*chosen, strict=True))) for _, form, _, chosen in _rows(len(groups))
+        ]
+    table = np.concatenate([np.empty((0, len(settings))), *values])
+    return _Table(tuple(map(tuple, groups.values())), *_entries(len(groups)), table)
 
 
 def expressions_of(

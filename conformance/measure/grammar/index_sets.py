@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,11 +120,14 @@ def _sized(slug: str, words: str, name: str, rule: Callable[[NDArray, int, int],
     size: Callable[[Setting], int] = BLOCKS.get(name) or (lambda setting: int(name))
 
     def flags(n: int, setting: Setting) -> Flags:
-        m = int(size(setting))
-        return np.asarray(rule(np.arange(n), n, m), bool) if m > 0 else np.zeros(n, bool)
+        return _by_size(rule, n, int(size(setting)))
 
     block = None if slug in ("longer", "shorter") else size
     return IndexSet(f"{slug}-{name.replace(' ', '-')}", words.replace("#", name), flags, block)
+
+
+def _by_size(rule: Callable[[NDArray, int, int], NDArray], n: int, m: int) -> Flags:
+    return np.asarray(rule(np.arange(n), n, m), bool) if m > 0 else np.zeros(n, bool)
 
 
 @lru_cache(maxsize=64)
@@ -134,8 +137,20 @@ def _sets_for(most: int) -> tuple[IndexSet, ...]:
 
 @lru_cache(maxsize=512)
 def _table(n: int, most: int, setting: Setting) -> tuple[tuple[IndexSet, ...], Flags]:
-    sets = _sets_for(most)
-    return sets, np.array([one.rule(n, setting) for one in sets], bool).reshape(len(sets), n)
+    """The sets, and their flags (sets, n): those by a size of the call come last, as `index_sets_for` has them."""
+    by_call = (_flags_by_size(n, int(size(setting))) for size in BLOCKS.values())
+    return _sets_for(most), np.concatenate([_flags_without_call(n, most), *by_call])
+
+
+@lru_cache(maxsize=256)
+def _flags_without_call(n: int, most: int) -> Flags:
+    rules: list[Callable[[int, Any], Flags]] = [one.rule for one in _sets_for(most)[: -len(BLOCKS) * len(BY_SIZE)]]
+    return np.array([rule(n, None) for rule in rules], np.bool_).reshape(len(rules), n)
+
+
+@lru_cache(maxsize=512)
+def _flags_by_size(n: int, m: int) -> Flags:
+    return np.array([_by_size(rule, n, m) for _, _, rule in BY_SIZE], bool).reshape(len(BY_SIZE), n)
 
 
 Seen = tuple[Flags, Flags, Setting]

@@ -89,9 +89,14 @@ class Sample:
         return ~(np.isnan(self.measured) | np.isnan(self.expected))
 
     @cached_property
+    def is_whole(self) -> bool:
+        """Whether every element is known in both."""
+        return bool(self.known.all())
+
+    @cached_property
     def pairs(self) -> tuple[NDArray, NDArray]:
         """(expected, measured), both flat: the elements that are known in both."""
-        if self.known.all():
+        if self.is_whole:
             return self.expected.ravel(), self.measured.ravel()
         return self.expected[self.known], self.measured[self.known]
 
@@ -110,7 +115,7 @@ class Sample:
         """Whether an array equals the measured one within its error, wherever that is known."""
         if array.shape != self.measured.shape:
             return False
-        if self.known.all():
+        if self.is_whole:
             with any_numbers:
                 near = np.abs(array - self.measured) <= self.tolerance
                 return bool(near.all()) or bool((near | (array == self.measured)).all())
