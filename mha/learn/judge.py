@@ -116,7 +116,8 @@ def _judge_step(exercise: StepExercise, path: str, time_limit: float) -> Verdict
     if verdict.status != "right":
         return verdict
     other = replace(exercise, cases=(exercise.drawn_case(_number_of(path)),))
-    again = verdict_of(other, run_on(other, path, Bench(other).places, time_limit), Bench(other))
+    there = Bench(other)
+    again = verdict_of(other, run_on(other, path, there.places, time_limit), there)
     if again.status == "right":
         return verdict
     line = f"right in its {len(exercise.cases)} cases, and not in one that is drawn anew: {again.line}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,13 +13,14 @@ from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from queue import Queue
 from random import Random
 
 import pytest
 
 from conformance.case_unit import CaseUnit
 from conformance.subjects.backend import BackendSubject
-from conformance.workers import Local, Settings, execute, run_units
+from conformance.workers import Local, Settings, execute, guard, run_units
 from conformance.workers.execute import take
 from conformance.workers.interpreters import Home
 from conformance.workers.process import WorkerProcess
@@ -121,6 +123,32 @@ def is_running(pid):
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process group is all that is known")
+@pytest.mark.parametrize("lists", [guard.LISTS, "/nowhere"])
+def test_descendants_are_those_that_run_whichever_thread_started_them(monkeypatch, lists):
+    """By the lists of each thread, and without: a child that ended and was not waited for is none."""
+    monkeypatch.setattr(guard, "LISTS", lists)
+    go_on, started = threading.Event(), Queue()
+
+    def start():
+        started.put(subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True))
+        go_on.wait(30)
+
+    threading.Thread(target=start).start()
+    shell = started.get(timeout=30)
+    numbers = {shell.pid, int(shell.stdout.readline())}
+    try:
+        assert numbers <= set(guard.descendants(os.getpid()))
+        assert os.getpid() not in guard.descendants(os.getpid())
+        shell.kill()
+        os.waitid(os.P_PID, shell.pid, os.WEXITED | os.WNOWAIT)
+        assert not numbers & set(guard.descendants(os.getpid()))
+    finally:
+        go_on.set()
+        os.kill(max(numbers - {shell.pid}), signal.SIGKILL)
+        shell.communicate()
 
 
 def test_a_worker_whose_parent_is_gone_ends():
