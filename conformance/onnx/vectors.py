@@ -11,7 +11,7 @@ import io
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -68,17 +68,25 @@ class Vector:
 Kind = TypeVar("Kind", bound=Vector)
 
 
-@cache
-def _every_case() -> list[Any]:
-    """Every case of every operator: `onnx` makes them once in a process, and filters while it does."""
-    try:
-        from onnx.backend.test.case.node import collect_testcases
-    except ModuleNotFoundError as error:
-        raise SpecError(f"the suite 'onnx' needs the package {error.name!r}: pip install onnx") from error
-    # Generating the cases warns and prints; that is none of ours.
+def _cases_of(operator: str) -> list[Any]:
+    """Every case of an operator in `onnx`. They are made where its file there is imported: all of `onnx` takes seconds,
+    and is asked only if the file has none.
+    """
+
+    def of(cases: Iterable[Any]) -> list[Any]:
+        made = [case for case in cases if case.model and case.data_sets and not case.name.endswith("_expanded")]
+        return [case for case in made if case.model.graph.node[0].op_type == operator]
+
+    # Making the cases warns and prints; that is none of ours.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        return [case for case in collect_testcases() if not case.name.endswith("_expanded")]
+        try:
+            node = import_module("onnx.backend.test.case.node")
+        except ModuleNotFoundError as error:
+            raise SpecError(f"the suite 'onnx' needs the package {error.name!r}: pip install onnx") from error
+        with contextlib.suppress(ModuleNotFoundError):
+            import_module(f"{node.__name__}.{operator.lower()}")
+        return of(getattr(node, "_NodeTestCases", ())) or of(node.collect_testcases())
 
 
 def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
@@ -92,16 +100,12 @@ def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
     Raises:
         SpecError: onnx is not installed.
     """
-    cases = _every_case()
-    from onnx import helper  # which `_every_case` has looked for
+    cases = _cases_of(operator)
+    from onnx import helper  # which `_cases_of` has looked for
 
     vectors = []
     for case in cases:
-        if case.model is None or not case.data_sets:
-            continue
         node = case.model.graph.node[0]
-        if node.op_type != operator:
-            continue
         arrays, outputs = case.data_sets[0]
         inputs = dict(zip((value.name for value in case.model.graph.input), arrays, strict=True))
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
