@@ -21,7 +21,7 @@ from mha.phrases.moving import CANONICAL, NAMES, moves, names
 from mha.phrases.native import Native
 from mha.phrases.said import Calling, Making, Mask
 from mha.phrases.table import carried, common
-from mha.tolerances.tolerance import as_numpy, tolerance
+from mha.tolerances.tolerance import Tolerance, as_numpy, tolerance
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights
 
 SIZES = {"B": 3, "Lq": 5, "Lk": 6, "H": 4, "d": 7, "G": 2, "E": 28}
@@ -86,6 +86,22 @@ def weights_of(making: Making, seed: int = SEED) -> tuple[AttentionConfig, dict[
 
 def judged(making: Making, calling: Calling, dtype: str, found: Mapping[str, Any]) -> Outcome:
     """Output, and weights where they were asked for, against what the definition gives."""
+    bound = _bound(making, calling, dtype)
+    outcomes = [_compared(dtype, found["output"], bound.expected, bound.allowed)]
+    if calling.weights:
+        stage = bound.at("weights")
+        expected, error = stage.expected, stage.allowed
+        if calling.weights == "mean":
+            heads = SIZES["H"]
+            error = error.mean(axis=1) + heads * np.finfo(dtype).eps * expected.mean(axis=1)
+            expected = expected.mean(axis=1)
+        outcomes.append(_compared(dtype, found["weights"], expected, error))
+    return max(outcomes, key=lambda outcome: outcome.ratio)
+
+
+@cache
+def _bound(making: Making, calling: Calling, dtype: str) -> Tolerance:
+    """What the definition gives, whoever is asked."""
     config, weights = weights_of(making)
     given = arrays()
     allowed = [_with_all_axes(one, given[one.text] if one.attend else ~given[one.text]) for one in calling.masks]
@@ -97,17 +113,7 @@ def judged(making: Making, calling: Calling, dtype: str, found: Mapping[str, Any
     )
     queries, keys, values = (given[name].astype(dtype) for name in ("queries", "keys", "values"))
     inputs = AttentionInputs(queries, keys, values, mask)
-    bound = tolerance(config, {name: array.astype(dtype) for name, array in weights.items()}, inputs, dtype)
-    outcomes = [_compared(dtype, found["output"], bound.expected, bound.allowed)]
-    if calling.weights:
-        stage = bound.at("weights")
-        expected, error = stage.expected, stage.allowed
-        if calling.weights == "mean":
-            heads = SIZES["H"]
-            error = error.mean(axis=1) + heads * np.finfo(dtype).eps * expected.mean(axis=1)
-            expected = expected.mean(axis=1)
-        outcomes.append(_compared(dtype, found["weights"], expected, error))
-    return max(outcomes, key=lambda outcome: outcome.ratio)
+    return tolerance(config, {name: array.astype(dtype) for name, array in weights.items()}, inputs, dtype)
 
 
 def _with_all_axes(mask: Mask, array: NDArray) -> NDArray:

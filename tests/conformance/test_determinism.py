@@ -58,7 +58,7 @@ def test_the_command_reports_and_exits(monkeypatch):
             Repeatability(runs.backend, runs.dtype, 9, (), ("prime: output",)) for runs in asked for _ in runs.paths
         ]
 
-    equal = CliRunner().invoke(main, ["determinism", "-b", "torch", "-c", "prime", "-d", "float64"])
+    equal = CliRunner().invoke(main, ["determinism", "-b", "jax", "-c", "prime", "-d", "float64"])
     assert equal.exit_code == 0, equal.output
     monkeypatch.setattr(determinism, "repeatability", other_bits)
     different = CliRunner().invoke(main, ["determinism", "-b", "jax", "-c", "prime", "-d", "float64"])

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
 
+from conformance.measure.asker import Asker  # noqa: E402
 from mha.cli.porter.port import port as command  # noqa: E402
 from mha.port.encoder import load_encoder  # noqa: E402
 from mha.port.port import ORIGINAL, port  # noqa: E402
@@ -75,8 +76,18 @@ def test_minilm_in_one_command(tmp_path, backend_names):
 
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 def test_a_wrong_port_exits_1_and_says_what_differs(folder, monkeypatch):
+    """The bug is on file: of the experiments it is told that they are made, and they take no time."""
     import backends.torch.ops.scores as scores
+    import mha.port.port
+    from conformance.diagnosis.diagnose import diagnose
 
+    asked = []
+
+    def at_once(subject, cases, *, experiments, **rest):
+        asked.append(experiments)
+        return diagnose(subject, cases, experiments=Asker(subject, seconds=0.0), **rest)
+
+    monkeypatch.setattr(mha.port.port, "diagnose", at_once)
     right = scores.dot_score
     monkeypatch.setattr(scores, "dot_score", lambda queries, keys, scale: right(queries, keys, scale * scale))
     result = mha_port(folder, "--backend", "torch", "--text", TEXTS[0])
@@ -85,6 +96,7 @@ def test_a_wrong_port_exits_1_and_says_what_differs(folder, monkeypatch):
     assert "The first array over its bound is 'scores':" in result.output
     assert "scale-twice: Scores are scaled twice, on the queries and again on the product." in result.output
     assert "Different: 2 of 4 layers, 1 of 1 sets of sentence embeddings." in result.output
+    assert asked == [True]
 
 
 def test_a_layer_that_is_right_but_put_into_the_wrong_place_shows_at_the_end(folder, monkeypatch):
