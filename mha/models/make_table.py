@@ -96,6 +96,7 @@ def _arrays(cls: Any, kind: Any) -> set[str]:
     """The names of a class's arrays, as it has them and as its checkpoints do; "#" stands for a number."""
     import torch
     from transformers.core_model_loading import revert_weight_conversion
+    from transformers.initialization import no_init_weights
 
     switches = [{field.name: not field.default} for field in fields(kind) if isinstance(field.default, bool)]
     known = {field.name for field in fields(kind)}
@@ -105,7 +106,7 @@ def _arrays(cls: Any, kind: Any) -> set[str]:
         if not known.issuperset(changes):
             continue
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), no_init_weights():
                 model = cls(kind(**small, **changes))
         except ValueError:  # cross-attention needs a decoder
             continue

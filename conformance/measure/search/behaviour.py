@@ -196,8 +196,10 @@ def _of_gradients(asker: Asker, problem: Problem) -> Iterator[str]:
         return
     other = _of_the_layer(problem, asker.generic(problem.config, seed=1))
     fresh = asker.ask(other, gradients=True)
+    if fresh is None or not fresh.gradients:
+        return
     given = [trace.gradients for trace in asker.in_turn([problem, problem, problem, other], gradients=True)]
-    if len(given) < 4 or not all(given) or fresh is None or not fresh.gradients:
+    if len(given) < 4 or not all(given):
         return
     first, again, third, after = ({name: np.asarray(a, np.float64) for name, a in (one or {}).items()} for one in given)
     allowed = asker.wanted(problem, gradients=True).allowed_error

@@ -204,7 +204,7 @@ def check_calls(model, layers, dtype):
 def answers_of(model_type):
     """The first layer and the last: config, weights, and the answer of each of its calls."""
     model = model_of(model_type)
-    layers = ends(attention_layers(model))
+    layers = ends(attention_layers(model, probe=False))  # they are probed above
     calls = calls_of(model, layers)
     precision = Precision.of("float32")
     return [(site.config, site.weights, [answer(one, precision) for one in calls[site.name]]) for site in layers]
@@ -253,14 +253,14 @@ def test_configs_say_what_is_special():
 
 
 def test_layers_that_do_not_turn_scale_their_queries_in_llama_4():
-    scales = [site.config.query_scale for site in attention_layers(model_of("llama4_text"))]
+    scales = [site.config.query_scale for site in attention_layers(model_of("llama4_text"), probe=False)]
     assert scales == [None] * 3 + [QueryScale("llama4", beta=0.3, length=3)]
 
 
 def test_layers_of_chunks_say_so_and_where_the_first_begins():
     """A text padded on the left, one on the right, both longer than a chunk of 4: what the last query sees."""
     model = model_of("llama4_text")
-    layers = attention_layers(model)
+    layers = attention_layers(model, probe=False)
     assert [site.config.chunked_mask for site in layers] == [ChunkedMask(4)] * 3 + [None]
     first, decoded = calls_of(model, layers)[layers[0].name]
     for call, starts, sees in (
