@@ -231,7 +231,7 @@ class _HeadByHead:
     def __init__(self, queries: Array, keys: Array, values: Array, rules: Rules, *, query_block: int) -> None:
         self.queries, self.keys, self.values = queries.detach(), keys.detach(), values.detach()
         self.flat_queries, self.flat_keys = _flat(self.queries), _flat(self.keys)
-        self.query_len, self.key_len, self.value_width = queries.shape[2], *values.shape[2:]  # asked of MXNet once
+        self.query_len, (self.key_len, self.value_width) = queries.shape[2], values.shape[2:]  # asked of MXNet once
         self.rules, self.query_block = rules, query_block
         self.ahead = 0
 
