@@ -8,6 +8,7 @@ names go to the other, as LESSON/CALL/NAME.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import re
@@ -167,3 +168,4 @@ if __name__ == "__main__":
         main(*sys.argv[1:])
     except RuntimeError as error:
         sys.exit(str(error))
+    gc.freeze()  # nothing is left to be looked for cycles: that takes TensorFlow a second

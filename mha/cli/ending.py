@@ -7,6 +7,7 @@ option, a file that can't be read, a full disk, a closed pipe, an interrupt, a b
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import sys
@@ -80,6 +81,7 @@ def run(program: Program) -> NoReturn:
         # Threads of a framework, or of a subject that hangs, may be at work: taking their modules down could crash,
         # and waiting for them take forever.
         os._exit(status)
+    gc.freeze()  # or Python looks through all objects of a framework for cycles once more: for a second, in TensorFlow
     sys.exit(status)
 
 

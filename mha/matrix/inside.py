@@ -6,6 +6,7 @@ shows. Nothing is imported before the version of Python is known to be one that 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ def main() -> None:
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a framework prints is no line of ours
     backend, *dtypes = sys.argv[1:]
+    gc.disable()  # while a framework is imported, a sixth of the time goes into looking for cycles
     found = layers(backend, dtypes)
     print(json.dumps(found), file=lines, flush=True)  # at once: a probe may end the process
     for line in () if found["problem"] else probes(backend):
