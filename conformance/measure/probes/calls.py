@@ -129,7 +129,13 @@ def _padded(config: AttentionConfig, past: int, new: int, batch: int) -> Problem
 
 
 def _pasts(made: Callable[[AttentionConfig, int, int], Problem], most: int = 4) -> Problems:
-    return lambda asker: [made(config, *PASTS[place % len(PASTS)]) for place, config in enumerate(asker.configs[:most])]
+    """A call of each of so many layers; and one with a past of one key, so that a limit is not put above that."""
+
+    def problems(asker: Asker) -> Sequence[Problem]:
+        calls = zip(asker.configs[:most], PASTS, strict=False)
+        return [*(made(config, *lengths) for config, lengths in calls), *(made(c, 1, 3) for c in asker.configs[:1])]
+
+    return problems
 
 
 def _pasts_of_items(asker: Asker) -> Sequence[Problem]:

@@ -87,6 +87,18 @@ def test_what_befalls_a_past_is_measured(name: str) -> None:
     assert is_right(found, (OF_PAST[name],), with_other_pasts(), among=1), said(found)
 
 
+def test_what_befalls_every_past_is_not_limited_to_those_of_two_keys() -> None:
+    def first_new_is_last_of_past(state: State, joined: NDArray) -> NDArray:
+        at = state.sizes.past_len
+        here = (np.arange(joined.shape[2]) == at)[:, None]
+        return np.where(here & (at > 0), joined[:, :, max(at - 1, 0), None], joined)
+
+    bug = wrong_at("keys", first_new_is_last_of_past)
+    found = measured(bug, probes=["past"])
+    assert found.models[0], said(found)
+    assert all(same_on([with_past(CONFIGS[2], 1, 4)], (bug,), model) for model in found.models), said(found)
+
+
 def test_a_past_is_measured_beside_a_softmax_over_all_queries() -> None:
     (over_both,) = select(["softmax-over-both"])
     bugs = (over_both, OF_PAST["keys-rolled"])
