@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from conformance.cases.table import all_cases
 from conformance.runner import run_all
 from conformance.subjects.function import known_options
 from conformance.subjects.load import load_subject
+from mha.cli.main import main
 
 pytestmark = pytest.mark.same_on_newest  # NumPy alone, and PyTorch, whose release is the same there
 
@@ -54,3 +56,15 @@ def test_the_code_of_the_document_is_right(module):
     results = list(run_all(all_cases(), [load_subject("mine:attention", "float32")]))
     assert {result.status for result in results} == {"equal", "unsupported"}, results
     assert subject in (ROOT / "examples" / "subject_torch.py").read_text()
+
+
+def test_the_diagnosis_that_readme_shows_is_what_the_command_prints(module):
+    """But for what "..." stands for."""
+    readme = (ROOT / "README.md").read_text()
+    function, shown = re.search(
+        r"```python\n(.*?def attention.*?)```.*?```\n(attention .*?)```", readme, re.DOTALL
+    ).groups()
+    module(function)
+    said = CliRunner().invoke(main, ["diagnose", "--subject", "mine:attention"]).output
+    for part in re.split(r"^  \.\.\.\n", shown, flags=re.MULTILINE):
+        assert part.strip() in said
