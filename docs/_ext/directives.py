@@ -22,7 +22,6 @@ from _ext.pages import (
     proof,
     public,
     traps,
-    trials,
 )
 from _ext.phrasebook import layers, operations
 
@@ -49,7 +48,6 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "public": public.public,
     "symbols": symbols.markdown,
     "traps": traps.markdown,
-    "trials": trials.table,
 }
 """Name -> what makes its Markdown, from as many words behind the name as it has arguments."""
 

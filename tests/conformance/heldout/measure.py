@@ -139,7 +139,7 @@ def tries(row, hypotheses, inside, runs=None):
 
 
 def output(observation, bugs, runs):
-    """What a claim says of a call: the definition's output where its bugs can't be put in, as trials judge it too.
+    """What a claim says of a call: the definition's output where its bugs can't be put in.
 
     A layer without projections has no bias that could be missing: it is right if the claim is.
     """
