@@ -1,10 +1,9 @@
-"""The rules of docs/architecture.md: imports only downward, no circle of modules, files and folders of limited size."""
+"""The rules of docs/architecture.md: imports only downward, and no circle of modules."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import grimp
@@ -12,12 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("mha_core", "backends", "conformance", "mha", "mha_parity", "lessons")
-
-LARGEST_FOLDER = 12
-"""Modules of one folder, without its `__init__`."""
-
-LONGEST_FILE = 350
-"""Lines of one module."""
 
 
 def circles(*packages: str) -> list[tuple[str, ...]]:
@@ -47,22 +40,3 @@ def test_a_circle_is_found(how, tmp_path, monkeypatch):
     (folder / "second.py").write_text(f"from typing import TYPE_CHECKING\n{how}\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert circles("made_up") == [("made_up.first", "made_up.second")]
-
-
-def modules() -> list[Path]:
-    """Every module of the packages, the site and the tests, from the root of the repository."""
-    return [
-        path.relative_to(ROOT)
-        for package in (*PACKAGES, "docs", "tests")
-        for path in sorted((ROOT / package).rglob("*.py"))
-    ]
-
-
-def test_a_folder_can_be_taken_in_at_a_glance():
-    sizes = Counter(path.parent.as_posix() for path in modules() if path.name != "__init__.py")
-    assert {folder: size for folder, size in sizes.items() if size > LARGEST_FOLDER} == {}
-
-
-def test_a_file_is_not_too_long():
-    lengths = {path.as_posix(): len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in modules()}
-    assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
