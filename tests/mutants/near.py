@@ -22,7 +22,7 @@ WIDER = {
     "conformance": (
         ("tests/conformance/judging", "tests/conformance/bounds"),
         ("tests/conformance/test_runner.py", "tests/conformance/reports", "tests/conformance/deviations"),
-        ("tests/conformance/zoo", "tests/conformance/relations", "tests/conformance/calibration"),
+        ("tests/conformance/zoo", "tests/conformance/calibration"),
         ("tests/conformance/workers",),
     ),
     "mha": (("tests/mha/convert", "tests/mha/port"), ("tests/mha/formats", "tests/mha/infer", "tests/mha/cli")),

@@ -1,1 +1,0 @@
-"""Metamorphic relations: properties that two calls must have together, whatever the right answers are."""
