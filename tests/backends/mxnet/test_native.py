@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.mxnet import native_seed
 from backends.mxnet.native import probes
 from backends.mxnet.native import subjects as native_subjects
 from backends.mxnet.native.cells import DenseAttention, InterleavedSelfAttention
@@ -68,10 +67,6 @@ def test_a_live_layer_comes_back_to_the_bit(layer):
     arrays, others = read_block(first), read_block(again)
     assert arrays.keys() == others.keys()
     assert all((arrays[name] == others[name]).all() for name in arrays)
-
-
-def test_the_layer_of_d2l_has_its_older_path():
-    assert native_seed.SeedMultiHeadAttention is D2lMultiHeadAttention
 
 
 def test_rows_of_the_interleaved_matrices_go_head_by_head():

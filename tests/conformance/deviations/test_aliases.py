@@ -52,13 +52,17 @@ def test_a_subject_knows_where_it_is_defined(own, spec, origin):
     assert load_subject(spec, "float64").origin == origin
 
 
-def test_older_names_of_torch_subjects_have_the_known_deviations():
-    known = load()
-    older, newer = (
-        load_subject(f"backends.torch.{name}", "float64")
-        for name in ("native_subjects:MultiheadAttention", "native.subjects:MultiheadAttentionSubject")
+def test_another_name_of_a_layer_has_its_known_deviations(tmp_path, monkeypatch):
+    (tmp_path / "renamed.py").write_text(
+        "from backends.torch.native.subjects import MultiheadAttentionSubject as Other\n"
     )
-    results = [run_case(select(("ragged-square",))[0], subject, known) for subject in (older, newer)]
+    monkeypatch.syspath_prepend(tmp_path)
+    known = load()
+    other, own = (
+        load_subject(name, "float64")
+        for name in ("renamed:Other", "backends.torch.native.subjects:MultiheadAttentionSubject")
+    )
+    results = [run_case(select(("ragged-square",))[0], subject, known) for subject in (other, own)]
     assert [result.status for result in results] == ["deviates", "deviates"]
     assert results[0].deviations == results[1].deviations
-    assert "backends.torch.native_subjects:MultiheadAttention" in results[0].rerun
+    assert "renamed:Other" in results[0].rerun

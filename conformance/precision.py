@@ -1,5 +1,0 @@
-"""`Precision` under its public path; it is defined in `conformance.bounds.precision`."""
-
-from conformance.bounds.precision import Precision
-
-__all__ = ["Precision"]
