@@ -113,6 +113,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend_name", names)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked nightly, whatever else `-m` says, unless it names that mark."""
+    if "nightly" not in config.getoption("markexpr"):
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
 def pytest_collection_finish() -> None:
     """The modules that are there now stay, and Python need not look for cycles among their objects any more."""
     gc.collect()

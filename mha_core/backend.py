@@ -74,7 +74,7 @@ class Backend(ABC):
     """The name of its entry point."""
 
     slow_to_prepare: bool = False
-    """Whether a new layer costs it a compilation even on its usual path; `mha calibrate` then asks it less often."""
+    """True if a new layer costs it a compilation even on its usual path: sequences of calls then have fewer shapes."""
 
     relative_cost: float = 1.0
     """About how much longer a case takes than on the fastest backend: who has most to do begins at once, and beside it

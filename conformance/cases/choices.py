@@ -1,8 +1,7 @@
 """What a random problem is made of: choices with names, asked for one after another.
 
-Two things are left to the caller. A `Space` says what there is to choose from: small sizes that are
-easily shrunk (`SMALL`, of random cases), or whatever a correct implementation may meet (`WIDE`, of
-calibration). A `Choose` says how one of the options is found: drawn, looked up, or simplified.
+`SMALL` says what there is to choose from. How one of the options is found, drawn, looked up or simplified, is left to
+the caller: a `Choose`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ Made = Mapping[str, Any]
 Space = Mapping[str, Sequence[Any] | Callable[[Made], Sequence[Any]]]
 """Name of a choice -> its options, simplest first, or a function that gives them for the choices made so far.
 
-Options that stand there more than once are as much more likely. A choice with a single option is made
-without being asked for. Where there is a choice for each item of the batch, "*" stands for its number.
+Options that stand there more than once are as much more likely. Where there is a choice for each item of the batch, "*"
+stands for its number.
 """
 
 
@@ -52,9 +51,6 @@ PARTS: Mapping[str, tuple[str, ...]] = dict(_ends())
 
 Those that a name does not have draw nothing.
 """
-
-ARRAYS = ("queries", "keys", "values", "cotangent", "past_keys", "past_values")
-"""What numbers are drawn for, besides weights and mask."""
 
 _SIZES = tuple(range(1, 10))
 
@@ -113,31 +109,22 @@ SMALL: Space = {
     "H/G": (1, 2, 3),
     "d": (*_SIZES, *LARGE["d"]),
     "score": ("scaled_dot", "scaled_dot", "dot", "additive"),
-    "projections": (True,),
     **dict.fromkeys(("dv", "Dq", "Dk", "Dv", "Do", "S"), _SIZES),
     **dict.fromkeys((f"{name}.bias" for name in PROJECTIONS), (False, True)),
     "scale": (None, None, 0.5, 3.0, -1.0),
     "softcap": (None, None, None, 5.0, 0.7, 0.1),
     "dropout": (0.0, 0.0, 0.1, 0.5, 0.9),
-    "split": (False,),
-    "lengths": ("short",),
     "B": (*(1, 2, 3, 4, 5) * 3, 0),
     "Lq": (*_SIZES * 2, 0, *LARGE["Lq"]),
     "Lk": (*_SIZES * 2, 0, *LARGE["Lk"]),
     "past": (False, False, True),
     "Lp": lambda made: range(made["Lk"] + 1),
-    "masked": (True,),
     "valid_lens": (None, None, "per item", "per query"),
     "valid_lens.*": lengths_up_to_all,
     "allowed": _AXES,  # axes of a random keep-mask
     "allowed.share": (0.8, 0.5, 0.2),  # how much of it is open
-    "lone": (None,),  # axes along which the one open key differs from query to query
     "bias": _AXES,
-    "bias.style": ("normal",),
     "bias.excludes": (False, True),  # whether three tenths of it are -inf
-    "large bias": (None,),  # axes of a bias of one size
-    "large bias.size": (1e3,),
-    "excluding bias": (None,),  # axes of a bias of zeros, three tenths of which are -inf
     "causal": (False, True),
     "window": (False, False, True),
     "window.left": (None, *range(10)),
@@ -146,13 +133,7 @@ SMALL: Space = {
     "query_offset.*": (0, *_OFFSETS),
     "padding is NaN": (False, True),
     "weights times": (1.0, 1.0, 0.1, 4.0),
-    "weights.style": ("normal",),
-    "weights.seed": (None,),
-    "biases times": (1.0,),
     "inputs times": (1.0, 1.0, 0.03, 3.0),
-    "cotangent times": (1.0,),
-    "style": ("normal",),
-    "style of *": ("normal",),
     "seed": range(1000),
     "rotary": (False, True),
     "rotary.width": even_widths,
@@ -188,11 +169,6 @@ class Description:
     sizes: CallSizes
     made: Made
 
-    @property
-    def split(self) -> bool:
-        """Whether inputs are given as heads already."""
-        return bool(self.made.get("split"))
-
 
 class Asker:
     """Asks for choices of a space, and remembers what was chosen.
@@ -209,34 +185,30 @@ class Asker:
     def __call__(self, name: str, like: str = "") -> Any:
         """The choice `name`, among its options in the space, or among those of `like`."""
         options = self._space[like or name]
-        if callable(options):  # asked for even if these choices leave one option: another time there are more
-            self.made[name] = self._choose(name, options(self.made))
-        else:
-            self.made[name] = options[0] if len(options) == 1 else self._choose(name, options)
+        if callable(options):
+            options = options(self.made)
+        self.made[name] = self._choose(name, options)
         return self.made[name]
 
 
-def describe(choose: Choose, space: Space) -> Description:
+def describe(choose: Choose) -> Description:
     """Ask for everything that one problem needs.
 
     The order in which choices are asked for is part of the name of a random case: `random-SEED-INDEX`
-    takes them from a stream. A new choice comes last, where `conformance.cases.random` asks for it by another name, or
-    has a single option in `SMALL`.
+    takes them from a stream. A new choice comes last, where `conformance.cases.random` asks for it by another name.
 
-    >>> description = describe(lambda name, options: options[0], SMALL)
+    >>> description = describe(lambda name, options: options[0])
     >>> description.sizes.key_len, description.config.num_heads, description.made["causal"]
     (1, 1, False)
     """
-    ask = Asker(choose, space)
+    ask = Asker(choose, SMALL)
     config = _config(ask)
-    if not config.projections:
-        ask("split")
     sizes = _sizes(ask)
-    if ask("masked"):
-        _mask(ask, sizes)
+    _mask(ask, sizes)
     if ask.made.get("valid_lens") or ask.made.get("allowed"):
         ask("padding is NaN")
-    _numbers(ask, config, sizes)
+    for name in ("weights times", "inputs times", "seed"):
+        ask(name)
     parts: dict[str, Any] = {"rotary": _rotary(ask), "query_key_norm": _norm(ask)}
     for part in DRAWN:
         parts |= part.chosen(ask)
@@ -245,11 +217,10 @@ def describe(choose: Choose, space: Space) -> Description:
 
 def _config(ask: Asker) -> AttentionConfig:
     groups, per_group = ask("G"), ask("H/G")
-    head_dim, score, projections = ask("d"), ask("score"), ask("projections")
-    options: dict[str, Any] = {"value_head_dim": ask("dv"), "projections": projections}
-    if projections:  # without them, widths are those of the heads
-        options |= {f"{width}_dim": ask(f"D{width[0]}") for width in ("query", "key", "value", "output")}
-        options["bias"] = {name: ask(f"{name}.bias") for name in PROJECTIONS}
+    head_dim, score = ask("d"), ask("score")
+    options: dict[str, Any] = {"value_head_dim": ask("dv")}
+    options |= {f"{width}_dim": ask(f"D{width[0]}") for width in ("query", "key", "value", "output")}
+    options["bias"] = {name: ask(f"{name}.bias") for name in PROJECTIONS}
     return AttentionConfig(
         groups * per_group * head_dim,
         groups * per_group,
@@ -264,7 +235,6 @@ def _config(ask: Asker) -> AttentionConfig:
 
 
 def _sizes(ask: Asker) -> CallSizes:
-    ask("lengths")  # on which the options of the next three may depend
     batch, query_len, key_len = ask("B"), ask("Lq"), ask("Lk")
     return CallSizes(batch, query_len, key_len, past_len=ask("Lp") if ask("past") else 0)
 
@@ -275,7 +245,7 @@ def _mask(ask: Asker, sizes: CallSizes) -> None:
     for item in items if lens else ():
         for name in [item] if lens == "per item" else [f"{item}.{query}" for query in range(sizes.query_len)]:
             ask(f"valid_lens.{name}", "valid_lens.*")
-    for source in ("allowed", "lone", "bias", "large bias", "excluding bias", "causal"):
+    for source in ("allowed", "bias", "causal"):
         ask(source)
     if ask("window"):
         ask("window.left")
@@ -283,27 +253,10 @@ def _mask(ask: Asker, sizes: CallSizes) -> None:
     if (ask.made["causal"] or ask.made["window"]) and ask("query_offset") == "per item":
         for item in items:
             ask(f"query_offset.{item}", "query_offset.*")
-    for source, detail in DETAILS.items():
-        if ask.made[source]:
-            for name in detail:
-                ask(name)
-
-
-DETAILS = {
-    "allowed": ("allowed.share",),
-    "bias": ("bias.style", "bias.excludes"),
-    "large bias": ("large bias.size",),
-}
-"""Source of a mask -> what is asked for where it is chosen."""
-
-
-def _numbers(ask: Asker, config: AttentionConfig, sizes: CallSizes) -> None:
-    for name in ("weights times", "inputs times", "seed", "weights.seed", "style", "weights.style", "biases times"):
-        ask(name)
-    if config.softcap is not None:  # between c and 1 / c small gradients may become 0
-        ask("cotangent times")
-    for name in () if ask.made["style"] else arrays_of(sizes):
-        ask(f"style of {name}", "style of *")
+    if ask.made["allowed"]:
+        ask("allowed.share")
+    if ask.made["bias"]:
+        ask("bias.excludes")
 
 
 def _rotary(ask: Asker) -> Rotary | None:
@@ -340,8 +293,3 @@ def _norm(ask: Asker) -> QueryKeyNorm | None:
     if fields["weight"] != "none":
         fields |= {name: ask(f"norm.{name}") for name in ("offset", "bias")}
     return QueryKeyNorm(kind, **fields)
-
-
-def arrays_of(sizes: CallSizes) -> Sequence[str]:
-    """Those of ARRAYS that a call of these sizes has."""
-    return ARRAYS if sizes.past_len else ARRAYS[:4]

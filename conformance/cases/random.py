@@ -18,7 +18,7 @@ from typing import Any
 
 from conformance.cases.assemble import problem_of
 from conformance.cases.case import Case
-from conformance.cases.choices import LARGE, PARTS, SMALL, Choose, Description, describe
+from conformance.cases.choices import LARGE, PARTS, Choose, Description, describe
 from conformance.cases.problem import Problem
 from mha_core import SpecError
 from mha_core.files.outside import parse_json_object
@@ -161,7 +161,7 @@ class RandomProblem:
     chosen: tuple[tuple[str, Any], ...]
 
     def __call__(self) -> Problem:
-        return problem_of(describe(_from_mapping(dict(self.chosen)), SMALL))
+        return problem_of(describe(_from_mapping(dict(self.chosen))))
 
 
 def _choices_of(choose: Choose) -> tuple[Choices, Description]:
@@ -172,7 +172,7 @@ def _choices_of(choose: Choose) -> tuple[Choices, Description]:
         made[name] = choose(name, options), options[0]
         return made[name][0]
 
-    description = describe(record, SMALL)
+    description = describe(record)
     return made, description
 
 

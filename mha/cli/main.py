@@ -25,7 +25,6 @@ from mha.cli.porter.where import where
 from mha.cli.suite.backends import backends
 from mha.cli.suite.bugs import bugs
 from mha.cli.suite.cache import cache
-from mha.cli.suite.calibrate import calibrate
 from mha.cli.suite.cases import cases
 from mha.cli.suite.check import check
 from mha.cli.suite.determinism import determinism
@@ -34,7 +33,8 @@ from mha.cli.suite.diagnose import diagnose
 from mha.cli.suite.matrix import matrix
 
 GONE = {
-    "trials": "`python -m tests.conformance.heldout.measure open`, in a clone, says how often the diagnosis is right",
+    "calibrate": "`pytest -m nightly tests/conformance/calibration` in a clone",
+    "trials": "`python -m tests.conformance.heldout.measure open` in a clone",
 }
 """Word, or command and option -> what is used now."""
 
@@ -67,7 +67,7 @@ for command in (check, diagnose, compare, deviations, convert, infer, recipes, p
     main.add_command(command)
 for command in (bench, heads, learn, view):
     main.add_command(command)
-for command in (backends, cases, bugs, calibrate, determinism, matrix, cache):
+for command in (backends, cases, bugs, determinism, matrix, cache):
     main.add_command(command)
 
 

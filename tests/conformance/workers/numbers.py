@@ -1,29 +1,16 @@
-"""Work that needs no framework: units of plain numbers, a subject, a calibration."""
+"""Work that needs no framework: units of plain numbers, a subject."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, count, islice
 
-from conformance.calibration.calibrate import Figures, of_layer
-from conformance.subjects.subject import Subject
 from conformance.workers.execute import Unit
 from conformance.workers.interpreters import NUMPY, Home
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
-
-
-def calibrated(seed: int, runs: int, subjects: Mapping[str, Sequence[Subject]]) -> Figures:
-    """The figures of the first runs, to be called in a worker."""
-    figures = Figures()
-    for dtype, group in subjects.items():
-        layers = (of_layer(seed, number, dtype, group) for number in count())
-        for _, wanted, outcome in islice(chain.from_iterable(layers), runs):
-            figures.add(wanted, outcome)
-    return figures
 
 
 @dataclass(frozen=True)

@@ -8,51 +8,15 @@ from unittest.mock import Mock
 import pytest
 from click.testing import CliRunner
 
-from conformance.calibration.calibrate import Figures
-from conformance.calibration.formulations import formulation
-from conformance.calibration.unit import LayerUnit, calibrate_apart, in_order
 from conformance.subjects.backend import BackendSubject
-from conformance.workers import Local, Settings
+from conformance.workers import Settings
 from conformance.workers.described import describe_backend
-from conformance.workers.execute import take
-from conformance.workers.interpreters import NUMPY, OURS, Home
+from conformance.workers.interpreters import OURS
 from conformance.workers.process import WorkerProcess, running
 from mha.cli.main import main
 from mha_core.backend import load
-from tests.conformance.workers.numbers import calibrated
 
 pytestmark = pytest.mark.same_on_newest  # it is about processes
-
-RUNS = 40
-"""In each dtype: two layers and a half."""
-
-
-def test_calibration_gives_the_same_figures(monkeypatch):
-    """Also where the last layer is cut, and where its units, here of one layer each, end in any order.
-
-    All of it runs in processes of one kind: the frameworks that are loaded here change the threads of NumPy, and so
-    the order in which its products are summed.
-    """
-    subjects = {dtype: [formulation(name, dtype) for name in ("plain", "online")] for dtype in ("float32", "float64")}
-    monkeypatch.setattr("conformance.calibration.unit.LAYERS", 1)
-    process = take(Home(NUMPY), Settings())
-    here = process.call(calibrated, 6, RUNS, subjects)
-    process.end()
-    apart = Figures()
-    with Local(2) as executor:
-        found = list(calibrate_apart(6, RUNS, subjects, executor, Settings()))
-    for run in in_order(found[::-1], RUNS, subjects):
-        apart.add_measured(run.outcome, run.tightness)
-    assert apart.outcomes == here.outcomes
-    assert apart.tightness == here.tightness
-
-
-def test_a_lost_layer_is_runs_that_failed():
-    subjects = (formulation("plain", "float32"), formulation("online", "float32"))
-    runs = LayerUnit(3, "float32", subjects, (2,)).lost(0, "its process was ended by SIGKILL")
-    assert {run.outcome.message for run in runs} == {"its process was ended by SIGKILL"}
-    assert [(run.index, run.outcome.subject) for run in runs][:3] == [(16, "plain"), (16, "online"), (17, "plain")]
-    assert all(run.outcome.failed and not run.outcome.rejected for run in runs)
 
 
 def test_a_described_backend_says_and_computes_what_the_backend_does(backend_name, monkeypatch):

@@ -13,8 +13,6 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import mha.schemas
-from conformance.calibration import report as calibration
-from conformance.calibration.calibrate import Figures, Outcome
 from conformance.deviations.known import Deviations
 from mha.cli.main import main
 from mha.matrix.report import make
@@ -178,17 +176,6 @@ def test_recipes(tmp_path, monkeypatch):
     assert {row["state"] for row in everything} == {"expressed", "refused"}
     (one,) = ends(0, "recipes", "--model-type", "qwen3_m*")["families"]
     assert (one["family"], one["softcap"], one["models"]) == ("qwen3", "", ["Qwen 3", "Qwen 3-VL"])
-
-
-def test_calibrate(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert ends(0, "calibrate", "--runs", 2, "--formulation", "plain", "--workers", 0)["rejected"] == []
-    figures = Figures()
-    figures.add_measured(Outcome("plain", "float32", "0-1", {"output": 2.0}, "output", "output differs"), {})
-    environment = {"python": "3", "numpy": "2", "platform": "here", "backends": {}}
-    found = calibration.to_json(figures, seed=0, environment=environment)
-    assert len(found["rejected"]) == 1
-    check_form("calibrate", found)
 
 
 def test_matrix():

@@ -1,1 +1,0 @@
-"""Whether the ruler is right: how tight the bounds are, on many formulations and random problems."""
