@@ -34,7 +34,27 @@ from mha.cli.suite.matrix import matrix
 from mha.cli.suite.trials import trials
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+GONE = {
+    "phrase --from": "the tables of docs/phrasebook-layers.md, or mha phrase FROM TO",
+}
+"""A command, or a command and an option, that left -> what to use in its place."""
+
+
+class Main(Program):
+    """The program: a word that left is answered with what to use in its place."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        given = {word.partition("=")[0] for word in args[1:]}
+        for words, instead in GONE.items():
+            name, _, option = words.partition(" ")
+            if args[0] == name and (not option or option in given):
+                raise click.UsageError(f"`mha {words}` is gone. Use {instead}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mha-parity")
 def main() -> None:
     """Multi-head attention, defined once: check implementations against it, and move trained weights between them.
