@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 from sphinx.util.docutils import SphinxDirective
 
 from _ext import families, symbols
-from _ext.figures import gallery
 from _ext.lessons import course
 from _ext.pages import (
     bugs,
     commands,
-    heads,
     masks,
     parallel,
     probes,
@@ -35,9 +33,7 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "bugs": bugs.markdown,
     "commands": commands.markdown,
     "course": course.markdown,
-    "gallery": gallery.markdown,
     "families": families.markdown,
-    "heads": heads.markdown,
     "layer-phrases": layers.markdown,
     "layers": public.layers,
     "masks": masks.markdown,

@@ -9,7 +9,6 @@ import click
 from mha.cli.bench import bench
 from mha.cli.ending import Program
 from mha.cli.ending import run as run_program
-from mha.cli.learning.heads import heads
 from mha.cli.learning.learn import learn
 from mha.cli.learning.view import view
 from mha.cli.porter.audit import audit
@@ -33,8 +32,8 @@ from mha.cli.suite.diagnose import diagnose
 from mha.cli.suite.matrix import matrix
 from mha.cli.suite.trials import trials
 
-
 GONE = {
+    "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
     "phrase --from": "the tables of docs/phrasebook-layers.md, or mha phrase FROM TO",
 }
 """A command, or a command and an option, that left -> what to use in its place."""
@@ -67,7 +66,7 @@ def main() -> None:
 
 for command in (check, diagnose, compare, deviations, convert, infer, recipes, port, replay, where, audit, phrase):
     main.add_command(command)
-for command in (bench, heads, learn, view):
+for command in (bench, learn, view):
     main.add_command(command)
 for command in (backends, cases, bugs, calibrate, trials, determinism, matrix, cache):
     main.add_command(command)

@@ -264,11 +264,3 @@ def test_what_captions_say_is_what_figures_show():
     loose = arrays["scaling/hundred/weights"]
     assert ((loose < 0.1) | (loose > 0.9)).mean() > 0.5
 
-
-def test_how_many_heads_of_the_trained_model_can_go():
-    """A third, for a tenth of the cosine; none in the last layer."""
-    pruned = json.loads((record.HERE / "heads-minilm.json").read_text())["pruned"]
-    left = [len(heads) for heads in pruned["kept"].values()]
-    assert 3 * pruned["removed"] == 72 == pruned["removed"] + sum(left)
-    assert pruned["point"]["fidelity"] == pytest.approx(0.9, abs=0.01)
-    assert left[-1] == 12
