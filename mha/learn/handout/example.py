@@ -60,8 +60,9 @@ def _of_heads(exercise: HeadsExercise) -> str:
     if exercise.kind == "importance":
         return "Example: a head that adds nothing, as its columns of out_proj.weight are 0, is the least important."
     weights = init_weights(AttentionConfig(2, 2), seed=0)
-    made = cut_heads(weights, [1], 2)
-    return _written({"weights": weights, "kept": [1], "num_heads": 2}, {"cut": made})
+    made = cut_heads({**weights, "out_proj.bias": np.zeros(2)}, [1], 2)
+    shown = {name: made[name] for name in weights}  # without the biases, which any reader can follow
+    return _written({"weights": weights, "kept": [1], "num_heads": 2}, {"cut": shown})
 
 
 def _written(given: Mapping[str, Any], made: Mapping[str, Any]) -> str:
