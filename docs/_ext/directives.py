@@ -10,19 +10,8 @@ from sphinx.util.docutils import SphinxDirective
 
 from _ext import families, symbols
 from _ext.lessons import course
-from _ext.pages import (
-    bugs,
-    commands,
-    masks,
-    parallel,
-    probes,
-    promise,
-    proof,
-    public,
-    traps,
-    trials,
-)
-from _ext.phrasebook import layers, operations
+from _ext.pages import bugs, commands, parallel, public, traps, trials
+from _ext.phrasebook import layers
 
 if TYPE_CHECKING:
     from docutils import nodes
@@ -36,12 +25,7 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "families": families.markdown,
     "layer-phrases": layers.markdown,
     "layers": public.layers,
-    "masks": masks.markdown,
     "parallel": parallel.markdown,
-    "phrases": operations.markdown,
-    "probes": probes.markdown,
-    "promise": promise.markdown,
-    "proof": proof.markdown,
     "public": public.public,
     "symbols": symbols.markdown,
     "traps": traps.markdown,
