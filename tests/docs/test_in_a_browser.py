@@ -130,11 +130,6 @@ return cut;
 """
 """The names of code that go on in the next line."""
 
-SHOWN = """
-return [...document.querySelectorAll(".phrase, .carry")].filter(e => e.checkVisibility()).map(
-  e => e.dataset.of ?? e.dataset.pairs.split(" ").filter(pair => pair === arguments[0]).join());
-"""
-
 
 @pytest.mark.parametrize("scripts", [True, False])
 def test_no_name_is_cut_in_the_phrase_book_of_layers(scripts, browser, site):
@@ -146,24 +141,6 @@ def test_no_name_is_cut_in_the_phrase_book_of_layers(scripts, browser, site):
     assert browser.run(f"return {wide}.length") == 0
     browser.run("document.head.insertAdjacentHTML('beforeend', '<style>pre { word-break: break-all; }</style>')")
     assert browser.run(CUT) != []
-
-
-def test_two_menus_choose_what_stands_side_by_side(browser, site):
-    page = site / "phrasebook-layers.html"
-    browser.open(page, 1440)
-    first = browser.run(SHOWN, "torch-mha/keras-mha")
-    assert "torch-mha/keras-mha" in first
-    assert all(set(who.split()) & {"torch-mha", "keras-mha"} for who in first if "/" not in who)
-    browser.run(
-        "const to = document.querySelectorAll('.phrase-menus select')[1]; to.value = 'nnx';"
-        "to.dispatchEvent(new Event('change', {bubbles: true}))"
-    )
-    second = browser.run(SHOWN, "torch-mha/nnx")
-    assert "torch-mha/nnx" in second
-    assert browser.run("return document.querySelector('.phrase-menus code').innerText") == "mha phrase torch-mha nnx"
-    assert browser.run("return location.hash") == "#from=torch-mha&to=nnx"
-    browser.open(page, 1440, target="from=linen&to=mxnet")
-    assert "linen/mxnet" in browser.run(SHOWN, "linen/mxnet")
 
 
 def test_the_phrase_book_of_layers_is_one_long_page_without_scripts(browser, site):

@@ -67,4 +67,3 @@ def test_sixty_four_tokens_and_a_second_framework_take_less_than_a_megabyte_and_
     line, size = write_page(tmp_path / "m.html", see(recording, parts, sources), About("m", "it"), sources, labels)
     assert line.is_good
     assert size <= min(1_500_000, page_bytes(parts, has_other=True))
-

@@ -81,4 +81,3 @@ def test_tokens_of_a_file_stand_in_the_page(run, tmp_path):
     assert "left6" in page
     assert "right0" in page
     assert "the other recording" in page
-
