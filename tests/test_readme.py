@@ -103,12 +103,12 @@ def test_ci_finds_the_readme_commands(name, last):
     assert "\n" not in command
 
 
-NEEDS = {"sphinx-build": "site", "minilm": "hf", "mha heads": "heads", ".h5": "convert", "pytest -q": "test"}
+NEEDS = {"sphinx-build": "site", "minilm": "hf", ".h5": "convert", "pytest -q": "test"}
 """What stands in a command of README -> the extra without which it does not run."""
 
 
 def extras_of(names: str) -> set[str]:
-    """These extras, and those that they bring: "heads" brings "hf"."""
+    """These extras, and those that they bring: "smollm2" brings "hf"."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     found = set(names.split(","))
     for name in names.split(","):

@@ -9,21 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from sphinx.util.docutils import SphinxDirective
 
 from _ext import families, symbols
-from _ext.figures import gallery
 from _ext.lessons import course
-from _ext.pages import (
-    bugs,
-    commands,
-    heads,
-    masks,
-    parallel,
-    probes,
-    promise,
-    proof,
-    public,
-    traps,
-)
-from _ext.phrasebook import layers, operations
+from _ext.pages import bugs, commands, parallel, public, traps
+from _ext.phrasebook import layers
 
 if TYPE_CHECKING:
     from docutils import nodes
@@ -34,17 +22,10 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "bugs": bugs.markdown,
     "commands": commands.markdown,
     "course": course.markdown,
-    "gallery": gallery.markdown,
     "families": families.markdown,
-    "heads": heads.markdown,
     "layer-phrases": layers.markdown,
     "layers": public.layers,
-    "masks": masks.markdown,
     "parallel": parallel.markdown,
-    "phrases": operations.markdown,
-    "probes": probes.markdown,
-    "promise": promise.markdown,
-    "proof": proof.markdown,
     "public": public.public,
     "symbols": symbols.markdown,
     "traps": traps.markdown,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sphinx.errors import ExtensionError
 
-from _ext.common import DIALECTS, table
+from _ext.common import DIALECTS
 from _ext.common import tabs as tab_set
 from _ext.figures.base import svg_in
 from _ext.figures.plots import plot
@@ -80,37 +80,18 @@ def tabs(lesson: str, cell: str) -> str:
     return tab_set(contents)
 
 
-def compared(lesson: str) -> str:
-    """Markdown of the last section: how far each framework's arrays are from the reference, and from NumPy's."""
-    given = recorded()
-    rows = []
-    for framework, label in DIALECTS.items():
-        if framework in given["error / allowed"]:
-            calls = {k: v for k, v in given["error / allowed"][framework].items() if k.startswith(f"{lesson}/")}
-            worst = max(ratio for stages in calls.values() for ratio in stages.values())
-            far = [v for k, v in given["from NumPy"].get(framework, {}).items() if k in calls]
-            rows.append([label, f"{worst:.3f}", f"{max(far):.1e}" if far else ""])
-    notebooks = ", ".join(
+def notebooks(lesson: str) -> str:
+    """Markdown of the last section: links to the notebooks."""
+    links = ", ".join(
         f'<a href="_downloads/{lesson}-{name}.ipynb" download>{label}</a>' for name, label in DIALECTS.items()
     )
-    return "\n".join(
-        [
-            "## The same in all five",
-            "",
-            f"This lesson as a notebook: {notebooks}.",
-            "",
-            ":::{dropdown} How equal their numbers are",
-            "Each framework ran this page's code. All its results were compared with the right ones: an error below 1",
-            "is no larger than [rounding can make it](bounds.md) in the numbers that this framework computes with.",
-            "",
-            table(["", "worst error / allowed error", "largest difference from NumPy's output"], rows),
-            ":::",
-        ]
+    return (
+        f"## The same in all five\n\nThis lesson as a notebook: {links}. A test holds all five against the definition."
     )
 
 
 def markdown(lesson: str) -> str:
-    """The text of a lesson, its blocks replaced, its exercises, what stands beyond the course, and the comparison.
+    """The text of a lesson, its blocks replaced, its exercises, what stands beyond the course, and its notebooks.
 
     Raises:
         ExtensionError: there is no such lesson.
@@ -128,7 +109,7 @@ def markdown(lesson: str) -> str:
 
     own = named(lesson)
     course, beyond = (BLOCK.sub(made, part) for part in parted(text(lesson)))
-    parts = [above(own), course, below(own), beyond, extra(own), compared(lesson)]
+    parts = [above(own), course, below(own), beyond, extra(own), notebooks(lesson)]
     return "\n".join(parts) + "\n"
 
 

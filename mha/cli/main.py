@@ -10,7 +10,6 @@ from mha.cli.bench import bench
 from mha.cli.common import CouldNotRun
 from mha.cli.ending import Program
 from mha.cli.ending import run as run_program
-from mha.cli.learning.heads import heads
 from mha.cli.learning.learn import learn
 from mha.cli.learning.view import view
 from mha.cli.porter.audit import audit
@@ -34,6 +33,8 @@ from mha.cli.suite.matrix import matrix
 
 GONE = {
     "calibrate": "`pytest -m nightly tests/conformance/calibration` in a clone",
+    "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
+    "phrase --from": "the tables of docs/phrasebook-layers.md, or mha phrase FROM TO",
     "trials": "`python -m tests.conformance.heldout.measure open` in a clone",
 }
 """Word, or command and option -> what is used now."""
@@ -65,7 +66,7 @@ def main() -> None:
 
 for command in (check, diagnose, compare, deviations, convert, infer, recipes, port, replay, where, audit, phrase):
     main.add_command(command)
-for command in (bench, heads, learn, view):
+for command in (bench, learn, view):
     main.add_command(command)
 for command in (backends, cases, bugs, determinism, matrix, cache):
     main.add_command(command)

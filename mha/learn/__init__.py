@@ -2,9 +2,9 @@
 
 `exercise` says what one is, `exercises` has the table of all (`tracks/`, a file each), `handout/` the files that
 somebody starts from, `answers/` a short right answer to each. `running/` runs them, `bench` works their cases out, and
-`judge` says whether they are right. What is wrong: `form` for shapes and dtypes, `rows` for rows of a softmax,
-`names` for the zoo's bugs that explain it, `differences` for how its numbers lie to the right ones; `hints` says it
-level by level. `progress` has what is done and what comes next. `check_here` judges a function in a notebook.
+`judge` says whether they are right. What is wrong: `form` for shapes and dtypes, `names` for known mistakes that
+explain it, `differences` for how its numbers lie to the right ones; `hints` says it level by level. `progress` has
+what is done and what comes next. `check_here` judges a function in a notebook.
 """
 
 from __future__ import annotations

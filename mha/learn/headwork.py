@@ -2,7 +2,7 @@
 
 Importance is measured on some sentences and judged on others, which the learner's function never gets: heads go in its
 order, the least important first, and what counts is how near the output stays to that of the whole layer. On the scale
-that is shown, 0 is what random orders leave, and 1 what `mha heads` leaves by leaving each head out.
+that is shown, 0 is what random orders leave, and 1 the order of `left_out`.
 
 In a trained layer loud heads bring much, also before the output projection. So here some heads are made loud and others
 quiet, and their columns of W_o bring them back: the layer is the same, and only what stands behind W_o tells it.
@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.cases.table import select
 from conformance.judging.expected import answer
-from mha.heads.importance import MEASURES
-from mha.heads.prune import cut, masked_inputs
-from mha.heads.subject import Call, Layer, Subject
+from mha.learn.answers.larger import cut_heads
 from mha.learn.bench import PRECISION
 from mha_core import AttentionConfig, SpecError, Trace
 from mha_core.reference import pipeline as reference
@@ -60,13 +58,6 @@ class Trained:
         given = self.measured.inputs
         arrays = (np.array(given.queries), np.array(given.keys), np.array(given.values))
         return (*arrays, dict(self.measured.weights), self.measured.allowed(), self.measured.config.num_heads)
-
-    @property
-    def subject(self) -> Subject:
-        """As `mha heads` knows it."""
-        problem = self.measured
-        layer = Layer(self.name, problem.config, problem.weights, "float64")
-        return Subject(self.name, (layer,), calls=((Call(problem, words(problem)),),))
 
 
 def words(problem: Problem) -> NDArray[np.bool_]:
@@ -126,8 +117,32 @@ def _whole(one: Trained) -> NDArray:
 
 def _output(one: Trained, kept: Collection[int]) -> NDArray:
     problem = one.judged
-    inputs = masked_inputs(problem.config, problem.inputs, kept)
+    inputs = _masked(problem, kept).inputs
     return np.asarray(reference.run(problem.config, problem.weights, inputs).output)[words(problem)]
+
+
+def _masked(problem: Problem, kept: Collection[int]) -> Problem:
+    """The problem in which the other heads may attend to nothing."""
+    gate = np.isin(np.arange(problem.config.num_heads), list(kept))[:, None, None]
+    mask = replace(problem.inputs.mask, allowed=gate)  # its other sources are lengths
+    return replace(problem, inputs=replace(problem.inputs, mask=mask))
+
+
+def brought(one: Trained) -> NDArray:
+    """What each head adds to the output on the measured sentences, (H, B, L, Do)."""
+    problem = one.measured
+    heads = reference.run_state(problem.config, problem.weights, problem.inputs)["heads"]
+    blocks = np.stack(np.split(problem.weights["out_proj.weight"], problem.config.num_heads, axis=1))
+    return np.einsum("bhld,hod->hblo", heads, blocks)
+
+
+def left_out(one: Trained) -> NDArray:
+    """Leaving each head out: 1 - cosine of the output with and without it, the mean over the measured words, (H,)."""
+    problem = one.measured
+    whole = np.asarray(reference.run(problem.config, problem.weights, problem.inputs).output)
+    rest = whole - brought(one)
+    cosine = (whole * rest).sum(-1) / np.linalg.norm(whole, axis=-1) / np.linalg.norm(rest, axis=-1)
+    return 1.0 - cosine[:, words(problem)].mean(-1)
 
 
 def place(importances: Sequence[NDArray]) -> float:
@@ -145,7 +160,7 @@ def _scale() -> tuple[float, float]:
         for one in trained()
         for seed in range(ORDERS)
     ]
-    best = [fidelity(one, MEASURES["leave-one-out"].function(one.subject)[0]) for one in trained()]
+    best = [fidelity(one, left_out(one)) for one in trained()]
     return float(np.mean(randoms)), float(np.mean(best))
 
 
@@ -162,9 +177,8 @@ def cut_calls() -> tuple[tuple[Any, ...], ...]:
 def wrong_cut(number: int, weights: dict[str, NDArray]) -> str:
     """What is wrong with a cut layer, in words; "" if it is the masked one."""
     problem, kept = trained()[0].measured, KEPT[number]
-    config, right = cut(problem.config, problem.weights, kept)
-    masked = Problem(problem.config, problem.weights, masked_inputs(problem.config, problem.inputs, kept))
-    wanted = answer(masked, PRECISION)
+    config, right = _cut(problem, kept)
+    wanted = answer(_masked(problem, kept), PRECISION)
     parts: dict[str, list[str]] = {}
     for name, array in right.items():
         if said := _wrong_part(problem, kept, name, array, weights.get(name)):
@@ -180,6 +194,12 @@ def wrong_cut(number: int, weights: dict[str, NDArray]) -> str:
             return ""
         found.append(mismatches[0].message)
     return f"{'; '.join(found)} (kept {list(kept)})"
+
+
+def _cut(problem: Problem, kept: Sequence[int]) -> tuple[AttentionConfig, Weights]:
+    """The layer with these heads alone."""
+    config = replace(problem.config, num_heads=len(kept), num_kv_heads=len(kept))
+    return config, cut_heads(problem.weights, list(kept), problem.config.num_heads)
 
 
 def _wrong_part(problem: Problem, kept: Sequence[int], name: str, right: NDArray, made: NDArray | None) -> str:
@@ -228,7 +248,7 @@ def share_of_time(number: int) -> float | None:
     clear: most runs of the cut layer must be faster than every run of the whole one.
     """
     problem = trained()[0].measured
-    config, weights = cut(problem.config, problem.weights, KEPT[number])
+    config, weights = _cut(problem, KEPT[number])
 
     def seconds(config: AttentionConfig, weights: Weights) -> float:
         start = time.perf_counter()
@@ -276,13 +296,12 @@ def _measured(one: Trained) -> Iterator[tuple[str, NDArray]]:
     state = reference.run_state(problem.config, problem.weights, problem.inputs)
     heads, weights = (np.moveaxis(state[name], 1, 0) for name in ("heads", "weights"))
     blocks = np.stack(np.split(problem.weights["out_proj.weight"], problem.config.num_heads, axis=1))
-    brought = np.einsum("hbld,hod->hblo", heads, blocks)
-    rows = words(problem)
+    rows, added = words(problem), brought(one)
     for some in (lambda array: array, lambda array: array[:, rows]):
-        yield "", some(brought)
+        yield "", some(added)
         yield "W_o is left out, and a loud head may have a small block of it", some(heads)
-        for whole in (state["output"], brought.sum(0)):
-            yield "it measures what is left without the head, and not how far the output moves", some(whole - brought)
+        for whole in (state["output"], added.sum(0)):
+            yield "it measures what is left without the head, and not how far the output moves", some(whole - added)
         yield "it measures where a head looks, and not what becomes of what it finds there", some(weights)
     yield "it measures the block of W_o alone, and not what the head finds", blocks
 

@@ -1,23 +1,18 @@
 """What is said of an exercise, level by level, so that the answer is not given away.
 
-Level 1: right, or the first wrong element, as `mha learn check` says it. 2: what is wrong, in the bug's own sentence;
-where no bug explains it, what experiments measure, else the smallest case that fails, in numbers. 3: what to change,
-where that is known. 4: a short answer that is right.
+Level 1: right, or the first wrong element, as `mha learn check` says it. 2: what is wrong, in the sentence of a known
+mistake; where none explains it, the smallest case that fails, in numbers. 3: what to change, where that is known. 4: a
+short answer that is right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from conformance.any_numbers import any_numbers
 from conformance.cases.table import all_cases, select
-from conformance.measure.faults import is_measured
 from conformance.workers.protocol import WorkerDied
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select as select_bugs
@@ -28,13 +23,11 @@ from mha.learn.exercises import exercise as exercise_of
 from mha.learn.handout.folder import heading
 from mha.learn.handout.sources import answer
 from mha.learn.judge import TIME_LIMIT, Verdict, first_wrong, first_wrong_row, formed, judge, run_on, verdict_of
-from mha.learn.names import Answer, explained, same
-from mha.learn.rows import of_rows
+from mha.learn.names import Answer, explained, sentences
 from mha.learn.running.catching import Chosen, chosen, never_asked
 from mha.learn.running.layering import diagnosed
-from mha.learn.running.measuring import Said, measured_in
 from mha.learn.running.workshop import ask
-from mha.learn.tracks.own import OWN, Candidate, for_other_arguments
+from mha.learn.tracks.own import candidates_of, for_other_arguments
 from mha.learn.tracks.translate import FUNCTIONS
 from mha.learn.words import described, foreign, given_to, in_words, rules_of, written_out
 
@@ -53,9 +46,6 @@ MOST = 2
 
 NEEDS = 6
 """Most needs of a call that are listed."""
-
-MEASURING_LIMIT = 2 * TIME_LIMIT
-"""Seconds that measuring may take before its process is ended: it ends itself long before, unless a file hangs."""
 
 
 class Hint(NamedTuple):
@@ -115,29 +105,24 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, st
 def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) -> str:
     """What is wrong with a step, as far as it is known, and else the smallest case that fails, in numbers.
 
-    If a shape or a dtype is wrong, as the verdict says, that comes first. Then each of these is run and compared, and
-    the first that gives what the file gives in every case is told: mistakes of the exercise, bugs of the zoo, what is
-    true of rows of a softmax, how all numbers lie to the right ones, the right answer for other arguments, what was
-    measured. Else where it is wrong.
+    A wrong shape or dtype, which the verdict says, comes first. Else the first of these is told that gives what the
+    file gives in every case: mistakes of the exercise, bugs of the zoo, how all numbers lie to the right ones, the
+    right answer for other arguments. Else where it is wrong.
     """
     answers = verdict.answers
     if verdict.form:
         return f"{rules_of(exercise)}\n\n{given_to(exercise, _of_wrong_form(exercise, answers))}"
-    of_kinds = of_rows(exercise, answers)
-    if said := own_mistake(exercise, answers) or (of_kinds[0] if len(of_kinds) == 1 else ""):
-        return f"{EXPLAINED}\n  {said}"
-    found = explained(exercise, answers)
+    own, found = sentences(exercise, answers, candidates_of(exercise)), explained(exercise, answers)
     of_one = bool(found.explanations) and len(found.explanations[0]) == 1
-    if of_kinds and not of_one:
-        return "\n  ".join((EXPLAINED, *of_kinds))
+    if len(own) == 1 or (own and not of_one):
+        return "\n  ".join((EXPLAINED, *own))
     if found.explanations:
         same_as = SAME if of_one and len(found.explanations) == 1 else ""
         rest = f"In {found.unknown} of the {found.rows} wrong rows both show, and what they give together is not known."
         return same_as + "\n".join([told(found.explanations, exercise), *([rest] * bool(found.unknown))])
-    if said := relation(exercise, answers) or _for_others(exercise, answers):
+    others = sentences(exercise, answers, for_other_arguments(exercise))
+    if said := relation(exercise, answers) or (others[0] if len(others) == 1 else ""):
         return f"No known mistake; but in every case:\n  {said}"
-    if folder is not None and (measured := _measured(exercise, verdict, folder)):
-        return measured
     said = location(exercise, answers)
     lines = [
         "No known mistake, and no two of them, give what yours gives in every case.",
@@ -160,61 +145,6 @@ def _look_at(exercise: Exercise) -> str:
     return LOOK_AT + " ".join(rules_of(exercise).splitlines())
 
 
-def own_mistake(exercise: StepExercise, answers: Sequence[Answer]) -> str:
-    """The sentence of the exercise's own mistake that gives these answers in every case, else those of two; else ""."""
-    own = OWN.get(exercise.name, ())
-    return _fitting(exercise, answers, own) or _of_two(exercise, answers, own)
-
-
-def _of_two(exercise: StepExercise, answers: Sequence[Answer], candidates: Sequence[Candidate]) -> str:
-    """The sentences of two candidates, if each shows in cases in which the other doesn't, and gives what is made there.
-
-    In no case do both show; where neither does, what is made is right.
-    """
-    places = bench(exercise).places
-    if len(answers) != len(places):
-        return ""
-    views = []
-    for words, one in candidates:
-        shows = [not _gives(one, place, place.wanted) for place in places]
-        fits = [_gives(one, place, made) for place, made in zip(places, answers, strict=True)]
-        views.append((words, shows, fits))
-    right = [same(made, place.wanted, place) for made, place in zip(answers, places, strict=True)]
-    for (a, a_shows, a_fits), (b, b_shows, b_fits) in combinations(views, 2):
-        given = [
-            of_a if by_a else of_b if by_b else is_right
-            for by_a, by_b, of_a, of_b, is_right in zip(a_shows, b_shows, a_fits, b_fits, right, strict=True)
-        ]
-        apart = not any(by_a and by_b for by_a, by_b in zip(a_shows, b_shows, strict=True))
-        if apart and any(a_shows) and any(b_shows) and all(given):
-            return f"{a}\n  {b}"
-    return ""
-
-
-def _for_others(exercise: StepExercise, answers: Sequence[Answer]) -> str:
-    return _fitting(exercise, answers, for_other_arguments(exercise))
-
-
-def _fitting(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> str:
-    """The sentence of the first candidate that gives these answers in every case."""
-    places = bench(exercise).places
-    if len(answers) != len(places):
-        return ""
-    return next((words for words, one in candidates if all(map(partial(_gives, one), places, answers))), "")
-
-
-def _gives(function: Callable[..., Any], place: Place, made: Answer) -> bool:
-    """Whether a candidate gives in a case what was made; one that can't be computed there does not."""
-    try:
-        with any_numbers:
-            given = function(*place.arguments)
-        given = given if isinstance(given, tuple) else (given,)
-        shaped = tuple(np.broadcast_to(one, array.shape) for one, array in zip(given, made, strict=True))
-    except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError):
-        return False
-    return not any(np.isnan(one).all() for one in shaped) and same(shaped, made, place)
-
-
 def told(found: Sequence[tuple[Bug, ...]], exercise: Exercise) -> str:
     """Explanations in words: what all of them share, then the rest of each; each with what to change."""
     common = [bug for bug in found[0] if all(bug in other for other in found)]
@@ -231,26 +161,7 @@ def told(found: Sequence[tuple[Bug, ...]], exercise: Exercise) -> str:
 
 def _of_bug(bug: Bug, exercise: Exercise) -> str:
     seen = f" (seen in {bug.seen_in})" if bug.seen_in else ""
-    name = "measured" if is_measured(bug) else bug.id
-    fix = "" if is_measured(bug) and foreign(exercise, bug.fix) else f"\n{FIX}{in_words(exercise, bug.fix)}"
-    return f"  {name}: {in_words(exercise, bug.sentence)}{seen}{fix}"
-
-
-def _measured(exercise: StepExercise, verdict: Verdict, folder: Path) -> str:
-    """What experiments show of a step that no bug explains; "" if they don't, or its process ends."""
-    path = str((folder / exercise.file).resolve())
-    try:
-        found: tuple[Said, ...] = ask(
-            exercise.dialect, MEASURING_LIMIT, measured_in, path, exercise.name, verdict.answers
-        )
-    except WorkerDied:
-        return ""
-    found = tuple(said for said in found if not foreign(exercise, in_words(exercise, said.sentence)))
-    lines = ["No known mistake; measured, and the same as yours in every case:"] if found else []
-    for said in found:
-        lines.append(f"  {in_words(exercise, said.sentence)}")
-        lines += [f"{FIX}{in_words(exercise, said.fix)}"] * (not foreign(exercise, said.fix))
-    return "\n".join(lines)
+    return f"  {bug.id}: {in_words(exercise, bug.sentence)}{seen}\n{FIX}{in_words(exercise, bug.fix)}"
 
 
 def _smallest(exercise: StepExercise, verdict: Verdict, folder: Path) -> list[str]:

@@ -1,24 +1,27 @@
-"""Which bugs of the zoo explain what a learner's function gives: one of them, else two.
+"""Known mistakes that explain what a learner's function gives: candidates of its exercise, else bugs of the zoo.
 
-An explanation gives every array of every case, the right and the wrong ones. Those that give the same everywhere are
+An explanation gives every array of every case, the right and the wrong ones. Bugs that give the same everywhere are
 named together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.judging.near import RELATIVE, SLACK
 from conformance.zoo.bug import Bug, DoesNotApply, compatible, pipelines
 from conformance.zoo.registry import all_bugs
 from mha.learn.bench import PRECISION, Bench, Place, bench, distance
 from mha.learn.exercise import StepExercise
+from mha.learn.tracks.own import Candidate
 from mha_core.reference.state import Step
 
 Answer = tuple[NDArray, ...]
@@ -170,14 +173,16 @@ def _shapes(answer: Answer) -> list[tuple[int, ...]]:
     return [array.shape for array in answer]
 
 
-def _rows(there: Bench, some: Sequence[Answer], others: Sequence[Answer]) -> NDArray[np.bool_]:
+def _rows(there: Bench, some: Sequence[Answer], others: Sequence[Answer], *, strict: bool = False) -> NDArray[np.bool_]:
     """For each row of each array of each case, in one line, whether two answers are equal there.
 
-    In a mask each element is a row: none depends on another.
+    In a mask each element is a row: none depends on another. `strict`: NaN stands where NaN stands, nowhere else.
     """
     return np.concatenate(
         [
-            close(one, other, allowed).reshape(-1, 1 if one.dtype == bool else one.shape[-1] or 1).all(axis=-1)
+            close(one, other, allowed, strict=strict)
+            .reshape(-1, 1 if one.dtype == bool else one.shape[-1] or 1)
+            .all(axis=-1)
             for a, b, place in zip(some, others, there.places, strict=True)
             for one, other, allowed in zip(a, b, place.allowed, strict=True)
         ]
@@ -192,41 +197,63 @@ def same(answer: Answer, other: Answer, place: Place) -> bool:
     )
 
 
-def close(array: NDArray, other: NDArray, allowed: NDArray) -> NDArray[np.bool_]:
+def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = False) -> NDArray[np.bool_]:
     """Where a bug's array and a learner's are equal within rounding, by the rule of `mha diagnose`: a bug changes the
     numbers from which the bound was computed.
 
-    A row in which the bug gives a NaN may hold more of them: that it spreads to excluded keys is no part of the bug.
+    Unless `strict`, a row in which the bug gives a NaN may hold more of them: that it spreads to excluded keys is no
+    part of the bug.
     """
     if array.shape != allowed.shape:  # a mistake that changes the shape
         allowed = np.full(array.shape, allowed.max(initial=0.0))
     magnitude = np.abs(array[np.isfinite(array)]).max(initial=0.0) if array.dtype.kind == "f" else 0.0
     near = distance(array, other) <= SLACK * allowed + RELATIVE * PRECISION.u * magnitude
-    if array.dtype.kind != "f" or not array.ndim:
+    if strict or array.dtype.kind != "f" or not array.ndim:
         return near
     return near | (np.isnan(other) & np.isnan(array).any(axis=-1, keepdims=True))
 
 
-def told_apart(exercise: StepExercise) -> tuple[frozenset[str], ...]:
-    """The sets of the exercise's bugs that none of its cases tells apart, each of two or more ids."""
-    known = mistakes(exercise)
-    places = bench(exercise).places
-    groups: list[list[Mistake]] = []
-    for mistake in known:
-        for group in groups:
-            if _alike(group[0], mistake, places):
-                group.append(mistake)
-                break
-        else:
-            groups.append([mistake])
-    return tuple(frozenset(one.bug.id for one in group) for group in groups if len(group) > 1)
+# Candidates ---------------------------------------------------------------------------------------------
 
 
-def _alike(a: Mistake, b: Mistake, places: Sequence[Place]) -> bool:
-    for one, two, place in zip(a.answers, b.answers, places, strict=True):
-        if one is None or two is None:
-            if one is not two:
-                return False
-        elif not same(one, two, place):
-            return False
-    return True
+def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> tuple[str, ...]:
+    """Return the sentences of few candidates that explain together all that is wrong; () if none do.
+
+    Each is true by itself: in every row in which the candidate is wrong, the function gives what it gives. Those that
+    explain the most rows come first.
+    """
+    there = bench(exercise)
+    right = [place.wanted for place in there.places]
+    if len(answers) != len(right) or any(map(_differ, answers, right)):
+        return ()
+    left = ~_rows(there, right, answers, strict=True)
+    true: list[tuple[str, NDArray[np.bool_]]] = []
+    for words, function in candidates:
+        given = [_candidate_gives(function, place) for place in there.places]
+        if None not in given:
+            made = [one for one in given if one is not None]
+            shows = ~_rows(there, right, made, strict=True)
+            lost = all(np.isnan(one).all() for answer in made for one in answer)  # anything may be its reason
+            if not lost and shows.any() and _rows(there, made, answers, strict=True)[shows].all():
+                true.append((words, shows))
+    said = []
+    for words, shows in sorted(true, key=lambda one: -one[1].sum()):
+        if (left & shows).any():
+            said.append(words)
+            left &= ~shows
+    return () if left.any() else tuple(said)
+
+
+def _differ(one: Answer, other: Answer) -> bool:
+    return _shapes(one) != _shapes(other)
+
+
+def _candidate_gives(function: Callable[..., Any], place: Place) -> Answer | None:
+    """What a candidate gives in a case; None if it can't be computed there."""
+    try:
+        with any_numbers:
+            given = function(*place.arguments)
+        given = given if isinstance(given, tuple) else (given,)
+        return tuple(np.broadcast_to(one, right.shape) for one, right in zip(given, place.wanted, strict=True))
+    except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError):
+        return None

@@ -1,6 +1,6 @@
 """What an attention layer is made and called with, as text: sizes, arrays and masks, before any framework words them.
 
-Every field holds an expression of Python, such as "64" or "embed_dim": code is carried over, never run.
+Every field holds an expression of Python, such as "64" or "embed_dim".
 """
 
 from __future__ import annotations
@@ -176,25 +176,6 @@ RULES: Mapping[str, tuple[str, ...]] = {
 """Concept -> the rules of the definition that it is about: a deviation from one of them is a warning there."""
 
 
-def lacking(making: Making, calling: Calling) -> list[str]:
-    """The concepts that this layer and call need, and a framework may not have.
-
-    >>> lacking(Making(kv_heads="G"), Calling(weights="mean", causal=True))
-    ['causal', 'mean', 'grouped']
-    """
-    needed = {
-        "padding": calling.padding,
-        "allowed": calling.allowed,
-        "causal": calling.causal,
-        "added": calling.added,
-        "weights": calling.weights == "heads",
-        "mean": calling.weights == "mean",
-        "dropout": making.dropout,
-        "grouped": making.kv_heads,
-    }
-    return [name for name, there in needed.items() if there]
-
-
 def atom(text: str) -> str:
     """The expression, in brackets unless it stands together by itself.
 
@@ -226,16 +207,6 @@ def times(a: str, b: str) -> str:
     ('64', 'G * d', '(heads + 1) * d')
     """
     return str(int(a) * int(b)) if a.isdigit() and b.isdigit() else f"{atom(a)} * {atom(b)}"
-
-
-def over(a: str, b: str) -> str:
-    """The quotient of whole numbers.
-
-    >>> over("64", "4"), over("E", "H")
-    ('16', 'E // H')
-    """
-    whole = a.isdigit() and b.isdigit() and int(b) and not int(a) % int(b)
-    return str(int(a) // int(b)) if whole else f"{atom(a)} // {atom(b)}"
 
 
 def call_of(function: str, *given: str, **named: str) -> str:

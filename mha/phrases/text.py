@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from conformance.deviations.entry import Deviation
 from mha.phrases.measure import recorded, verdict, verdict_of
 from mha.phrases.native import Native
-from mha.phrases.reading import Source
 from mha.phrases.said import CONCEPTS, STATEMENTS, Making
 from mha.phrases.table import NATIVES, carried, common, warnings_of
-from mha.phrases.translate import Translation
 from mha_core.errors import SpecError
 
 ARRAYS = (
@@ -103,35 +100,3 @@ def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
     for entry in entries:
         if not entry.why_not_here().startswith("other version"):
             yield f"{margin}! {entry.summary} ({entry.id})"
-
-
-def translated(source: Source, new: Native, found: Translation) -> Iterator[str]:
-    """What to write in place of somebody's call."""
-    places = [
-        f"{what} in line {line}" for what, line in (("made", source.made_in), ("called", source.called_in)) if line
-    ]
-    yield f"{source.native.path}, {', '.join(places)} -> {new.path}"
-    yield ""
-    yield from found.imports
-    yield ""
-    if source.made_in or new.is_function:
-        yield from found.made
-    yield from found.called
-    for heading, sentences in (
-        ("Masks", found.turned),
-        ("Could not be translated", found.missing),
-        ("Supposed", found.notes),
-    ):
-        if sentences:
-            yield ""
-            yield f"{heading}:"
-            yield from (f"  - {sentence}" for sentence in sentences)
-    if found.carried:
-        yield ""
-        with_numpy = ", with `import numpy as np`" if any(re.search(r"\bnp\.", line) for line in found.carried) else ""
-        yield f"Its weights, from your layer (old){with_numpy}:"
-        yield from (f"  {line}" for line in found.carried)
-    if found.warnings:
-        yield ""
-        yield f"Where {new.title} does not follow the definition, in what this call uses (`mha deviations ID`):"
-        yield from traps(found.warnings, "  ")

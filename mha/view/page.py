@@ -11,7 +11,6 @@ from typing import Any
 
 from conformance.reports.selfcontained import template
 from mha.view.data import RECORDED, Picture, Seen, Sources
-from mha.view.importance import Importance
 from mha.view.labels import Labels
 from mha.view.measures import MEASURES
 from mha.view.pack import Pack
@@ -32,14 +31,12 @@ class About:
         made_with: versions that recorded it.
         notes: further remarks, such as which modules were not read.
         texts: a name for each pass of the model; passes beyond are numbered.
-        importance: one more measure, from elsewhere.
     """
 
     name: str
     made_with: str
     notes: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
-    importance: Importance | None = None
 
 
 def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources, labels: Labels) -> tuple[Line, int]:
@@ -47,14 +44,11 @@ def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources,
     parts, pack, tokens, pictures = [], Pack(), _Tokens(), []
     for one in seen:
         parts.append(one)
-        beside: Any = {"labels": labels, "importance": about.importance}
-        pictures += [_picture(picture, one, pack, tokens, **beside) for picture in one.pictures]
+        pictures += [_picture(picture, one, pack, tokens, labels) for picture in one.pictures]
     found = verdict(parts, sources)
     layers = list(dict.fromkeys(one.part.layer for one in parts))
     sheets = _sheets(parts, about)
     measures = {name: measure.words for name, measure in MEASURES.items()}
-    if about.importance is not None:
-        measures["importance"] = f"importance of the head ({about.importance.name})"
     content = {
         "layers": layers,
         "numbers": [next(one.part.position for one in parts if one.part.layer == name) for name in layers],
@@ -103,14 +97,10 @@ class _Tokens:
         return self._known[key]
 
 
-def _picture(
-    picture: Picture, seen: Seen, pack: Pack, tokens: _Tokens, *, labels: Labels, importance: Importance | None
-) -> dict[str, Any]:
+def _picture(picture: Picture, seen: Seen, pack: Pack, tokens: _Tokens, labels: Labels) -> dict[str, Any]:
     part, config = picture.part, picture.part.config
     queries, keys = labels.of(part, picture.item)
     measures = {name: [_number(value) for value in values] for name, values in picture.measures.items()}
-    if importance is not None:
-        measures["importance"] = [_number(importance.by_layer[part.layer][head]) for head in part.heads]
     return {
         "layer": part.layer,
         "pass": part.number,

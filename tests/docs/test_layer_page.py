@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 from html import unescape
 
-import numpy as np
 import pytest
 
-from mha_core import reference
 from tests.docs.conftest import ROOT, build
 from tests.lessons.test_plain import EXPRESSED
 
 pytestmark = pytest.mark.same_on_newest  # the site is built with the tested set
-
-STAGES = {"q": "queries", "k": "keys", "v": "values"}
-"""Steps that have another name than their stage."""
 
 
 @pytest.fixture(scope="module")
 def plain(site):
     """The package behind the page, found as the build finds it."""
     import _ext.pages.parallel
-    import _ext.plain.maps
     import _ext.plain.marks
     import _ext.plain.rows
-    import _ext.plain.toy
 
     return _ext
 
@@ -37,45 +29,8 @@ def text(site):
     return (site / "layer.html").read_text()
 
 
-@pytest.fixture(scope="module")
-def ran(plain):
-    found = plain.plain.toy.run_one("numpy")
-    arrays = {
-        dtype: {
-            key.split("/")[1]: array
-            for key, array in found.items()
-            if key.startswith(dtype) and key != f"{dtype}/ratio"
-        }
-        for dtype in plain.plain.toy.DTYPES
-    }
-    return plain.plain.toy.Ran("1", arrays, dict.fromkeys(arrays, 0.1))
-
-
-def test_every_step_stands_there_with_its_shape_and_picture(plain, text, ran):
-    shown = re.findall(r'id="step-(\w+)">(.*?)</th>', text)
-    assert [name for name, _ in shown] == [row.name for row in plain.plain.rows.steps()]
-    problem = plain.plain.toy.problem()
-    state = reference.run(problem.config, problem.weights, problem.inputs)
-    for name, head in shown:
-        array = ran.arrays["float64"].get(name)
-        if array is None:
-            assert "<svg" not in head
-            continue
-        assert f'<span class="shape">{array.shape}</span>' in head
-        assert plain.plain.maps.picture(array, name) in head
-        stage = STAGES.get(name, name)
-        if stage in ("scores", "weights", "heads", "output") or name in STAGES:
-            np.testing.assert_allclose(array, getattr(state, stage), rtol=0, atol=1e-14)
-
-
-def test_what_was_run_was_judged_and_differs_by_rounding_alone(plain, text):
-    for name, label in plain.common.DIALECTS.items():
-        said = "equal; worst error" if plain.plain.toy.installed()[name] else "is not installed"
-        assert re.search(rf"<li>{label}[^<]*{said}", text)
-    shown = [float(value) for value in re.findall(r"largest difference (\S+) \(float64\)", text)]
-    assert len(shown) == 11
-    assert 0 < max(shown) < 1e-14
-    assert "not the same in all" not in text
+def test_every_step_stands_there(plain, text):
+    assert re.findall(r'id="step-(\w+)">', text) == [row.name for row in plain.plain.rows.steps()]
 
 
 def test_the_code_is_that_of_the_files(plain, text):
@@ -86,20 +41,6 @@ def test_the_code_is_that_of_the_files(plain, text):
     wanted = [cell.source for row in plain.plain.rows.steps() for cell in row.cells.values()]
     assert [cell.rstrip("\n") for cell in cells] == wanted
     assert f"each of the {EXPRESSED}\ncases" in text or f"each of the {EXPRESSED} cases" in text.replace("\n", " ")
-
-
-def test_a_difference_is_the_largest_of_any_two(plain, ran):
-    toy = plain.plain.toy
-    moved = {step: array.copy() for step, array in ran.arrays["float64"].items()}
-    moved["scores"][1, 2, 3, 4] += 0.25
-    moved["has_key"][0, 0, 0, 0] ^= True
-    runs = {"numpy": ran, "torch": replace(ran, arrays={**ran.arrays, "float64": moved})}
-    assert toy.difference(runs, "scores", "float64") == pytest.approx(0.25)
-    assert toy.difference(runs, "has_key", "float64") == 1
-    assert toy.difference(runs, "heads", "float64") == 0
-    assert toy.difference(runs, "scores", "float32") == 0
-    moved["masked"][0, 0, 0, 0] = -np.inf
-    assert toy.difference(runs, "masked", "float64") == np.inf
 
 
 def test_marks_are_what_another_dialect_writes_otherwise(plain):
@@ -141,17 +82,6 @@ def test_other_rows_are_refused(plain, folder, old, new, message):
     changed(folder / "in_tf.py", old, new)
     with pytest.raises(ValueError, match=re.escape(message)):
         plain.plain.rows.steps(folder)
-
-
-def test_a_wrong_comment_is_refused(plain, folder, ran):
-    changed(folder / "in_numpy.py", "weights @ v  # (B, H, Lq, dv)", "weights @ v  # (B, H, Lq, d)")
-    with pytest.raises(ValueError, match=r"heads has shape \(2, 3, 4, 7\), its comment says \(B, H, Lq, d\)"):
-        plain.plain.toy.check_shapes(plain.plain.rows.steps(folder), {"numpy": ran})
-
-
-def test_who_is_not_installed_is_said(plain, ran):
-    page = plain.pages.parallel.page(plain.plain.rows.steps(), {"numpy": ran})
-    assert page.count("is not installed where this page was built") == 4
 
 
 def test_a_renamed_variable_stops_the_build(folder, tmp_path):
@@ -238,7 +168,4 @@ def test_rows_and_columns_have_names_for_screen_readers(browser, site):
     said = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node["ignored"]}
     assert ("columnheader", "TensorFlow") in said
     assert any(role == "rowheader" and name.startswith("scores") for role, name in said)
-    assert any(
-        role == "image" and name.startswith("weights of the first item: 3 heads of 4 x 6") for role, name in said
-    )
     assert ("radio", "JAX") in said

@@ -24,7 +24,7 @@ WORDS, LINES, FIGURES = 150, 10, 1
 BLOCKS = re.compile(r"^```\{.*?^```$", re.MULTILINE | re.DOTALL)
 """Cells, figures and formulas in the text of a lesson."""
 
-DRAWN = re.compile(r"^```\{(?:plot|gallery|heads)\} ", re.MULTILINE)
+DRAWN = re.compile(r"^```\{plot\} ", re.MULTILINE)
 """Figures in it."""
 
 BEYOND = re.compile(r"^(?=## Beyond the course: )", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""`parallel`: the plain edition in columns, a row for what each statement assigns, with numbers of this build.
+"""`parallel`: the plain edition in columns, a row for what each statement assigns.
 
     ```{parallel}
     ```
@@ -9,15 +9,12 @@ buttons and a style sheet; nothing here needs a script.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from html import escape
 
 from _ext.common import DIALECTS
 from _ext.mathml import to_mathml
-from _ext.plain.maps import picture
 from _ext.plain.marks import to_html
 from _ext.plain.rows import LAYER, Step, steps
-from _ext.plain.toy import DTYPES, Ran, check_shapes, difference, run_all
 
 WORDS: dict[str, tuple[str, str]] = {
     LAYER: ("The layer. True in the mask means: may attend; True in padding: nobody may.", ""),
@@ -44,19 +41,10 @@ WORDS: dict[str, tuple[str, str]] = {
 """Step -> what it does, and its formula."""
 
 
-def page(rows: tuple[Step, ...], runs: Mapping[str, Ran]) -> str:
-    """The whole table as HTML, with what was run below it.
-
-    Args:
-        rows: of all dialects.
-        runs: what those that are installed gave.
-
-    Raises:
-        ValueError: a row has no words here, or the other way round; or a comment names a wrong shape.
-    """
+def page(rows: tuple[Step, ...]) -> str:
+    """The whole table as HTML. Raises ValueError if a row has no words here, or the other way round."""
     if [row.name for row in rows] != list(WORDS):
         raise ValueError(f"the steps of the files are {[row.name for row in rows]}, those described {list(WORDS)}")
-    check_shapes(rows, runs)
     heads = "".join(
         f'<th role="columnheader" scope="col" id="col-{name}" class="in-{name}">{label}</th>'
         for name, label in DIALECTS.items()
@@ -65,9 +53,7 @@ def page(rows: tuple[Step, ...], runs: Mapping[str, Ran]) -> str:
         '<div class="parallel">'
         f"{_chosen()}"
         '<table role="table" aria-label="The layer in five dialects, step by step">'
-        f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>'
-        + "".join(_step(row, runs) for row in rows)
-        + f"</table>{_judged(runs)}</div>"
+        f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>{"".join(map(_step, rows))}</table></div>'
     )
 
 
@@ -85,19 +71,7 @@ def _chosen() -> str:
     return f'<div class="choices">{"".join(choices)}{every}</div>'
 
 
-def _judged(runs: Mapping[str, Ran]) -> str:
-    """Who was run in this build, and how the judge found them."""
-    lines = []
-    for name, label in DIALECTS.items():
-        if name not in runs:
-            lines.append(f"<li>{label} is not installed where this page was built: its column is read, not run.</li>")
-            continue
-        found = " and ".join(f"{runs[name].ratios[dtype]:.1g} in {dtype}" for dtype in DTYPES)
-        lines.append(f"<li>{label} {escape(runs[name].version)}: equal; worst error / allowed error {found}.</li>")
-    return f'<ul class="judged">{"".join(lines)}</ul>'
-
-
-def _step(row: Step, runs: Mapping[str, Ran]) -> str:
+def _step(row: Step) -> str:
     words, formula = WORDS[row.name]
     head = f"step-{row.name}"
     cells = "".join(
@@ -109,7 +83,7 @@ def _step(row: Step, runs: Mapping[str, Ran]) -> str:
     return (
         f'<tbody role="rowgroup"><tr role="row" class="step">'
         f'<th role="rowheader" scope="rowgroup" colspan="5" id="{head}">'
-        f'<span class="name">{row.name}</span><span class="words">{escape(words)}</span>{math}{_numbers(row, runs)}'
+        f'<span class="name">{row.name}</span><span class="words">{escape(words)}</span>{math}'
         f'</th></tr><tr role="row" class="code">{cells}</tr></tbody>'
     )
 
@@ -118,22 +92,6 @@ def _code(row: Step, name: str) -> str:
     return to_html(row.cells[name].source, {key: cell.source for key, cell in row.cells.items() if key != name})
 
 
-def _numbers(row: Step, runs: Mapping[str, Ran]) -> str:
-    """Shape, picture and differences of a step that is an array."""
-    array = runs["numpy"].arrays[DTYPES[0]].get(row.name)
-    if array is None:
-        return ""
-    found = {dtype: difference(runs, row.name, dtype) for dtype in DTYPES}
-    if array.dtype == bool:
-        said = "the same in all" if not any(found.values()) else "not the same in all"
-    else:
-        said = "largest difference " + ", ".join(
-            f"{value:.1e} ({dtype})" if value else f"0 ({dtype})" for dtype, value in found.items()
-        )
-    shape = f'<span class="shape">{array.shape}</span>'
-    return f'{shape}{picture(array, row.name)}<span class="difference">{said}</span>'
-
-
 def markdown() -> str:
     """The page as it is."""
-    return f"`````{{raw}} html\n{page(steps(), run_all())}\n`````"
+    return f"`````{{raw}} html\n{page(steps())}\n`````"

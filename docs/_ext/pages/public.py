@@ -7,7 +7,7 @@
     ```
 
 `public` imports the package, which must need no framework. `layers` reads the backends' sources, so that a build takes
-seconds and needs none. Docstrings are Google's style in both.
+seconds and needs none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import ast
 import inspect
 from importlib import import_module
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -25,23 +24,18 @@ from sphinx.ext.napoleon import Config, GoogleDocstring
 from _ext.common import FRAMEWORKS, tabs
 
 ROOT = Path(__file__).parents[3]
-CALLS = ("forward", "call", "__call__")
-"""What a layer's call is named in one framework or another."""
+CALLS = ("__init__", "forward", "call", "__call__")
+"""How a layer is made, and what its call is named in one framework or another."""
 
 Documented = ast.ClassDef | ast.FunctionDef
-
-
-def as_rst(docstring: str, what: str = "class") -> str:
-    """A docstring of Google's style as reStructuredText."""
-    how: Any = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
-    kind: Any = what
-    return str(GoogleDocstring(docstring, how, what=kind))
 
 
 def google_style(_: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Convert what autodoc found; a property's text has no sections, and a colon in it ends no type."""
     if what not in ("property", "attribute", "data"):
-        lines[:] = as_rst("\n".join(lines), what).splitlines()
+        how: Any = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
+        kind: Any = what
+        lines[:] = str(GoogleDocstring("\n".join(lines), how, what=kind)).splitlines()
 
 
 def members_of(package: str) -> str:
@@ -70,51 +64,18 @@ def definition_of(package: str, name: str) -> Documented:
     raise ValueError(f"{package} shows no {name}")
 
 
-def arguments_of(function: ast.FunctionDef) -> str:
-    """The arguments without their types, as a call is written.
-
-    >>> arguments_of(ast.parse("def f(self, x: int, *, scale: float = 1.0) -> int: ...").body[0])
-    'x, *, scale=1.0'
-    """
-    arguments = function.args
-    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
-        if argument is not None:
-            argument.annotation = None
-    arguments.args = [argument for argument in arguments.args if argument.arg != "self"]
-    return ast.unparse(arguments)
-
-
-def fields_of(layer: ast.ClassDef) -> str:
-    """What a class is built with: the arguments of `__init__`, or the fields of a dataclass."""
-    for node in layer.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            return arguments_of(node)
-    fields = [node for node in layer.body if isinstance(node, ast.AnnAssign)]
-    shown = [(ast.unparse(field.target), field.value) for field in fields]
-    return ", ".join(
-        name if value is None else f"{name}={ast.unparse(value)}" for name, value in shown if not name.startswith("_")
-    )
-
-
-def described(package: str, name: str) -> str:
-    """The reference of one class or function of a backend; of a class also its call."""
+def outline(package: str, name: str) -> str:
+    """A class or function of a backend as Python without its code: signatures and docstrings."""
     found = definition_of(package, name)
-    what = "class" if isinstance(found, ast.ClassDef) else "function"
-    arguments = fields_of(found) if isinstance(found, ast.ClassDef) else arguments_of(found)
-    text = [f".. py:{what}:: {package}.{name}({arguments})", "", indent(as_rst(doc(found), what), "   "), ""]
-    for node in found.body if isinstance(found, ast.ClassDef) else ():
-        if isinstance(node, ast.FunctionDef) and node.name in CALLS and ast.get_docstring(node):
-            call = [f".. py:method:: {node.name}({arguments_of(node)})", "", indent(as_rst(doc(node), "method"), "   ")]
-            text += [indent("\n".join(call), "   "), ""]
-    return "\n".join(text)
-
-
-def doc(node: Documented) -> str:
-    """The docstring; a public name without one stops the build."""
-    text = ast.get_docstring(node)
-    if not text:
-        raise ValueError(f"{node.name} has no docstring")
-    return text
+    if not ast.get_docstring(found):
+        raise ValueError(f"{name} of {package} has no docstring")
+    calls = [node for node in found.body if isinstance(node, ast.FunctionDef) and node.name in CALLS]
+    kept = [node for node in calls if isinstance(found, ast.ClassDef)]
+    for node in kept:
+        node.body = node.body[: bool(ast.get_docstring(node))] or [ast.Expr(ast.Constant(...))]
+    fields = [node for node in found.body if isinstance(node, ast.AnnAssign)]
+    found.body = [found.body[0], *fields, *kept]
+    return ast.unparse(found)
 
 
 def public(package: str) -> str:
@@ -124,6 +85,4 @@ def public(package: str) -> str:
 
 def layers(name: str) -> str:
     """A tab for each backend."""
-    return tabs(
-        {backend: f"````{{eval-rst}}\n{described(f'backends.{backend}', name)}\n````" for backend in FRAMEWORKS}
-    )
+    return tabs({backend: f"```python\n{outline(f'backends.{backend}', name)}\n```" for backend in FRAMEWORKS})

@@ -1,11 +1,6 @@
 """`layer-phrases`: what each framework's own attention says, side by side, and how parameters move between any two.
 
-    ```{layer-phrases} menus
-    ```
-
-`all` instead of `menus` puts what they choose from. Everything is on the page; where scripts run, two menus leave what
-stands between two layers. Code and words are those of `mha.phrases`; its measured.json has what
-came out when the code ran.
+Code and words are those of `mha.phrases`; its measured.json has what came out when the code ran.
 """
 
 from __future__ import annotations
@@ -19,58 +14,6 @@ from mha.phrases.native import Native
 from mha.phrases.said import CONCEPTS, Making
 from mha.phrases.table import NATIVES, carried, common, warnings_of
 from mha.phrases.text import lines_of, words_of
-
-FIRST = ("torch-mha", "keras-mha")
-"""The pair that the menus show at first."""
-
-SCRIPT = """
-<script>
-(() => {
-  const form = document.querySelector(".phrase-menus"), [from, to] = form.querySelectorAll("select");
-  const cells = [...document.querySelectorAll(".phrase")], moves = [...document.querySelectorAll(".carry")];
-  const asked = new URLSearchParams(location.hash.slice(1));
-  const known = name => [...from.options].some(option => option.value === name);
-  if (known(asked.get("from"))) from.value = asked.get("from");
-  if (known(asked.get("to"))) to.value = asked.get("to");
-  const show = () => {
-    for (const cell of cells) {
-      const who = cell.dataset.of.split(" ");
-      cell.hidden = !who.includes(from.value) && !who.includes(to.value);
-      cell.style.order = who.includes(from.value) ? 0 : 1;
-    }
-    for (const move of moves) {
-      move.open = move.dataset.pairs.split(" ").includes(`${from.value}/${to.value}`);
-      move.hidden = !move.open;
-    }
-    form.querySelector("code").textContent = `mha phrase ${from.value} ${to.value}`;
-  };
-  form.addEventListener("change", () => {
-    history.replaceState(null, "", `#from=${from.value}&to=${to.value}`);
-    show();
-  });
-  form.querySelector("button").addEventListener("click", () => {
-    [from.value, to.value] = [to.value, from.value];
-    form.dispatchEvent(new Event("change"));
-  });
-  form.hidden = false;
-  show();
-})();
-</script>
-"""
-
-
-def menus() -> str:
-    """Two menus, which are hidden until the script runs."""
-    parts = []
-    for label, chosen in zip(("From", "To"), FIRST, strict=True):
-        options = "".join(
-            f'<option value="{native.id}"{" selected" if native.id == chosen else ""}>{escape(native.title)}</option>'
-            for native in NATIVES.values()
-        )
-        parts.append(f"<label>{label} <select>{options}</select></label>")
-    return (
-        f'<form class="phrase-menus" hidden>{"".join(parts)}<button type="button">Exchange</button><code></code></form>'
-    )
 
 
 def cell(natives: list[Native], concept: str) -> str:
@@ -136,10 +79,8 @@ def raw(html: str) -> str:
     return f"`````{{raw}} html\n{html}\n`````\n"
 
 
-def markdown(part: str) -> str:
-    """Of "menus": them. Of "all": a section for each concept, and every pair."""
-    if part == "menus":
-        return raw(menus())
+def markdown() -> str:
+    """A section for each concept, and every pair."""
     releases = ", ".join(f"{name} {release}" for name, release in recorded()["releases"].items())
     parts: list[str] = []
     for concept, heading in CONCEPTS.items():
@@ -148,9 +89,8 @@ def markdown(part: str) -> str:
         if concept == "parameters":
             parts += [
                 "From a layer `old` to a layer `new`, both as they are made above, with `import numpy as np`. Each "
-                "was run: "
-                "every parameter arrives exact to the bit, and the new layer, called with padding and causal, is "
-                "then held against the definition in float32.\n",
+                "was run: every parameter arrives exact to the bit, and the new layer, called with padding and causal, "
+                "is then held against the definition in float32.\n",
                 raw("".join(carried_by())),
             ]
-    return "\n".join([*parts, f"Run with {releases}.\n", raw(SCRIPT)])
+    return "\n".join([*parts, f"Run with {releases}.\n"])

@@ -1,1 +1,1 @@
-"""The plain edition of `lessons/plain`, row by row: its statements, how they differ, and what a toy call computes."""
+"""The plain edition of `lessons/plain`, row by row: its statements, and how they differ."""

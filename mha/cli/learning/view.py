@@ -39,7 +39,6 @@ class ViewOptions(Apart):
         "--leave",
         help="An array that no MODEL of its type has, or another file beside it, to leave out (repeatable).",
     )
-    importance: Path | None = options.any_path("--importance", help="What mha heads --json wrote, as one more bar.")
     html: Path = options.output_file("--html", help="The page.", required=True)
 
     @property
@@ -93,7 +92,6 @@ def _asked_for(
 ) -> tuple[Recording, tuple[Part, ...], Labels, About]:
     """The recording, its parts, their labels and what the page says of them."""
     from mha.recordings.recording import Recording
-    from mha.view.importance import read_importance
     from mha.view.labels import Labels, read_tokens
     from mha.view.page import About
     from mha.view.plan import plan
@@ -116,8 +114,7 @@ def _asked_for(
     labels = Labels(parts, given or recording.tokens, source)
     notes = () if recording.coverage is None else (f"The recording {recording.coverage.line}.",)
     name = Path(asked.what).name if is_file else asked.what
-    importance = None if asked.importance is None else read_importance(asked.importance, parts)
-    return recording, parts, labels, About(name, recording.made_with, notes, texts, importance)
+    return recording, parts, labels, About(name, recording.made_with, notes, texts)
 
 
 def _recorded_model(asked: ViewOptions, texts: tuple[str, ...], progress: Callable[[str], None]) -> Recording:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case
-from mha.heads.prune import cut
+from mha.learn.answers.larger import cut_heads
 from mha.learn.exercise import CatchExercise, Exercise, HeadsExercise, LayerExercise, NumbersExercise, StepExercise
 from mha_core import AttentionConfig, init_weights
 from mha_core.reference import pipeline as reference
@@ -59,10 +59,10 @@ def _of_case(exercise: StepExercise | LayerExercise, case: Case) -> str:
 def _of_heads(exercise: HeadsExercise) -> str:
     if exercise.kind == "importance":
         return "Example: a head that adds nothing, as its columns of out_proj.weight are 0, is the least important."
-    config = AttentionConfig(2, 2)
-    weights = init_weights(config, seed=0)
-    _, made = cut(config, weights, [1])
-    return _written({"weights": weights, "kept": [1], "num_heads": 2}, {"cut": made})
+    weights = init_weights(AttentionConfig(2, 2), seed=0)
+    made = cut_heads({**weights, "out_proj.bias": np.zeros(2)}, [1], 2)
+    shown = {name: made[name] for name in weights}  # without the biases, which any reader can follow
+    return _written({"weights": weights, "kept": [1], "num_heads": 2}, {"cut": shown})
 
 
 def _written(given: Mapping[str, Any], made: Mapping[str, Any]) -> str:

@@ -135,13 +135,13 @@ def _is_full(case: Case) -> bool:
 
 
 def explained(subject: RemoteSubject, cases: tuple[str, ...]) -> Explained:
-    """What explains a layer in these cases: an exercise's own mistake, else what a diagnosis finds.
+    """What explains a layer in these cases: an exercise's own mistake, else bugs of the zoo.
 
-    Those that were measured are on no file, and steps can't be sent to another process: so all are sent without steps.
+    Steps can't be sent to another process: so all are sent without steps.
     """
     found = diagnose(subject, select(cases), bugs=OF_LAYERS)
     if not found.explanations:
-        found = diagnose(subject, select(cases), experiments=True)
+        found = diagnose(subject, select(cases))
     explanations = found.explanations or found.partly
     sent = {bug: replace(bug, forward={}, backward={}) for one in explanations for bug in one.bugs}
     return bool(found.explanations), tuple(tuple(sent[bug] for bug in one.bugs) for one in explanations)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from conformance.zoo.bug import Bug
 from mha.learn.exercise import NUMPY, StepExercise
 from mha.learn.handout.sources import answer
+from mha.learn.tracks.softmax import SOFTMAX, Candidate
 from mha_core.reference.forward import new_padding
 from mha_core.reference.state import State
 
@@ -32,9 +33,6 @@ def _weights(query: float, keys: NDArray) -> NDArray:
 
 _DEGREES = 36.0 * np.arange(10)
 _RADIANS = "np.cos and np.sin take radians, and were given degrees: np.deg2rad(degrees)."
-
-Candidate: TypeAlias = tuple[str, Callable[..., Any]]
-"""A sentence, and the function that has the mistake."""
 
 OWN: dict[str, tuple[Candidate, ...]] = {
     "dot-products": (
@@ -103,6 +101,16 @@ OWN: dict[str, tuple[Candidate, ...]] = {
     ),
 }
 """Exercise -> its candidates."""
+
+
+def candidates_of(exercise: StepExercise) -> tuple[Candidate, ...]:
+    """The exercise's own candidates."""
+    if exercise.covers == ("weights",) and exercise.parameters in (("scores",), ("scores", "allowed")):
+        return SOFTMAX
+    return OWN.get(exercise.name, ())
+
+
+# A whole layer --------------------------------------------------------------------------------------------
 
 
 def _kept(name: str) -> Callable[[State], NDArray]:

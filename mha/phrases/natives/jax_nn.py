@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from mha.phrases.masks import masks_of
 from mha.phrases.moving import names
-from mha.phrases.native import Arguments, Native
+from mha.phrases.native import Native
 from mha.phrases.natives.keras_layers import AXES
-from mha.phrases.natives.torch_sdpa import HEADS
 from mha.phrases.said import Calling, Held, Lack, Making, both, call_of, with_axes
 
 
@@ -23,7 +21,6 @@ class JaxDotProductAttention(Native):
     imports = ("import jax", "import jax.numpy as jnp")
     holder = "params"
     layers = ("backends.jax.native.subjects:DotProductAttention*",)
-    is_function = True
     lacks: ClassVar[Mapping[str, Lack]] = {
         **{
             name: Lack(
@@ -60,13 +57,6 @@ class JaxDotProductAttention(Native):
         "    return jnp.einsum('blhd,hde->ble', heads, params['o']) + params['o_bias']",
         "output = attend(params, queries, keys, values)",
     )
-    called_with = (
-        *("query", "key", "value", "bias", "mask", "scale", "is_causal", "query_seq_lengths"),
-        "key_value_seq_lengths",
-        "local_window_size",
-        "implementation",
-    )
-    positional = 5
 
     def make(self, making: Making) -> list[str]:
         """A dict of arrays."""
@@ -118,15 +108,6 @@ class JaxDotProductAttention(Native):
         """A new dict."""
         rows = [f"    '{name}': jnp.asarray({name})," for name in names(making)]
         return Held((f"{new} = {{", *rows, "}"), AXES)
-
-    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
-        arrays = [given.need(name) for name in ("query", "key", "value")]
-        found = masks_of(given, given.take("mask"), axes="bhqk", attend=True)
-        added = masks_of(given, given.take("bias"), axes="bhqk", attend=True)
-        numbers = added.added or added.allowed
-        notes = [*found.notes, HEADS.format(shape="(B, L, H, d)", arrays=", ".join(arrays))]
-        causal = given.switch("is_causal", False) or found.causal
-        return Calling(padding=found.padding, allowed=found.allowed, added=numbers, causal=causal), notes
 
 
 def _quoted(have: list[str]) -> str:

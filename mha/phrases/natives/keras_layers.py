@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from mha.phrases.masks import masks_of
 from mha.phrases.moving import names
-from mha.phrases.native import Arguments, Native, width_of
-from mha.phrases.natives.torch_mha import no_rate
+from mha.phrases.native import Native
 from mha.phrases.said import Calling, Held, Lack, Making, both, call_of, with_axes
 
 AXES: Mapping[str, str] = {
@@ -17,12 +14,6 @@ AXES: Mapping[str, str] = {
     **{"q_bias": "h d", "k_bias": "g d", "v_bias": "g d", "o_bias": "o"},
 }
 """Kernels with an axis for the heads, as Flax has them too."""
-
-OTHERS = (
-    *("kernel_initializer", "bias_initializer", "kernel_regularizer", "bias_regularizer", "activity_regularizer"),
-    *("kernel_constraint", "bias_constraint", "use_gate", "seed"),
-)
-"""Arguments that both have besides."""
 
 
 class KerasAttention(Native):
@@ -56,14 +47,6 @@ class KerasAttention(Native):
         "compiled = tf.function(layer)",
         "output = compiled(queries, value=values, key=keys, training=False)",
     )
-    called_with = (
-        *("query", "value", "key", "query_mask", "value_mask", "key_mask", "attention_mask"),
-        "return_attention_scores",
-        "training",
-        "use_causal_mask",
-    )
-    made_by_place, positional = 7, 10
-    reshaping = ("value_dim", "output_shape", "use_gate")
 
     def call(self, making: Making, calling: Calling) -> list[str]:
         """With named arrays."""
@@ -87,31 +70,6 @@ class KerasAttention(Native):
         width = f"(None, None, {making.width})"
         built = f"{new}.built or {new}.build({width}, {width}, {width})"
         return Held((built, f"{new}.set_weights([{', '.join(in_order(making))}])"), AXES)
-
-    @abstractmethod
-    def sizes(self, given: Arguments) -> tuple[str, str, str]:
-        """Heads, width of a head, heads of keys."""
-
-    def read_making(self, given: Arguments) -> tuple[Making, list[str]]:
-        heads, head_width, kv_heads = self.sizes(given)
-        width, note = width_of(heads, head_width)
-        bias, dropout = given.switch("use_bias", True), no_rate(given.take("dropout"))
-        return Making(width, heads, head_width, kv_heads, bias, dropout), [note]
-
-    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
-        queries, values = given.need("query"), given.need("value")
-        found = masks_of(given, given.take("attention_mask"), axes="bqk", attend=True)
-        causal = given.switch("use_causal_mask", False) or found.causal
-        weights = "heads" if given.switch("return_attention_scores", False) else ""
-        notes = list(found.notes)
-        if found.added:
-            notes.append(
-                f"attention_mask={found.added.text} holds numbers, which this layer casts to bool: 0 means ignore"
-            )
-        training = given.switch("training", False)
-        keys = given.take("key", values)
-        calling = Calling(queries, keys, values, found.padding, found.allowed, None, causal, weights, training)
-        return calling, notes
 
 
 def in_order(making: Making) -> list[str]:
@@ -138,21 +96,12 @@ class KerasMultiHeadAttention(KerasAttention):
         **KerasAttention.words,
         "made": "key_dim is the width of ONE head, d = E // H, not E. Widths of input and output come from the arrays.",
     }
-    made_with = (
-        *("num_heads", "key_dim", "value_dim", "dropout", "use_bias", "output_shape", "attention_axes"),
-        "sliding_window",
-        "flash_attention",
-        *OTHERS,
-    )
 
     def make(self, making: Making) -> list[str]:
         """Without variables yet."""
         bias = "" if making.bias else "False"
         made = call_of(self.path, making.heads, key_dim=making.head_width, dropout=making.dropout, use_bias=bias)
         return [f"layer = {made}"]
-
-    def sizes(self, given: Arguments) -> tuple[str, str, str]:
-        return given.need("num_heads"), given.need("key_dim"), ""
 
 
 class KerasGroupQueryAttention(KerasAttention):
@@ -167,18 +116,9 @@ class KerasGroupQueryAttention(KerasAttention):
         "made": "head_dim first, then the heads of queries, then those of keys and values: a divisor of H.",
         "grouped": "The third argument. Query head h reads key head h // (H // G).",
     }
-    made_with = (
-        *("head_dim", "num_query_heads", "num_key_value_heads", "dropout", "use_bias", "sliding_window"),
-        "flash_attention",
-        *OTHERS,
-    )
 
     def make(self, making: Making) -> list[str]:
         """Without variables yet."""
         bias = "" if making.bias else "False"
         sizes = making.head_width, making.heads, making.groups
         return [f"layer = {call_of(self.path, *sizes, dropout=making.dropout, use_bias=bias)}"]
-
-    def sizes(self, given: Arguments) -> tuple[str, str, str]:
-        heads, groups = given.need("num_query_heads"), given.need("num_key_value_heads")
-        return heads, given.need("head_dim"), "" if groups == heads else groups

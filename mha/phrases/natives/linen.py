@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from mha.phrases.masks import masks_of
-from mha.phrases.native import Arguments, Native
+from mha.phrases.native import Native
 from mha.phrases.natives.keras_layers import AXES
-from mha.phrases.natives.torch_mha import no_rate
-from mha.phrases.said import Calling, Held, Lack, Making, atom, both, call_of, over, with_axes
+from mha.phrases.said import Calling, Held, Lack, Making, atom, both, call_of, with_axes
 
 AS_NN = ("nn.MultiHeadDotProductAttention", "nn.MultiHeadAttention")
 """Its names where `nn` is flax.linen, as everybody imports it."""
@@ -53,20 +51,6 @@ class LinenMultiHeadDotProductAttention(Native):
         "place. Each draw has a key.",
     }
     state = ("output = jax.jit(layer.apply)(variables, queries, keys, values)",)
-    made_with = (
-        *("num_heads", "dtype", "param_dtype", "qkv_features", "out_features", "broadcast_dropout"),
-        *("dropout_rate", "deterministic", "precision", "kernel_init", "out_kernel_init", "bias_init", "out_bias_init"),
-        *("use_bias", "attention_fn", "decode", "normalize_qk", "force_fp32_for_softmax"),
-    )
-    called_with = (
-        *("inputs_q", "inputs_k", "inputs_v", "inputs_kv", "mask", "deterministic", "dropout_rng"),
-        "sow_weights",
-        "mutable",
-        "rngs",
-    )
-    made_by_place, positional = 17, 3
-    reshaping = ("out_features", "normalize_qk")
-    method = "apply"
 
     def make(self, making: Making) -> list[str]:
         """The module, and its variables."""
@@ -104,12 +88,6 @@ class LinenMultiHeadDotProductAttention(Native):
         """New variables."""
         return flax_written(making, f"{new} = {{'params': {{", "}}")
 
-    def read_making(self, given: Arguments) -> tuple[Making, list[str]]:
-        return flax_making(given, "")
-
-    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
-        return flax_calling(given, making)
-
 
 def one_mask(calling: Calling) -> tuple[list[str], str]:
     """The lines that make a causal mask, if there is one, and the whole mask with four axes."""
@@ -141,38 +119,3 @@ def flax_written(making: Making, begin: str, end: str) -> Held:
         bias = f", 'bias': jnp.asarray({name}_bias)" if making.bias else ""
         rows.append(f"    '{part}': {{'kernel': jnp.asarray({name}){bias}}},")
     return Held((begin, *rows, end), AXES)
-
-
-def flax_making(given: Arguments, width: str) -> tuple[Making, list[str]]:
-    """A construction of either Flax layer; `width` is what it says of the input."""
-    heads, notes = given.need("num_heads"), []
-    inner, outer = given.take("qkv_features", width), given.take("out_features", width)
-    if not inner:
-        width = "E"
-        notes.append("the width E is that of the queries: this layer takes it from the arrays")
-    elif not width:
-        notes.append(f"qkv_features={inner} is taken for the width of the arrays too")
-    if outer and outer != (width or inner):
-        given.taken.discard("out_features")
-    width = inner or width
-    bias, dropout = given.switch("use_bias", True), no_rate(given.take("dropout_rate"))
-    return Making(width, heads, over(width, heads), bias=bias, dropout=dropout), notes
-
-
-def flax_calling(given: Arguments, making: Making) -> tuple[Calling, list[str]]:
-    """A call of either Flax layer."""
-    queries = given.need("inputs_q")
-    keys = given.take("inputs_k", given.take("inputs_kv", queries))
-    values = given.take("inputs_v", keys)
-    found = masks_of(given, given.take("mask"), axes="bhqk", attend=True)
-    notes = list(found.notes)
-    if found.added:
-        notes.append(
-            f"mask={found.added.text} holds numbers, which this layer takes for True and False: 0 means ignore"
-        )
-    weights = "heads" if given.switch("sow_weights", False) else ""
-    training = bool(making.dropout) and not given.switch("deterministic", True)
-    for handled in ("mutable", "rngs", "dropout_rng"):
-        given.take(handled)
-    causal = found.causal
-    return Calling(queries, keys, values, found.padding, found.allowed, None, causal, weights, training), notes

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from mha.phrases.moving import CANONICAL
-from mha.phrases.native import Arguments, Native
+from mha.phrases.native import Native
 from mha.phrases.natives.torch_sdpa import four_read, four_written
 from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom
-from mha_core.errors import SpecError
 
 
 class MxnetInterleaved(Native):
@@ -22,9 +21,6 @@ class MxnetInterleaved(Native):
     imports = ("import mxnet as mx",)
     dtypes = ("float32",)
     layers = ("backends.mxnet.native.subjects:Interleaved*",)
-    is_function = True
-    called_with = ("queries", "keys_values", "heads")
-    true_means = ""
     lacks: ClassVar[Mapping[str, Lack]] = {
         "grouped": Lack(
             "has none: the operators know one number of heads. Repeat the keys and values of each group.",
@@ -111,12 +107,6 @@ class MxnetInterleaved(Native):
     def write(self, making: Making, new: str) -> Held:
         """In place."""
         return Held(tuple(four_written(making, new, "set_data(mx.nd.array(array))")), CANONICAL)
-
-    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
-        raise SpecError(
-            "MXNet has no attention layer whose call could be read: its operators are between softmax and masks of "
-            "yours"
-        )
 
 
 def _closed(mask: Mask) -> str:

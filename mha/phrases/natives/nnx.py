@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar
 
-from mha.phrases.native import Arguments, Native
-from mha.phrases.natives.linen import flax_calling, flax_making, flax_read, flax_written, one_mask
+from mha.phrases.native import Native
+from mha.phrases.natives.linen import flax_read, flax_written, one_mask
 from mha.phrases.said import Calling, Held, Lack, Making, call_of
 
 
@@ -53,17 +52,6 @@ class NnxMultiHeadAttention(Native):
         "attend = nnx.jit(lambda layer, *arrays: layer(*arrays, deterministic=True))",
         "output = attend(layer, queries, keys, values)",
     )
-    made_with = (
-        *("num_heads", "in_features", "qkv_features", "out_features", "num_kv_heads", "in_kv_features"),
-        *("dtype", "param_dtype", "broadcast_dropout", "dropout_rate", "deterministic", "precision", "kernel_init"),
-        *("out_kernel_init", "bias_init", "out_bias_init", "use_bias", "attention_fn", "decode", "normalize_qk"),
-        *("rngs", "keep_rngs"),
-    )
-    reshaping = ("out_features", "in_kv_features", "normalize_qk")
-    called_with = (
-        *("inputs_q", "inputs_k", "inputs_v", "mask", "deterministic", "rngs", "sow_weights", "decode"),
-        "is_causal",
-    )
 
     def make(self, making: Making) -> list[str]:
         """With parameters, drawn by rngs."""
@@ -90,17 +78,3 @@ class NnxMultiHeadAttention(Native):
     def write(self, making: Making, new: str) -> Held:
         """In place."""
         return flax_written(making, f"nnx.update({new}, {{", "})")
-
-    def read_making(self, given: Arguments) -> tuple[Making, list[str]]:
-        width = given.need("in_features")
-        given.take("rngs")
-        making, notes = flax_making(given, width)
-        if given.take("num_kv_heads"):
-            making = replace(making, kv_heads=given.take("num_kv_heads"))
-        return making, notes
-
-    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
-        calling, notes = flax_calling(given, making)
-        if given.switch("is_causal", False):
-            calling = replace(calling, causal=True)
-        return calling, notes

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from mha.phrases.masks import masks_of
 from mha.phrases.moving import CANONICAL, NAMES, names
-from mha.phrases.native import Arguments, Native
-from mha.phrases.natives.torch_mha import no_rate
-from mha.phrases.said import Calling, Held, Making, both, call_of, over, with_axes
-from mha_core import AttentionConfig
+from mha.phrases.native import Native
+from mha.phrases.said import Calling, Held, Making, both, call_of, with_axes
 
 CONFIG = "from mha_core import AttentionConfig"
 """What `from_weights` needs besides."""
-
-OF_FRAMEWORKS = ("device", "dtype", "param_dtype", "precision", "name")
-"""Arguments that a layer of one framework or another has besides."""
 
 
 class Ours(Native):
@@ -40,23 +34,6 @@ class Ours(Native):
     }
     mean: ClassVar[str] = "weights.mean(axis=1)"
     sign: ClassVar[str] = " & "
-    made_with = ("embed_dim", "num_heads", "dropout", "bias", *AttentionConfig.__dataclass_fields__, *OF_FRAMEWORKS)
-    called_with = (
-        *("queries", "keys", "values", "valid_lens", "allowed", "bias", "causal", "return_weights"),
-        *("query_offset", "window", "dropout_keep", "past_keys", "past_values", "return_present"),
-        *("deterministic", "training", "rngs"),
-    )
-    positional = 4
-    reshaping = (
-        "head_dim",
-        "value_head_dim",
-        "query_dim",
-        "key_dim",
-        "value_dim",
-        "output_dim",
-        "score",
-        "projections",
-    )
 
     def make(self, making: Making) -> list[str]:
         """With biases where they are asked for."""
@@ -112,25 +89,6 @@ class Ours(Native):
     def takes(self, new: str) -> str:
         """The variables that `from_weights` gives."""
         return new
-
-    def read_making(self, given: Arguments) -> tuple[Making, list[str]]:
-        width, heads = given.need("embed_dim"), given.need("num_heads")
-        kv_heads, dropout = given.take("num_kv_heads"), no_rate(given.take("dropout"))
-        bias = given.switch("bias", False)
-        return Making(width, heads, over(width, heads), "" if kv_heads == heads else kv_heads, bias, dropout), []
-
-    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
-        arrays = given.need("queries"), given.need("keys"), given.need("values")
-        found = masks_of(given, given.take("allowed"), axes="bhqk", attend=True)
-        numbers = masks_of(given, given.take("bias"), axes="bhqk", attend=True)
-        causal = given.switch("causal", False) or found.causal
-        weights = "heads" if given.switch("return_weights", False) else ""
-        training = given.switch("training", False) or not given.switch("deterministic", True)
-        given.take("rngs")
-        added = numbers.added or numbers.allowed
-        training = training and bool(making.dropout)
-        calling = Calling(*arrays, found.padding, found.allowed, added, causal, weights, training)
-        return calling, list(found.notes)
 
 
 def _outcome(calling: Calling) -> str:
@@ -188,7 +146,6 @@ class OursJax(Ours):
     framework = "jax"
     imports = ("import jax", "from backends.jax import MultiHeadAttention, from_weights, to_weights", CONFIG)
     holder = "variables"
-    method = "apply"
     words: ClassVar[Mapping[str, str]] = {
         **Ours.words,
         "dropout": "A rate of the module; it acts where the call says deterministic=False and brings a key.",

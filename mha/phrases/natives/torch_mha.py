@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar
 
-from mha.phrases.masks import Found, masks_of
 from mha.phrases.moving import CANONICAL
-from mha.phrases.native import Arguments, Native
-from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom, both, call_of, over
-from mha_core.errors import SpecError
+from mha.phrases.native import Native
+from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom, both, call_of
 
 
 class TorchMultiheadAttention(Native):
@@ -50,20 +47,6 @@ class TorchMultiheadAttention(Native):
         "layer.eval().requires_grad_(False)",
         "output, _ = torch.compile(layer, backend='eager')(queries, keys, values)",
     )
-    made_with = (
-        *("embed_dim", "num_heads", "dropout", "bias", "add_bias_kv", "add_zero_attn", "kdim", "vdim"),
-        "batch_first",
-        "device",
-        "dtype",
-    )
-    called_with = (
-        *("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask"),
-        "average_attn_weights",
-        "is_causal",
-    )
-    made_by_place, positional = 11, 8
-    reshaping = ("kdim", "vdim", "add_bias_kv")
-    true_means = "ignore"
 
     def make(self, making: Making) -> list[str]:
         """In eval(), or in train() where dropout is to act."""
@@ -139,51 +122,6 @@ class TorchMultiheadAttention(Native):
             ]
         return Held(tuple(lines), CANONICAL)
 
-    def read_making(self, given: Arguments) -> tuple[Making, list[str]]:
-        width, heads = given.need("embed_dim"), given.need("num_heads")
-        dropout = given.take("dropout")
-        making = Making(width, heads, over(width, heads), bias=given.switch("bias", True), dropout=no_rate(dropout))
-        notes = []
-        if not given.switch("batch_first", False):
-            notes.append(
-                "batch_first=False: the arrays are (L, B, width) there and (B, L, width) here. Exchange the first two "
-                "axes of queries, keys and values before the call, and of the output after it."
-            )
-        return making, notes
-
-    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
-        arrays = given.need("query"), given.need("key"), given.need("value")
-        padding, mask = given.take("key_padding_mask"), given.take("attn_mask")
-        shown = given.switch("need_weights", True)
-        averaged = given.switch("average_attn_weights", True)
-        causal = given.switch("is_causal", False)
-        weights = "" if not shown else "mean" if averaged else "heads"
-        found = masks_of(given, mask, axes="qk", attend=False)
-        if causal and mask and not found.causal:
-            if shown or padding:  # with these PyTorch computes by attn_mask, whatever the hint says
-                words = f"is_causal=True is a hint: with weights or padding it is {mask} that PyTorch applies"
-                found = replace(found, notes=(*found.notes, words))
-            else:
-                found = Found(causal=True, notes=(f"is_causal=True replaces {mask}, which PyTorch then does not read",))
-        keys = masks_of(given, padding, axes="bk", attend=False)
-        if keys.added and found.added:
-            raise SpecError(
-                f"key_padding_mask={padding} and attn_mask={mask} both hold numbers: add them up in attn_mask, or give "
-                "True and False for one of them"
-            )
-        added = found.added or keys.added
-        calling = Calling(*arrays, keys.padding, found.allowed, added, found.causal, weights)
-        return calling, [*found.notes, *keys.notes]
-
 
 LATER = "torch.ones({q}.shape[1], {k}.shape[1], dtype=torch.bool).triu(1)"
 """The causal mask: True for every key that stands after the query."""
-
-
-def no_rate(text: str) -> str:
-    """A dropout rate; "" for one that is 0.
-
-    >>> no_rate("0.0"), no_rate("0"), no_rate("0.1"), no_rate("rate")
-    ('', '', '0.1', 'rate')
-    """
-    return "" if text in ("0", "0.0", "0.") else text

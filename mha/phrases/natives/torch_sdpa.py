@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from mha.phrases.masks import masks_of
 from mha.phrases.moving import CANONICAL
-from mha.phrases.native import Arguments, Native
-from mha.phrases.natives.torch_mha import no_rate
+from mha.phrases.native import Native
 from mha.phrases.said import Calling, Held, Lack, Making, Mask, atom, both, call_of, with_axes
 
 
@@ -21,7 +19,6 @@ class TorchScaledDotProductAttention(Native):
     others = ("sdpa", "F.scaled_dot_product_attention", "scaled_dot_product_attention")
     imports = ("import torch", "import torch.nn.functional as F")
     layers = ("backends.torch.native.functional:ScaledDotProduct*",)
-    is_function = True
     lacks: ClassVar[Mapping[str, Lack]] = {
         name: Lack(
             "has none: it gives the output alone. torch.nn.MultiheadAttention gives them.",
@@ -49,8 +46,6 @@ class TorchScaledDotProductAttention(Native):
         "heads = (layer[n](x).unflatten(2, (H, d)).transpose(1, 2) for n, x in arrays)",
         "output = layer['o'](attend(*heads).transpose(1, 2).flatten(2))",
     )
-    called_with = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    positional = 6
 
     def make(self, making: Making) -> list[str]:
         """Four projections in a dict of modules."""
@@ -109,19 +104,6 @@ class TorchScaledDotProductAttention(Native):
         lines = four_written(making, new, "copy_(torch.tensor(array))")
         return Held(("with torch.no_grad():", *(f"    {line}" for line in lines)), CANONICAL)
 
-    def read_calling(self, given: Arguments, making: Making) -> tuple[Calling, list[str]]:
-        arrays = [given.need(name) for name in ("query", "key", "value")]
-        found = masks_of(given, given.take("attn_mask"), axes="bhqk", attend=True)
-        causal = given.switch("is_causal", False) or found.causal
-        training = bool(no_rate(given.take("dropout_p")))
-        notes = [*found.notes, HEADS.format(shape="(B, H, L, d)", arrays=", ".join(arrays))]
-        if given.switch("enable_gqa", False):
-            notes.append("enable_gqa=True: the heads of keys and values are fewer, which the layer is to be told")
-        calling = Calling(
-            padding=found.padding, allowed=found.allowed, added=found.added, causal=causal, training=training
-        )
-        return calling, notes
-
 
 def four_read(making: Making, old: str, taken: str) -> Held:
     """The arrays of four linear layers in a dict, each by the method `taken` of a parameter."""
@@ -138,10 +120,3 @@ def four_written(making: Making, new: str, put: str) -> list[str]:
         arrays = ", ".join(f"{name}{ending}" for name in "qkvo")
         lines += [f"for name, array in zip('qkvo', ({arrays})):", f"    {new}[name].{kind}.{put}"]
     return lines
-
-
-HEADS = (
-    "{arrays} are heads there, {shape}, and were projected before: queries, keys and values stand here for what was "
-    "projected, (B, L, E)"
-)
-"""The note on a call of a function."""

@@ -20,8 +20,9 @@ from mha.learn.exercise import StepExercise
 from mha.learn.exercises import exercise
 from mha.learn.handout.folder import answered
 from mha.learn.judge import Verdict, judge, run_on
-from mha.learn.names import Found, explained, same, steps_of
+from mha.learn.names import Found, explained, same, sentences, steps_of
 from mha.learn.running.dialects import DIALECTS
+from mha.learn.tracks.own import candidates_of
 from mha.learn.tracks.translate import into
 from tests.mha.learn.answers import ANSWERS, Answer, half
 
@@ -48,7 +49,7 @@ class Outcome:
 
 
 def said_of(verdict: Verdict, found: Found) -> str:
-    """What the second level says without measuring, which takes seconds; "" if it only shows numbers."""
+    """What the second level says; "" if it only shows numbers."""
     if verdict.status == "no answer":
         return verdict.line
     one = verdict.exercise
@@ -58,7 +59,8 @@ def said_of(verdict: Verdict, found: Found) -> str:
         return verdict.form if re.search(r"; it must .*?: |^what it returns is", verdict.form) else ""
     if found.explanations:
         return ", ".join(bug.id for bugs in found.explanations for bug in bugs)
-    return relation(one, verdict.answers) or location(one, verdict.answers)
+    said = sentences(one, verdict.answers, candidates_of(one))
+    return " ".join(said) or relation(one, verdict.answers) or location(one, verdict.answers)
 
 
 @pytest.fixture(scope="module")

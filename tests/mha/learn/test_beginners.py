@@ -18,8 +18,9 @@ from mha.learn.exercises import OF_LESSONS, exercise
 from mha.learn.headwork import cut_calls, trained, wrong_cut, wrong_order
 from mha.learn.hints import DEEPEST, FIX, LOOK_AT, hint, of_answers
 from mha.learn.judge import Verdict, verdict_of
-from mha.learn.names import mistakes
+from mha.learn.names import mistakes, sentences
 from mha.learn.running.attempt import Asked, attempt
+from mha.learn.tracks.own import candidates_of
 from mha.learn.words import in_words
 from tests.mha.learn.answers.beginners import ANSWERS
 from tests.mha.learn.answers.layer import PLAIN
@@ -38,7 +39,7 @@ def verdict_on(answer, path, one):
 
 
 def said_of(answer, path, one=None):
-    """What check and the third level of a hint say, without what a process of its own would measure."""
+    """What check and the third level of a hint say."""
     one = one or exercise(answer.exercise)
     verdict = verdict_on(answer, path, one)
     return f"{verdict.line}\n{of_answers(one, verdict, None) if verdict.status == 'wrong' else ''}"
@@ -78,7 +79,7 @@ SENTENCES = {
     "empty-row/nan-is-zero": "A NaN among the scores is hidden: the row has weights of 0.",
     "masked-softmax/filled-very-low": "Masked scores become a number, such as ",
     "masked-softmax/filled-with-minimum": "Masked scores become the smallest score of all, and not minus infinity",
-    "masked-softmax/scores-times-allowed": "0, not minus infinity: a masked key still counts. Mask with -inf.",
+    "masked-softmax/scores-times-allowed": "0, not minus infinity: a masked key still counts. Mask with -inf",
     "masked-softmax/inverted-by-minus": "True is taken for masked, and False for allowed",
     "causal/itself-alone": "Each query is allowed its own key alone.",
     "causal-offsets/at-the-end": "as if offsets were key_len - query_len",
@@ -182,13 +183,13 @@ def test_a_frequent_mistake_of_a_layer_is_said(name, write):
     (source,) = (answer.source for answer in PLAIN if answer.name == f"plain-function/{name}")
     text = hint(*write("plain-function", source), 3, "numpy").text
     assert LAYERS[name] in text
-    assert not re.search("things are wrong|measured:|additive bias|projected as they are", text)
+    assert not re.search("things are wrong|additive bias|projected as they are", text)
 
 
 def test_of_a_layer_no_large_composition_is_said_and_none_of_what_it_has_not(monkeypatch, tmp_path):
     one, verdict = exercise("plain-function"), Verdict(exercise("plain-function"), "wrong", "", case="prime")
     missing, twice, merged = select_bugs(("scale-missing", "values-from-keys", "merge-d-h"))
-    of_bias = replace(missing, id="measured-x", sentence="Scores with the additive bias are another's.")
+    of_bias = replace(missing, id="of-bias", sentence="Scores with the additive bias are another's.")
     for is_whole, found, said in (
         (True, (missing, merged), True),
         (True, (missing, merged, twice), False),
@@ -205,8 +206,8 @@ def test_two_mistakes_of_one_exercise_are_said_where_each_shows_alone():
     one = exercise("scores")
     both = function_of("scores/scale-or-one")
     answers = tuple((both(*place.arguments),) for place in bench(one).places)
-    assert hints.own_mistake(one, answers).count("\n") == 1
-    assert hints.own_mistake(one, ((answers[0][0] * 3.0,), *answers[1:])) == ""
+    assert len(sentences(one, answers, candidates_of(one))) == 2
+    assert sentences(one, ((answers[0][0] * 3.0,), *answers[1:]), candidates_of(one)) == ()
 
 
 def test_a_layer_is_explained_by_the_case_that_it_fails_too(monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from mha.learn.exercises import all_exercises, exercise
 from mha.learn.handout.folder import text_of
 from mha.learn.hints import of_answers, told
 from mha.learn.judge import verdict_of
-from mha.learn.names import OF_NO_EXERCISE, Found, explained, mistakes, steps_of, told_apart
+from mha.learn.names import OF_NO_EXERCISE, Found, explained, mistakes, same, steps_of
 from mha.learn.running.attempt import Attempt
 from mha.learn.running.catching import Shown, chosen
 from mha_core.reference.rules import RULES
@@ -101,6 +101,24 @@ def given_by(one: StepExercise, *bugs):
     """What a file with these bugs in it would give."""
     there = bench(one)
     return tuple(there.with_steps(place, steps_of(one, *bugs)) for place in there.places)
+
+
+def told_apart(one):
+    """The sets of the exercise's bugs that none of its cases tells apart, each of two or more ids."""
+    groups = []
+    for mistake in mistakes(one):
+        for group in groups:
+            if _alike(group[0], mistake, bench(one).places):
+                group.append(mistake)
+                break
+        else:
+            groups.append([mistake])
+    return [frozenset(each.bug.id for each in group) for group in groups if len(group) > 1]
+
+
+def _alike(a, b, places):
+    answers = zip(a.answers, b.answers, places, strict=True)
+    return all(x is y if x is None or y is None else same(x, y, place) for x, y, place in answers)
 
 
 @pytest.mark.parametrize("one", STEPS, ids=lambda one: one.name)

@@ -12,12 +12,13 @@ from mha.cli.main import main
 from mha.learn import judge as judging
 from mha.learn.bench import bench
 from mha.learn.exercises import exercise
-from mha.learn.hints import hint, of_answers, own_mistake
+from mha.learn.hints import hint, of_answers
 from mha.learn.judge import first_wrong_row, judge, verdict_of
-from mha.learn.names import explained, mistakes
+from mha.learn.names import explained, mistakes, sentences
 from mha.learn.progress import learned
 from mha.learn.running.attempt import Attempt
 from mha.learn.running.layering import Layered, cases_of
+from mha.learn.tracks.own import candidates_of
 from mha.learn.words import written_out
 from tests.mha.learn.answers import ANSWERS
 
@@ -78,8 +79,9 @@ def test_a_mistake_of_one_exercise_is_named_in_every_case_or_not_at_all(name, fu
     verdict = verdict_of(one, Attempt(answers))
     assert verdict.status == "wrong"
     assert of_answers(one, verdict, None).startswith(f"This explains yours in every case:\n  {sentence}")
-    assert own_mistake(one, (tuple(array + 1.0 for array in answers[0]), *answers[1:])) == ""
-    assert own_mistake(one, tuple(place.wanted for place in bench(one).places)) == own_mistake(one, answers[:-1]) == ""
+    others = (tuple(array + 1.0 for array in answers[0]), *answers[1:])
+    right = tuple(place.wanted for place in bench(one).places)
+    assert [sentences(one, some, candidates_of(one)) for some in (others, right, answers[:-1])] == [(), (), ()]
 
 
 def test_by_how_much_attention_prefers_a_direction_is_said_as_it_is():

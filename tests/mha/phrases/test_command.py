@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
@@ -12,14 +10,6 @@ from mha.phrases.said import CONCEPTS
 from mha.phrases.table import NATIVES, find
 
 pytestmark = pytest.mark.same_on_newest  # text, which no framework reads
-
-ROOT = Path(__file__).parents[3]
-
-CALL = """
-from torch import nn
-attend = nn.MultiheadAttention(64, 4, batch_first=True)
-output, _ = attend(x, memory, memory, key_padding_mask=padded)
-"""
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -47,31 +37,6 @@ def test_one_concept_is_said_alone():
     assert "PADDING" not in text
 
 
-def test_the_page_shows_what_is_printed(tmp_path):
-    page = (ROOT / "docs" / "phrasebook-layers.md").read_text()
-    call = page.partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "CALL.py").write_text(call)
-    status, text = run("--from", str(tmp_path / "CALL.py"), "--to", "keras")
-    shown = page.partition("--to keras\n...\n")[2].partition("...\n```")[0]
-    assert shown.count("\n") == 5
-    assert (status, shown in text) == (0, True)
-
-
-def test_a_call_is_written_down_for_another(tmp_path):
-    (tmp_path / "CALL.py").write_text(CALL)
-    status, text = run("--from", str(tmp_path / "CALL.py"), "--to", "keras")
-    assert status == 0
-    for line in (
-        "torch.nn.MultiheadAttention, made in line 3, called in line 4 -> keras.layers.MultiHeadAttention",
-        "layer = keras.layers.MultiHeadAttention(4, key_dim=16)",
-        "output = layer(x, value=memory, key=memory, attention_mask=(~padded)[:, None, :])",
-        "  - padded: True means ignore there and may attend here, so it is inverted.",
-        "  q, k, v = (x.T.reshape(64, 4, 16) for x in (q, k, v))",
-        "  ! layer(q, k, v) is taken as query, value, key. (keras-mha-positional-order)",
-    ):
-        assert f"{line}\n" in text
-
-
 def test_all_are_listed():
     status, text = run()
     assert status == 0
@@ -86,9 +51,6 @@ def test_all_are_listed():
         (("torch", "MultiHeadAttention"), "is the name of several: keras-mha (keras.layers.MultiHeadAttention), nnx"),
         (("torch",), "needs the layer to go to as well"),
         (("torch", "keras", "--about", "masks"), "--about 'masks' is no concept (there are: made, called, padding"),
-        (("--to", "keras"), "--to needs --from CALL.py"),
-        (("--from", "nothing.py"), "--from CALL.py needs --to TO"),
-        (("--from", "nothing.py", "--to", "keras"), "nothing.py can't be read"),
     ],
 )
 def test_what_is_refused(arguments, message):

@@ -81,28 +81,3 @@ def test_tokens_of_a_file_stand_in_the_page(run, tmp_path):
     assert "left6" in page
     assert "right0" in page
     assert "the other recording" in page
-
-
-def test_importance_of_elsewhere_is_one_more_measure(run, tmp_path):
-    layers = [{"name": "a.first", "heads": 3}, {"name": "b.second", "heads": 4}]
-    rows = [[0.5, 0.25, 0.125], [1.0, 2.0, 3.0, 4.0]]
-    (tmp_path / "heads.json").write_text(json.dumps({"layers": layers, "importance": {"left out": rows}}))
-    done = run("two.safetensors", "--importance", "heads.json")
-    assert done.exit_code == 0, done.output
-    page = (tmp_path / "view.html").read_text()
-    assert '"importance":[0.5,0.25,0.125]' in page
-    assert "importance of the head (left out)" in page
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{}", "no file of `mha heads --json`"),
-        ('{"layers": [], "importance": {"left out": []}}', "no importance of the 3 heads of a.first"),
-    ],
-)
-def test_what_is_no_importance(run, tmp_path, text, message):
-    (tmp_path / "heads.json").write_text(text)
-    done = run("two.safetensors", "--importance", "heads.json")
-    assert done.exit_code == 2
-    assert message in done.output

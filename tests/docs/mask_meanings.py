@@ -1,4 +1,4 @@
-"""Measures what each framework's mask means, and writes masks.json: `python docs/_data/masks.py`, with all frameworks.
+"""What each framework's mask means, measured, and in the words of docs/masks.md.
 
 One head, queries of zeros, values that are the unit vectors, projections that change nothing: every key that a query
 may attend to gets the same weight, and the output is the weights.
@@ -6,17 +6,12 @@ may attend to gets the same weight, and the output is the weights.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-HERE = Path(__file__).parent
 
 OPEN = np.array([[True, False, True], [True, True, False]])
 """A mask of two queries and three keys."""
@@ -203,13 +198,25 @@ def answer(ask: Ask, mask: NDArray | None, *, causal: bool = False) -> str:
     return "-" if weights is None else attended(weights)
 
 
-def main() -> None:
-    """Measure all, and write."""
-    packages = ("torch", "keras", "tensorflow", "jax", "flax", "mxnet")
-    found = {name: measured(subject[3]()) for name, subject in SUBJECTS.items()}
-    whole = {"releases": {name: metadata.version(name) for name in packages}, "masks": found}
-    (HERE / "masks.json").write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+TRUE_ATTENDS, TRUE_IGNORES = attended(OPEN), attended(~OPEN)
+
+WORDS = {
+    "bool": {TRUE_ATTENDS: "attend", TRUE_IGNORES: "**ignore**", "-": "takes lengths alone"},
+    "float": {
+        TRUE_ATTENDS: "added to the scores",
+        TRUE_IGNORES: "**taken for False and True**: the mask is inverted",
+        "ValueError": "refused",
+        "-": "takes lengths alone",
+    },
+    "empty": {"000 111": "weights 0", "NaN 111": "**NaN**", "111 111": "**attends to all keys**"},
+    "causal": {"100 110": "query 0 sees key 0 alone: top-left", "110 111": "bottom-right", "-": "none of its own"},
+}
+"""What was measured -> what it means; anything else fails."""
 
 
-if __name__ == "__main__":
-    main()
+def in_words(name: str) -> str:
+    """The row of the page on one layer."""
+    layer, argument, _, asked = SUBJECTS[name]
+    found = measured(asked())
+    ours = ("all four `backends`", argument) if layer.startswith("`backends.") else (layer, argument)
+    return f"| {' | '.join([*ours, *(words[found[kind]] for kind, words in WORDS.items())])} |"

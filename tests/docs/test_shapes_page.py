@@ -1,30 +1,34 @@
-"""`proof`: which bugs of the zoo the calls of text books would show, computed in this build.
-
-    ```{proof} table
-    ```
-
-`table` says how many each way of looking finds, `missed` lists what all-ones inputs can't show.
-"""
+"""docs/why-a-shape-is-no-proof.md: the bugs of the zoo that the calls of text books would show."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from _data.promise import CONFIG, LENGTHS, SHAPES
-from _ext import common
-from _ext.common import escaped
 from conformance.zoo.bug import GRADIENTS, Bug, DoesNotApply, pipelines
 from conformance.zoo.registry import all_bugs
-from mha_core import AttentionInputs, AttentionMask, init_weights, reference
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights, reference
 from mha_core.weights import Weights
+from tests.docs.conftest import ROOT
+
+pytestmark = pytest.mark.same_on_newest  # no framework takes part
+
+PAGE = (ROOT / "docs" / "why-a-shape-is-no-proof.md").read_text()
 
 SAME = 1e-9
 """What float64 can differ in an output of size 1, generously; a bug changes more."""
+
+
+CONFIG = AttentionConfig(embed_dim=100, num_heads=5)
+SHAPES = {"queries": (2, 4, 100), "keys": (2, 6, 100), "values": (2, 6, 100)}
+LENGTHS = np.array([3, 2])
+"""The call of Dive into Deep Learning: 100 wide, 5 heads, 4 queries, 6 keys, of which 3 and 2 count."""
 
 
 @dataclass(frozen=True)
@@ -96,31 +100,18 @@ def output_of(bug: Bug | None, weights: Weights, call: AttentionInputs) -> NDArr
         return None
 
 
-def table() -> str:
-    """How many each way of looking finds."""
+def test_the_table_is_what_each_way_of_looking_finds():
     result = found()
-    rows = (
-        ("shape of the output, all-ones inputs (the books' check)", result.by_shape),
-        ("every number, all-ones inputs", result.by_ones),
-        ("every number, random inputs, without `valid_lens`", result.by_random_unmasked),
-        ("every number, random inputs", result.by_random),
-    )
-    total = set(result.all)
-    found_by = {name: len(total & set(ids)) for name, ids in rows}
-    cells = [(name, f"{hits} of {len(total)}", str(len(total) - hits)) for name, hits in found_by.items()]
-    return common.table(["what is compared in this call", "mistakes found", "missed"], cells)
+    ways = (result.by_shape, result.by_ones, result.by_random_unmasked, result.by_random)
+    counts = [len(set(result.all) & set(ids)) for ids in ways]
+    total = len(result.all)
+    shown = re.findall(r"^\| .* \| (\d+) of (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
+    assert shown == [(str(hits), str(total), str(total - hits)) for hits in counts]
+    assert counts[0] == 0
 
 
-def missed() -> str:
-    """What changes the numbers of the call, but not if all inputs are 1."""
+def test_what_ones_hide_is_listed():
     result = found()
-    return "\n".join(
-        f"- `{bug.id}`: {escaped(bug.sentence)}"
-        for bug in all_bugs()
-        if bug.id in result.all and bug.id not in result.by_ones
-    )
-
-
-def markdown(part: str) -> str:
-    """One of the two."""
-    return {"table": table, "missed": missed}[part]()
+    hidden = {bug.id: bug.sentence for bug in all_bugs() if bug.id in set(result.all) - set(result.by_ones)}
+    assert dict(re.findall(r"^- `([\w-]+)`: (.*)$", PAGE.replace("\\", ""), re.MULTILINE)) == hidden
+    assert {"scale-missing", "mask-ignored", "keys-and-values-exchanged"} <= set(hidden)

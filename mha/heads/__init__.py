@@ -1,1 +1,0 @@
-"""`mha heads`: how much each head of a model matters, and the model without those that matter least."""

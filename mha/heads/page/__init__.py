@@ -1,1 +1,0 @@
-"""The report of `mha heads` as one page."""
