@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.calibration.arithmetic import Arithmetic
 from conformance.calibration.attention import KEY_BLOCK, Call, Held, attend
-from conformance.calibration.by_part.chunked_mask import allowed
 from conformance.calibration.by_part.run import Run as PartRun
 from conformance.calibration.parts import Parts, ways_of
 from conformance.calibration.ways import Ways
 from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
 from mha_core.backend import Run
-from mha_core.call.masks import additive_bias, padding_keys
+from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
 from mha_core.dtypes import check_dtype, round_to
 from mha_core.heads import merge_heads, split_heads
 from mha_core.weights import Weights
@@ -144,7 +143,7 @@ class _Run:
         padding = padding_keys(inputs.mask, sizes)
         self.padding = padding[:, self.past_len :, None]
         self.past_padding = padding[:, None, : self.past_len, None]
-        self.allowed = allowed(ways.parts, inputs.mask, sizes, config.num_heads)
+        self.allowed = allowed_keys(inputs.mask, sizes, config.num_heads)
         self.x = {
             "q_proj": arithmetic.hold(inputs.queries),
             "k_proj": arithmetic.hold(np.where(self.padding, 0.0, inputs.keys)),

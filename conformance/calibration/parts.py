@@ -8,19 +8,16 @@ from itertools import chain
 from numpy.typing import NDArray
 
 from conformance.calibration import by_part
-from conformance.calibration.by_part import clip_qkv, query_key_norm, query_scale, rotary, value_norm
+from conformance.calibration.by_part import query_key_norm, rotary
 from conformance.calibration.by_part.run import Run, Step
 from conformance.cases.choices import Space
 from conformance.discovery import members
 from mha_core.reference.state import State
 
 STEPS: tuple[Callable[[Run, str], Step | None], ...] = (
-    clip_qkv.limit_of,
     query_key_norm.before,
     rotary.rotation,
     query_key_norm.after,
-    query_scale.scaling,
-    value_norm.values_of,
 )
 """In their order, (run, side) -> the step on that side, "queries", "keys" or "values"; None where there is none."""
 
@@ -59,7 +56,7 @@ def ways_of(formulation: str) -> Mapping[str, str]:
     """Choice -> the way that a formulation goes, where that is not the plain one.
 
     >>> ways_of("packed")
-    {'clip': 'wide', 'value_scale': 'wide'}
+    {}
     """
     tables = (getattr(part, "WAYS", {}) for part in members(by_part))
     choices = {choice: ways for table in tables for choice, ways in table.items()}

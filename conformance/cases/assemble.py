@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.case import Rng
-from conformance.cases.choices import DRAWN, Description
+from conformance.cases.choices import Description
 from conformance.cases.parts import poison_past
 from conformance.cases.problem import Problem
 from mha_core import AttentionInputs, AttentionMask, RotaryInputs, init_weights
@@ -109,8 +109,6 @@ def problem_of(description: Description, weights: Weights | None = None) -> Prob
     )
     if config.rotary is not None:
         inputs = replace(inputs, rotary=_positions(np.random.default_rng([made["seed"], 2]), description))
-    for part in DRAWN:
-        inputs = part.given(inputs, made, sizes) if hasattr(part, "given") else inputs
     problem = Problem(config, weights_of(description) if weights is None else weights, inputs)
     return poison_past(rng, problem) if made.get("padding is NaN") else problem
 

@@ -7,5 +7,5 @@ A module has what it needs of these:
     between   (config, state of the reference) -> the arrays that some way leaves in between
 """
 
-ORDER = ("softcap", "rotary", "query_key_norm", "query_scale", "chunked_mask", "clip_qkv", "value_norm")
+ORDER = ("softcap", "rotary", "query_key_norm")
 """The order in which `mha calibrate --list` names ways; one that is not named comes last."""
