@@ -11,7 +11,7 @@
         masks.py       the mask of one call, built on the device
         attention.py   score functions, masked softmax, dropout, weighted sum
         scores.py      the scores of a layer: dot products, or additive with its parameters
-    parts/           what a layer may have beside that, each part in a file of its name, as in `mha_core.parts`
+        query_key_norm.py, rotary.py   the norm of queries and keys, and their turn by positions, in layers that have it
     fast/            attention without an array of all scores
         attend.py      block by block, with gradients of its own
     native/          the framework's own layers
@@ -24,9 +24,8 @@
         modules.py     any module of a model, by itself, in another dtype
 
 A learner reads `layers.py` of two frameworks beside each other, then `ops/`; `fast/` and `native/` can wait.
-`GLOSSARY` has the functions of `ops/` and `fast/`; those of `parts/` are compared as they are found. The framework
-decides the body, never the name, the order or the meaning of the arguments; what only one framework needs (JAX:
-`precision`) is given by keyword.
+`GLOSSARY` has the functions of `ops/` and `fast/`. The framework decides the body, never the name, the order or the
+meaning of the arguments; what only one framework needs (JAX: `precision`) is given by keyword.
 """
 
 GLOSSARY: dict[str, dict[str, str]] = {
@@ -59,8 +58,13 @@ GLOSSARY: dict[str, dict[str, str]] = {
     "ops.scores": {
         "DotScore": "scale",  # queries . keys * scale; beside it AdditiveScore, made as the framework makes its layers
     },
-    "parts.query_key_norm": {
+    "ops.query_key_norm": {
         "HeadNorm": "settings, size",  # q_norm or k_norm; called with x (B, heads, L, d) and an order
+        "unnormed": "x, order",  # x: what a layer without a norm calls in its place
+    },
+    "ops.rotary": {
+        "rotary_tables": "call, settings",  # cosine and sine of each position; of none without rotary positions
+        "rotate": "x, table, settings",  # (B, heads, L, d), each pair of channels turned
     },
     "fast.attend": {
         "attend_in_blocks": "operands, score, mask, dropout, training",  # and query_block=: -> (B, H, Lq, dv)

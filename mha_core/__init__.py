@@ -24,9 +24,7 @@ from mha_core.call.positions import sinusoidal_positions
 from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig, ProjectionBias
 from mha_core.errors import BackendError, SpecError
-from mha_core.parts.chunked_mask import ChunkedMask
 from mha_core.parts.query_key_norm import QueryKeyNorm
-from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import Rotary
 from mha_core.stages import STAGES, Trace, stage_shapes
 from mha_core.weights import (
@@ -43,10 +41,8 @@ __all__ = [
     "AttentionInputs",
     "AttentionMask",
     "BackendError",
-    "ChunkedMask",
     "ProjectionBias",
     "QueryKeyNorm",
-    "QueryScale",
     "Rotary",
     "RotaryInputs",
     "SpecError",

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, TypedDict, get_args
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, overload
 
 from mha_core.errors import SpecError
 from mha_core.heads import HeadShapes
-from mha_core.numbers import check_dropout, not_zero, positive, real
+from mha_core.numbers import check_dropout, positive, real
 from mha_core.parts import PARTS
-from mha_core.parts.chunked_mask import ChunkedMask
 from mha_core.parts.query_key_norm import QueryKeyNorm
-from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import Rotary
 
 ScoreName = Literal["scaled_dot", "dot", "additive"]
@@ -53,34 +51,32 @@ class ProjectionBias:
         raise SpecError(f"bias must be a bool, or a bool for each of {', '.join(PROJECTIONS)}. Got {choice!r}.")
 
 
-class ConfigOptions(TypedDict, total=False):
-    """The keywords of an `AttentionConfig` that every layer takes as they are: `**options: Unpack[ConfigOptions]`.
+Said = TypeVar("Said")
+Kept = TypeVar("Kept")
 
-    The others stand in the layers' own signatures: `embed_dim, num_heads, dropout=0.0, bias=False`, as in d2l.ai's.
+
+class Given(Generic[Said, Kept]):
+    """The type of a config's field that a caller gives as `Said`, and that a config has as `Kept`.
+
+    It is for type checkers, which read it as a descriptor. A config has the value itself.
     """
 
-    num_kv_heads: int | None
-    head_dim: int | None
-    value_head_dim: int | None
-    query_dim: int | None
-    key_dim: int | None
-    value_dim: int | None
-    output_dim: int | None
-    score: ScoreName
-    scale: float | None
-    score_dim: int | None
-    softcap: float | None
-    projections: bool
-    rotary: Rotary | Mapping[str, Any] | bool | None
-    query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None
-    query_scale: QueryScale | Mapping[str, Any] | bool | None
-    chunked_mask: ChunkedMask | Mapping[str, Any] | int | None
-    clip_qkv: float | None
-    value_norm_eps: float | None
-    value_scale: float | None
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, instance: None, owner: type) -> Said: ...
+        @overload
+        def __get__(self, instance: object, owner: type) -> Kept: ...
+        def __get__(self, instance: object, owner: type) -> Any: ...
+        def __set__(self, instance: object, value: Said) -> None: ...
 
 
-@dataclass(frozen=True, init=False, repr=False)
+Size = Given[int | None, int]
+BY_DEFAULT: Any = None
+"""The default of a field that follows from the others, or of a choice that the layer does not make."""
+
+
+@dataclass(frozen=True, repr=False)
 class AttentionConfig:
     """Every size of a multi-head attention layer. Frozen; validated when it is made.
 
@@ -110,15 +106,6 @@ class AttentionConfig:
             for its defaults. Default: not at all.
         query_key_norm: how they are normed: `mha_core.QueryKeyNorm`, a mapping of its fields, or a kind. Default:
             not at all.
-        query_scale: how queries are scaled by their positions: `mha_core.QueryScale`, a mapping of its fields, or
-            True where calls give the factors. Default: not at all.
-        chunked_mask: queries attend within their own chunk of positions: `mha_core.ChunkedMask`, a mapping of its
-            fields, or its size. Default: everywhere.
-        clip_qkv: c, beyond which no channel of projected queries, keys and values goes: they are cut off at +-c.
-            Default: not at all.
-        value_norm_eps: eps, with which each value is divided by sqrt(mean(x ** 2) + eps) of its channels. Default:
-            not at all.
-        value_scale: a number by which values are multiplied, behind their norm. Default: none.
         dropout: probability that an attention weight is dropped in training, 0 <= dropout < 1.
 
     Raises:
@@ -136,117 +123,88 @@ Got embed_dim=100, num_heads=3.
 
     embed_dim: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_head_dim: int
-    query_dim: int
-    key_dim: int
-    value_dim: int
-    output_dim: int
-    bias: ProjectionBias
-    score: ScoreName
-    scale: float | None
-    score_dim: int | None
-    softcap: float | None
-    projections: bool
-    rotary: Rotary | None
-    query_key_norm: QueryKeyNorm | None
-    query_scale: QueryScale | None
-    chunked_mask: ChunkedMask | None
-    clip_qkv: float | None
-    value_norm_eps: float | None
-    value_scale: float | None
-    dropout: float
+    _: KW_ONLY
+    num_kv_heads: Size = BY_DEFAULT
+    head_dim: Size = BY_DEFAULT
+    value_head_dim: Size = BY_DEFAULT
+    query_dim: Size = BY_DEFAULT
+    key_dim: Size = BY_DEFAULT
+    value_dim: Size = BY_DEFAULT
+    output_dim: Size = BY_DEFAULT
+    bias: Given[bool | Mapping[str, bool] | ProjectionBias, ProjectionBias] = False  # type: ignore[assignment]
+    score: ScoreName = "scaled_dot"
+    scale: float | None = None
+    score_dim: int | None = None
+    softcap: float | None = None
+    projections: bool = True
+    rotary: Given[Rotary | Mapping[str, Any] | bool | None, Rotary | None] = BY_DEFAULT
+    query_key_norm: Given[QueryKeyNorm | Mapping[str, Any] | str | None, QueryKeyNorm | None] = BY_DEFAULT
+    dropout: float = 0.0
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        value_head_dim: int | None = None,
-        query_dim: int | None = None,
-        key_dim: int | None = None,
-        value_dim: int | None = None,
-        output_dim: int | None = None,
-        bias: bool | Mapping[str, bool] | ProjectionBias = False,
-        score: ScoreName = "scaled_dot",
-        scale: float | None = None,
-        score_dim: int | None = None,
-        softcap: float | None = None,
-        projections: bool = True,
-        rotary: Rotary | Mapping[str, Any] | bool | None = None,
-        query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None = None,
-        query_scale: QueryScale | Mapping[str, Any] | bool | None = None,
-        chunked_mask: ChunkedMask | Mapping[str, Any] | int | None = None,
-        clip_qkv: float | None = None,
-        value_norm_eps: float | None = None,
-        value_scale: float | None = None,
-        dropout: float = 0.0,
-    ) -> None:
-        embed_dim = check_size("embed_dim", embed_dim)
-        num_heads = check_size("num_heads", num_heads)
-        num_kv_heads = check_size("num_kv_heads", num_kv_heads, default=num_heads)
+    def __post_init__(self) -> None:
+        def keep(name: str, value: Any) -> Any:
+            object.__setattr__(self, name, value)  # the dataclass is frozen
+            return value
+
+        def size(name: str, default: int | None = None) -> int:
+            made: int = keep(name, check_size(name, getattr(self, name), default))
+            return made
+
+        embed_dim, num_heads = size("embed_dim"), size("num_heads")
+        num_kv_heads = size("num_kv_heads", default=num_heads)
         if num_heads % num_kv_heads:
             raise SpecError(
                 f"num_heads must be divisible by num_kv_heads. Got num_heads={num_heads}, num_kv_heads={num_kv_heads}."
             )
-        if head_dim is None and embed_dim % num_heads:
+        if self.head_dim is None and embed_dim % num_heads:
             raise SpecError(
                 "embed_dim must be divisible by num_heads unless head_dim is given. "
                 f"Got embed_dim={embed_dim}, num_heads={num_heads}."
             )
-        head_dim = check_size("head_dim", head_dim, default=embed_dim // num_heads)
-        if score not in SCORES:
-            raise SpecError(f"score {score!r} is not known (known: {', '.join(SCORES)})")
-        if scale is not None and score != "scaled_dot":
-            raise SpecError(f"scale belongs to score='scaled_dot'. Got scale={scale!r} with score={score!r}.")
-        if score_dim is not None and score != "additive":
-            raise SpecError(f"score_dim belongs to score='additive'. Got score_dim={score_dim!r} with score={score!r}.")
-        value_head_dim = check_size("value_head_dim", value_head_dim, default=head_dim)
-        if not isinstance(projections, bool):
-            raise SpecError(f"projections must be True or False. Got {projections!r}.")
+        head_dim = size("head_dim", default=embed_dim // num_heads)
+        value_head_dim = size("value_head_dim", default=head_dim)
+        if not isinstance(self.projections, bool):
+            raise SpecError(f"projections must be True or False. Got {self.projections!r}.")
         of_heads = {
             "query_dim": num_heads * head_dim,
             "key_dim": num_kv_heads * head_dim,
             "value_dim": num_kv_heads * value_head_dim,
             "output_dim": num_heads * value_head_dim,
         }
-        given = {"query_dim": query_dim, "key_dim": key_dim, "value_dim": value_dim, "output_dim": output_dim}
-        widths = {
-            name: check_size(name, width, default=embed_dim if projections else of_heads[name])
-            for name, width in given.items()
-        }
-        bias, turning, by_position = ProjectionBias.of(bias), Rotary.of(rotary), QueryScale.of(query_scale)
-        if by_position is not None and by_position.rule is not None and turning is not None and turning.axes > 1:
-            raise SpecError(f"query_scale.rule takes positions of one axis. Got rotary.sections={turning.sections}.")
-        if not projections:
-            _check_without_projections(widths, of_heads, bias)
-        resolved = {
-            "embed_dim": embed_dim,
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
-            "value_head_dim": value_head_dim,
-            **widths,
-            "bias": bias,
-            "score": score,
-            "scale": None if scale is None else real("scale", scale),
-            "score_dim": check_size("score_dim", score_dim, default=head_dim) if score == "additive" else None,
-            "softcap": None if softcap is None else positive("softcap", softcap),
-            "projections": projections,
-            "rotary": turning and turning.within(head_dim),
-            "query_key_norm": QueryKeyNorm.of(query_key_norm),
-            "query_scale": by_position,
-            "chunked_mask": ChunkedMask.of(chunked_mask),
-            "clip_qkv": None if clip_qkv is None else positive("clip_qkv", clip_qkv),
-            "value_norm_eps": None if value_norm_eps is None else positive("value_norm_eps", value_norm_eps),
-            "value_scale": None if value_scale is None else not_zero("value_scale", value_scale),
-            "dropout": check_dropout(dropout),
-        }
-        for name, value in resolved.items():
-            object.__setattr__(self, name, value)
+        for name, width in of_heads.items():
+            size(name, default=embed_dim if self.projections else width)
+        keep("bias", ProjectionBias.of(self.bias))
+        if not self.projections:
+            self._check_without_projections(of_heads)
+        self._check_score()
+        if self.score == "additive":
+            size("score_dim", default=head_dim)
+        for name, check in (("scale", real), ("softcap", positive)):
+            if getattr(self, name) is not None:
+                keep(name, check(name, getattr(self, name)))
+        keep("dropout", check_dropout(self.dropout))
+        if self.rotary is not None:
+            rotary = Rotary.of(self.rotary)
+            keep("rotary", rotary and rotary.within(head_dim))
+        if self.query_key_norm is not None:
+            keep("query_key_norm", QueryKeyNorm.of(self.query_key_norm))
+
+    def _check_score(self) -> None:
+        if self.score not in SCORES:
+            raise SpecError(f"score {self.score!r} is not known (known: {', '.join(SCORES)})")
+        for name, score in (("scale", "scaled_dot"), ("score_dim", "additive")):
+            given = getattr(self, name)
+            if given is not None and self.score != score:
+                raise SpecError(f"{name} belongs to score={score!r}. Got {name}={given!r} with score={self.score!r}.")
+
+    def _check_without_projections(self, of_heads: Mapping[str, int]) -> None:
+        if self.bias != ProjectionBias():
+            raise SpecError(f"bias belongs to projections. Got {self.bias!r} with projections=False.")
+        for name, width in of_heads.items():
+            if getattr(self, name) != width:
+                raise SpecError(
+                    f"{name} must be the width of the heads, {width}, without projections. Got {getattr(self, name)}."
+                )
 
     def __repr__(self) -> str:
         """The fields without parts that the layer lacks; what is drawn for a config goes by it."""
@@ -331,13 +289,3 @@ def check_size(name: str, value: int | None, default: int | None = None) -> int:
     if size < 1:
         raise SpecError(f"{name} must be a positive integer. Got {size}.")
     return size
-
-
-def _check_without_projections(widths: Mapping[str, int], of_heads: Mapping[str, int], bias: ProjectionBias) -> None:
-    if bias != ProjectionBias():
-        raise SpecError(f"bias belongs to projections. Got {bias!r} with projections=False.")
-    for name, width in widths.items():
-        if width != of_heads[name]:
-            raise SpecError(
-                f"{name} must be the width of the heads, {of_heads[name]}, without projections. Got {width}."
-            )

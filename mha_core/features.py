@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.call.inputs import AttentionInputs
-from mha_core.call.query_scale import scale_of_call
 from mha_core.call.rotary import Tables, tables_of_call
 from mha_core.config import AttentionConfig
 from mha_core.parts import PARTS
@@ -127,41 +126,11 @@ def _other_width(name: str, config: AttentionConfig, inputs: AttentionInputs | N
     return bool(getattr(config, name) != config.embed_dim)
 
 
-def _has_setting(name: str, config: AttentionConfig, inputs: AttentionInputs | None) -> bool:
-    return getattr(config, name) is not None
-
-
 def _rotary(config: AttentionConfig, inputs: AttentionInputs) -> Tables | None:
     """The tables of a call, in float64: those that were given, or those of its positions; None without rotary."""
     if config.rotary is None:
         return None
     return tables_of_call(config.rotary, inputs.rotary, inputs.mask.query_offset, inputs.check(config))
-
-
-def _query_scale(config: AttentionConfig, inputs: AttentionInputs) -> NDArray | None:
-    """(1 or B, Lq): the factors of a call's queries; None without a query scale."""
-    if config.query_scale is None:
-        return None
-    return scale_of_call(config.query_scale, inputs.rotary, inputs.mask.query_offset, inputs.check(config))
-
-
-OF_CALL: Mapping[str, tuple[Mapping[str, Value], tuple[Need, ...]]] = {
-    "rotary": (
-        {"rotary": _rotary},
-        (Need("rotary positions", ("rotary",)), Need("the layout of rotary positions", ("config",))),
-    ),
-    "query_key_norm": ({}, (Need("query-key norm", ("config",)),)),
-    "query_scale": ({"query_scale": _query_scale}, (Need("query scale", ("query_scale",)),)),
-    "chunked_mask": ({}, ()),  # the mask of keys says it
-}
-"""Parts of which a plain function is given something else than the field -> options and needs, as in a Feature."""
-
-
-def _part(name: str, words: str) -> Feature:
-    """The row of a part of PARTS: a plain function takes the field under its own name, or the config."""
-    options, needs = OF_CALL.get(name, ({name: _of_config(name)}, (Need(words, (name, "config")),)))
-    present = partial(_has_setting, name)
-    return Feature(name, words, present, options=options, needs=needs, plain={name: None}, arithmetic=True)
 
 
 SCALED = "belongs to layers that scale by 1 / sqrt(head_dim)"
@@ -265,7 +234,23 @@ FEATURES: tuple[Feature, ...] = (
         needs=tuple(Need(name.replace("_", " "), (name,), _is_given(name)) for name in ("past_keys", "past_values")),
         arithmetic=True,
     ),
-    *(_part(name, words) for name, words in PARTS.items()),
+    Feature(
+        "rotary",
+        PARTS["rotary"],
+        lambda config, inputs: config.rotary is not None,
+        options={"rotary": _rotary},
+        needs=(Need("rotary positions", ("rotary",)), Need("the layout of rotary positions", ("config",))),
+        plain={"rotary": None},
+        arithmetic=True,
+    ),
+    Feature(
+        "query_key_norm",
+        PARTS["query_key_norm"],
+        lambda config, inputs: config.query_key_norm is not None,
+        needs=(Need("query-key norm", ("config",)),),
+        plain={"query_key_norm": None},
+        arithmetic=True,
+    ),
 )
 """In the order in which reasons are listed."""
 

@@ -30,14 +30,6 @@ def positive(name: str, value: float) -> float:
     return number
 
 
-def not_zero(name: str, value: float) -> float:
-    """As `real`, of any number but 0."""
-    number = real(name, value)
-    if number == 0.0:
-        raise SpecError(f"{name} must not be 0. Got {number!r}.")
-    return number
-
-
 def check_dropout(value: float) -> float:
     """Return `value` as a float if it is a dropout probability; raise SpecError otherwise."""
     rate = real("dropout", value)

@@ -26,12 +26,9 @@ from backends.jax.ops.attention import (
 from backends.jax.ops.framework import check_fields, in_width, layer_dtype
 from backends.jax.ops.heads import merge_heads, split_heads
 from backends.jax.ops.masks import Mask, Window, build_mask, placed
+from backends.jax.ops.query_key_norm import HeadNorm, Unnormed, unnormed
+from backends.jax.ops.rotary import rotary_tables, rotate
 from backends.jax.ops.scores import AdditiveScore, DotScore
-from backends.jax.parts.clip_qkv import clip
-from backends.jax.parts.query_key_norm import HeadNorm
-from backends.jax.parts.query_scale import query_factors, scale_queries
-from backends.jax.parts.rotary import rotary_tables, rotate
-from backends.jax.parts.value_norm import norm_values, scale_values
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
@@ -39,9 +36,7 @@ from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, returned
 from mha_core.call.rotary import RotaryInputs
 from mha_core.config import AttentionConfig, ProjectionBias, ScoreName, check_size
-from mha_core.parts.chunked_mask import ChunkedMask
 from mha_core.parts.query_key_norm import QueryKeyNorm
-from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import Rotary
 from mha_core.weights import weight_shapes
 
@@ -50,7 +45,7 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention as `mha_core` defines it.
 
     Attributes:
-        embed_dim, num_heads, dropout, bias, and the keywords up to `value_scale`: see
+        embed_dim, num_heads, dropout, bias, and the keywords up to `query_key_norm`: see
             `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
             first call decides it, as in every linen layer.
         dtype, param_dtype, precision: as in `flax.linen.Dense`, but for two things. Only a given
@@ -89,11 +84,6 @@ class MultiHeadAttention(nn.Module):
     projections: bool = True
     rotary: Rotary | Mapping[str, Any] | bool | None = None
     query_key_norm: QueryKeyNorm | Mapping[str, Any] | str | None = None
-    query_scale: QueryScale | Mapping[str, Any] | bool | None = None
-    chunked_mask: ChunkedMask | Mapping[str, Any] | int | None = None
-    clip_qkv: float | None = None
-    value_norm_eps: float | None = None
-    value_scale: float | None = None
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     precision: PrecisionLike = "highest"
@@ -103,8 +93,7 @@ class MultiHeadAttention(nn.Module):
         self._config = AttentionConfig(**{field.name: getattr(self, field.name) for field in fields(AttentionConfig)})
         # Hashable, as jax.jit wants a module's fields to be.
         self.bias, self.rotary = self._config.bias, self._config.rotary
-        self.query_key_norm, self.query_scale = self._config.query_key_norm, self._config.query_scale
-        self.chunked_mask = self._config.chunked_mask
+        self.query_key_norm = self._config.query_key_norm
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
@@ -122,9 +111,13 @@ class MultiHeadAttention(nn.Module):
         else:
             unchanged: Any = _unchanged
             self.q_proj = self.k_proj = self.v_proj = self.out_proj = unchanged
-        norm_sizes = config.norm_sizes
-        self.q_norm = HeadNorm(config.query_key_norm, norm_sizes[0], param_dtype=self.param_dtype)
-        self.k_norm = HeadNorm(config.query_key_norm, norm_sizes[1], param_dtype=self.param_dtype)
+        if config.query_key_norm is None:
+            self.q_norm: HeadNorm | Unnormed = unnormed
+            self.k_norm: HeadNorm | Unnormed = unnormed
+        else:
+            q_size, k_size = config.norm_sizes
+            self.q_norm = HeadNorm(config.query_key_norm, q_size, param_dtype=self.param_dtype)
+            self.k_norm = HeadNorm(config.query_key_norm, k_size, param_dtype=self.param_dtype)
         # `score` and `dropout` are fields. A name decides where parameters stand, and what a seed draws.
         if config.score_dim is None:
             self.score_layer: DotScore | AdditiveScore = DotScore(config.softmax_scale, precision=self.precision)
@@ -135,18 +128,20 @@ class MultiHeadAttention(nn.Module):
     def _project(self, call: Call[Array], mask: Mask) -> tuple[Array, Array, Array]:
         """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
-        queries = clip(self.q_proj(call.queries), config.clip_qkv)
-        keys = clip(self.k_proj(zero_padding(call.keys, mask)), config.clip_qkv)
-        values = clip(self.v_proj(zero_padding(call.values, mask)), config.clip_qkv)
-        queries = split_heads(queries, config.num_heads)  # (B, H, Lq, d)
-        keys, values = (split_heads(x, config.num_kv_heads) for x in (keys, values))  # (B, G, L, d), (B, G, L, dv)
-        values = scale_values(norm_values(values, config.value_norm_eps), config.value_scale)
-        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
-        tables = rotary_tables(call, config.rotary, dtype=queries.dtype)
-        queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
-        queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
-        queries = scale_queries(queries, query_factors(call, config.query_scale, dtype=queries.dtype))
+        queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
+        keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
+        values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        if config.parts:
+            queries, keys = self._norm_and_turn(queries, keys, call)
         return queries, keys, values
+
+    def _norm_and_turn(self, queries: Array, keys: Array, call: Call[Array]) -> tuple[Array, Array]:
+        """Queries and new keys, (B, heads, L, d), normed before or after they turn with their positions."""
+        rotary = self._config.rotary
+        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
+        tables = rotary_tables(call, rotary, dtype=queries.dtype)
+        queries, keys = rotate(queries, tables.queries, rotary), rotate(keys, tables.keys, rotary)
+        return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
         """All seven stages of one call: `layer.apply(variables, call, method="stages")`."""
@@ -204,13 +199,11 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         query_offset: int | ArrayLike = 0,
         window: Window | None = None,
-        chunk_start: int | ArrayLike = 0,
         dropout_keep: ArrayLike | None = None,
         past_keys: Array | None = None,
         past_values: Array | None = None,
         positions: Any = None,
         rotary: Any = None,
-        query_scale: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
         deterministic: bool = True,
@@ -222,16 +215,14 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             queries, keys, values: of one dtype, that of the parameters unless the layer has a `dtype`.
-            valid_lens, allowed, bias, causal, query_offset, window, chunk_start: see `mha_core.AttentionMask`.
+            valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; not if deterministic.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
-                positions or a query scale; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
+                positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
                 tuple of two such.
-            query_scale: (Lq,) or (B, Lq), factors of the queries in a layer with a query scale. Default: by its rule,
-                from positions.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
             deterministic: no dropout. If False, dropout draws from the rng "dropout".
@@ -242,10 +233,9 @@ class MultiHeadAttention(nn.Module):
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
         """
-        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window, chunk_start)
+        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = (past_keys, past_values)
-        places = RotaryInputs.of(positions, rotary, query_scale)
-        call = Call(queries, keys, values, mask, dropout_keep, *past, places)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
         made = (
             self.stages(call, deterministic=deterministic)
             if return_weights

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 from backends.mxnet.fast.attend import attend_in_blocks
 from backends.mxnet.ops.attention import (
@@ -22,19 +22,16 @@ from backends.mxnet.ops.attention import (
 from backends.mxnet.ops.framework import KeywordBlock, dense, in_width, mx
 from backends.mxnet.ops.heads import merge_heads, split_heads
 from backends.mxnet.ops.masks import Mask, Window, build_mask, expected_dtype, placed
+from backends.mxnet.ops.query_key_norm import HeadNorm, Unnormed, unnormed
+from backends.mxnet.ops.rotary import rotary_tables, rotate
 from backends.mxnet.ops.scores import AdditiveScore, DotScore
-from backends.mxnet.parts.clip_qkv import clip
-from backends.mxnet.parts.query_key_norm import HeadNorm, Unnormed, unnormed
-from backends.mxnet.parts.query_scale import query_factors, scale_queries
-from backends.mxnet.parts.rotary import rotary_tables, rotate
-from backends.mxnet.parts.value_norm import norm_values, scale_values
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, returned
 from mha_core.call.rotary import RotaryInputs
-from mha_core.config import AttentionConfig, ConfigOptions, ProjectionBias, check_size
+from mha_core.config import AttentionConfig, ProjectionBias, check_size
 
 
 @mx.util.use_np
@@ -71,7 +68,7 @@ class MultiHeadAttention(KeywordBlock):
         dtype: Any = "float32",
         prefix: str | None = None,
         params: mx.gluon.ParameterDict | None = None,
-        **options: Unpack[ConfigOptions],
+        **options: Any,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
         self._config = config = AttentionConfig(embed_dim, num_heads, dropout=dropout, bias=bias, **options)
@@ -110,18 +107,22 @@ class MultiHeadAttention(KeywordBlock):
     def _project(self, call: Call[mx.np.ndarray], mask: Mask) -> tuple[mx.np.ndarray, mx.np.ndarray, mx.np.ndarray]:
         """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
-        queries = clip(self.q_proj(call.queries), config.clip_qkv)
-        keys = clip(self.k_proj(zero_padding(call.keys, mask)), config.clip_qkv)
-        values = clip(self.v_proj(zero_padding(call.values, mask)), config.clip_qkv)
-        queries = split_heads(queries, config.num_heads)  # (B, H, Lq, d)
-        keys, values = (split_heads(x, config.num_kv_heads) for x in (keys, values))  # (B, G, L, d), (B, G, L, dv)
-        values = scale_values(norm_values(values, config.value_norm_eps), config.value_scale)
-        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
-        tables = rotary_tables(call, config.rotary)
-        queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
-        queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
-        queries = scale_queries(queries, query_factors(call, config.query_scale))
+        queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
+        keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
+        values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        if config.parts:
+            queries, keys = self._norm_and_turn(queries, keys, call)
         return queries, keys, values
+
+    def _norm_and_turn(
+        self, queries: mx.np.ndarray, keys: mx.np.ndarray, call: Call[mx.np.ndarray]
+    ) -> tuple[mx.np.ndarray, mx.np.ndarray]:
+        """Queries and new keys, (B, heads, L, d), normed before or after they turn with their positions."""
+        rotary = self._config.rotary
+        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
+        tables = rotary_tables(call, rotary)
+        queries, keys = rotate(queries, tables.queries, rotary), rotate(keys, tables.keys, rotary)
+        return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any]) -> Stages[mx.np.ndarray]:
         """All seven stages of one call."""
@@ -173,13 +174,11 @@ class MultiHeadAttention(KeywordBlock):
         causal: bool = False,
         query_offset: Any = 0,
         window: Window | None = None,
-        chunk_start: Any = 0,
         dropout_keep: Any = None,
         past_keys: mx.np.ndarray | None = None,
         past_values: mx.np.ndarray | None = None,
         positions: Any = None,
         rotary: Any = None,
-        query_scale: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
     ) -> mx.np.ndarray | tuple[Any, ...]:
@@ -187,7 +186,7 @@ class MultiHeadAttention(KeywordBlock):
 
         Args:
             queries, keys, values: of the parameters' dtype and context; mx.np arrays, legacy ones, or NumPy's.
-            valid_lens, allowed, bias, causal, query_offset, window, chunk_start: see `mha_core.AttentionMask`;
+            valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`;
                 arrays of MXNet or NumPy, or lists. Note that `mx.np.array([3, 2])` is float32:
                 integers need `dtype="int64"`, and booleans `dtype="bool"`.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training,
@@ -195,11 +194,9 @@ class MultiHeadAttention(KeywordBlock):
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
-                positions or a query scale; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
+                positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
                 tuple of two such.
-            query_scale: (Lq,) or (B, Lq), factors of the queries in a layer with a query scale. Default: by its rule,
-                from positions.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 
@@ -210,10 +207,9 @@ class MultiHeadAttention(KeywordBlock):
             SpecError: before any arithmetic, naming what does not fit.
             BackendError: a dtype that MXNet does not compute in.
         """
-        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window, chunk_start)
+        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = (past_keys, past_values)
-        places = RotaryInputs.of(positions, rotary, query_scale)
-        call = Call(queries, keys, values, mask, dropout_keep, *past, places)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
         made = self.stages(call) if return_weights else self.attend(call, return_present=return_present)
         return returned(made, return_weights=return_weights, return_present=return_present)
 

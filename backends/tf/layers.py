@@ -6,7 +6,7 @@ Projections are Dense layers with canonical names; a Dense kernel is the transpo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,14 +24,11 @@ from backends.tf.ops.attention import (
 )
 from backends.tf.ops.framework import Dense, Shape, spec_errors_kept
 from backends.tf.ops.heads import merge_heads, split_heads
-from backends.tf.ops.layer import AttentionLayer, LayerOptions, input_widths, split_options
+from backends.tf.ops.layer import AttentionLayer, input_widths, split_options
 from backends.tf.ops.masks import Mask, Window, build_mask
+from backends.tf.ops.query_key_norm import HeadNorm, Unnormed, unnormed
+from backends.tf.ops.rotary import rotary_tables, rotate
 from backends.tf.ops.scores import AdditiveScore, DotScore
-from backends.tf.parts.clip_qkv import clip
-from backends.tf.parts.query_key_norm import HeadNorm
-from backends.tf.parts.query_scale import query_factors, scale_queries
-from backends.tf.parts.rotary import rotary_tables, rotate
-from backends.tf.parts.value_norm import norm_values, scale_values
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.masks import AttentionMask
@@ -67,7 +64,7 @@ class MultiHeadAttention(AttentionLayer):
         num_heads: int,
         dropout: float = 0.0,
         bias: bool | Mapping[str, bool] | ProjectionBias = False,
-        **options: Unpack[LayerOptions],
+        **options: Any,
     ) -> None:
         of_config, of_keras = split_options(options)
         widths = of_config.get("query_dim"), of_config.get("key_dim"), of_config.get("value_dim")
@@ -83,9 +80,13 @@ class MultiHeadAttention(AttentionLayer):
         self.k_proj = dense("k_proj", config.num_kv_heads * config.head_dim)
         self.v_proj = dense("v_proj", config.num_kv_heads * config.value_head_dim)
         self.out_proj = dense("out_proj", config.output_dim)
-        q_size, k_size = config.norm_sizes
-        self.q_norm = HeadNorm(config.query_key_norm, q_size, name="q_norm", dtype=self.variable_dtype)
-        self.k_norm = HeadNorm(config.query_key_norm, k_size, name="k_norm", dtype=self.variable_dtype)
+        if config.query_key_norm is None:
+            self.q_norm: HeadNorm | Unnormed = unnormed
+            self.k_norm: HeadNorm | Unnormed = unnormed
+        else:
+            q_size, k_size = config.norm_sizes
+            self.q_norm = HeadNorm(config.query_key_norm, q_size, name="q_norm", dtype=self.variable_dtype)
+            self.k_norm = HeadNorm(config.query_key_norm, k_size, name="k_norm", dtype=self.variable_dtype)
         if config.score_dim is None:
             self.score: DotScore | AdditiveScore = DotScore(config.softmax_scale)
         else:
@@ -99,18 +100,20 @@ class MultiHeadAttention(AttentionLayer):
     def _project(self, call: Call[tf.Tensor], mask: Mask) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
-        queries = clip(self.q_proj(call.queries), config.clip_qkv)
-        keys = clip(self.k_proj(zero_padding(call.keys, mask)), config.clip_qkv)
-        values = clip(self.v_proj(zero_padding(call.values, mask)), config.clip_qkv)
-        queries = split_heads(queries, config.num_heads)  # (B, H, Lq, d)
-        keys, values = (split_heads(x, config.num_kv_heads) for x in (keys, values))  # (B, G, L, d), (B, G, L, dv)
-        values = scale_values(norm_values(values, config.value_norm_eps), config.value_scale)
-        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
-        tables = rotary_tables(call, config.rotary)
-        queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
-        queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
-        queries = scale_queries(queries, query_factors(call, config.query_scale))
+        queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
+        keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
+        values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        if config.parts:
+            queries, keys = self._norm_and_turn(queries, keys, call)
         return queries, keys, values
+
+    def _norm_and_turn(self, queries: tf.Tensor, keys: tf.Tensor, call: Call[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Queries and new keys, (B, heads, L, d), normed before or after they turn with their positions."""
+        rotary = self._config.rotary
+        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
+        tables = rotary_tables(call, rotary)
+        queries, keys = rotate(queries, tables.queries, rotary), rotate(keys, tables.keys, rotary)
+        return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any], *, training: bool | None = None) -> Stages[tf.Tensor]:
         """All seven stages of one call; dropout acts in training alone."""
@@ -167,13 +170,11 @@ class MultiHeadAttention(AttentionLayer):
         causal: bool = False,
         query_offset: int | tf.Tensor = 0,
         window: Window | None = None,
-        chunk_start: int | tf.Tensor = 0,
         dropout_keep: tf.Tensor | None = None,
         past_keys: tf.Tensor | None = None,
         past_values: tf.Tensor | None = None,
         positions: Any = None,
         rotary: Any = None,
-        query_scale: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
         training: bool | None = None,
@@ -183,17 +184,15 @@ class MultiHeadAttention(AttentionLayer):
         Args:
             queries, keys, values: of the layer's compute dtype (a layer without parameters: of any); tensors,
                 or arrays of NumPy.
-            valid_lens, allowed, bias, causal, query_offset, window, chunk_start: see `mha_core.AttentionMask`; tensors,
+            valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`; tensors,
                 arrays of NumPy, or lists.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
-                positions or a query scale; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
+                positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
                 tuple of two such.
-            query_scale: (Lq,) or (B, Lq), factors of the queries in a layer with a query scale. Default: by its rule,
-                from positions.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
             training: whether dropout acts. None: as in the layer around this one, or else False.
@@ -204,10 +203,9 @@ class MultiHeadAttention(AttentionLayer):
         Raises:
             SpecError: before any arithmetic, naming what does not fit.
         """
-        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window, chunk_start)
+        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         past = (past_keys, past_values)
-        places = RotaryInputs.of(positions, rotary, query_scale)
-        call = Call(queries, keys, values, mask, dropout_keep, *past, places)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
         if return_weights:
             made: Stages[tf.Tensor] | Attended[tf.Tensor] = self.stages(call, training=training)
         else:
@@ -227,8 +225,9 @@ class MultiHeadAttention(AttentionLayer):
         else:
             config = self._config
             self._widths = config.query_dim, config.key_dim, config.value_dim
-        self.q_norm.build()
-        self.k_norm.build()
+        for norm in (self.q_norm, self.k_norm):
+            if isinstance(norm, HeadNorm):
+                norm.build()
         self.score.build((None, None, None, config.head_dim), (None, None, None, config.head_dim))
 
     def get_config(self) -> dict[str, Any]:

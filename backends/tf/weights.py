@@ -72,7 +72,7 @@ def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
         found[f"{name}.weight"] = dense.kernel
         if dense.use_bias:
             found[f"{name}.bias"] = dense.bias
-    for name in NORMS:
+    for name in NORMS if config.query_key_norm is not None else ():
         norm = getattr(layer, name)
         found |= {f"{name}.weight": norm.weight, f"{name}.bias": norm.bias}
     if isinstance(score, AdditiveScore):

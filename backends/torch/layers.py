@@ -6,7 +6,7 @@ Parameters bear the canonical names and shapes of `mha_core.weights`: a `state_d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,16 @@ from backends.torch.ops.attention import (
 from backends.torch.ops.framework import in_width, linear
 from backends.torch.ops.heads import merge_heads, split_heads
 from backends.torch.ops.masks import Mask, Window, build_mask, check_first_call, expected_dtype, placed, traceable
+from backends.torch.ops.query_key_norm import HeadNorm, Unnormed, unnormed
+from backends.torch.ops.rotary import rotary_tables, rotate
 from backends.torch.ops.scores import AdditiveScore, DotScore
-from backends.torch.parts.clip_qkv import clip
-from backends.torch.parts.query_key_norm import HeadNorm, Unnormed, unnormed
-from backends.torch.parts.query_scale import query_factors, scale_queries
-from backends.torch.parts.rotary import rotary_tables, rotate
-from backends.torch.parts.value_norm import norm_values, scale_values
 from mha_core.call.blocks import Operands
 from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, returned
 from mha_core.call.rotary import RotaryInputs
-from mha_core.config import AttentionConfig, ConfigOptions, ProjectionBias, check_size
+from mha_core.config import AttentionConfig, ProjectionBias, check_size
 
 
 class MultiHeadAttention(LazyModuleMixin, nn.Module):
@@ -70,7 +67,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[ConfigOptions],
+        **options: Any,
     ) -> None:
         super().__init__()
         self._config = config = AttentionConfig(embed_dim, num_heads, dropout=dropout, bias=bias, **options)
@@ -107,18 +104,20 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
     def _project(self, call: Call[Tensor], mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
-        queries = clip(self.q_proj(call.queries), config.clip_qkv)
-        keys = clip(self.k_proj(zero_padding(call.keys, mask)), config.clip_qkv)
-        values = clip(self.v_proj(zero_padding(call.values, mask)), config.clip_qkv)
-        queries = split_heads(queries, config.num_heads)  # (B, H, Lq, d)
-        keys, values = (split_heads(x, config.num_kv_heads) for x in (keys, values))  # (B, G, L, d), (B, G, L, dv)
-        values = scale_values(norm_values(values, config.value_norm_eps), config.value_scale)
-        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
-        tables = rotary_tables(call, config.rotary)
-        queries, keys = rotate(queries, tables.queries, config.rotary), rotate(keys, tables.keys, config.rotary)
-        queries, keys = self.q_norm(queries, "after"), self.k_norm(keys, "after")
-        queries = scale_queries(queries, query_factors(call, config.query_scale))
+        queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
+        keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
+        values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        if config.parts:
+            queries, keys = self._norm_and_turn(queries, keys, call)
         return queries, keys, values
+
+    def _norm_and_turn(self, queries: Tensor, keys: Tensor, call: Call[Tensor]) -> tuple[Tensor, Tensor]:
+        """Queries and new keys, (B, heads, L, d), normed before or after they turn with their positions."""
+        rotary = self._config.rotary
+        queries, keys = self.q_norm(queries, "before"), self.k_norm(keys, "before")
+        tables = rotary_tables(call, rotary)
+        queries, keys = rotate(queries, tables.queries, rotary), rotate(keys, tables.keys, rotary)
+        return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any]) -> Stages[Tensor]:
         """All seven stages of one call."""
@@ -170,13 +169,11 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         causal: bool = False,
         query_offset: int | Tensor = 0,
         window: Window | None = None,
-        chunk_start: int | Tensor = 0,
         dropout_keep: Tensor | None = None,
         past_keys: Tensor | None = None,
         past_values: Tensor | None = None,
         positions: Any = None,
         rotary: Any = None,
-        query_scale: Any = None,
         return_weights: bool = False,
         return_present: bool = False,
     ) -> Tensor | tuple[Any, ...]:
@@ -184,17 +181,15 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
 
         Args:
             queries, keys, values: of the parameters' dtype; tensors, or arrays of NumPy.
-            valid_lens, allowed, bias, causal, query_offset, window, chunk_start: see `mha_core.AttentionMask`; tensors,
+            valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`; tensors,
                 arrays of NumPy, or lists.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training.
             past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
             positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
-                positions or a query scale; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
+                positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
                 tuple of two such.
-            query_scale: (Lq,) or (B, Lq), factors of the queries in a layer with a query scale. Default: by its rule,
-                from positions.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 
@@ -211,11 +206,9 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
             causal,
             traceable(query_offset),
             window,
-            traceable(chunk_start),
         )
         past = (past_keys, past_values)
-        places = RotaryInputs.of(positions, rotary, query_scale)
-        call = Call(queries, keys, values, mask, dropout_keep, *past, places)
+        call = Call(queries, keys, values, mask, dropout_keep, *past, RotaryInputs.of(positions, rotary))
         made = self.stages(call) if return_weights else self.attend(call, return_present=return_present)
         return returned(made, return_weights=return_weights, return_present=return_present)
 

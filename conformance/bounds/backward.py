@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
 from conformance.bounds.forward import TANH_ULPS, before_cap, exact, kept, merged, scaled_product, split
-from conformance.bounds.parts.clip_qkv import through_clip
-from conformance.bounds.parts.query_key_norm import d_norm_parameters, through_norm
-from conformance.bounds.parts.query_scale import scaled
-from conformance.bounds.parts.rotary import rotated
-from conformance.bounds.parts.value_norm import d_projected_values, scaled_values
+from conformance.bounds.query_key_norm import NormBounds, back_through
+from conformance.bounds.rotary import rotated
 from conformance.bounds.steps import Bound, Bounds
 from mha_core.heads import split_heads
+from mha_core.parts.query_key_norm import NORMS
+from mha_core.reference.backward import NORMED
 from mha_core.reference.forward import PROJECTED
 
 SOFTMAX_BACKWARD_ROUNDINGS = 8
@@ -218,12 +217,32 @@ def without_past(step: str, b: Bounds) -> Bounded:
 
 def normed(order: str, name: str, b: Bounds) -> Bounded:
     """(B, heads, L, d): the bound of the gradient of the norm's input, where the layer norms in this order."""
+    settings = b.state.config.query_key_norm
+    if settings is None or settings.order != order:
+        gradient: Bounded = b[NORMED[order, name][1]]
+        return gradient
     return through_norm(b, order, name).x
+
+
+def through_norm(b: Bounds, order: str, name: str) -> NormBounds:
+    """The bounds of the gradients of a norm's input and parameters; the layer must norm in this order."""
+    settings, (given, made) = b.state.config.query_key_norm, NORMED[order, name]
+    assert settings is not None
+    return back_through(b, name, b[given], b[made], settings)
+
+
+def d_norm_parameters(b: Bounds) -> dict[str, Bounded]:
+    """Name -> bound of the gradient of each weight and bias of the norm; empty in a layer without them."""
+    settings = b.state.config.query_key_norm
+    made = {} if settings is None else {name: through_norm(b, settings.order, name) for name in NORMS}
+    found = {f"{name}.{kind}": getattr(bounds, kind) for name, bounds in made.items() for kind in ("weight", "bias")}
+    return {name: bound for name, bound in found.items() if bound is not None}
 
 
 def turned(side: str, b: Bounds) -> Bounded:
     """(B, heads, L, d): the bound of the gradient before the rotation of a side, "queries" or "keys"."""
-    return rotated(b, b[f"d_rotated_{side}"], side, back=True)
+    gradient: Bounded = b[f"d_rotated_{side}"]
+    return gradient if b.state.config.rotary is None else rotated(b, gradient, side, back=True)
 
 
 def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
@@ -271,7 +290,6 @@ BACKWARD_BOUNDS: Mapping[str, Bound] = {
     "d_queries": d_queries,
     "d_keys": d_keys,
     "d_score_parameters": d_score_parameters,
-    "d_unscaled_queries": lambda b: scaled(b, b["d_queries"]),
     "d_new_keys": partial(without_past, "d_keys"),
     "d_rotated_queries": partial(normed, "after", "q_norm"),
     "d_rotated_keys": partial(normed, "after", "k_norm"),
@@ -280,15 +298,10 @@ BACKWARD_BOUNDS: Mapping[str, Bound] = {
     "d_projected_queries": partial(normed, "before", "q_norm"),
     "d_projected_keys": partial(normed, "before", "k_norm"),
     "d_norm_parameters": d_norm_parameters,
-    "d_new_values": partial(without_past, "d_values"),
-    "d_normed_values": partial(scaled_values, "d_new_values"),
-    "d_projected_values": d_projected_values,
-    "d_clipped_queries": partial(merged, "d_projected_queries"),
-    "d_clipped_keys": partial(merged, "d_projected_keys"),
-    "d_clipped_values": partial(merged, "d_projected_values"),
-    "d_q_proj": partial(through_clip, "q_proj", "clipped_queries"),
-    "d_k_proj": partial(through_clip, "k_proj", "clipped_keys"),
-    "d_v_proj": partial(through_clip, "v_proj", "clipped_values"),
+    "d_projected_values": partial(without_past, "d_values"),
+    "d_q_proj": partial(merged, "d_projected_queries"),
+    "d_k_proj": partial(merged, "d_projected_keys"),
+    "d_v_proj": partial(merged, "d_projected_values"),
     "d_query_inputs": partial(through_projection, "q_proj"),
     "d_key_inputs": partial(through_projection, "k_proj"),
     "d_value_inputs": partial(through_projection, "v_proj"),

@@ -13,11 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
-from conformance.bounds.parts.clip_qkv import clipped
-from conformance.bounds.parts.query_key_norm import norm_if
-from conformance.bounds.parts.query_scale import factors, scaled
-from conformance.bounds.parts.rotary import rotated
-from conformance.bounds.parts.value_norm import normed_values, scaled_values
+from conformance.bounds.query_key_norm import bounded_norm
+from conformance.bounds.rotary import rotated
 from conformance.bounds.softmax import heads, weights
 from conformance.bounds.steps import Bound, Bounds
 from mha_core.call.masks import additive_bias
@@ -63,22 +60,19 @@ def split(step: str, num_heads: str, b: Bounds) -> Bounded:
 
 def turned(side: str, b: Bounds) -> Bounded:
     """(B, heads, L, d): the bound of the rotation of a side, "queries" or "keys"."""
-    return rotated(b, b[f"normed_{side}"], side)
+    x: Bounded = b[f"normed_{side}"]
+    return x if b.state.config.rotary is None else rotated(b, x, side)
 
 
 def normed(order: str, name: str, step: str, b: Bounds) -> Bounded:
     """(B, heads, L, d): the bound of `step`, through the norm `name` if the layer norms in this order."""
-    return norm_if(b, order, name, b[step])
+    settings, x = b.state.config.query_key_norm, b[step]
+    return x if settings is None or settings.order != order else bounded_norm(b, name, x, settings).result
 
 
-def queries(b: Bounds) -> Bounded:
-    """(B, H, Lq, d)."""
-    return Bounded(b.state["queries"], scaled(b, b["unscaled_queries"]).e)
-
-
-def after_past(step: str, b: Bounds) -> Bounded:
+def after_past(step: str, new_step: str, b: Bounds) -> Bounded:
     """(B, G, Lk, d or dv): the bound of `keys` or `values`: 0 in the past, then that of the new ones."""
-    new = b[f"new_{step}"]
+    new = b[new_step]
     past = np.zeros((*new.e.shape[:2], b.state.sizes.past_len, new.e.shape[3]))
     return Bounded(b.state[step], np.concatenate([past, new.e], axis=2))
 
@@ -174,24 +168,17 @@ FORWARD_BOUNDS: Mapping[str, Bound] = {
     "q_proj": partial(project, "q_proj"),
     "k_proj": partial(project, "k_proj"),
     "v_proj": partial(project, "v_proj"),
-    "clipped_queries": partial(clipped, "q_proj"),
-    "clipped_keys": partial(clipped, "k_proj"),
-    "clipped_values": partial(clipped, "v_proj"),
-    "projected_queries": partial(split, "clipped_queries", "num_heads"),
-    "projected_keys": partial(split, "clipped_keys", "num_kv_heads"),
-    "projected_values": partial(split, "clipped_values", "num_kv_heads"),
+    "projected_queries": partial(split, "q_proj", "num_heads"),
+    "projected_keys": partial(split, "k_proj", "num_kv_heads"),
+    "projected_values": partial(split, "v_proj", "num_kv_heads"),
     "normed_queries": partial(normed, "before", "q_norm", "projected_queries"),
     "normed_keys": partial(normed, "before", "k_norm", "projected_keys"),
     "rotated_queries": partial(turned, "queries"),
     "rotated_keys": partial(turned, "keys"),
-    "unscaled_queries": partial(normed, "after", "q_norm", "rotated_queries"),
-    "query_scale": factors,
-    "queries": queries,
+    "queries": partial(normed, "after", "q_norm", "rotated_queries"),
     "new_keys": partial(normed, "after", "k_norm", "rotated_keys"),
-    "normed_values": normed_values,
-    "new_values": partial(scaled_values, "normed_values"),
-    "keys": partial(after_past, "keys"),
-    "values": partial(after_past, "values"),
+    "keys": partial(after_past, "keys", "new_keys"),
+    "values": partial(after_past, "values", "projected_values"),
     "additive_hidden": additive_hidden,
     "similarity": similarity,
     "capped": capped,

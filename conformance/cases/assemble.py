@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.case import Rng
-from conformance.cases.choices import DRAWN, Description
+from conformance.cases.choices import Description
 from conformance.cases.parts import poison_past
 from conformance.cases.problem import Problem
 from mha_core import AttentionInputs, AttentionMask, RotaryInputs, init_weights
@@ -52,8 +52,6 @@ def problem_of(description: Description) -> Problem:
     )
     if config.rotary is not None:
         inputs = replace(inputs, rotary=_positions(np.random.default_rng([made["seed"], 2]), description))
-    for part in DRAWN:
-        inputs = part.given(inputs, made, sizes) if hasattr(part, "given") else inputs
     weights = init_weights(config, seed=made["seed"], bias_scale=1.0)
     problem = Problem(config, {name: made["weights times"] * array for name, array in weights.items()}, inputs)
     return poison_past(rng, problem) if made.get("padding is NaN") else problem

@@ -6,14 +6,10 @@ the caller: a `Choose`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
-from operator import attrgetter
 from typing import Any
 
-from conformance.cases import drawn
-from conformance.discovery import members
 from mha_core import AttentionConfig
 from mha_core.call.sizes import CallSizes
 from mha_core.config import PROJECTIONS
@@ -33,24 +29,8 @@ Options that stand there more than once are as much more likely. Where there is 
 stands for its number.
 """
 
-
-DRAWN = members(drawn)
-"""The parts of attention that are drawn for a problem; see there what a module has."""
-
-
-def _ends() -> Iterator[tuple[str, tuple[str, ...]]]:
-    found: tuple[str, ...] = ("rotary", "norm")
-    yield "-parts", found
-    for end, parts in groupby(sorted(DRAWN, key=attrgetter("END")), key=attrgetter("END")):
-        found += tuple(choice for part in parts for choice in part.CHOICES if "." not in choice)
-        yield end, found
-
-
-PARTS: Mapping[str, tuple[str, ...]] = dict(_ends())
-"""End of the name of a numbered case -> the choices of whether there is a part of attention, which come last.
-
-Those that a name does not have draw nothing.
-"""
+PARTS = ("rotary", "norm")
+"""The choices of whether there is a part of attention, which come last. One that a case does not have draws nothing."""
 
 _SIZES = tuple(range(1, 10))
 
@@ -151,7 +131,6 @@ SMALL: Space = {
     "norm.eps": (1e-6, 1e-2, 1.0),
     "norm.offset": (0, 1),
     "norm.bias": (False, True),
-    **dict(chain(*(part.CHOICES.items() for part in DRAWN))),
 }
 """Small sizes, or a few of `LARGE`, and every feature, with Gaussian numbers: what random cases are chosen from."""
 
@@ -209,10 +188,7 @@ def describe(choose: Choose) -> Description:
         ask("padding is NaN")
     for name in ("weights times", "inputs times", "seed"):
         ask(name)
-    parts: dict[str, Any] = {"rotary": _rotary(ask), "query_key_norm": _norm(ask)}
-    for part in DRAWN:
-        parts |= part.chosen(ask)
-    return Description(replace(config, **parts), sizes, ask.made)
+    return Description(replace(config, rotary=_rotary(ask), query_key_norm=_norm(ask)), sizes, ask.made)
 
 
 def _config(ask: Asker) -> AttentionConfig:

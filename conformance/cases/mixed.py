@@ -12,8 +12,7 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem, split_inputs
 from mha_core import AttentionInputs, AttentionMask, RotaryInputs
-from mha_core.call.masks import BY_ITEM
-from mha_core.call.rotary import ANGLES, ARRAYS, PER_TOKEN
+from mha_core.call.rotary import ARRAYS, POSITIONS, TABLES
 
 PAST = "past keys and values"
 
@@ -25,7 +24,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "lengths": ("valid_lens",),
     "mask `allowed`": ("allowed",),
     "bias": ("bias",),
-    "causal mask, window or positions": ("causal", "window", *BY_ITEM),
+    "causal mask, window or positions": ("causal", "window", "query_offset"),
     "mode of training or its keep-mask": ("dropout_keep",),
     "wish for gradients": ("cotangent",),
     "rotary positions or their tables": ARRAYS,
@@ -44,8 +43,8 @@ AXES: Mapping[str, Mapping[str, int]] = {
     **{name: {"batch": -4} for name in ("past_keys", "past_values")},
     **{name: {"batch": -4, "query_len": -2, "key_len": -1} for name in ("allowed", "bias", "dropout_keep")},
     "valid_lens": {"batch": 0, "query_len": 1},
-    **{name: {"batch": 0} for name in BY_ITEM},
-    **{name: {"batch": -2, "key_len" if name.startswith("key") else "query_len": -1} for name in PER_TOKEN},
+    "query_offset": {"batch": 0},
+    **{name: {"batch": -2, "key_len" if name.startswith("key") else "query_len": -1} for name in POSITIONS},
     **{name: {"batch": -3, "query_len": -2} for name in ("cos", "sin")},
     **{name: {"batch": -3, "key_len": -2} for name in ("key_cos", "key_sin")},
 }
@@ -53,7 +52,7 @@ AXES: Mapping[str, Mapping[str, int]] = {
 
 OF_MASK = tuple(name for name in AttentionMask().__dict__)
 
-BROADCAST = ("allowed", "bias", *ANGLES)
+BROADCAST = ("allowed", "bias", *TABLES)
 """Arrays that are broadcast along an axis of size 1."""
 
 

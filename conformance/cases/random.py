@@ -2,8 +2,8 @@
 
 A random case is made of the choices of `choices.py`, each with a name and a list of options, simplest first.
 Where the choices come from is all that differs: `random-SEED-INDEX` draws them from a generator of its own, so
-that it is the same case in every process and version, and `random-SEED-INDEX-parts` and `-parts2` the same with parts
-of attention that cases had not when these names were made; `random:{"Lk": 2, ...}` names those that are not
+that it is the same case in every process and version, and `random-SEED-INDEX-parts` the same with rotary positions and
+a query-key norm, which cases had not when these names were made; `random:{"Lk": 2, ...}` names those that are not
 the simplest; and shrinking lets hypothesis make as many as it can simpler.
 """
 
@@ -23,9 +23,10 @@ from conformance.cases.problem import Problem
 from mha_core import SpecError
 from mha_core.files.outside import parse_json_object
 
-ALL_PARTS = frozenset(name for names in PARTS.values() for name in names)
+WITH_PARTS = "-parts"
+"""The end of the names of numbered cases that may have rotary positions and a query-key norm."""
 
-NUMBERED = re.compile(rf"random-(\d{{1,18}})-(\d{{1,18}})({'|'.join(PARTS)})?")
+NUMBERED = re.compile(rf"random-(\d{{1,18}})-(\d{{1,18}})({WITH_PARTS})?")
 DESCRIBED = "random:"
 
 TENTH = 10
@@ -34,7 +35,7 @@ TENTH = 10
 MOST_ITEMS = 2
 
 FOURTH = 4
-"""One in so many numbered cases has parts, by turns those of each end in PARTS."""
+"""One in so many numbered cases may have parts."""
 
 
 def random_cases(count: int, seed: int) -> list[Case]:
@@ -45,8 +46,7 @@ def random_cases(count: int, seed: int) -> list[Case]:
     """
     if seed < 0:
         raise SpecError(f"the seed of random cases must be 0 or more. Got {seed}.")
-    kinds = tuple(PARTS)
-    ends = (kinds[index // FOURTH % len(kinds)] if index % FOURTH == FOURTH - 1 else "" for index in range(count))
+    ends = (WITH_PARTS if index % FOURTH == FOURTH - 1 else "" for index in range(count))
     return [case_from_text(f"random-{seed}-{index}{end}") for index, end in enumerate(ends)]
 
 
@@ -60,7 +60,7 @@ def is_case_text(text: str) -> bool:
 
 
 def case_from_text(text: str) -> Case:
-    """The random case of a name: "random-SEED-INDEX", the same with an end of PARTS, or "random:" and choices in JSON.
+    """The random case of a name: "random-SEED-INDEX", the same with "-parts", or "random:" and choices in JSON.
 
     Raises:
         SpecError: the text is neither, or has a choice or an option that is not there.
@@ -74,7 +74,7 @@ def case_from_text(text: str) -> Case:
     """
     numbered = NUMBERED.fullmatch(text)
     if numbered:
-        seed, index, parts = int(numbered[1]), int(numbered[2]), PARTS.get(numbered[3] or "", ())
+        seed, index, parts = int(numbered[1]), int(numbered[2]), PARTS if numbered[3] else ()
         choose = _from_generator(Random(f"{seed}/{index}"), large=index % TENTH == TENTH - 1, parts=parts)
         return _case(text, *_choices_of(choose))
     if not text.startswith(DESCRIBED):
@@ -200,7 +200,7 @@ def _case(id: str, choices: Choices, description: Description) -> Case:
 
 def _from_generator(rng: Random, *, large: bool, parts: tuple[str, ...]) -> Choose:
     def choose(name: str, options: Sequence[Any]) -> Any:
-        if name in ALL_PARTS and name not in parts:  # draws nothing
+        if name in PARTS and name not in parts:  # draws nothing
             return options[0]
         if large and name == "B":  # so that a problem of the largest sizes takes seconds
             options = [option for option in options if option <= MOST_ITEMS]

@@ -8,14 +8,13 @@ from conformance.cases import sequences, topics
 from conformance.cases.case import Case
 from conformance.cases.select import select_by_id
 from conformance.cases.sequence import Asked, CallSequence
-from conformance.cases.topics import parts
 from conformance.discovery import members
 
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Every case of one call; a new module in `topics`, or in its `parts`, is found by being there."""
-    return tuple(case for topic in (*members(topics), *members(parts)) for case in topic.CASES)
+    """Every case of one call; a new module in `topics` is found by being there."""
+    return tuple(case for topic in members(topics) for case in topic.CASES)
 
 
 @cache

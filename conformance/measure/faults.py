@@ -126,13 +126,10 @@ _HEADS = ("item", "head", "{}", "channel")
 _SCORED = ("item", "head", "query", "key")
 
 STEP_AXES: Mapping[str, tuple[str, ...]] = {
-    **{
-        name: tuple(axis.format("query") for axis in _PLAIN)
-        for name in ("query_inputs", "q_proj", "clipped_queries", "merged", "output")
-    },
+    **{name: tuple(axis.format("query") for axis in _PLAIN) for name in ("query_inputs", "q_proj", "merged", "output")},
     **{
         name: tuple(axis.format("new key") for axis in _PLAIN)
-        for name in ("key_inputs", "value_inputs", "k_proj", "v_proj", "clipped_keys", "clipped_values")
+        for name in ("key_inputs", "value_inputs", "k_proj", "v_proj")
     },
     **{
         name: tuple(axis.format("query") for axis in _HEADS)
@@ -145,8 +142,6 @@ STEP_AXES: Mapping[str, tuple[str, ...]] = {
             "rotated_keys",
             "new_keys",
             "projected_values",
-            "normed_values",
-            "new_values",
         ),
         ("item", "kv head", "new key", "channel"),
     ),

@@ -155,7 +155,7 @@ _PLACES = (
     ),
     _result_of("values", "the values of all keys, also those of a past,", "past"),
     Place("past_values", "the past values", FIX["past"], _JOINED, ("values",), *reads.past("past_values")),
-    _result_of("new_values", "the values split into heads", "split"),
+    _result_of("projected_values", "the values split into heads", "split"),
     _result_of("v_proj", "the projected values", "weight"),
     _result_of("value_inputs", "the inputs that values are projected from", "input"),
     _result_of("scores", "scores with the additive bias", "sum", -1),

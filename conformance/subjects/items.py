@@ -11,13 +11,10 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.subjects.handout import input_arrays, with_arrays
 from mha_core import AttentionInputs
-from mha_core.call.query_scale import scale_of_call
-from mha_core.call.rotary import ANGLES, PER_TOKEN, RotaryInputs, positions_of
+from mha_core.call.rotary import POSITIONS, TABLES, RotaryInputs, positions_of
 from mha_core.stages import GRADIENT
 
-POSITIONS = ("positions", "key_positions")
-
-AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(PER_TOKEN, 2), **dict.fromkeys(ANGLES, 3)}
+AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(POSITIONS, 2), **dict.fromkeys(TABLES, 3)}
 """Array that may be broadcast over the items of the batch -> its axes where it is not."""
 
 
@@ -72,7 +69,7 @@ def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> Atte
             return array if keys.stop is None else np.minimum(array, keys.stop)
         if name == "dropout_keep":
             return array[:, :, queries, keys]
-        if name in PER_TOKEN:
+        if name in POSITIONS:
             return array[..., keys if name.startswith("key") else queries]
         taken = {"queries": queries, "keys": keys, "values": keys, "cos": queries, "sin": queries}
         taken |= {"key_cos": keys, "key_sin": keys}
@@ -84,15 +81,10 @@ def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> Atte
 def with_positions(problem: Problem) -> AttentionInputs:
     """The inputs with positions or tables of their own for queries and for new keys, in a layer with rotary positions.
 
-    In a layer with a query scale, also with factors. Without them, the positions of what `take_positions` takes would
-    be counted anew.
+    Without them, the positions of what `take_positions` takes would be counted anew.
     """
-    settings, scale, inputs = problem.config.rotary, problem.config.query_scale, problem.inputs
-    if scale is not None:
-        factors = scale_of_call(scale, inputs.rotary, inputs.mask.query_offset, problem.sizes)
-        own = replace(inputs.rotary or RotaryInputs(), query_scale=factors if len(factors) > 1 else factors[0])
-        inputs = replace(inputs, rotary=own)
-    if settings is None:
+    inputs = problem.inputs
+    if problem.config.rotary is None:
         return inputs
     given = inputs.rotary
     if given is not None and given.has_tables:

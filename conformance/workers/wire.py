@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar
 
 import numpy as np
 import safetensors.numpy
@@ -27,12 +27,13 @@ from mha_core import (
     AttentionConfig,
     AttentionInputs,
     AttentionMask,
+    QueryKeyNorm,
+    Rotary,
     RotaryInputs,
 )
 from mha_core.backend import SoftmaxKernel
 from mha_core.config import ProjectionBias
 from mha_core.errors import BackendError, BackendNotInstalled, ErrorElsewhere, SpecError, one_line
-from mha_core.parts import PARTS
 from mha_core.parts.frequencies import RULES
 
 Class = TypeVar("Class", bound=type)
@@ -59,15 +60,9 @@ def sendable(cls: Class) -> Class:
     return cls
 
 
-_HINTS = get_type_hints(AttentionConfig)
-SETTINGS: list[type] = [
-    kind for name in PARTS for kind in get_args(_HINTS[name]) if hasattr(kind, "__dataclass_fields__")
-]
-"""The classes of the settings of parts."""
-
 DATA = (
     *(AttentionConfig, AttentionInputs, AttentionMask, Precision, Problem, ProjectionBias, SoftmaxKernel, Turn),
-    *(RotaryInputs, *SETTINGS, *RULES.values()),
+    *(RotaryInputs, Rotary, QueryKeyNorm, *RULES.values()),
 )
 ERRORS = (BackendError, BackendNotInstalled, CannotExpress, ErrorElsewhere, OtherDtype, SpecError, SubjectFailed)
 _classes.update({cls.__name__: cls for cls in (*DATA, *ERRORS)})

@@ -31,11 +31,11 @@ def bugs_of_parts() -> frozenset[str]:
 
 
 @cache
-def beginnings_of_parts() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-    """Module of a part in `zoo/parts` -> its BEGINS.
+def beginnings_of_parts() -> Mapping[str, tuple[str, ...]]:
+    """Return how the ids of a part's bugs begin, by the field of the config: BEGINS of its module in `zoo/parts`.
 
-    >>> beginnings_of_parts()["value_norm"]
-    {'value_norm_eps': ('value-norm-',), 'value_scale': ('value-scale-',)}
+    >>> beginnings_of_parts()["rotary"]
+    ('rotary-', 'rotation-', 'rotated-')
     """
     modules = {topic.__name__.rpartition(".")[2]: topic for topic in members(parts)}
     return {name: topic.BEGINS for name, topic in modules.items() if hasattr(topic, "BEGINS")}

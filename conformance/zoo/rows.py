@@ -129,10 +129,6 @@ def other_mask(where: Where = lambda state: True, **sources: Change) -> Steps:
     return {"allowed": allowed}
 
 
-def keys_of(state: State, mask: AttentionMask, *, chunks: bool = True, **changes: Any) -> NDArray:
-    """Bool (B, H, Lq, Lk): the keys that a mask allows in this call; `changes` are other sources in it.
-
-    `chunks`: whether those of a chunked mask count, which are no source of a mask that stands alone.
-    """
-    sizes = state.sizes if chunks else state.sizes._replace(chunk_size=None)
-    return allowed_keys(replace(mask, **changes) if changes else mask, sizes, state.config.num_heads)
+def keys_of(state: State, mask: AttentionMask, **changes: Any) -> NDArray:
+    """Bool (B, H, Lq, Lk): the keys that a mask allows in this call; `changes` are other sources in it."""
+    return allowed_keys(replace(mask, **changes) if changes else mask, state.sizes, state.config.num_heads)

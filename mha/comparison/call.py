@@ -15,9 +15,8 @@ from conformance.judging.expected import Expected, answer
 from mha.comparison.arrays import EQUAL, Allowance, Apart, Difference, apart
 from mha.comparison.masks import mask_differences, padded_keys, padded_queries
 from mha.recipes.judge import Judgement, judge_recorded
-from mha_core import AttentionConfig, RotaryInputs, SpecError
+from mha_core import SpecError
 from mha_core.call.inputs import AttentionInputs
-from mha_core.call.query_scale import scale_of_call
 from mha_core.call.rotary import tables_of_call
 from mha_core.parts.angles import base_in, in_words, positions_in
 from mha_core.parts.rotary import Table
@@ -94,7 +93,6 @@ def calls_part(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> CallDi
     _compare_keep_masks(both, own, other)
     _compare_pasts(both, own, other, allowance)
     _compare_positions(both, a.problem, b.problem)
-    _compare_scales(both, a.problem, b.problem)
     return both
 
 
@@ -250,21 +248,6 @@ def _settled(problem: Problem, table: Table) -> str | None:
     return None if base is None else in_words(replace(settings, base=base, rule=None))
 
 
-def _compare_scales(both: CallDifferences, a: Problem, b: Problem) -> None:
-    """Find whether queries are scaled by other factors; a scale that one layer lacks is a difference of the layers."""
-    factors = [
-        scale_of_call(p.config.query_scale, p.inputs.rotary, p.inputs.mask.query_offset, p.sizes)
-        for p in (a, b)
-        if p.config.query_scale is not None
-    ]
-    if len(factors) == 2:
-        first, second = factors
-        apart = ~np.isclose(first, second, rtol=1e-6, atol=0.0)
-        if apart.any():
-            words = f"queries are scaled by other factors at {int(apart.sum())} of {apart.size} positions"
-            both.found.append(Difference("inputs", words, "rotary"))
-
-
 # Outputs ---------------------------------------------------------------------------------------------
 
 
@@ -280,10 +263,10 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
     taken = [name for part in parts for name in FIELDS[part]]
     inputs = replace(own.inputs, **{name: getattr(other.inputs, name) for name in taken})
     layer = other if "layer" in parts else own
-    # Angles and factors belong to the inputs, whether they were given or follow from the layer's settings.
+    # Angles belong to the inputs, whether they were given or follow from the layer's settings.
     placed = other if "inputs" in parts else own
-    if layer.config.rotary is not None or layer.config.query_scale is not None:
-        inputs = replace(inputs, rotary=_placed_for(layer.config, placed))
+    if layer.config.rotary is not None:
+        inputs = replace(inputs, rotary=placed.inputs.rotary_tables(placed.config))
     try:
         output = reference.run(layer.config, layer.weights, inputs).output
     except SpecError:
@@ -292,14 +275,6 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
     if output is None or output.shape != right.shape:
         return None
     return np.where(rows, distance(output, right), 0.0)
-
-
-def _placed_for(config: AttentionConfig, placed: Problem) -> RotaryInputs | None:
-    """The tables and factors of a call, as far as a layer of this config takes them."""
-    made = placed.inputs.rotary_tables(placed.config)
-    if made is not None and config.rotary is None:
-        made = RotaryInputs(query_scale=made.query_scale)
-    return made if made is None or config.query_scale is not None else replace(made, query_scale=None)
 
 
 def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None) -> Worst:

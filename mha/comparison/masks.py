@@ -79,14 +79,6 @@ def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]
     def of(**changed: Any) -> NDArray[np.bool_]:
         return allowed_keys(replace(mask, **changed), sizes, heads)
 
-    alone = sizes._replace(chunk_size=None)
-    if sizes.chunk_size is not None:
-        yield "it forgets the chunks", allowed_keys(mask, alone, heads)
-        yield "its chunks begin at 0", of(chunk_start=0)
-        last = allowed_keys(
-            AttentionMask(window=(sizes.chunk_size - 1, None), query_offset=mask.query_offset), alone, 1
-        )
-        yield "it has a window of as many keys as a chunk", allowed_keys(mask, alone, heads) & last
     for name, words in (("valid_lens", "lengths"), ("allowed", "mask of keys (allowed)"), ("window", "window")):
         if getattr(mask, name) is not None:
             yield f"it forgets the {words}", of(**{name: None})
@@ -103,10 +95,10 @@ def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]
         lens = np.asarray(mask.valid_lens)
         for shift, words in ((-1, "one short"), (1, "one too long")):
             yield f"its lengths are {words}", of(valid_lens=np.clip(lens + shift, 0, sizes.key_len))
-        padding = ~allowed_keys(AttentionMask(valid_lens=lens), alone, heads)
+        padding = ~allowed_keys(AttentionMask(valid_lens=lens), sizes, heads)
         yield "its lengths are inverted: it keeps the padding and excludes the rest", padding & of(valid_lens=None)
     for offset in sorted({0, sizes.key_len - sizes.query_len}):
-        causal = allowed_keys(AttentionMask(causal=True, query_offset=offset), alone, heads)
+        causal = allowed_keys(AttentionMask(causal=True, query_offset=offset), sizes, heads)
         if _same(b.where & causal, where, everything):  # the original's may be within an array
             yield FORGETS_CAUSAL, b.where
         yield "it is causal in addition", where & causal

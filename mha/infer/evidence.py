@@ -99,10 +99,7 @@ class Judge:
     def _problem(self, hypothesis: Hypothesis) -> Problem:
         """The whole record as a problem."""
         observed = self.observed
-        mask = observed.masks[hypothesis.mask]
-        if "chunked_mask" in hypothesis.settings:
-            mask = replace(mask, chunk_start=observed.chunk_start(hypothesis.mask))
-        inputs = AttentionInputs(observed.queries, observed.keys, observed.values, mask)
+        inputs = AttentionInputs(observed.queries, observed.keys, observed.values, observed.masks[hypothesis.mask])
         return Problem(*hypothesis.canonical(), inputs, {"output": self.recorded})
 
     def _output(self, hypothesis: Hypothesis) -> tuple[NDArray, NDArray]:
@@ -164,7 +161,7 @@ def pieces(problem: Problem, each: int) -> Iterator[Problem]:
             for name, array in problem.recorded.items()
             if name in ("output", "weights", "heads")
         }
-        yield Problem(replace(problem.config, chunked_mask=None), problem.weights, piece, recorded)
+        yield Problem(problem.config, problem.weights, piece, recorded)
 
 
 def _worst(wanted: NDArray | None, given: NDArray) -> float:

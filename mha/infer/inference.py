@@ -19,7 +19,7 @@ from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.observed import Observed
 from mha.infer.sample import LITTLE_NOISE, Sample, early_rows, furthest
 from mha.infer.search import CHEAP, ROWS, Search
-from mha.infer.settings import with_settings, with_turns_and_norms
+from mha.infer.settings import with_turns_and_norms
 from mha_core import AttentionConfig, SpecError
 from mha_core.config import PROJECTIONS, check_size
 from mha_core.parts.query_key_norm import NORMS
@@ -206,12 +206,9 @@ def _with_settings(search: Search, shortlist: _Shortlist, progress: Callable[[st
         for _, _, hypothesis in ranked[:TRIED]:
             if time.monotonic() > search.deadline:
                 search.timed_out = True
-            for proposed in (
-                with_turns_and_norms(hypothesis, first, sample, search.candidates),
-                with_settings(hypothesis, sample, search.candidates),
-            ):
-                if search.timed_out or shortlist.settles(proposed):
-                    return searched
+            proposed = with_turns_and_norms(hypothesis, first, sample, search.candidates)
+            if search.timed_out or shortlist.settles(proposed):
+                return searched
     return searched
 
 

@@ -63,11 +63,6 @@ class Observed:
         """Name of a mask -> bool (B, 1 or H, Lq, Lk): which keys each query may attend to."""
         return {name: allowed_keys(mask, self.sizes, self.mask_heads) for name, mask in self.masks.items()}
 
-    def chunk_start(self, mask: str) -> NDArray[np.int64]:
-        """(B,) the first key of each item that some query may attend to under a mask: behind padding on the left."""
-        first: NDArray[np.int64] = self.allowed[mask].any(axis=(1, 2)).argmax(axis=-1)
-        return first
-
     @cached_property
     def usable_rows(self) -> list[tuple[int, int, int]]:
         """(item, query, number of keys) of every row with a key under each mask, and with a finite output."""

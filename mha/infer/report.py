@@ -209,8 +209,7 @@ def _notes(found: Inference) -> Iterator[str]:
     if found.verdict == "none":
         yield (
             "Tried were separate and packed arrays, grouped heads, both orders of heads, five scales and, if the "
-            "record does not say, a causal mask; and, each by itself, a query scale by position, chunks of keys, "
-            "clipped projections, value norm and value scale; and rotary positions with usual bases, of all, a half or "
+            "record does not say, a causal mask; and rotary positions with usual bases, of all, a half or "
             "a quarter of the channels, a root-mean-square norm of each query and key, and both. Not tried: rotary "
             "positions with a rule or several axes, other norms of queries or keys, other masks that the record lacks."
         )

@@ -16,13 +16,9 @@ from mha.infer.hypotheses.biases import constants
 from mha.infer.hypotheses.candidates import Candidates, Slice, Source
 from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha.infer.observed import Observed
-from mha_core import ChunkedMask
 from mha_core.call.masks import additive_bias, padding_keys
-from mha_core.parts.chunked_mask import first_of_chunk
-from mha_core.parts.clip_qkv import clip
 from mha_core.parts.query_key_norm import norm
 from mha_core.parts.rotary import rotate, tables
-from mha_core.parts.value_norm import norm_values, scale_values
 
 NOISE = 1e3
 """Rows that differ by fewer unit roundoffs than this count as equal."""
@@ -43,7 +39,7 @@ class Sample:
         unit: unit roundoff of the record.
         noise: rows that differ by fewer unit roundoffs count as equal.
         row, key: (n,) and (L,): their places in their items.
-        offset, start: name of a mask -> (n,): the positions of the row's item's first query, and of its first chunk.
+        offset: name of a mask -> (n,): the position of the first query of the row's item.
     """
 
     q: NDArray
@@ -57,7 +53,6 @@ class Sample:
     row: NDArray
     key: NDArray
     offset: dict[str, NDArray]
-    start: dict[str, NDArray]
     _projected: dict[tuple[Source, str], NDArray] = field(default_factory=dict)
 
     @classmethod
@@ -94,13 +89,7 @@ class Sample:
             offset={
                 name: np.broadcast_to(mask.query_offset, len(padding))[row_b] for name, mask in observed.masks.items()
             },
-            start={name: observed.chunk_start(name)[row_b] for name in observed.masks},
         )
-
-    @property
-    def length(self) -> int:
-        """How many places the keys have."""
-        return int(self.key.max()) + 1
 
     def positions(self, mask: str) -> NDArray[np.integer]:
         """(n,) where the rows' queries stand."""
@@ -114,12 +103,9 @@ class Sample:
             self._projected[key] = getattr(self, role) @ part.source.flat.T
         return self._projected[key][:, rows]
 
-    def attend(self, scores: NDArray, mask: str, chunks: ChunkedMask | None = None) -> NDArray:
+    def attend(self, scores: NDArray, mask: str) -> NDArray:
         """Attention weights (..., H, n, L) from scores without the additive bias, computed in place."""
         bias, allowed = self.bias[mask], self.allowed[mask]
-        if chunks is not None:
-            first = first_of_chunk(self.positions(mask), self.start[mask], chunks.size)[:, None]
-            allowed = allowed & (self.key >= first) & (self.key < first + chunks.size)
         if bias is not None:
             scores += bias
         np.copyto(scores, -np.inf, where=~allowed)
@@ -141,16 +127,9 @@ class Sample:
             keys = keys + h.bk.source.flat[h.rows("bk")]
         return queries, keys[:, kv], self.project(h.v, h.rows("v"), "v")[:, kv]
 
-    def output(self, h: Hypothesis, factors: NDArray | None = None) -> NDArray:
-        """The output (n, Do) of a hypothesis, without the biases of values and output; factors (n,) of its queries."""
-        settings = h.settings
-        queries, keys, values = (clip(x, settings.get("clip_qkv")) for x in self.projections(h))
-        values = norm_values(values[None], settings.get("value_norm_eps"))[0]
-        values = scale_values(values, settings.get("value_scale"))
-        if "query_scale" in settings:
-            factors = settings["query_scale"].factors(self.positions(h.mask))
-        if factors is not None:
-            queries = queries * factors[:, None, None]
+    def output(self, h: Hypothesis) -> NDArray:
+        """The output (n, Do) of a hypothesis, without the biases of values and output."""
+        queries, keys, values = self.projections(h)
         queries, keys = (
             _normed_and_turned(x.transpose(1, 0, 2), positions, h, weight)
             for x, positions, weight in zip(
@@ -158,7 +137,7 @@ class Sample:
             )
         )
         scores = np.matmul(queries, keys.swapaxes(1, 2)) * h.scale_value
-        weights = self.attend(scores, h.mask, settings.get("chunked_mask"))
+        weights = self.attend(scores, h.mask)
         heads = np.matmul(weights, values.transpose(1, 0, 2))  # (H, n, dv)
         return heads.transpose(1, 0, 2).reshape(len(self.q), -1) @ h.o.source.flat[h.rows("o").reshape(-1)]
 

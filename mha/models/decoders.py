@@ -225,9 +225,6 @@ class DecoderLayers:
         site, config = self.sites[prefix], self.model.config
         types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
         kind = types[getattr(site.core, site.recipe.place)] if types else "sliding"
-        if "chunk" in kind:
-            start = "chunk_start of a call says where the first begins, if not at the first key"
-            return f"the keys in its chunk of {config.attention_chunk_size} alone: {start}"
         name = {"local": "window_size"}.get(kind, "sliding_window" if "sliding" in kind else "")
         window = getattr(config, name, None) if name else None
         return "" if window is None else f"{window} keys alone: window=({window - 1}, 0) of a call"

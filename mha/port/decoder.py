@@ -208,8 +208,6 @@ def _with_padding(inputs: AttentionInputs, more: int) -> AttentionInputs:
             allowed=np.pad(allowed, front),
             bias=None if mask.bias is None else np.pad(additive_bias(mask), front),
             query_offset=mask.query_offset + more,
-            # An array in a layer with chunks; 0, which it must be, in others.
-            chunk_start=mask.chunk_start if isinstance(mask.chunk_start, int) else mask.chunk_start + more,
         ),
     )
 

@@ -58,7 +58,7 @@ def check_site(site: Site) -> None:
         if cross:
             given[recipe.other_states] = keys
         given.update({name: as_tensors(value) for name, value in site.tables(inputs).items()})
-        if inputs.mask.has_sources or recipe.needs_mask or config.chunked_mask is not None:
+        if inputs.mask.has_sources or recipe.needs_mask:
             given[mask_name] = tensors(module, _as_float(inputs, config.num_heads, site))[0]
         return given
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from mha.recipes.turns import Stretch, Turn
+from mha.recipes.turns import Turn
 from mha_core import AttentionConfig, QueryKeyNorm, layouts
 from mha_core.config import check_size
 from mha_core.layouts import Layout
@@ -70,12 +70,8 @@ class Recipe:
         sees: the keys that `core` lets Lq queries see of Lk keys, bool (Lq, Lk), besides the mask of a call.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
         turn: how it turns queries and keys; None if it has no rotary positions.
-        stretch: how queries are scaled by their positions; None if they are not.
         norms: its query-key norm; None without one.
         softcap: the attribute of `core` with the softcap of the scores; "" if it has none, or does not use it.
-        clip: the setting at which projected queries, keys and values are cut off; "" if they are not.
-        chunks: the setting with the size of chunks, in layers whose type in the model's config is that of chunks; ""
-            if the family has none.
         refused: settings of a module or of the model's config that ask for something else -> the value that does not.
         scale: the settings that make the factor of the scores another one than 1 / sqrt(d); "" for none.
         scale_of: that factor, of a live module.
@@ -105,11 +101,8 @@ class Recipe:
     sees: Callable[[Any, int, int], NDArray] | None = None
     softmax_in_float32: bool = False
     turn: Turn | None = None
-    stretch: Stretch | None = None
     norms: Norms | None = None
     softcap: str = ""
-    clip: str = ""
-    chunks: str = ""
     refused: Mapping[str, Any] = field(default_factory=dict)
     scale: str = ""
     scale_of: Callable[[Any], float] = own_scale

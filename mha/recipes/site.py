@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
-from mha.recipes.masks import check_implementation, in_chunks, mask_of
+from mha.recipes.masks import check_implementation, mask_of
 from mha.recipes.recipe import Recipe, completed, part, setting
-from mha_core import AttentionConfig, AttentionInputs, ChunkedMask, QueryKeyNorm, RotaryInputs, SpecError
+from mha_core import AttentionConfig, AttentionInputs, QueryKeyNorm, SpecError
 from mha_core.call.rotary import tables_of_call
 from mha_core.parts.query_key_norm import NORMS
 from mha_core.weights import Weights, check_weights
@@ -25,9 +25,6 @@ HARMLESS = (
 )
 """Arguments that models hand down to their attention modules, which make no use of them."""
 
-
-CHUNKED = "chunked_attention"
-"""The type of a layer, in a model's config, that sees its chunks of keys alone."""
 
 CACHES = ("DynamicLayer", "DynamicSlidingWindowLayer")
 """The classes of a cache's layers that hold the keys and values of the past in their order."""
@@ -127,12 +124,6 @@ class Site:
         cache, new_len = given.pop(recipe.cache, None), queries.shape[1] if ran else 0
         past = self._past(cache, new_len=new_len)
         rotary = None if recipe.turn is None else recipe.turn.take(core, given, queries.shape[1])
-        if recipe.stretch is not None:
-            # A cache may have forgotten keys that it still counts.
-            counted = cache.get_seq_length(getattr(core, recipe.place)) - new_len if past else 0
-            factors = recipe.stretch.take(core, given, queries.shape[1], counted)
-            if factors is not None:
-                rotary = replace(rotary or RotaryInputs(), query_scale=factors)
         unknown = [name for name, value in given.items() if value is not None and name not in HARMLESS]
         if unknown:
             raise SpecError(f"{type(core).__name__} was called with {unknown[0]!r}, which has no translation")
@@ -153,9 +144,9 @@ class Site:
             past_len = past["past_keys"].shape[2] if past else 0
             seen = recipe.sees(core, states.shape[1], past_len + keys.shape[1])
             translated = replace(translated, allowed=seen if translated.allowed is None else translated.allowed & seen)
-        inputs, config = AttentionInputs(states, keys, keys, translated, rotary=rotary, **past), self.config
-        sizes = inputs.check(config)
-        return inputs if sizes.chunk_size is None else replace(inputs, mask=in_chunks(translated, sizes))
+        inputs = AttentionInputs(states, keys, keys, translated, rotary=rotary, **past)
+        inputs.check(self.config)
+        return inputs
 
     def tables(self, inputs: AttentionInputs) -> Mapping[str, Any]:
         """The arguments by which a model hands the tables of a call's queries to its modules, as arrays."""
@@ -164,10 +155,7 @@ class Site:
             return {}
         settings = turn.settings(self.core, config.head_dim)
         made = tables_of_call(settings, None, inputs.mask.query_offset, inputs.check(config)).queries
-        more = {}
-        if self.recipe.stretch is not None and not self.recipe.stretch.counted:
-            more["position_ids"] = np.arange(made.cos.shape[-2])[None]
-        return {**turn.give(self.core, made.cos, made.sin), **more}
+        return turn.give(self.core, made.cos, made.sin)
 
     def precision(self, dtype: str) -> Precision:
         """The Precision with which it computes, from which its bounds follow."""
@@ -197,11 +185,7 @@ class Site:
             rotary = recipe.turn.settings(core, config.head_dim)
         norm, of_norm = _norms_of(core, recipe)
         softcap = getattr(core, recipe.softcap) if recipe.softcap else None
-        stretch = None if recipe.stretch is None else recipe.stretch.settings(core)
-        config = replace(config, rotary=rotary, query_key_norm=norm, softcap=softcap, query_scale=stretch)
-        config = replace(config, clip_qkv=setting(core, recipe.clip) if recipe.clip else None)
-        if recipe.chunks and setting(core, "layer_types")[getattr(core, recipe.place)] == CHUNKED:
-            config = replace(config, chunked_mask=ChunkedMask(setting(core, recipe.chunks)))
+        config = replace(config, rotary=rotary, query_key_norm=norm, softcap=softcap)
         return config, check_weights(config, {**weights, **of_norm})
 
     def _past(self, cache: Any, *, new_len: int) -> dict[str, NDArray]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core import QueryScale, Rotary, RotaryInputs, SpecError
+from mha_core import Rotary, RotaryInputs, SpecError
 from mha_core.parts.frequencies import RULES, LongRope
 
 
@@ -153,78 +153,3 @@ class OwnTables(Turn):
     def give(self, core: Any, cos: NDArray, sin: NDArray) -> Mapping[str, Any]:
         """See `Turn.give`; the tables are its own."""
         return {"position_ids": np.arange(cos.shape[-2])[None]}
-
-
-@dataclass(frozen=True)
-class ComplexTurn(Turn):
-    """The model hands down one complex table `position_embeddings` (B, L, r / 2): cosine + i sine."""
-
-    interleaved: bool = True
-
-    def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
-        """See `Turn.take`."""
-        from mha.recipes.torch_arrays import to_array
-
-        table = given.pop("position_embeddings", None)
-        return RotaryInputs(None, None, to_array(table.real), to_array(table.imag)) if self.acts(core) else None
-
-    def give(self, core: Any, cos: NDArray, sin: NDArray) -> Mapping[str, Any]:
-        """See `Turn.give`; in the precision in which every such model has it."""
-        return {"position_embeddings": (cos + 1j * sin).astype(np.complex64)}
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Queries are multiplied by a factor that grows with their position.
-
-    Attributes:
-        settings: of a module; None if it does not scale them.
-        factors: of a module, the tensor of positions (1 or B, L) and what it computes with -> their factors, alike.
-        counted: whether it counts positions from its cache, else it is given `position_ids`.
-    """
-
-    settings: Callable[[Any], QueryScale | None]
-    factors: Callable[[Any, Any], Any]
-    counted: bool = False
-
-    def take(self, core: Any, given: Mapping[str, Any], length: int, past_len: int) -> NDArray | None:
-        """The factors (L,) or (B, L) of a call's queries, as the module computes them; None if it scales none."""
-        import torch
-
-        from mha.recipes.torch_arrays import to_array
-
-        if self.settings(core) is None:
-            return None
-        positions = torch.arange(past_len, past_len + length)[None] if self.counted else given["position_ids"]
-        found = to_array(self.factors(core, positions))
-        return found[0] if len(found) == 1 else found
-
-
-def _of_llama4(core: Any) -> QueryScale | None:
-    if core.use_rope or not core.attn_temperature_tuning:
-        return None
-    return QueryScale("llama4", beta=float(core.attn_scale), length=int(core.floor_scale))
-
-
-def _factors_of_llama4(core: Any, positions: Any) -> Any:
-    import torch
-
-    return torch.log1p(torch.floor((positions.float() + 1.0) / core.floor_scale)) * core.attn_scale + 1.0
-
-
-def _of_ministral3(core: Any) -> QueryScale | None:
-    own = core.config.rope_parameters
-    length = int(own["original_max_position_embeddings"])
-    return QueryScale("ministral3", beta=float(own["llama_4_scaling_beta"]), length=length)
-
-
-def _factors_of_ministral3(core: Any, positions: Any) -> Any:
-    import torch
-
-    own = core.config.rope_parameters
-    turns = torch.floor(positions / own["original_max_position_embeddings"])
-    return (1 + own["llama_4_scaling_beta"] * torch.log(1 + turns)).to(core.q_proj.weight.dtype)
-
-
-LLAMA4_STRETCH = Stretch(_of_llama4, _factors_of_llama4, counted=True)
-MINISTRAL3_STRETCH = Stretch(_of_ministral3, _factors_of_ministral3)

@@ -323,7 +323,7 @@ def _cut(problem: Problem) -> Problem:
     sizes, mask = problem.sizes, problem.inputs.mask
     if sizes.query_len <= ROWS:
         return problem
-    if not mask.has_positions and sizes.chunk_size is None:
+    if not mask.has_positions:
         last = slice(sizes.query_len - ROWS, None)
         return replace(problem, inputs=take_positions(with_positions(problem), last, slice(None)))
     right = 0 if mask.causal else mask.window[1] if mask.window is not None else None

@@ -25,7 +25,7 @@ def _mask(problem: Problem) -> AttentionMask:
 
 
 def _positions(problem: Problem) -> bool:
-    return _mask(problem).has_positions or problem.config.chunked_mask is not None
+    return _mask(problem).has_positions
 
 
 def _infinite_bias(problem: Problem) -> bool:
@@ -88,10 +88,6 @@ def _has_part(name: str, one: Problem) -> bool:
     return getattr(one.config, name) is not None
 
 
-def _has_factors(one: Problem) -> bool:
-    return one.inputs.rotary is not None and one.inputs.rotary.query_scale is not None
-
-
 def _has_rule(one: Problem, names: tuple[str, ...] = ()) -> bool:
     settings = one.config.rotary
     rule = None if settings is None else rule_of(settings.rule)
@@ -111,11 +107,9 @@ OF_PARTS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
         for name in ("llama3", "yarn", "longrope")
     ),
     ("rotary positions with a rule", _has_rule, ("rotary-rule-*", "rotary-factor-*")),
-    ("given factors of a query scale", _has_factors, ("query-scale-given-*",)),
     *(
         (PARTS[name], partial(_has_part, name), tuple(f"{begin}*" for begin in begins))
-        for of_module in beginnings_of_parts().values()
-        for name, begins in of_module.items()
+        for name, begins in beginnings_of_parts().items()
     ),
 )
 """The needs of the parts of `mha_core.parts`, as in NEEDS."""
@@ -173,11 +167,7 @@ NEEDS: tuple[tuple[str, Asks, tuple[str, ...]], ...] = (
         lambda one: _positions(one) or _lengths_by_query(one) or _empty_rows(one),
         ("block-position-*", "block-not-masked-*", "block-skipped-by-*-query", "block-keys-to-*", "block-keys-from-*"),
     ),
-    (
-        "lengths or chunks",
-        lambda one: _lengths(one) or one.config.chunked_mask is not None,
-        ("block-keys-of-first-item", "block-skipped-by-first-item"),
-    ),
+    ("lengths", _lengths, ("block-keys-of-first-item", "block-skipped-by-first-item")),
     (
         "queries that do not fill a block",
         lambda one: _several_blocks(one) or one.sizes.query_len % blocks.QUERIES != 0,

@@ -18,7 +18,7 @@ from mha_core.errors import SpecError
 T = TypeVar("T")
 
 _EMPTY = {
-    **dict.fromkeys(("valid_lens", "query_offset", "chunk_start"), np.int64),
+    **dict.fromkeys(("valid_lens", "query_offset"), np.int64),
     **dict.fromkeys(("allowed", "dropout_keep"), np.bool_),
 }
 """The dtype for an empty list, by argument."""

@@ -82,8 +82,8 @@ def query_blocks(query_len: int, block: int) -> list[slice]:
 class Reach(NamedTuple):
     """The keys that lengths and positions allow each query: key j iff first <= j < stop.
 
-    Integers, broadcastable to (B, Lq): `valid_lens`, `causal`, `window` and chunks each leave an interval, and so
-    do all of them together. `allowed` and `bias` have no part in it.
+    Integers, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` each leave an interval, and so do all
+    of them together. `allowed` and `bias` have no part in it.
     """
 
     first: NDArray[np.int64]
@@ -108,7 +108,7 @@ def reach(mask: AttentionMask, sizes: CallSizes) -> Reach:
     """The keys that lengths and positions allow each query.
 
     Args:
-        mask: `valid_lens`, `query_offset` and `chunk_start` hold integers or arrays of NumPy.
+        mask: `valid_lens` and `query_offset` hold integers or arrays of NumPy.
         sizes: the sizes of the call.
 
     >>> sizes = CallSizes(batch=2, query_len=6, key_len=8)
@@ -123,8 +123,8 @@ def reach(mask: AttentionMask, sizes: CallSizes) -> Reach:
     if mask.valid_lens is not None:
         lens = np.asarray(mask.valid_lens, dtype=np.int64)
         stop = np.minimum(stop, lens[:, None] if lens.ndim == 1 else lens)
-    if mask.has_positions or sizes.chunk_size is not None:
-        from_position, to_position = interval(mask, sizes.query_len, sizes.chunk_size)
+    if mask.has_positions:
+        from_position, to_position = interval(mask, sizes.query_len)
         if from_position is not None:
             first = np.maximum(first, from_position)
         if to_position is not None:

@@ -16,8 +16,6 @@ from mha_core.call.rotary import RotaryInputs
 from mha_core.call.sizes import Dim
 from mha_core.config import AttentionConfig
 from mha_core.heads import HeadShapes
-from mha_core.parts.chunked_mask import ChunkedMask
-from mha_core.parts.query_scale import QueryScale
 from mha_core.parts.rotary import Rotary
 
 Array = TypeVar("Array")
@@ -42,8 +40,7 @@ class Call(Generic[Array]):
         dropout_keep: bool (B, H, Lq, Lk), True keeps a weight; None where dropout draws itself, or is not active.
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: a decoding cache. They stand before
             the new ones; Lk then counts both, in the mask too.
-        rotary: where queries and new keys stand, in a layer with rotary positions or a query scale; None where they
-            are counted.
+        rotary: where queries and new keys stand, in a layer with rotary positions; None where they are counted.
 
     >>> import numpy as np
     >>> x = np.zeros((2, 4, 6))
@@ -91,8 +88,6 @@ class LayerSpec(NamedTuple):
         split: whether queries, keys and values may come split into heads.
         dtype: the dtype in which the layer computes, by name; None where it takes that of its inputs.
         rotary: the settings of its rotary positions; None without them.
-        query_scale: the settings of its query scale; None without one.
-        chunked_mask: those of its chunks; None where queries attend beyond them.
     """
 
     num_heads: int = 1
@@ -101,12 +96,9 @@ class LayerSpec(NamedTuple):
     split: bool = False
     dtype: str | None = None
     rotary: Rotary | None = None
-    query_scale: QueryScale | None = None
-    chunked_mask: ChunkedMask | None = None
 
     @classmethod
     def of(cls, config: AttentionConfig, widths: Widths | None = None, dtype: str | None = None) -> LayerSpec:
         """The layer of a config; `widths` where the parameters know better, or do not know yet."""
         own = (config.query_dim, config.key_dim, config.value_dim) if widths is None else widths
-        parts = (config.rotary, config.query_scale, config.chunked_mask)
-        return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype, *parts)
+        return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype, config.rotary)

@@ -13,6 +13,7 @@ stand on another device), what lies beyond counts as the nearest that is allowed
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ import numpy as np
 from mha_core.call.arguments import holds_long_integers
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.masks import AttentionMask
-from mha_core.call.query_scale import check_query_scale
 from mha_core.call.rotary import check_rotary
 from mha_core.call.sizes import ArraySpec, CallSizes, Dim, describe_array
 from mha_core.dtypes import DTYPES
@@ -64,17 +64,11 @@ def check_call(
     key_len = None if past_len is None or new_len is None else past_len + new_len
     if isinstance(key_len, int) and key_len > LONGEST:
         raise SpecError(f"past and new keys must be at most {LONGEST} together. Got {key_len}.")
-    chunk_size = None if layer.chunked_mask is None else layer.chunked_mask.size
-    sizes = CallSizes(batch, query_len, key_len, past_len, chunk_size)
+    sizes = CallSizes(batch, query_len, key_len, past_len)
     full = (batch, layer.num_heads, query_len, sizes.key_len)
     _check_mask(call.mask, sizes, full, dtype, describe)
-    scale, has_rule = layer.query_scale, layer.query_scale is not None and layer.query_scale.rule is not None
-
-    def described(name: str, array: Any) -> ArraySpec:
-        return describe_argument(name, array, describe)
-
-    check_rotary(call.rotary, layer.rotary, sizes, dtype, described, has_rule=has_rule)
-    check_query_scale(call.rotary, scale, sizes, dtype, described)
+    if call.rotary is not None:
+        check_rotary(call.rotary, layer.rotary, sizes, dtype, partial(describe_argument, describe=describe))
     if call.dropout_keep is not None:
         spec = describe_argument("dropout_keep", call.dropout_keep, describe)
         if spec.dtype != "bool":
@@ -84,22 +78,20 @@ def check_call(
     return sizes
 
 
-def check_numbers(valid_lens: Any, query_offset: Any, key_len: Dim, chunk_start: Any = None) -> None:
+def check_numbers(valid_lens: Any, query_offset: Any, key_len: Dim) -> None:
     """Raise SpecError unless lengths and offsets are in their ranges; `check_call` must have passed.
 
     Args:
-        valid_lens, query_offset, chunk_start: those of an AttentionMask, in NumPy; None where the values are not at
-            hand.
+        valid_lens, query_offset: those of an AttentionMask, in NumPy; None where the values are not at hand.
         key_len: Lk; None where it is not known: then lengths are not checked.
     """
     if valid_lens is not None and key_len is not None:
         check_valid_lens(valid_lens, key_len)
-    for name, offset in (("query_offset", query_offset), ("chunk_start", chunk_start)):
-        if offset is not None:
-            lowest, highest = OFFSETS
-            wrong = _first_beyond(offset, lowest, highest)
-            if wrong is not None:
-                raise SpecError(f"{name} must lie in {lowest}..{highest}. Got {wrong}.")
+    if query_offset is not None:
+        lowest, highest = OFFSETS
+        wrong = _first_beyond(query_offset, lowest, highest)
+        if wrong is not None:
+            raise SpecError(f"query_offset must lie in {lowest}..{highest}. Got {wrong}.")
 
 
 def check_valid_lens(valid_lens: np.ndarray, key_len: int) -> None:
@@ -264,18 +256,15 @@ def _check_positions(mask: AttentionMask, sizes: CallSizes, describe: Callable[[
                 f"window must be (left, right), each a number of keys in 0..{LONGEST}, or None for unbounded. "
                 f"Got {window!r}."
             )
-    if sizes.chunk_size is None and not (type(mask.chunk_start) is int and mask.chunk_start == 0):
-        raise SpecError("chunk_start belongs to a layer with a chunked mask. Got chunked_mask=None.")
-    for name, offset in (("query_offset", mask.query_offset), ("chunk_start", mask.chunk_start)):
-        if isinstance(offset, int) and not isinstance(offset, bool):
-            check_numbers(None, offset if name == "query_offset" else None, None, offset)  # known even while tracing
-            continue
-        spec = describe_argument(name, offset, describe)
-        if not _is_integer(spec.dtype) or not (spec.shape == () or _same_shape(spec.shape, (sizes.batch,))):
-            raise SpecError(
-                f"{name} must be an integer, or integers of shape (B,)=({sizes.batch},). "
-                f"Got {spec.dtype} {_show(spec.shape)}."
-            )
+    if isinstance(mask.query_offset, int) and not isinstance(mask.query_offset, bool):
+        check_numbers(None, mask.query_offset, None)  # known even while tracing
+        return
+    spec = describe_argument("query_offset", mask.query_offset, describe)
+    if not _is_integer(spec.dtype) or not (spec.shape == () or _same_shape(spec.shape, (sizes.batch,))):
+        raise SpecError(
+            f"query_offset must be an integer, or integers of shape (B,)=({sizes.batch},). "
+            f"Got {spec.dtype} {_show(spec.shape)}."
+        )
 
 
 def _check_broadcast(name: str, shape: tuple[Dim, ...], full: tuple[Dim, ...]) -> None:

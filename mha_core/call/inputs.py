@@ -13,7 +13,6 @@ from mha_core.call.arguments import is_numbers, settled, with_fields
 from mha_core.call.call import FLOATS, LEAVES, Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
 from mha_core.call.masks import AttentionMask
-from mha_core.call.query_scale import scale_of_call
 from mha_core.call.rotary import TABLES, RotaryInputs, as_tables, tables_of_call
 from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
@@ -36,9 +35,8 @@ class AttentionInputs:
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), the stages `keys` and `values` of earlier
             steps of decoding. They stand before the new ones; Lk is then the number of both, in the mask
             and in every stage. Give their number to the mask as `query_offset`.
-        rotary: where queries and new keys stand, or the tables of their angles, in a layer with rotary positions, and
-            the factors of the queries in one with a query scale; None where they are counted from `query_offset` and
-            from the past.
+        rotary: where queries and new keys stand, or the tables of their angles, in a layer with rotary positions;
+            None where they are counted from `query_offset` and from the past.
 
     A list as dropout_keep, and a list or number as the mask's bias, become arrays of NumPy here.
 
@@ -131,30 +129,17 @@ class AttentionInputs:
         return replace(self, rotary=self.rotary_tables(config))
 
     def rotary_tables(self, config: AttentionConfig, rows: tuple[int, ...] | None = None) -> RotaryInputs | None:
-        """The tables of all queries, or of these, and of all new keys, and the factors of a query scale.
-
-        None in a layer with neither.
-        """
-        scale, made = config.query_scale, None
-        if config.rotary is scale is None:
+        """The tables of all queries, or of these, and of all new keys; None in a layer without rotary positions."""
+        if config.rotary is None:
             return None
-        sizes, offset = self.check(config), self.mask.query_offset
-        if config.rotary is not None:
-            made = as_tables(config.rotary, self.rotary, offset, sizes, rows)
-        if scale is not None:
-            factors = scale_of_call(scale, self.rotary, offset, sizes)
-            factors = factors if rows is None else factors[:, list(rows)]
-            made = replace(made or RotaryInputs(), query_scale=factors if len(factors) > 1 else factors[0])
-        return made
+        return as_tables(config.rotary, self.rotary, self.mask.query_offset, self.check(config), rows)
 
     def check(self, config: AttentionConfig, dtype: str | None = None) -> CallSizes:
         """Return the sizes of this run, or raise SpecError naming what does not fit `config`, or a layer of `dtype`."""
         sizes = check_call(self.call, LayerSpec.of(config, dtype=dtype))
-        check_numbers(self.mask.valid_lens, self.mask.query_offset, sizes.key_len, self.mask.chunk_start)
+        check_numbers(self.mask.valid_lens, self.mask.query_offset, sizes.key_len)
         if config.rotary is not None:
             tables_of_call(config.rotary, self.rotary, self.mask.query_offset, sizes)  # checks the positions' numbers
-        if config.query_scale is not None:
-            scale_of_call(config.query_scale, self.rotary, self.mask.query_offset, sizes)  # as well
         if self.cotangent is not None:
             output = (sizes.batch, sizes.query_len, config.output_dim)
             if self.cotangent.shape != output or str(self.cotangent.dtype) not in DTYPES:

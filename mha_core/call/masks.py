@@ -16,12 +16,8 @@ from numpy.typing import NDArray
 from mha_core.call.arguments import is_numbers, numbers_as, settled, settled_window
 from mha_core.call.sizes import CallSizes
 from mha_core.dtypes import DTYPES
-from mha_core.parts.chunked_mask import first_of_chunk
 
-BY_ITEM = ("query_offset", "chunk_start")
-"""The fields of AttentionMask that hold an integer, or one for each item."""
-
-ARRAY_SOURCES = ("valid_lens", "allowed", "bias", *BY_ITEM)
+ARRAY_SOURCES = ("valid_lens", "allowed", "bias", "query_offset")
 """The fields of AttentionMask that can hold an array."""
 
 
@@ -41,8 +37,6 @@ class AttentionMask:
             the number of past keys. Without `causal` and `window` it has nothing to act on.
         window: (left, right); key j is allowed iff position - left <= j <= position + right.
             None in it is unbounded. The query's own position is not counted.
-        chunk_start: an integer, or integers (B,), where the first chunk begins, in a layer with a chunked mask; behind
-            the padding of items that are padded on the left.
 
     Lists and numbers become arrays of NumPy here (see `mha_core.call.arguments`), but for a bias: see `with_bias_in`.
 
@@ -65,17 +59,15 @@ class AttentionMask:
     causal: bool = False
     query_offset: Any = 0
     window: tuple[int | None, int | None] | None = None
-    chunk_start: Any = 0
 
     def __post_init__(self) -> None:
         for name in ("valid_lens", "allowed"):
             self._settle(name, settled(name, getattr(self, name)))
-        for name in BY_ITEM:
-            given = getattr(self, name)
-            if isinstance(given, np.integer):
-                self._settle(name, int(given))
-            elif type(given) is not int:
-                self._settle(name, settled(name, given))
+        offset = self.query_offset
+        if isinstance(offset, np.integer):
+            self._settle("query_offset", int(offset))
+        elif type(offset) is not int:
+            self._settle("query_offset", settled("query_offset", offset))
         if not is_numbers(self.bias):
             self._settle("bias", settled("bias", self.bias))
         if isinstance(self.causal, np.bool_):
@@ -159,15 +151,13 @@ def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArr
         combined &= mask.allowed
     if mask.bias is not None:
         combined &= ~np.isneginf(mask.bias)
-    if mask.has_positions or sizes.chunk_size is not None:
+    if mask.has_positions:
         combined &= _within_reach(mask, sizes)
     return combined
 
 
-def interval(
-    mask: AttentionMask, query_len: int, chunk_size: int | None = None
-) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """(first, stop): `causal`, `window` and chunks allow key j iff first <= j < stop; None is unbounded.
+def interval(mask: AttentionMask, query_len: int) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+    """(first, stop): `causal` and `window` allow key j iff first <= j < stop; None is unbounded.
 
     Integers (1 or B, Lq), below 0 and above Lk too: query i stands at position `query_offset` + i.
 
@@ -177,13 +167,7 @@ def interval(
     offset = np.asarray(mask.query_offset, dtype=np.int64).reshape(-1, 1)
     position = offset + np.arange(query_len, dtype=np.int64)
     left, right = mask.limits
-    first, stop = None if left is None else position - left, None if right is None else position + right + 1
-    if chunk_size is not None:
-        start = np.asarray(mask.chunk_start, dtype=np.int64).reshape(-1, 1)
-        chunk = first_of_chunk(position, start, chunk_size)
-        first = chunk if first is None else np.maximum(first, chunk)
-        stop = chunk + chunk_size if stop is None else np.minimum(stop, chunk + chunk_size)
-    return first, stop
+    return None if left is None else position - left, None if right is None else position + right + 1
 
 
 def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.integer] | None:
@@ -199,7 +183,7 @@ def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDAr
     >>> print(as_valid_lens(AttentionMask(window=(0, 0)), sizes, num_heads=4))
     None
     """
-    if sizes.chunk_size is None and mask.valid_lens is not None and not replace(mask, valid_lens=None).has_sources:
+    if mask.valid_lens is not None and not replace(mask, valid_lens=None).has_sources:
         return mask.valid_lens
     allowed = allowed_keys(mask, sizes, num_heads)
     lens = allowed[:, 0].sum(axis=-1)
@@ -238,10 +222,9 @@ def _first_keys(lens: NDArray, sizes: CallSizes) -> NDArray[np.bool_]:
 
 
 def _within_reach(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
-    """Bool (1 or B, 1, Lq, Lk): the keys that `causal`, `window` and chunks allow."""
+    """Bool (1 or B, 1, Lq, Lk): the keys that `causal` and `window` allow."""
     key = np.arange(sizes.key_len)
-    ends = interval(mask, sizes.query_len, sizes.chunk_size)
-    first, stop = (None if end is None else end[:, None, :, None] for end in ends)
+    first, stop = (None if end is None else end[:, None, :, None] for end in interval(mask, sizes.query_len))
     within = np.ones((1, 1, sizes.query_len, sizes.key_len), dtype=np.bool_)
     if first is not None:
         within = within & (key >= first)

@@ -33,17 +33,14 @@ class Tables(NamedTuple):
         return Tables(queries, queries if self.keys is self.queries else Table(*map(convert, self.keys)))
 
 
-ANGLES = ("cos", "sin", "key_cos", "key_sin")
-"""The fields of RotaryInputs that are tables of angles."""
+TABLES = ("cos", "sin", "key_cos", "key_sin")
+"""The fields of RotaryInputs that are tables of angles: floats of the dtype of the queries."""
 
-TABLES = (*ANGLES, "query_scale")
-"""Those that hold floats, of the dtype of the queries."""
+POSITIONS = ("positions", "key_positions")
+"""Those that hold an integer for each query or new key."""
 
-ARRAYS = ("positions", "key_positions", *TABLES)
+ARRAYS = (*POSITIONS, *TABLES)
 """All fields: arrays, each of them."""
-
-PER_TOKEN = tuple(name for name in ARRAYS if name not in ANGLES)
-"""Those that have a number for each query or key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +53,6 @@ class RotaryInputs:
         cos, sin: (Lq, r / 2) or (1 or B, Lq, r / 2), in place of positions: ONNX's `cos_cache` and `sin_cache`. An
             attention factor stands in both; a token that does not turn has 1 and 0.
         key_cos, key_sin: the same of the new keys. Default: those of the queries, which are then as many.
-        query_scale: (Lq,) or (B, Lq), the factors of the queries in a layer with a query scale. Default: by the rule
-            of the layer.
 
     Raises:
         SpecError: a list that is no array.
@@ -69,7 +64,6 @@ class RotaryInputs:
     sin: Any = None
     key_cos: Any = None
     key_sin: Any = None
-    query_scale: Any = None
 
     def __post_init__(self) -> None:
         for name in ARRAYS:
@@ -78,27 +72,26 @@ class RotaryInputs:
                 object.__setattr__(self, name, array)  # the dataclass is frozen
 
     @classmethod
-    def of(cls, positions: Any = None, rotary: Any = None, query_scale: Any = None) -> RotaryInputs | None:
+    def of(cls, positions: Any = None, rotary: Any = None) -> RotaryInputs | None:
         """The arguments of a layer's call; None for none.
 
         Args:
             positions: an array or a list, or a tuple of two: those of the queries, and of the new keys.
             rotary: a tuple (cos, sin), or a tuple of two such, in the same order; or RotaryInputs, as they are.
-            query_scale: an array or a list.
 
         >>> RotaryInputs.of(positions=([4], [0, 1])).key_positions
         array([0, 1])
         """
-        if positions is query_scale is None and (rotary is None or isinstance(rotary, cls)):
+        if positions is None and (rotary is None or isinstance(rotary, cls)):
             return rotary
         of_queries, of_keys = positions if _is_pair(positions) else (positions, None)
         if rotary is None:
-            return cls(of_queries, of_keys, query_scale=query_scale)
+            return cls(of_queries, of_keys)
         if not _is_pair(rotary):
             raise SpecError(f"rotary must be a tuple (cos, sin), or a tuple of two such. Got {type(rotary).__name__}.")
         first, second = rotary if _is_pair(rotary[0]) else (rotary, (None, None))
         (cos, sin), (key_cos, key_sin) = first, second
-        return cls(of_queries, of_keys, cos, sin, key_cos, key_sin, query_scale)
+        return cls(of_queries, of_keys, cos, sin, key_cos, key_sin)
 
     def map_arrays(self, convert: Callable[[str, Any], Any]) -> RotaryInputs:
         """These inputs with `convert(name, array)` in place of every array."""
@@ -116,7 +109,7 @@ class RotaryInputs:
     @property
     def has_tables(self) -> bool:
         """Whether tables of angles are given, in place of positions."""
-        return any(getattr(self, name) is not None for name in ANGLES)
+        return any(getattr(self, name) is not None for name in TABLES)
 
     @property
     def is_placed(self) -> bool:
@@ -157,29 +150,26 @@ def tables_of_call(settings: Rotary, given: RotaryInputs | None, query_offset: A
 
 
 def check_rotary(
-    given: RotaryInputs | None,
+    given: RotaryInputs,
     settings: Rotary | None,
     sizes: CallSizes,
     dtype: str,
     describe: Callable[[str, Any], ArraySpec],
-    *,
-    has_rule: bool = False,
 ) -> None:
     """Raise SpecError unless positions or tables fit a call, by shapes and dtypes alone.
 
     Args:
-        given: what the call has; None for nothing, which always fits.
+        given: what the call has; without any array it always fits.
         settings: those of the layer; None if it has no rotary positions.
         sizes, dtype: of the call.
         describe: name and array -> ArraySpec; SpecError for what is no array.
-        has_rule: whether the layer has a query scale with a rule, which takes positions too.
     """
-    present = [name for name in ARRAYS[:-1] if given is not None and getattr(given, name) is not None]
-    if given is None or not present:
+    present = [name for name in ARRAYS if getattr(given, name) is not None]
+    if not present:
         return
-    if settings is None and (given.has_tables or not has_rule):
+    if settings is None:
         raise SpecError("positions and rotary tables belong to a layer with rotary positions. Got rotary=None.")
-    if given.has_tables and not set(present) <= set(ANGLES):
+    if given.has_tables and not set(present) <= set(TABLES):
         raise SpecError("a call has positions or rotary tables, not both.")
     for one, other in (("cos", "sin"), ("sin", "cos"), ("key_cos", "key_sin"), ("key_sin", "key_cos")):
         if one in present and other not in present:
@@ -189,7 +179,7 @@ def check_rotary(
         raise SpecError(f"{of_keys} belongs to {of_queries}, which is missing.")
     batch, query_len, key_len, past_len = sizes[:4]
     new_len = None if key_len is None or past_len is None else key_len - past_len
-    if settings is not None and of_keys not in present and not _may_be(query_len, new_len):
+    if of_keys not in present and not _may_be(query_len, new_len):
         raise SpecError(
             f"{of_queries} of queries hold for keys only if they are as many. Got {query_len} queries and {new_len} "
             f"new keys: give a pair."
@@ -198,13 +188,12 @@ def check_rotary(
         shape, kind = describe(name, getattr(given, name))
         length = new_len if name.startswith("key") else query_len
         if name in TABLES:
-            assert settings is not None
             wanted: tuple[Any, ...] = (batch, length, (settings.width or 0) // 2)
             fits = _fits(shape, wanted[1:]) or _fits(shape, wanted) or _fits(shape, (1, *wanted[1:]))
             if kind != dtype:
                 raise SpecError(f"{name} must have the dtype of queries, {dtype}. Got {kind}.")
             named = f"(L, r / 2)={wanted[1:]} or (B, L, r / 2)={wanted}"
-        elif settings is not None and settings.axes > 1:
+        elif settings.axes > 1:
             wanted = (settings.axes, batch, length)
             fits, named = _fits(shape, wanted) or _fits(shape, (wanted[0], 1, length)), f"(axes, B, L)={wanted}"
         else:
@@ -270,11 +259,7 @@ def table_to_look_up(settings: Rotary) -> Table:
 
 def check_positions(settings: Rotary, *positions: NDArray[np.integer]) -> None:
     """Raise SpecError unless all positions are at least 0, and below `max_positions` if there is one."""
-    check_not_negative(*positions, limit=settings.max_positions)
-
-
-def check_not_negative(*positions: NDArray[np.integer], limit: int | None = None) -> None:
-    """Raise SpecError unless all positions are at least 0, and below the limit if there is one."""
+    limit = settings.max_positions
     for numbers in positions:
         lowest, highest = int(numbers.min(initial=0)), int(numbers.max(initial=0))
         if lowest < 0 or (limit is not None and highest >= limit):

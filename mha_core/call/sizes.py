@@ -19,7 +19,7 @@ class ArraySpec(NamedTuple):
 
 
 class CallSizes(NamedTuple):
-    """The sizes of one call; key_len counts the past_len keys of a cache too, and chunk_size is the layer's.
+    """The sizes of one call; key_len counts the past_len keys of a cache too.
 
     Integers; while a framework traces, also its symbols, or None for unknown sizes.
     """
@@ -28,7 +28,6 @@ class CallSizes(NamedTuple):
     query_len: Any
     key_len: Any
     past_len: Any = 0
-    chunk_size: int | None = None
 
 
 def describe_array(array: Any) -> ArraySpec:

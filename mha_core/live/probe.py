@@ -89,7 +89,7 @@ class Probe:
 
 
 LONGEST = 300
-"""Most keys of a probe: a window, a chunk or a scale that acts beyond them shows in none."""
+"""Most keys of a probe: a window that acts beyond them shows in none."""
 
 FAR = (0, 150, LONGEST - 1)
 """The queries of a long probe that are compared: those at both ends are far from most keys."""
@@ -198,8 +198,7 @@ differ). probe=False hands its weights out all the same
             ended = one_line(error, whole=True).rstrip(".")
             raise cannot_run(name, f"a probe of {probe} ended with {ended}") from error
         compared = told if probe.rows is None else _of_rows(told, config, probe.rows)
-        whole = config if probe.rows is None else replace(config, chunked_mask=None)  # said by the mask of the rows
-        difference = _first_difference(found, _computed(whole, exact, compared), dtype, squares, probe)
+        difference = _first_difference(found, _computed(config, exact, compared), dtype, squares, probe)
         if difference is not None:
             raise SpecError(
                 f"{name} does not compute what its weights say: in a probe of {probe}, {difference}. {SWITCH}"

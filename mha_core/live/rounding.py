@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from mha_core.call.masks import additive_bias
 from mha_core.heads import merge_heads, repeat_kv_heads, split_heads
-from mha_core.parts.query_key_norm import Normed, mean_axes, norm
+from mha_core.parts.query_key_norm import Normed, mean_axes
 from mha_core.parts.rotary import pairs
-from mha_core.parts.value_norm import norm_of
-from mha_core.reference.parts.query_key_norm import normed
+from mha_core.reference.forward import normed
 from mha_core.reference.state import State
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -73,7 +72,6 @@ def rounding_error(
         )
     )
     q_error, k_error = (_through_parts(state, side, x, unit) for side, x in (("queries", q_error), ("keys", k_error)))
-    v_error = _through_values(state, v_error, unit)
     k_error, v_error = (repeat_kv_heads(error, config.num_heads) for error in (k_error, v_error))
     q_error, k_error, v_error = (
         error + unit**2 * x**2
@@ -115,10 +113,7 @@ def rounding_error(
 
 
 def _through_parts(state: State, side: str, error: NDArray, unit: float) -> NDArray:
-    """The squared error (B, heads, L, d) of "queries" or "keys" behind query-key norm and rotary positions.
-
-    A limit of projections makes no error larger.
-    """
+    """The squared error (B, heads, L, d) of "queries" or "keys" behind query-key norm and rotary positions."""
     name = {"queries": "q_norm", "keys": "k_norm"}[side]
     settings, rotary = state.config.query_key_norm, state.config.rotary
     for order in ("before", "after"):
@@ -136,19 +131,7 @@ def _through_parts(state: State, side: str, error: NDArray, unit: float) -> NDAr
             a_out, b_out = pairs(turned, rotary)
             a_out[...], b_out[...] = a * cos + b * sin + own, b * cos + a * sin + own
             error = turned
-    scale = state["query_scale"]
-    if side == "queries" and scale is not None:
-        error = (scale[:, None, :, None] ** 2) * error + 16.0 * unit**2 * state["queries"] ** 2
     return error
-
-
-def _through_values(state: State, error: NDArray, unit: float) -> NDArray:
-    """The squared error (B, G, L, dv) of new values behind their norm and scale."""
-    eps, scale, given = state.config.value_norm_eps, state.config.value_scale, state["projected_values"]
-    if eps is not None:
-        settings = norm_of(eps)
-        error = _through_norm(norm(given, settings, None, None), mean_axes(settings), given, error, unit)
-    return error if scale is None else scale**2 * error + 4.0 * unit**2 * state["new_values"] ** 2
 
 
 def _through_norm(made: Normed, axes: tuple[int, ...], given: NDArray, error: NDArray, unit: float) -> NDArray:

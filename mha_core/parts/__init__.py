@@ -11,10 +11,5 @@ from collections.abc import Mapping
 PARTS: Mapping[str, str] = {
     "rotary": "rotary positions",
     "query_key_norm": "query-key norm",
-    "query_scale": "a query scale by position",
-    "chunked_mask": "a chunked mask",
-    "clip_qkv": "clipped projections",
-    "value_norm_eps": "value norm",
-    "value_scale": "a value scale",
 }
 """The fields of an AttentionConfig that hold the settings of a part, or None without it -> the part in words."""

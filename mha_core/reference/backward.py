@@ -14,18 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.heads import merge_heads, split_heads, sum_kv_groups
-from mha_core.reference.forward import PROJECTED, dropout_factor, new_padding, unscaled
-from mha_core.reference.parts.clip_qkv import d_k_proj, d_q_proj, d_v_proj
-from mha_core.reference.parts.query_key_norm import (
-    d_norm_parameters,
-    d_projected_keys,
-    d_projected_queries,
-    d_rotated_keys,
-    d_rotated_queries,
-)
-from mha_core.reference.parts.query_scale import d_unscaled_queries
-from mha_core.reference.parts.rotary import d_normed_keys, d_normed_queries
-from mha_core.reference.parts.value_norm import d_new_values, d_normed_values, d_projected_values
+from mha_core.parts.query_key_norm import NORMS, NormGradients, norm_back
+from mha_core.parts.rotary import rotate_back
+from mha_core.reference.forward import PROJECTED, dropout_factor, new_padding, normed, unscaled
 from mha_core.reference.state import State, Step
 
 # From the output to the scores ----------------------------------------------------------------------
@@ -130,7 +121,7 @@ def d_score_parameters(state: State) -> dict[str, NDArray]:
     }
 
 
-# Through the parts: norms, rotary positions, value scale, and the limit of projections --------------
+# Through norm and rotary positions to the projections -----------------------------------------------
 
 
 def d_new_keys(state: State) -> NDArray:
@@ -139,17 +130,92 @@ def d_new_keys(state: State) -> NDArray:
     return gradient
 
 
-def d_clipped_queries(state: State) -> NDArray:
+NORMED = {
+    ("before", "q_norm"): ("projected_queries", "d_normed_queries"),
+    ("before", "k_norm"): ("projected_keys", "d_normed_keys"),
+    ("after", "q_norm"): ("rotated_queries", "d_queries"),
+    ("after", "k_norm"): ("rotated_keys", "d_new_keys"),
+}
+"""Each norm in each order -> the step that it is applied to, and the gradient of the step that it gives."""
+
+
+def through_norm(state: State, order: str, name: str) -> NormGradients:
+    """The gradients of a norm's input and parameters; the layer must norm in this order."""
+    settings, (given, made) = state.config.query_key_norm, NORMED[order, name]
+    steps = normed(state, name, state[given])
+    assert settings is not None
+    assert steps is not None
+    return norm_back(state[made], steps, settings)
+
+
+def through_norm_if(state: State, order: str, name: str) -> NDArray:
+    """(B, heads, L, d): the gradient of a norm's input; that of its result, unless the layer norms in this order."""
+    settings = state.config.query_key_norm
+    if settings is None or settings.order != order:
+        gradient: NDArray = state[NORMED[order, name][1]]
+        return gradient
+    return through_norm(state, order, name).x
+
+
+def d_rotated_queries(state: State) -> NDArray:
+    """(B, H, Lq, d)."""
+    return through_norm_if(state, "after", "q_norm")
+
+
+def d_rotated_keys(state: State) -> NDArray:
+    """(B, G, Lk - Lp, d)."""
+    return through_norm_if(state, "after", "k_norm")
+
+
+def d_normed_queries(state: State) -> NDArray:
+    """(B, H, Lq, d)."""
+    settings, gradient = state.config.rotary, state["d_rotated_queries"]
+    return gradient if settings is None else rotate_back(gradient, state["rotary_tables"].queries, settings)
+
+
+def d_normed_keys(state: State) -> NDArray:
+    """(B, G, Lk - Lp, d)."""
+    settings, gradient = state.config.rotary, state["d_rotated_keys"]
+    return gradient if settings is None else rotate_back(gradient, state["rotary_tables"].keys, settings)
+
+
+def d_projected_queries(state: State) -> NDArray:
+    """(B, H, Lq, d)."""
+    return through_norm_if(state, "before", "q_norm")
+
+
+def d_projected_keys(state: State) -> NDArray:
+    """(B, G, Lk - Lp, d)."""
+    return through_norm_if(state, "before", "k_norm")
+
+
+def d_projected_values(state: State) -> NDArray:
+    """(B, G, Lk - Lp, dv): of the values that are not of the past."""
+    gradient: NDArray = state["d_values"][:, :, state.sizes.past_len :]
+    return gradient
+
+
+def d_norm_parameters(state: State) -> dict[str, NDArray]:
+    """Name -> gradient of the weights and biases of the query-key norm; empty in a layer without them."""
+    settings = state.config.query_key_norm
+    if settings is None:
+        return {}
+    found = {name: through_norm(state, settings.order, name) for name in NORMS}
+    gradients = {f"{name}.{kind}": getattr(made, kind) for name, made in found.items() for kind in ("weight", "bias")}
+    return {name: array for name, array in gradients.items() if array is not None}
+
+
+def d_q_proj(state: State) -> NDArray:
     """(B, Lq, H * d)."""
     return merge_heads(state["d_projected_queries"])
 
 
-def d_clipped_keys(state: State) -> NDArray:
+def d_k_proj(state: State) -> NDArray:
     """(B, Lk - Lp, G * d): of the keys that are not of the past."""
     return merge_heads(state["d_projected_keys"])
 
 
-def d_clipped_values(state: State) -> NDArray:
+def d_v_proj(state: State) -> NDArray:
     """(B, Lk - Lp, G * dv): of the values that are not of the past."""
     return merge_heads(state["d_projected_values"])
 
@@ -226,7 +292,6 @@ BACKWARD: Mapping[str, Step] = {
     "d_queries": d_queries,
     "d_keys": d_keys,
     "d_score_parameters": d_score_parameters,
-    "d_unscaled_queries": d_unscaled_queries,
     "d_new_keys": d_new_keys,
     "d_rotated_queries": d_rotated_queries,
     "d_rotated_keys": d_rotated_keys,
@@ -235,12 +300,7 @@ BACKWARD: Mapping[str, Step] = {
     "d_projected_queries": d_projected_queries,
     "d_projected_keys": d_projected_keys,
     "d_norm_parameters": d_norm_parameters,
-    "d_new_values": d_new_values,
-    "d_normed_values": d_normed_values,
     "d_projected_values": d_projected_values,
-    "d_clipped_queries": d_clipped_queries,
-    "d_clipped_keys": d_clipped_keys,
-    "d_clipped_values": d_clipped_values,
     "d_q_proj": d_q_proj,
     "d_k_proj": d_k_proj,
     "d_v_proj": d_v_proj,

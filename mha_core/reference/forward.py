@@ -3,21 +3,18 @@
     allowed, padding                           keys each query may attend to; keys that none may attend to
     query_inputs, key_inputs, value_inputs     the inputs of the projections: padding replaced by 0
     q_proj, k_proj, v_proj                     x W^T + b
-    clipped_queries, _keys, _values            cut off at +-clip_qkv
     projected_queries, _keys, _values          split into heads
     rotary_tables                              cosine and sine of each position
     normed_queries, normed_keys                query-key norm, if it comes before the rotation
     rotated_queries, rotated_keys              turned by their positions
-    unscaled_queries, new_keys                 query-key norm, if it comes after
-    query_scale, queries                       factors by position, and the queries times them
-    normed_values, new_values                  values divided by their size; times the value scale
+    queries, new_keys                          query-key norm, if it comes after
     keys, values                               those of the past in front
     additive_hidden, unscaled, similarity      the score function, then times the scale
     capped, scores                             bounded by the softcap, then plus the bias
     weights, kept_weights                      softmax, dropout
     heads, merged, output                      the weighted sum, merged heads, x W^T + b
 
-A step of a part that the layer lacks gives what it was given.
+The steps of rotary positions and of the norm, in a layer that lacks these, give what they were given.
 """
 
 from __future__ import annotations
@@ -28,12 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core.call.masks import additive_bias, allowed_keys, padding_keys
+from mha_core.call.rotary import Tables, tables_of_call
 from mha_core.heads import merge_heads, split_heads
-from mha_core.reference.parts.clip_qkv import clipped_keys, clipped_queries, clipped_values
-from mha_core.reference.parts.query_key_norm import new_keys, normed_keys, normed_queries, unscaled_queries
-from mha_core.reference.parts.query_scale import queries, query_scale
-from mha_core.reference.parts.rotary import rotary_tables, rotated_keys, rotated_queries
-from mha_core.reference.parts.value_norm import new_values, normed_values
+from mha_core.parts.query_key_norm import Normed, norm
+from mha_core.parts.rotary import rotate
 from mha_core.reference.state import State, Step
 
 # The mask and the inputs ----------------------------------------------------------------------------
@@ -106,17 +101,75 @@ def v_proj(state: State) -> NDArray:
 
 def projected_queries(state: State) -> NDArray:
     """(B, H, Lq, d)."""
-    return split_heads(state["clipped_queries"], state.config.num_heads)
+    return split_heads(state["q_proj"], state.config.num_heads)
 
 
 def projected_keys(state: State) -> NDArray:
     """(B, G, Lk - Lp, d)."""
-    return split_heads(state["clipped_keys"], state.config.num_kv_heads)
+    return split_heads(state["k_proj"], state.config.num_kv_heads)
 
 
 def projected_values(state: State) -> NDArray:
     """(B, G, Lk - Lp, dv)."""
-    return split_heads(state["clipped_values"], state.config.num_kv_heads)
+    return split_heads(state["v_proj"], state.config.num_kv_heads)
+
+
+# Norm and rotary positions ---------------------------------------------------------------------------
+
+
+def rotary_tables(state: State) -> Tables | None:
+    """Cosine and sine of the positions of queries and new keys; None in a layer without rotary positions."""
+    settings = state.config.rotary
+    if settings is None:
+        return None
+    return tables_of_call(settings, state.inputs.rotary, state.inputs.mask.query_offset, state.sizes)
+
+
+def normed(state: State, name: str, x: NDArray) -> Normed | None:
+    """The norm `name`, "q_norm" or "k_norm", of the heads x (B, heads, L, d); None in a layer without one."""
+    settings, parameters = state.config.query_key_norm, state.parameters
+    if settings is None:
+        return None
+    return norm(x, settings, parameters.get(f"{name}.weight"), parameters.get(f"{name}.bias"))
+
+
+def norm_if(state: State, order: str, name: str, x: NDArray) -> NDArray:
+    """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
+    settings = state.config.query_key_norm
+    made = normed(state, name, x) if settings is not None and settings.order == order else None
+    return x if made is None else made.result
+
+
+def normed_queries(state: State) -> NDArray:
+    """(B, H, Lq, d)."""
+    return norm_if(state, "before", "q_norm", state["projected_queries"])
+
+
+def normed_keys(state: State) -> NDArray:
+    """(B, G, Lk - Lp, d)."""
+    return norm_if(state, "before", "k_norm", state["projected_keys"])
+
+
+def rotated_queries(state: State) -> NDArray:
+    """(B, H, Lq, d)."""
+    settings, x = state.config.rotary, state["normed_queries"]
+    return x if settings is None else rotate(x, state["rotary_tables"].queries, settings)
+
+
+def rotated_keys(state: State) -> NDArray:
+    """(B, G, Lk - Lp, d)."""
+    settings, x = state.config.rotary, state["normed_keys"]
+    return x if settings is None else rotate(x, state["rotary_tables"].keys, settings)
+
+
+def queries(state: State) -> NDArray:
+    """(B, H, Lq, d)."""
+    return norm_if(state, "after", "q_norm", state["rotated_queries"])
+
+
+def new_keys(state: State) -> NDArray:
+    """(B, G, Lk - Lp, d)."""
+    return norm_if(state, "after", "k_norm", state["rotated_keys"])
 
 
 def keys(state: State) -> NDArray:
@@ -126,7 +179,7 @@ def keys(state: State) -> NDArray:
 
 def values(state: State) -> NDArray:
     """(B, G, Lk, dv): those of the past, then the new ones."""
-    return after_past(state, state.inputs.past_values, state["new_values"])
+    return after_past(state, state.inputs.past_values, state["projected_values"])
 
 
 def after_past(state: State, past: NDArray | None, new: NDArray) -> NDArray:
@@ -231,9 +284,6 @@ FORWARD: Mapping[str, Step] = {
     "q_proj": q_proj,
     "k_proj": k_proj,
     "v_proj": v_proj,
-    "clipped_queries": clipped_queries,
-    "clipped_keys": clipped_keys,
-    "clipped_values": clipped_values,
     "projected_queries": projected_queries,
     "projected_keys": projected_keys,
     "projected_values": projected_values,
@@ -242,12 +292,8 @@ FORWARD: Mapping[str, Step] = {
     "normed_keys": normed_keys,
     "rotated_queries": rotated_queries,
     "rotated_keys": rotated_keys,
-    "unscaled_queries": unscaled_queries,
-    "query_scale": query_scale,
     "queries": queries,
     "new_keys": new_keys,
-    "normed_values": normed_values,
-    "new_values": new_values,
     "keys": keys,
     "values": values,
     "additive_hidden": additive_hidden,
@@ -265,25 +311,18 @@ FORWARD: Mapping[str, Step] = {
 PART_OF: Mapping[str, str] = {
     "query_inputs": "queries",
     "q_proj": "queries",
-    "clipped_queries": "queries",
     "projected_queries": "queries",
     "normed_queries": "queries",
     "rotated_queries": "queries",
-    "unscaled_queries": "queries",
-    "query_scale": "queries",
     "key_inputs": "keys",
     "k_proj": "keys",
-    "clipped_keys": "keys",
     "projected_keys": "keys",
     "normed_keys": "keys",
     "rotated_keys": "keys",
     "new_keys": "keys",
     "value_inputs": "values",
     "v_proj": "values",
-    "clipped_values": "values",
     "projected_values": "values",
-    "normed_values": "values",
-    "new_values": "values",
     "additive_hidden": "scores",
     "unscaled": "scores",
     "similarity": "scores",

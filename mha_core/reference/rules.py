@@ -70,13 +70,6 @@ RULES: dict[str, Rule] = {
             "position - left <= j <= position + right; None is unbounded; the position itself is not counted.",
         ),
         Rule(
-            "chunked-mask",
-            "`chunked_mask`, settings, and `chunk_start`",
-            "Key j is allowed iff (j - chunk_start) // size == (position - chunk_start) // size, position = "
-            "`query_offset + i`; the quotient is rounded down. `chunk_start`, an integer or integers (B,), is 0 unless "
-            "the call says where an item's first chunk begins.",
-        ),
-        Rule(
             "bias",
             "`bias`, float",
             "Added to the scores after scaling and softcap. -inf excludes exactly as `allowed = False` does; a "
@@ -152,26 +145,6 @@ RULES: dict[str, Rule] = {
             "Norm and rotary positions?",
             'The norm comes "before" the rotation, or "after" it; its mean is over all channels of a head, those '
             "that do not turn too.",
-        ),
-        Rule(
-            "query-scale",
-            "`query_scale`, settings",
-            "Each query is multiplied by 1 + beta * log(1 + floor((position + shift) / length)), shift 1 with rule "
-            '"llama4" and 0 with "ministral3", after norm and rotation; keys, values and the past are not. '
-            "`query_scale` (Lq,) or (B, Lq) in the call is taken in place of the rule, as it is; it gets no gradient.",
-        ),
-        Rule(
-            "clip-qkv",
-            "`clip_qkv`, c",
-            "Each channel of projected queries, keys and values, behind the bias and before everything else, is cut "
-            "off at +-c. The gradient passes within +-c, c itself included, and is 0 beyond. A cache holds what is cut "
-            "off already.",
-        ),
-        Rule(
-            "value-norm",
-            "`value_norm_eps`, `value_scale`",
-            "A new value x becomes scale * x / sqrt(mean(x^2) + eps), the mean over the channels of its head, without "
-            "weights; a layer may have the one or the other alone. The past stays: a cache holds such values.",
         ),
         Rule(
             "scores",

@@ -20,7 +20,7 @@ from mha_core.call.sizes import CallSizes
 
 Window = tuple[int | None, int | None]
 
-INTEGERS = ("valid_lens", "query_offset", "chunk_start", "positions", "key_positions")
+INTEGERS = ("valid_lens", "query_offset", "positions", "key_positions")
 """The arguments whose numbers are checked."""
 
 
@@ -28,8 +28,8 @@ class Mask(struct.PyTreeNode):
     """The mask of a call, or of a `Block` of one, in JAX. A field is None where the call has no such source.
 
     key_len: Lk, of the past and the new keys; static, where the rest are leaves of a pytree.
-    first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal,
-        window and chunks leave to a query. `first` is None where it is 0 for all.
+    first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
+        and window leave to a query. `first` is None where it is 0 for all.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
@@ -77,9 +77,8 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
     sizes = check_call(call, spec, describe)
     mask, lens, offset = call.mask, call.mask.valid_lens, call.mask.query_offset
     known_lens = np.asarray(lens) if lens is not None and has_values(lens) else None
-    start = mask.chunk_start
-    known_offset, known_start = (x if isinstance(x, int) else numbers(x) for x in (offset, start))
-    check_numbers(known_lens, known_offset, sizes.key_len, known_start)
+    known_offset = offset if isinstance(offset, int) else numbers(offset)
+    check_numbers(known_lens, known_offset, sizes.key_len)
     for name in ("queries", "keys", "values"):
         array = getattr(call, name)
         if isinstance(array, np.ndarray):
@@ -89,7 +88,6 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
         mask,
         valid_lens=None if lens is None else within(lens, (0, sizes.key_len), known_lens is not None),
         query_offset=within(offset, OFFSETS, known_offset is not None),
-        chunk_start=within(start, OFFSETS, known_start is not None),
     )
     first, stop = _interval(mask, sizes)
     padding, past_padding = _padding(mask, sizes), None
@@ -181,14 +179,13 @@ def _interval(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Arra
     Where JAX has no int64, an offset and a reach may come to more than int32 holds: their sums stop at its ends,
     beyond which no key stands.
     """
-    chunk_size = sizes.chunk_size
-    if mask.valid_lens is None and not mask.has_positions and chunk_size is None:
+    if mask.valid_lens is None and not mask.has_positions:
         return None, None
     first, stop = None, jnp.full((1, 1, 1, 1), sizes.key_len)
     if mask.valid_lens is not None:
         lens = mask.valid_lens
         stop = jnp.minimum((lens[:, None] if lens.ndim == 1 else lens)[:, None, :, None], stop)
-    if mask.has_positions or chunk_size is not None:
+    if mask.has_positions:
         left, right = mask.limits
         offset = jnp.asarray(mask.query_offset, dtype=int).reshape(-1, 1, 1, 1)
         query = jnp.arange(sizes.query_len)[:, None]
@@ -197,11 +194,6 @@ def _interval(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Arra
             stop = jnp.maximum(jnp.minimum(stop, reached), 0)  # so that `with_keys` may subtract from it
         if left is not None:
             first = jnp.maximum(_plus(_minus(offset, left), query), 0)
-        if chunk_size is not None:
-            start = jnp.asarray(mask.chunk_start, dtype=int).reshape(-1, 1, 1, 1)
-            chunk, end = _chunk_around(_plus(offset, query), start, chunk_size)
-            first = jnp.maximum(chunk, 0 if first is None else first)
-            stop = jnp.maximum(jnp.minimum(stop, end), 0)
     return first, stop
 
 
@@ -224,16 +216,6 @@ def _plus(position: Array, more: Any) -> Array:
 def _minus(position: Array, less: int) -> Array:
     """The difference, at least the smallest integer of 32 bits."""
     return jnp.maximum(position, less - LONGEST - 1) - less
-
-
-def _chunk_around(position: Array, start: Array, size: int) -> tuple[Array, Array]:
-    """(first, stop): the chunk of each position is first <= j < stop, in the shape of position - start.
-
-    Where JAX has no int64, positions and ends beyond what int32 holds stop at its ends, beyond which no key stands.
-    """
-    inside = jnp.maximum(position, size - LONGEST)
-    first = inside - (inside % size - start % size) % size  # no difference of these overflows
-    return first, jnp.minimum(first, LONGEST - size) + size
 
 
 def _padding(mask: AttentionMask, sizes: CallSizes) -> Array | None:

@@ -27,7 +27,7 @@ from mha_core.call.sizes import CallSizes
 
 Window = tuple[int | None, int | None]
 
-INTEGERS = ("valid_lens", "query_offset", "chunk_start")
+INTEGERS = ("valid_lens", "query_offset")
 """The sources of a mask from which `Mask.reach` is made in NumPy."""
 
 
@@ -38,8 +38,7 @@ class Mask(NamedTuple):
 
     shape: (B, H, Lq, Lk), of all scores or those of the block.
     ctx: where its arrays are.
-    reach: the keys that valid_lens, causal, window and chunks leave to each query, in NumPy; None also if they leave
-        all.
+    reach: the keys that valid_lens, causal and window leave to each query, in NumPy; None also if they leave all.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
@@ -90,10 +89,10 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
     sizes = check_call(call, spec, describe)
     mask, ctx = call.mask, call.queries.ctx
     known = mask.map_arrays(lambda name, array: numbers(array) if name in INTEGERS else array)
-    check_numbers(known.valid_lens, known.query_offset, sizes.key_len, known.chunk_start)
+    check_numbers(known.valid_lens, known.query_offset, sizes.key_len)
     check_computes("queries", call.queries.dtype)  # which is that of all
 
-    has_interval = known.has_positions or known.valid_lens is not None or sizes.chunk_size is not None
+    has_interval = known.has_positions or known.valid_lens is not None
     within = reach(known, sizes) if has_interval else None
     if within is not None and within.is_open(*(slice(0, size) for size in sizes[:3])):
         within = None

@@ -7,6 +7,7 @@ queries passes on to the output, as through a Dense layer, and only the argument
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import keras
@@ -20,7 +21,7 @@ from mha_core.call.checks import check_call, check_dropout_keep, check_one_dtype
 from mha_core.call.masks import ARRAY_SOURCES
 from mha_core.call.rotary import PLACES
 from mha_core.call.sizes import ArraySpec
-from mha_core.config import ConfigOptions
+from mha_core.config import AttentionConfig
 from mha_core.errors import SpecError
 from mha_core.numbers import check_dropout
 
@@ -29,15 +30,6 @@ _ARRAYS = (*FLOATS, *ARRAY_SOURCES, "dropout_keep", *PLACES)
 
 _TUPLES = ("positions", "rotary")
 """The arguments that may also be tuples of arrays or lists, and tuples of such."""
-
-
-class LayerOptions(ConfigOptions, total=False):
-    """The keywords of our layer: those of an `AttentionConfig`, and those of every Keras layer."""
-
-    name: str | None
-    dtype: Any
-    trainable: bool
-    activity_regularizer: Any
 
 
 class AttentionLayer(keras.Layer):
@@ -75,9 +67,9 @@ class AttentionLayer(keras.Layer):
         return self.compute_dtype if self.weights else None
 
 
-def split_options(options: Mapping[str, object]) -> tuple[ConfigOptions, dict[str, Any]]:
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The keywords of an `AttentionConfig`, and all others, which Keras takes or refuses."""
-    of_config: Any = {name: value for name, value in options.items() if name in ConfigOptions.__annotations__}
+    of_config = {field.name: options[field.name] for field in fields(AttentionConfig) if field.name in options}
     return of_config, {name: value for name, value in options.items() if name not in of_config}
 
 

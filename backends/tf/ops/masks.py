@@ -29,7 +29,7 @@ class Mask(NamedTuple):
     It takes memory that grows with Lq + Lk, beside what the caller gave.
 
     query_len, key_len: Lq, and Lk of the past and the new keys; numbers where they are known, scalars while tracing.
-    first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal`, `window` and chunks leave key j iff
+    first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` leave key j iff
         first <= j < stop.
     reach: bounds on first and stop in NumPy, as far as tracing knows them: no query reaches further.
     is_exact: whether `reach` equals first and stop.
@@ -83,9 +83,8 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
         mask,
         valid_lens=None if mask.valid_lens is None else numbers(mask.valid_lens),
         query_offset=numbers(mask.query_offset),
-        chunk_start=numbers(mask.chunk_start),
     )
-    check_numbers(known.valid_lens, known.query_offset, sizes.key_len, known.chunk_start)
+    check_numbers(known.valid_lens, known.query_offset, sizes.key_len)
 
     # Tensors if tracing does not know the numbers.
     query_len, new_len = shape_of(call.queries)[-2], shape_of(call.keys)[-2]
@@ -93,8 +92,8 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
     key_len = past_len + new_len
     if mask.valid_lens is not None:
         mask = replace(mask, valid_lens=within(mask.valid_lens, (0, key_len)))
-    mask = replace(mask, query_offset=within(mask.query_offset, OFFSETS), chunk_start=within(mask.chunk_start, OFFSETS))
-    lengths = CallSizes(None, query_len, key_len, past_len, sizes.chunk_size)
+    mask = replace(mask, query_offset=within(mask.query_offset, OFFSETS))
+    lengths = CallSizes(None, query_len, key_len, past_len)
     known_reach, is_exact = _known_reach(mask, known, lengths)
     first, stop = _interval(mask, known_reach if is_exact else None, lengths)
     padding, past_padding = _padding(mask, key_len), None
@@ -213,12 +212,6 @@ def _part_of_reach(known: Reach | None, block: Part) -> Reach | None:
     return Reach(first - start, stop - start)
 
 
-def _chunk_around(position: tf.Tensor, start: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """(first, stop): the chunk of each position is first <= j < stop; int64, in the shape of position - start."""
-    first = position - tf.math.floormod(position - start, size)
-    return first, first + size
-
-
 def _padding(mask: AttentionMask, key_len: Any) -> tf.Tensor | None:
     """Bool (1 or B, 1 or Lk): keys that valid_lens alone, or `allowed` alone, excludes for every query and head."""
     padding = None
@@ -234,8 +227,8 @@ def _padding(mask: AttentionMask, key_len: Any) -> tf.Tensor | None:
 
 def _interval(mask: AttentionMask, known: Reach | None, sizes: CallSizes) -> tuple[tf.Tensor | None, tf.Tensor | None]:
     """`Mask.first` and `Mask.stop`; `known` has their numbers, or is None if tracing does not know all of them."""
-    query_len, key_len, chunk_size = sizes.query_len, sizes.key_len, sizes.chunk_size
-    if mask.valid_lens is None and not mask.has_positions and chunk_size is None:
+    query_len, key_len = sizes.query_len, sizes.key_len
+    if mask.valid_lens is None and not mask.has_positions:
         return None, None
     if known is not None:
         return tf.constant(known.first), tf.constant(known.stop)
@@ -243,32 +236,26 @@ def _interval(mask: AttentionMask, known: Reach | None, sizes: CallSizes) -> tup
     if mask.valid_lens is not None:
         lens = mask.valid_lens
         stop = tf.minimum(stop, lens[:, tf.newaxis] if lens.shape.rank == 1 else lens)
-    if mask.has_positions or chunk_size is not None:
+    if mask.has_positions:
         position = tf.reshape(tf.cast(mask.query_offset, tf.int64), (-1, 1)) + arange(query_len)
         left, right = mask.limits
         if right is not None:
             stop = tf.minimum(stop, position + right + 1)
         if left is not None:
             first = tf.maximum(first, position - left)
-        if chunk_size is not None:
-            start = tf.reshape(tf.cast(mask.chunk_start, tf.int64), (-1, 1))
-            chunk, end = _chunk_around(position, start, chunk_size)
-            first, stop = tf.maximum(first, chunk), tf.minimum(stop, end)
     return first, stop
 
 
 def _known_reach(mask: AttentionMask, known: AttentionMask, sizes: CallSizes) -> tuple[Reach | None, bool]:
     """`Mask.reach` and `Mask.is_exact`; `known` holds the numbers of the mask that tracing knows, in NumPy."""
-    has_positions = mask.has_positions or sizes.chunk_size is not None
-    if mask.valid_lens is None and not has_positions:
+    if mask.valid_lens is None and not mask.has_positions:
         return None, True
     if not isinstance(sizes.query_len, int) or not isinstance(sizes.key_len, int):
         return None, False
-    has_start = known.chunk_start is not None or sizes.chunk_size is None
-    has_offset = (known.query_offset is not None and has_start) or not has_positions
+    has_offset = known.query_offset is not None or not mask.has_positions
     is_exact = (known.valid_lens is not None or mask.valid_lens is None) and has_offset
     if not has_offset:
-        known, sizes = replace(known, query_offset=0, causal=False, window=None), sizes._replace(chunk_size=None)
+        known = replace(known, query_offset=0, causal=False, window=None)
     return reach(known, sizes), is_exact
 
 

@@ -18,7 +18,7 @@ from mha_core.call.sizes import CallSizes
 
 Window = tuple[int | None, int | None]
 
-INTEGERS = ("valid_lens", "query_offset", "chunk_start")
+INTEGERS = ("valid_lens", "query_offset")
 """The sources of a mask whose numbers are checked."""
 
 
@@ -26,8 +26,8 @@ class Mask(NamedTuple):
     """The mask of a call, or of a `Block` of one, on its device. A field is None where the call has no such source.
 
     key_len: Lk, of the past and the new keys.
-    first, stop: integers, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal,
-        window and chunks leave to a query.
+    first, stop: integers, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
+        and window leave to a query.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
@@ -63,7 +63,7 @@ def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
     `AttentionMask` makes arrays of lists in ways of NumPy's that a compiler can't follow.
 
     Args:
-        given: valid_lens, allowed, query_offset, chunk_start or bias.
+        given: valid_lens, allowed, query_offset or bias.
         bias_dtype: the dtype of a bias that is a number or a list, which has none; None for the other sources.
     """
     if not torch.compiler.is_compiling() or given is None or isinstance(given, Tensor):
@@ -106,15 +106,12 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
     sizes = check_call(call, spec, describe)
     mask, device = call.mask, call.queries.device
     lens = None if mask.valid_lens is None else numbers(mask.valid_lens)
-    offset, start = (x if isinstance(x, int) else numbers(x) for x in (mask.query_offset, mask.chunk_start))
-    check_numbers(lens, offset, sizes.key_len, start)
-    is_known = lens is mask.valid_lens and offset is mask.query_offset and start is mask.chunk_start
-    known = mask if is_known else replace(mask, valid_lens=lens, query_offset=offset, chunk_start=start)
+    offset = mask.query_offset if isinstance(mask.query_offset, int) else numbers(mask.query_offset)
+    check_numbers(lens, offset, sizes.key_len)
+    is_known = lens is mask.valid_lens and offset is mask.query_offset
+    known = mask if is_known else replace(mask, valid_lens=lens, query_offset=offset)
     mask = mask.map_arrays(lambda _, array: _moved(array, device))
-    limits = {
-        **{"valid_lens": ((0, sizes.key_len), lens), "query_offset": (OFFSETS, offset)},
-        "chunk_start": (OFFSETS, start),
-    }
+    limits = {"valid_lens": ((0, sizes.key_len), lens), "query_offset": (OFFSETS, offset)}
     mask = mask.map_arrays(lambda name, array: _within(array, *limits[name]) if name in limits else array)
     known_reach = _known_reach(mask, known, sizes)
     is_open = known_reach is not None and known_reach.is_open(*(slice(0, size) for size in sizes[:3]))
@@ -131,8 +128,8 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
         padding=new,
         past_padding=past,
         reach=known_reach,
-        is_diagonal=sizes.chunk_size is None and _is_diagonal(mask),
-        only_padding=sizes.chunk_size is None and _is_only_padding(mask),
+        is_diagonal=_is_diagonal(mask),
+        only_padding=_is_only_padding(mask),
     )
 
 
@@ -219,13 +216,13 @@ def _within(integers: Tensor, limits: tuple[int, int], checked: Any) -> Tensor:
 
 
 def _interval(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """`Mask.first` and `Mask.stop`, from valid_lens, causal, query_offset, window and chunks."""
+    """`Mask.first` and `Mask.stop`, from valid_lens, causal, query_offset and window."""
     first = stop = None
     if mask.valid_lens is not None:
         lens = mask.valid_lens
         stop = (lens[:, None] if lens.ndim == 1 else lens)[:, None, :, None]
-    (left, right), chunk_size = mask.limits, sizes.chunk_size
-    if left is not None or right is not None or chunk_size is not None:
+    left, right = mask.limits
+    if left is not None or right is not None:
         offset = torch.as_tensor(mask.query_offset, dtype=torch.int64, device=device).reshape(-1, 1, 1, 1)
         position = offset + torch.arange(sizes.query_len, device=device)[:, None]
         if right is not None:
@@ -233,18 +230,7 @@ def _interval(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> tu
             stop = reached if stop is None else torch.minimum(stop, reached)
         if left is not None:
             first = position - left
-        if chunk_size is not None:
-            start = torch.as_tensor(mask.chunk_start, dtype=torch.int64, device=device).reshape(-1, 1, 1, 1)
-            chunk, end = _chunk_around(position, start, chunk_size)
-            first = chunk if first is None else torch.maximum(first, chunk)
-            stop = end if stop is None else torch.minimum(stop, end)
     return first, stop
-
-
-def _chunk_around(position: Tensor, start: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """(first, stop): the chunk of each position is first <= j < stop; int64, in the shape of position - start."""
-    first = position - (position - start) % size  # the remainder is never negative
-    return first, first + size
 
 
 def _padding(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> Tensor | None:
@@ -263,7 +249,7 @@ def _padding(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> Ten
 
 def _known_reach(mask: AttentionMask, known: AttentionMask, sizes: CallSizes) -> Reach | None:
     """`Mask.reach`: None while a compiler traces, and if the numbers of some source can't be read without waiting."""
-    intervals = INTEGERS if sizes.chunk_size is not None else INTEGERS[: 2 if mask.has_positions else 1]
+    intervals = INTEGERS if mask.has_positions else INTEGERS[:1]
     if torch.compiler.is_compiling() or any(
         getattr(known, name) is None and getattr(mask, name) is not None for name in intervals
     ):

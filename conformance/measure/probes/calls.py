@@ -144,7 +144,7 @@ def _pasts_of_items(asker: Asker) -> Sequence[Problem]:
     return found + [_padded(config, *lengths, batch) for config, lengths, batch in some[1:]]
 
 
-OF_VALUES = ("past_values", "new_values", "values", "values read")
+OF_VALUES = ("past_values", "projected_values", "values", "values read")
 OF_KEYS = ("past_keys", "new_keys", "keys", "keys read")
 OF_SUMS = ("kept_weights", "heads", "output", "similarity", "queries")
 

@@ -81,7 +81,7 @@ def _chosen(config: AttentionConfig) -> Problem:
 LENGTHS_BY_KEY = (7, 6, 9, 5)
 """How many keys there are where each is chosen by a query."""
 
-BLIND = ("queries", "weights", "new_keys", "new_values", "output")
+BLIND = ("queries", "weights", "new_keys", "projected_values", "output")
 """Places whose order of queries or keys can't be told from that of values, kept weights or the output."""
 
 _of_sums = of_places("kept_weights", "output", "heads", "merged")
@@ -97,7 +97,7 @@ def _of_weighted_sums(evidence: Evidence) -> Iterator[Candidate]:
         for place, config in enumerate(evidence.asker.configs)
         if config.projections and min(config.head_dim, config.query_dim, config.key_dim) >= 2
     ]
-    yield from at_places(evidence, by_key, ("new_values", "values", "values read"))
+    yield from at_places(evidence, by_key, ("projected_values", "values", "values read"))
 
 
 def _of_equal_scores(evidence: Evidence) -> Iterator[Candidate]:

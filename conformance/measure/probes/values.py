@@ -77,7 +77,7 @@ def _of_many_heads(asker: Asker) -> Sequence[Problem]:
 
 
 _of_values = of_places(
-    *("output", "heads", "new_values", "value_inputs", "v_proj.weight", "merged", "v_proj", "out_proj.weight"),
+    *("output", "heads", "projected_values", "value_inputs", "v_proj.weight", "merged", "v_proj", "out_proj.weight"),
     *("values", "values read"),
 )
 

@@ -71,7 +71,7 @@ def array_of(state: State, source: str) -> NDArray[np.bool_]:
     alone = without(state, *(other for other in SOURCES if other != ("window" if source in SIDES else source)))
     if source in SIDES:
         alone = without(alone, "right" if source == "left" else "left")
-    return allowed_keys(alone.inputs.mask, state.sizes._replace(chunk_size=None), state.config.num_heads)
+    return allowed_keys(alone.inputs.mask, state.sizes, state.config.num_heads)
 
 
 def positions(state: State) -> NDArray[np.int64]:

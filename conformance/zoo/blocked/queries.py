@@ -160,7 +160,7 @@ def _bias_of_first_query(state: State, right: NDArray) -> NDArray:
 
 
 def _allowed_of_first_query(state: State) -> NDArray:
-    given = keys_of(state, AttentionMask(allowed=state.inputs.mask.allowed), chunks=False)
+    given = keys_of(state, AttentionMask(allowed=state.inputs.mask.allowed))
     return keys_of(state, state.inputs.mask, allowed=None) & given[:, :, _rows_of_first_query(state.sizes)]
 
 

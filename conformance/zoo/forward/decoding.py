@@ -87,7 +87,7 @@ def _joined(join: Callable[[NDArray, NDArray], list[NDArray]]) -> Steps:
 
     return {
         **after("keys", lambda s, right: joined(right, s.inputs.past_keys, s["new_keys"])),
-        **after("values", lambda s, right: joined(right, s.inputs.past_values, s["new_values"])),
+        **after("values", lambda s, right: joined(right, s.inputs.past_values, s["projected_values"])),
     }
 
 

@@ -18,9 +18,9 @@ from mha_core.reference.state import State
 def _split(split: Callable[[NDArray, int], NDArray]) -> Steps:
     """`split(projected (B, L, H * d), H)` for queries, keys and values."""
     return {
-        "projected_queries": lambda s: split(s["clipped_queries"], s.config.num_heads),
-        "projected_keys": lambda s: split(s["clipped_keys"], s.config.num_kv_heads),
-        "projected_values": lambda s: split(s["clipped_values"], s.config.num_kv_heads),
+        "projected_queries": lambda s: split(s["q_proj"], s.config.num_heads),
+        "projected_keys": lambda s: split(s["k_proj"], s.config.num_kv_heads),
+        "projected_values": lambda s: split(s["v_proj"], s.config.num_kv_heads),
     }
 
 

@@ -184,14 +184,12 @@ def _any_source(state: State) -> NDArray:
     mask = state.inputs.mask
     given = [name for name in ("valid_lens", "allowed", "bias") if getattr(mask, name) is not None]
     sources = [AttentionMask(**{name: getattr(mask, name)}) for name in given]
-    by_position = None
-    if mask.has_positions or state.sizes.chunk_size is not None:
-        by_position = replace(mask, valid_lens=None, allowed=None, bias=None)
-        sources.append(by_position)
+    if mask.has_positions:
+        sources.append(replace(mask, valid_lens=None, allowed=None, bias=None))
     sources = [source for source in sources if source.bias is None or np.isneginf(source.bias).any()]
     if not sources:
         return forward.allowed(state)
-    return np.logical_or.reduce([keys_of(state, source, chunks=source is by_position) for source in sources])
+    return np.logical_or.reduce([keys_of(state, source) for source in sources])
 
 
 def is_causal(state: State) -> bool:

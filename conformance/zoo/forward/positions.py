@@ -38,7 +38,7 @@ def _window(change: Callable[[int | None, int | None], Sides | None]) -> Steps:
 
 def _window_without_offset(state: State, right: NDArray) -> NDArray:
     mask = state.inputs.mask
-    return keys_of(state, mask, window=None) & keys_of(state, AttentionMask(window=mask.window), chunks=False)
+    return keys_of(state, mask, window=None) & keys_of(state, AttentionMask(window=mask.window))
 
 
 def _moved(side: int | None, by: int) -> int | None:

@@ -16,7 +16,7 @@ from conformance.zoo.rows import Arrays, Steps, Table, after, entries
 from mha_core.parts.query_key_norm import NORMS, Normed, QueryKeyNorm, norm_back, to_parameter
 from mha_core.parts.rotary import Table as Angles
 from mha_core.parts.rotary import rotate, rotate_back
-from mha_core.reference.parts.query_key_norm import NORMED
+from mha_core.reference.backward import NORMED
 from mha_core.reference.state import State
 
 # Through the rotation -----------------------------------------------------------------------------

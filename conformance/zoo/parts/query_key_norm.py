@@ -12,10 +12,11 @@ from conformance.zoo.parts.rotary import SIDES
 from conformance.zoo.rows import Steps, Table, after, of_past, part, require
 from mha_core.parts.query_key_norm import NORMS, Normed, QueryKeyNorm, by_head, mean_axes, norm
 from mha_core.parts.rotary import pairs
-from mha_core.reference.parts.query_key_norm import NORMED, normed
+from mha_core.reference.backward import NORMED
+from mha_core.reference.forward import normed
 from mha_core.reference.state import State
 
-BEGINS = {"query_key_norm": ("norm-",)}
+BEGINS = ("norm-",)
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ SIZE = (
     _row(
         "norm-of-values-too",
         "Values are normed as well.",
-        after("new_values", _values_too, has_norm),
+        after("projected_values", _values_too, has_norm),
         stage="values",
         fix="Norm queries and keys alone.",
         seen_in="kyegomez/MegaVIT#17",

@@ -14,7 +14,7 @@ from mha_core.parts.rotary import Rotary, pairs, rotate, tables
 from mha_core.parts.rotary import Table as Angles
 from mha_core.reference.state import State
 
-BEGINS = {"rotary": ("rotary-", "rotation-", "rotated-")}
+BEGINS = ("rotary-", "rotation-", "rotated-")
 
 Turn = Callable[[NDArray, Angles, Rotary], NDArray]
 """(x (B, heads, L, d), cosine and sine, settings) -> x turned another way."""
@@ -167,7 +167,9 @@ TURN = (
         "Keys turn in the other direction than queries.",
         _turned(lambda x, table, s: rotate(x, Angles(table.cos, -table.sin), s), ("keys",)),
     ),
-    _once("rotary-of-values", "Values turn as keys do.", after("new_values", _values, has_rotary), stage="values"),
+    _once(
+        "rotary-of-values", "Values turn as keys do.", after("projected_values", _values, has_rotary), stage="values"
+    ),
     _once(
         "rotary-of-past-again",
         "Keys of the past turn once more.",

@@ -8,42 +8,38 @@ Bugs of parts stand on the pages of the parts alone.
 
 from __future__ import annotations
 
-from itertools import chain
-
 from _ext.common import escaped, linked
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs, beginnings_of_parts, bugs_of_parts
 from mha_core import STAGES
 
-PARTS = {page: tuple(chain(*begins.values())) for page, begins in beginnings_of_parts().items()}
-"""Part, by its page in docs/parts -> how the ids of its bugs begin, behind "gradient-of-" where that stands first."""
-
 
 def place_of(bug: Bug) -> str:
     """The part that the bug is of; else the stage at which it shows first, or "gradients".
 
-    >>> some = ("clip-of-scores", "gradient-of-norm-missing", "scale-missing")
+    >>> some = ("rotary-ignored", "gradient-of-norm-missing", "scale-missing")
     >>> [place_of(bug) for bug in all_bugs() if bug.id in some]
-    ['scores', 'query_key_norm', 'clip_qkv']
+    ['scores', 'rotary', 'query_key_norm']
     """
     if bug.id not in bugs_of_parts():
         return bug.stage
     begins = bug.id.removeprefix("gradient-of-")
-    return next(part for part, words in PARTS.items() if begins.startswith(words))
+    return next(part for part, words in beginnings_of_parts().items() if begins.startswith(words))
 
 
 def by_fix(place: str) -> dict[str, list[Bug]]:
     """What to change -> the bugs of this stage or part that it mends; the largest group first.
 
-    >>> sum(map(len, by_fix("value_norm").values()))
-    31
+    >>> sum(map(len, by_fix("query_key_norm").values()))
+    0
     """
     groups: dict[str, list[Bug]] = {}
     for bug in all_bugs():
         if place_of(bug) == place:
             groups.setdefault(bug.fix, []).append(bug)
     if not groups:
-        raise ValueError(f"no bug of the zoo is of {place!r} (known: {', '.join([*STAGES, 'gradients', *PARTS])})")
+        known = ", ".join([*STAGES, "gradients", *beginnings_of_parts()])
+        raise ValueError(f"no bug of the zoo is of {place!r} (known: {known})")
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 

@@ -46,7 +46,7 @@ class _Pass:
         self.q = self.parts.forward("q", self._project("q_proj", self.given["queries"], config.num_heads))
         new_k = self.parts.forward("k", self._project("k_proj", self.given["keys"], config.num_kv_heads))
         self.k = self._with_past(inputs.past_keys, new_k)
-        new_v = self.parts.forward("v", self._project("v_proj", self.given["values"], config.num_kv_heads))
+        new_v = self._project("v_proj", self.given["values"], config.num_kv_heads)
         self.v = self._with_past(inputs.past_values, new_v)
         scores = self.similarity = self._similarity()
         if config.softcap is not None:
@@ -87,7 +87,7 @@ class _Pass:
                 )
         self._project_backward("q_proj", "queries", self.parts.backward("q", d_q, found), found)
         self._project_backward("k_proj", "keys", self.parts.backward("k", d_k[:, :, past_len:], found), found)
-        self._project_backward("v_proj", "values", self.parts.backward("v", d_v[:, :, past_len:], found), found)
+        self._project_backward("v_proj", "values", d_v[:, :, past_len:], found)
         for name in ("keys", "values"):
             rows = _rows(self.padding[:, past_len:], found[name])
             found[name] = np.where(rows, self.dtype(0), found[name])

@@ -35,12 +35,11 @@ class EinsumAttention:
         causal: bool = False,
         query_offset: Any = 0,
         window: tuple[int | None, int | None] | None = None,
-        chunk_start: Any = 0,
         dropout_keep: NDArray | None = None,
         return_weights: bool = False,
     ) -> Any:
         """The output (B, Lq, Do); with return_weights, also the weights (B, H, Lq, Lk)."""
         config, weights = EINSUM.read(self.arrays, num_heads=self.num_heads)
-        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window, chunk_start)
+        mask = AttentionMask(valid_lens, allowed, bias, causal, query_offset, window)
         trace = attend(config, weights, AttentionInputs(queries, keys, values, mask, dropout_keep))
         return (trace.output, trace.weights) if return_weights else trace.output

@@ -6,29 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core import AttentionConfig, AttentionInputs
-from mha_core.call.query_scale import scale_of_call
 from mha_core.call.rotary import tables_of_call
 from mha_core.call.sizes import CallSizes
-from mha_core.parts.clip_qkv import clip, clip_back
 from mha_core.parts.query_key_norm import Normed, norm, norm_back
 from mha_core.parts.rotary import Table, rotate, rotate_back
-from mha_core.parts.value_norm import norm_values, norm_values_back, scale_values
 from mha_core.weights import Weights
 
 
 class Parts:
-    """Those of one call: `forward` keeps what `backward` needs. Sides are "q", "k" and "v"."""
+    """The norm and the turn of one call: `forward` keeps what `backward` needs. Sides are "q" and "k"."""
 
     def __init__(self, config: AttentionConfig, weights: Weights, inputs: AttentionInputs, sizes: CallSizes) -> None:
-        self.config, self.norm, self.rotary, self.weights = config, config.query_key_norm, config.rotary, weights
-        self.projected: dict[str, NDArray] = {}
-        self.clipped: dict[str, NDArray] = {}
+        self.norm, self.rotary, self.weights = config.query_key_norm, config.rotary, weights
         self.normed: dict[str, Normed] = {}
         self.tables: dict[str, Table] = {}
-        self.factors: NDArray | None = None  # (1 or B, 1, Lq, 1)
-        if config.query_scale is not None:
-            factors = scale_of_call(config.query_scale, inputs.rotary, inputs.mask.query_offset, sizes)
-            self.factors = factors.astype(inputs.queries.dtype)[:, None, :, None]
         if self.rotary is not None:
             made = tables_of_call(self.rotary, inputs.rotary, inputs.mask.query_offset, sizes)
             dtype = inputs.queries.dtype
@@ -37,11 +28,7 @@ class Parts:
             }
 
     def forward(self, side: str, x: NDArray) -> NDArray:
-        """(B, heads, L, d): cut off, then normed and turned in the layer's order; queries and values scaled."""
-        self.projected[side] = x
-        self.clipped[side] = x = clip(x, self.config.clip_qkv)
-        if side == "v":
-            return scale_values(norm_values(x, self.config.value_norm_eps), self.config.value_scale)
+        """(B, heads, L, d): normed and turned in the layer's order."""
         for order in ("before", "after"):
             if self.norm is not None and self.norm.order == order:
                 parameters = (self.weights.get(f"{side}_norm.{kind}") for kind in ("weight", "bias"))
@@ -49,16 +36,11 @@ class Parts:
                 x = self.normed[side].result
             if self.rotary is not None and order == "before":
                 x = rotate(x, self.tables[side], self.rotary)
-        return x if self.factors is None or side == "k" else x * self.factors
+        return x
 
     def backward(self, side: str, d: NDArray, found: dict[str, NDArray]) -> NDArray:
         """The gradient of what `forward` was given; those of weights and biases go into `found`."""
-        if self.factors is not None and side == "q":
-            d = d * self.factors
-        if side == "v":
-            d = scale_values(d, self.config.value_scale)
-            d = norm_values_back(d, self.clipped[side], self.config.value_norm_eps)
-        for order in ("after", "before") if side != "v" else ():
+        for order in ("after", "before"):
             if self.rotary is not None and order == "before":
                 d = rotate_back(d, self.tables[side], self.rotary)
             if self.norm is not None and self.norm.order == order:
@@ -66,4 +48,4 @@ class Parts:
                 d = gradients.x
                 own = {"weight": gradients.weight, "bias": gradients.bias}
                 found.update({f"{side}_norm.{kind}": np.asarray(x) for kind, x in own.items() if x is not None})
-        return clip_back(d, self.projected[side], self.config.clip_qkv)
+        return d

@@ -18,9 +18,6 @@ from mha.infer.hypotheses.candidates import Candidates, Slice
 from mha.infer.hypotheses.hypothesis import Hypothesis
 from mha_core.errors import listed
 
-NOT_PASSED = {"clip_qkv", "value_norm_eps"}
-"""Settings with which a bias of the values does not pass unchanged: one is not looked for."""
-
 SHOWN = 6
 """How many names of arrays that could be a key bias are written out."""
 
@@ -29,16 +26,14 @@ def constants(found: Hypothesis, candidates: Candidates) -> Iterator[tuple[Hypot
     """`found` with each choice of value and output biases, and the vector (Do,) that they add; first without biases."""
     bare = replace(found, bv=None, bo=None)
     outs = [Slice(vector) for vector in candidates.vectors if vector.count == bare.o.source.inputs]
-    passes = not bare.settings.keys() & NOT_PASSED
-    scale = bare.settings.get("value_scale", 1.0)
-    for bv in (None, *(candidates.biases(bare.v) if passes else ())):
+    for bv in (None, *candidates.biases(bare.v)):
         changed = replace(bare, bv=bv)
         if not changed.is_readable() or _same(bv, bare.bq):
             continue
         from_values = np.zeros(bare.o.source.inputs)
         if bv is not None:
             per_head = bv.source.flat[changed.rows("bv")][bare.kv_of()]  # (H, dv)
-            from_values = scale * per_head.reshape(-1) @ bare.o.source.flat[changed.rows("o").reshape(-1)]
+            from_values = per_head.reshape(-1) @ bare.o.source.flat[changed.rows("o").reshape(-1)]
         for bo in (None, *outs):
             if not _same(bo, bv) and not _same(bo, bare.bq):
                 yield replace(changed, bo=bo), from_values if bo is None else from_values + bo.source.flat

@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.parts import case
-from conformance.cases.topics.parts.rotary import far_apart, placed
+from conformance.cases.topics.rotary import far_apart, placed
 from mha.learn.exercise import Value
 from mha.learn.tracks.table import step
 from mha_core import AttentionConfig
@@ -102,8 +102,6 @@ EXERCISES = (
             "rotary_tables",
             "rotated_queries",
             "rotated_keys",
-            "unscaled_queries",
-            "query_scale",
             "queries",
             "new_keys",
             "keys",
@@ -139,7 +137,7 @@ EXERCISES = (
             replace(BASE, about="float, above 1: pair k turns by position * base ** (-2 k / d)"),
             Value("order", '"before" or "after": when the norm comes', lambda state: state.config.query_key_norm.order),
         ),
-        Value("queries", "float64 (B, H, L, d)", "unscaled_queries"),
+        Value("queries", "float64 (B, H, L, d)", "queries"),
         tuple(
             case(
                 f"norm-{order}-{name}",
@@ -153,7 +151,7 @@ EXERCISES = (
             for order in ("before", "after")
             for name, width, eps in (("turn", 12, 0.4), ("narrow-turn", 2, 0.1))
         ),
-        covers=("rotary_tables", "normed_queries", "rotated_queries", "unscaled_queries"),
+        covers=("rotary_tables", "normed_queries", "rotated_queries", "queries"),
         config=small(query_key_norm={"eps": 0.5, "order": "after"}),
         positions=placed,
     ),

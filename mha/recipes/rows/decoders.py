@@ -7,7 +7,7 @@ from typing import Any
 
 from mha.recipes.recipe import Norms, Recipe
 from mha.recipes.rows.plain import attentions
-from mha.recipes.turns import LLAMA4_STRETCH, MINISTRAL3_STRETCH, ComplexTurn, Turn
+from mha.recipes.turns import Turn
 from mha_core import QueryKeyNorm
 
 LLAMA = Recipe(
@@ -97,40 +97,18 @@ DECODERS = (
     like_llama(
         "olmo",
         ("Olmo",),
-        "projections are clipped if clip_qkv is set",
-        clip="clip_qkv",
+        "as Llama; clip_qkv, where it is set, is refused",
+        refused={"clip_qkv": None},
         models=("OLMo 1",),
     ),
     like_llama(
         "olmo2",
         ("MiniMaxM2", "Olmo2", "Olmo3", "Olmoe"),
-        "RMS norm of the whole projection, before it is split into heads; OLMoE's clip_qkv, after the norm, is refused",
+        "RMS norm of the whole projection, before it is split into heads; clip_qkv, where it is set, is refused",
         norms=_ALL,
         refused={"clip_qkv": None},
         model_types=("minimax_m2", "olmo2", "olmo3", "olmoe"),
         models=("OLMo 2/3", "MiniMax-M2"),
-    ),
-    like_llama(
-        "ministral3",
-        ("Ministral3",),
-        "queries are scaled by a factor that grows with their position",
-        stretch=MINISTRAL3_STRETCH,
-        models=("Ministral 3",),
-        scale="by position: llama_4_scaling_beta",
-    ),
-    like_llama(
-        "llama4",
-        ("Llama4Text",),
-        "pairs (2 k, 2 k + 1), then an RMS norm of each head without a weight; every fourth layer does not turn and "
-        "scales its queries by their positions; the others see chunks of keys",
-        turn=ComplexTurn(acts=lambda core: bool(core.use_rope)),
-        norms=Norms(QueryKeyNorm("rms", order="after", weight="none"), "qk_norm", "qk_norm", "eps", "qk_norm"),
-        stretch=LLAMA4_STRETCH,
-        chunks="attention_chunk_size",
-        softmax_in_float32=False,
-        model_types=("llama4_text",),
-        models=("Llama 4",),
-        scale="by position, in layers that do not turn: attn_scale, floor_scale",
     ),
     like_llama(
         "stablelm",

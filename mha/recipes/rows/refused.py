@@ -69,6 +69,21 @@ REFUSED = (
         ("afmoe", "laguna", "qwen3_next", "qwen3_5_text", "step3p7"),
     ),
     Refused(
+        "ministral3",
+        f"{NO_PART} scale of queries that grows with their position (llama_4_scaling_beta)",
+        ("Ministral 3",),
+        ("Ministral3Attention",),
+        ("ministral3",),
+    ),
+    Refused(
+        "llama4",
+        f"{NO_PART} chunks of keys (attention_chunk_size), and no scale of queries that grows with their position "
+        "(attn_temperature_tuning)",
+        ("Llama 4",),
+        ("Llama4TextAttention",),
+        ("llama4_text",),
+    ),
+    Refused(
         "latent",
         f"{NO_PART} latent projections, by two matrices with a norm between them",
         ("DeepSeek-V2, V3", "GLM-4-MoE-Lite, Kimi-K2", "MiniCPM 3"),

@@ -48,12 +48,12 @@ OTHERS = (
     like_llama(
         "dbrx",
         ("Dbrx",),
-        "as Phi-3, with other names; projections are clipped by clip_qkv of attn_config",
+        "as Phi-3, with other names; clip_qkv of attn_config, where it is set, is refused",
         models=("DBRX",),
         layouts=("dbrx",),
         heads="num_heads",
         out="out_proj",
-        clip="clip_qkv",
+        refused={"clip_qkv": None},
         turn=Turn(share=""),
     ),
     like_llama(

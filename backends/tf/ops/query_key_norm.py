@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -10,17 +11,24 @@ import tensorflow as tf
 from backends.tf.ops.framework import Shape, shape_of
 from mha_core.parts.query_key_norm import Order, QueryKeyNorm, mean_axes
 
+Unnormed = Callable[[Any, Order], Any]
+
+
+def unnormed(x: tf.Tensor, order: Order) -> tf.Tensor:
+    """Return x: a layer without a norm calls this in its place."""
+    return x
+
 
 class HeadNorm(keras.Layer):
     """The norm of the queries or of the keys of a layer: `q_norm` or `k_norm`.
 
     Args:
-        settings: those of the layer; None makes one that changes nothing.
+        settings: those of the layer.
         size: of weight and bias, (d,) or (heads * d,); None without them.
         **kwargs: as of every Keras layer. `dtype` is that of the parameters alone, which no policy casts.
     """
 
-    def __init__(self, settings: QueryKeyNorm | None, size: int | None, **kwargs: Any) -> None:
+    def __init__(self, settings: QueryKeyNorm, size: int | None, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
         self.supports_masking = True
         self.settings = settings
@@ -30,7 +38,7 @@ class HeadNorm(keras.Layer):
     def build(self, x_shape: Shape = None) -> None:
         """Make the parameters; their size does not depend on the shape of x."""
         settings = self.settings
-        if settings is not None and self._size is not None:
+        if self._size is not None:
             start = keras.initializers.Constant(settings.start)
             self.weight = self.add_weight(shape=(self._size,), initializer=start, name="weight")
             if settings.bias:
@@ -38,14 +46,13 @@ class HeadNorm(keras.Layer):
 
     def __call__(self, x: tf.Tensor, order: Order) -> tf.Tensor:
         """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
-        if self.settings is None or self.settings.order != order:
+        if self.settings.order != order:
             return x
         return super().__call__(x)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         """(B, heads, L, d): x normed."""
         settings = self.settings
-        assert settings is not None  # else Keras does not call this
         axes = mean_axes(settings)
         # Half precision is too coarse for a mean of squares.
         exact = tf.cast(x, tf.float64 if x.dtype == tf.float64 else tf.float32)
@@ -63,5 +70,4 @@ class HeadNorm(keras.Layer):
     def _by_head(self, parameter: keras.Variable, x: tf.Tensor) -> tf.Tensor:
         """A weight or bias in the dtype of x, (d,) or (heads, 1, d): it broadcasts with x (B, heads, L, d)."""
         tensor = tf.cast(parameter, x.dtype)
-        is_shared = self.settings is not None and self.settings.weight == "shared"
-        return tensor if is_shared else tf.reshape(tensor, (shape_of(x)[1], 1, -1))
+        return tensor if self.settings.weight == "shared" else tf.reshape(tensor, (shape_of(x)[1], 1, -1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.cases.parts import OF_HEADS, bare_case, case
-from conformance.cases.topics.parts.rotary import PADDED_PAST, TURNING, placed
+from conformance.cases.topics.rotary import PADDED_PAST, TURNING, placed
 from mha_core import AttentionConfig
 
 CASES = [

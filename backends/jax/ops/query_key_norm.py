@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -11,24 +13,31 @@ from jax import Array, lax
 
 from mha_core.parts.query_key_norm import Order, QueryKeyNorm, by_head, mean_axes
 
+Unnormed = Callable[[Any, Order], Any]
+
+
+def unnormed(x: Array, order: Order) -> Array:
+    """Return x: a layer without a norm calls this in its place."""
+    return x
+
 
 class HeadNorm(nn.Module):
     """The norm of the queries or of the keys of a layer: `q_norm` or `k_norm`, with "weight" and "bias".
 
     Attributes:
-        settings: those of the layer; None makes a module that changes nothing.
+        settings: those of the layer.
         size: of weight and bias, (d,) or (heads * d,); None without them.
         param_dtype: of the parameters.
     """
 
-    settings: QueryKeyNorm | None
+    settings: QueryKeyNorm
     size: int | None
     _: KW_ONLY
     param_dtype: Dtype = jnp.float32
 
     def setup(self) -> None:
         self.weight = self.bias = None
-        if self.settings is not None and self.size is not None:
+        if self.size is not None:
             start, shape = nn.initializers.constant(self.settings.start), (self.size,)
             self.weight = self.param("weight", start, shape, self.param_dtype)
             if self.settings.bias:
@@ -37,7 +46,7 @@ class HeadNorm(nn.Module):
     def __call__(self, x: Array, order: Order) -> Array:
         """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
         settings = self.settings
-        if settings is None or settings.order != order:
+        if settings.order != order:
             return x
         axes = mean_axes(settings)
         exact = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # half precision is too coarse for a mean of squares

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.bounded import Bounded, Rounding
 from conformance.bounds.steps import Bounds
-from mha_core.parts.query_key_norm import NORMS, QueryKeyNorm, by_head, mean_axes, norm, norm_back, to_parameter
-from mha_core.reference.parts.query_key_norm import NORMED
+from mha_core.parts.query_key_norm import QueryKeyNorm, by_head, mean_axes, norm, norm_back, to_parameter
 
 ROOT_ULPS = 4.0
 """Error of 1 / sqrt(x) in units of its last place, as one operation or as two."""
@@ -31,12 +30,6 @@ class BoundedNorm(NamedTuple):
     unit: Bounded
     scale: Bounded | None
     result: Bounded
-
-
-def norm_if(b: Bounds, order: str, name: str, x: Bounded) -> Bounded:
-    """(B, heads, L, d): the bound of the norm `name` of x, if the layer norms in this order; else that of x."""
-    settings = b.state.config.query_key_norm
-    return x if settings is None or settings.order != order else bounded_norm(b, name, x, settings).result
 
 
 def bounded_norm(b: Bounds, name: str, x: Bounded, settings: QueryKeyNorm) -> BoundedNorm:
@@ -76,15 +69,6 @@ class NormBounds(NamedTuple):
     bias: Bounded | None
 
 
-def through_norm(b: Bounds, order: str, name: str) -> NormBounds:
-    """The bounds of the gradients of a norm's input and parameters; of its result's, if it isn't in this order."""
-    settings, (given, made) = b.state.config.query_key_norm, NORMED[order, name]
-    gradient: Bounded = b[made]
-    if settings is None or settings.order != order:
-        return NormBounds(gradient, None, None)
-    return back_through(b, name, b[given], gradient, settings)
-
-
 def back_through(b: Bounds, name: str, x: Bounded, gradient: Bounded, settings: QueryKeyNorm) -> NormBounds:
     """The bounds of the gradients of the norm `name` of x, from that of its result's."""
     r, axes, us = b.rounding, mean_axes(settings), b.rounding.precision.us
@@ -106,16 +90,6 @@ def back_through(b: Bounds, name: str, x: Bounded, gradient: Bounded, settings: 
         return NormBounds(of_x, None, None)
     of_weight = _to_parameter(r, r.elementwise(gradient, steps.unit), settings)
     return NormBounds(of_x, of_weight, _to_parameter(r, gradient, settings) if settings.bias else None)
-
-
-def d_norm_parameters(b: Bounds) -> dict[str, Bounded]:
-    """Name -> bound of the gradient of each weight and bias of the norm; empty in a layer without them."""
-    settings = b.state.config.query_key_norm
-    if settings is None:
-        return {}
-    made = {name: through_norm(b, settings.order, name) for name in NORMS}
-    found = {f"{name}.{kind}": getattr(bounds, kind) for name, bounds in made.items() for kind in ("weight", "bias")}
-    return {name: bound for name, bound in found.items() if bound is not None}
 
 
 def _mean_error(r: Rounding, x: Bounded, axes: tuple[int, ...]) -> NDArray:

@@ -16,8 +16,7 @@ ANGLE_ULPS = 4.0
 def rotated(b: Bounds, x: Bounded, side: str, *, back: bool = False) -> Bounded:
     """(B, heads, L, d): x turned by the table of a side, "queries" or "keys"; the transpose of that for a gradient."""
     settings = b.state.config.rotary
-    if settings is None:
-        return x
+    assert settings is not None
     table: Table = getattr(b.state["rotary_tables"], side)
     cos, sin = _of_table(b, table.cos), _of_table(b, table.sin)
     if back:
