@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.diagnosis.observations import Observation, Runs
-from conformance.judging.compare import worst
+from conformance.judging.distance import worst
 from conformance.judging.expected import expected
 from conformance.judging.near import Nearness
 from conformance.measure.search.behaviour import narrower

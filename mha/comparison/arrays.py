@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.bounded import LAMBDA
 from conformance.bounds.precision import UNIT_ROUNDOFF
-from conformance.judging.compare import Worst, distance, worst
+from conformance.judging.distance import Worst, distance, worst
 from mha_core.dtypes import DTYPES, round_to
 
 PARTS = ("inputs", "mask", "past", "config", "weights", "outputs")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.judging.compare import Worst, distance, worst
+from conformance.judging.distance import Worst, distance, worst
 from conformance.judging.expected import Expected, answer
 from mha.comparison.arrays import EQUAL, Allowance, Apart, Difference, apart
 from mha.comparison.masks import mask_differences, padded_keys, padded_queries

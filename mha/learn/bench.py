@@ -14,7 +14,7 @@ from conformance.bounds.precision import Precision
 from conformance.bounds.tolerance import allowed_error_of_steps
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from conformance.judging.compare import distance as distance_of_numbers
+from conformance.judging.distance import distance as distance_of_numbers
 from mha.learn.exercise import StepExercise
 from mha_core.reference import pipeline as reference
 from mha_core.reference.backward import BACKWARD

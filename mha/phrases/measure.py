@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from conformance.judging.distance import Worst
 from mha.phrases import running
 from mha.phrases.native import Native
 from mha.phrases.said import CONCEPTS, STATEMENTS, Calling, Making
@@ -51,9 +52,9 @@ def of_pair(old: Native, new: Native) -> Numbers:
     return numbers(running.carry(old, new, *PAIR, "float32"))
 
 
-def numbers(outcome: running.Outcome) -> Numbers:
-    """An outcome for a file; two digits are enough to be read."""
-    return [float(f"{number:.1e}") for number in (outcome.ratio, outcome.distance)]
+def numbers(outcome: Worst) -> Numbers:
+    """Return the ratio and the largest error for a file; two digits are enough to be read."""
+    return [float(f"{number:.1e}") for number in (outcome.ratio, outcome.largest)]
 
 
 @cache

@@ -8,7 +8,6 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from packaging.version import Version
 
+from conformance.judging.distance import Worst, worst
 from mha.phrases.moving import CANONICAL, NAMES, moves, names
 from mha.phrases.native import Native
 from mha.phrases.said import Calling, Making, Mask
@@ -32,24 +32,6 @@ SEED = 1
 
 Space = dict[str, Any]
 """The variables of code that runs."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came out.
-
-    Attributes:
-        ratio: the worst error / allowed error.
-        distance: the largest error.
-    """
-
-    ratio: float
-    distance: float
-
-    @property
-    def equal(self) -> bool:
-        """Whether every number is within its bound."""
-        return self.ratio <= 1
 
 
 def arrays() -> dict[str, NDArray]:
@@ -84,7 +66,7 @@ def weights_of(making: Making, seed: int = SEED) -> tuple[AttentionConfig, dict[
     return config, dict(init_weights(config, seed=seed, bias_scale=0.5))
 
 
-def judged(making: Making, calling: Calling, dtype: str, found: Mapping[str, Any]) -> Outcome:
+def judged(making: Making, calling: Calling, dtype: str, found: Mapping[str, Any]) -> Worst:
     """Output, and weights where they were asked for, against what the definition gives."""
     bound = _bound(making, calling, dtype)
     outcomes = [_compared(dtype, found["output"], bound.expected, bound.allowed)]
@@ -96,7 +78,7 @@ def judged(making: Making, calling: Calling, dtype: str, found: Mapping[str, Any
             error = error.mean(axis=1) + heads * np.finfo(dtype).eps * expected.mean(axis=1)
             expected = expected.mean(axis=1)
         outcomes.append(_compared(dtype, found["weights"], expected, error))
-    return max(outcomes, key=lambda outcome: outcome.ratio)
+    return max(outcomes, key=lambda found: found.ratio)
 
 
 @cache
@@ -121,17 +103,13 @@ def _with_all_axes(mask: Mask, array: NDArray) -> NDArray:
     return np.expand_dims(array, [index for index, axis in enumerate("bhqk") if axis not in mask.axes])
 
 
-def _compared(dtype: str, found: Any, expected: NDArray, allowed: NDArray) -> Outcome:
+def _compared(dtype: str, found: Any, expected: NDArray, allowed: NDArray) -> Worst:
     array = as_numpy("found", found)
     if array.dtype != dtype:
         raise ValueError(f"what was found must be in {dtype}. Got {array.dtype}.")
     if array.shape != expected.shape:
         raise ValueError(f"what was found must have shape {expected.shape}. Got {array.shape}.")
-    error = np.abs(array.astype("float64") - expected)
-    ratio = np.where(error == 0, 0.0, error / np.where(allowed > 0, allowed, np.finfo("float64").tiny))
-    if not np.isfinite(error).all():
-        return Outcome(float("inf"), float("inf"))
-    return Outcome(float(ratio.max()), float(error.max()))
+    return worst(array, expected, allowed)
 
 
 # Code that runs ------------------------------------------------------------------------------------------------
@@ -225,7 +203,7 @@ def held(native: Native, making: Making, space: Space) -> dict[str, NDArray]:
     return {NAMES[name]: np.asarray(inner[name]) for name in names(making)}
 
 
-def said(native: Native, making: Making, calling: Calling, dtype: str) -> Outcome:
+def said(native: Native, making: Making, calling: Calling, dtype: str) -> Worst:
     """Make, fill and call the layer, and judge it. What it has not must not be asked."""
     with scope(native, dtype):
         space = made(native, making, dtype)
@@ -233,7 +211,7 @@ def said(native: Native, making: Making, calling: Calling, dtype: str) -> Outcom
         return judged(making, calling, dtype, space)
 
 
-def state(native: Native, dtype: str) -> Outcome | None:
+def state(native: Native, dtype: str) -> Worst | None:
     """Run the code about state; None if it gives no output."""
     with scope(native, dtype):
         space = made(native, Making(), dtype)
@@ -241,7 +219,7 @@ def state(native: Native, dtype: str) -> Outcome | None:
         return judged(Making(), Calling(), dtype, space) if "output" in space else None
 
 
-def carry(old: Native, new: Native, making: Making, calling: Calling, dtype: str) -> Outcome:
+def carry(old: Native, new: Native, making: Making, calling: Calling, dtype: str) -> Worst:
     """Carry the parameters over by the printed lines, and judge a call of the new layer.
 
     Raises:

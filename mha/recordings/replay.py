@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from conformance.judging.compare import worst
+from conformance.judging.distance import worst
 from conformance.judging.expected import expected
 from conformance.judging.result import Result
 from conformance.runner import run_case

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
-from conformance.judging.compare import distance
+from conformance.judging.distance import distance
 from mha.recordings.modules.values import Place
 
 FACTOR = 8.0

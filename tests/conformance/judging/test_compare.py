@@ -9,7 +9,8 @@ import pytest
 
 from conformance.bounds.precision import Precision
 from conformance.cases.table import select
-from conformance.judging.compare import ParityError, compare, is_allowed, worst
+from conformance.judging.compare import ParityError, compare, is_allowed
+from conformance.judging.distance import worst
 from conformance.judging.expected import answer
 from mha_core import STAGES, Trace
 from mha_core.reference import pipeline as reference

@@ -6,9 +6,9 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+from mha_core.parts.clip_qkv import clip, clip_back
 
 from mha_core import AttentionConfig, AttentionInputs, SpecError, backend, init_weights
-from mha_core.parts.clip_qkv import clip, clip_back
 from mha_core.reference import pipeline as reference
 
 OPTIONS = {"clip_qkv": 0.5, "value_norm_eps": 0.02, "value_scale": -1.5}

@@ -60,13 +60,13 @@ def test_masks_work_together_and_either_way_round(name, backend_name):
         if native.id == "mxnet" and name == "a mask that is broadcast":
             continue  # its arrays must have as many axes: it raises
         outcome = running.said(native, making, calling, "float32")
-        assert outcome.equal, (native.id, outcome)
+        assert outcome.ratio <= 1, (native.id, outcome)
 
 
 def test_dropout_acts_where_it_is_said_to(backend_name):
     for native in natives(backend_name):
         if "dropout" not in native.lacks:
-            assert running.said(native, *STATEMENTS["dropout"], "float32").distance > 0.01, native.id
+            assert running.said(native, *STATEMENTS["dropout"], "float32").largest > 0.01, native.id
 
 
 def test_what_is_missing_is_missing_in_the_installed_release(backend_name):
@@ -81,7 +81,7 @@ def test_a_wrong_mask_or_shape_is_seen(backend_name, monkeypatch):
         upside_down = replace(STATEMENTS["padding"][1], padding=Mask("valid", "bk", attend=False))
         found = _run(native, upside_down)
         right = running.judged(Making(), STATEMENTS["padding"][1], "float32", found)
-        assert right.distance > 0.01, native.id
+        assert right.largest > 0.01, native.id
 
 
 def _run(native, calling):
