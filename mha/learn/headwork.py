@@ -10,8 +10,7 @@ quiet, and their columns of W_o bring them back: the layer is the same, and only
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -181,7 +180,7 @@ def wrong_cut(number: int, weights: dict[str, NDArray]) -> str:
     wanted = answer(_masked(problem, kept), PRECISION)
     parts: dict[str, list[str]] = {}
     for name, array in right.items():
-        if said := _wrong_part(problem, kept, name, array, weights.get(name)):
+        if said := _wrong_part(array, weights.get(name)):
             parts.setdefault(said, []).append(name)
     found = [f"{', '.join(names)}: {said}" for said, names in parts.items()]
     try:
@@ -202,140 +201,31 @@ def _cut(problem: Problem, kept: Sequence[int]) -> tuple[AttentionConfig, Weight
     return config, cut_heads(problem.weights, list(kept), problem.config.num_heads)
 
 
-def _wrong_part(problem: Problem, kept: Sequence[int], name: str, right: NDArray, made: NDArray | None) -> str:
+def _wrong_part(right: NDArray, made: NDArray | None) -> str:
     """What is wrong with one array of a cut layer; "" if nothing is."""
     if made is None:
         return "missing"
     if np.array_equal(made, right):
         return ""
-    for said, other in _other_cuts(problem, kept, name):
-        if np.array_equal(made, other):
-            return said
     if made.shape != right.shape:
         return f"shape {made.shape}, and it must be {right.shape}"
     return "not what these heads have in the whole layer"
 
 
-def _other_cuts(problem: Problem, kept: Sequence[int], name: str) -> Iterator[tuple[str, NDArray]]:
-    """What somebody may have cut, in words, and the array that it gives."""
-    whole, number, width = problem.weights[name], problem.config.num_heads, problem.config.head_dim
-    axis = int(name == "out_proj.weight")
-
-    def of(heads: Sequence[int], axis: int = axis) -> NDArray:
-        channels = [head * width + channel for head in heads for channel in range(width)]
-        return np.take(whole, channels, axis, mode="clip")
-
-    others = [head for head in range(number) if head not in kept]
-    zeroed = whole.copy()
-    np.moveaxis(zeroed, axis, 0)[np.isin(np.arange(whole.shape[axis]) // width, others)] = 0.0
-    yield "the whole one, not cut", whole
-    yield "cut, and must stay as it is", of(kept)
-    yield "the heads that are not kept", of(others)
-    yield "the first heads, not those that are kept", of(range(len(kept)))
-    yield "the heads that are kept, in the opposite order", of(kept[::-1])
-    yield "still the size of the whole one, with 0 where heads must be cut off", zeroed
-    if whole.ndim == 2:
-        along, across = ("rows", "columns")[:: 1 - 2 * axis]
-        yield f"{across} are cut, where {along} must be", of(kept, 1 - axis)
-
-
-REPEATS = 9
-"""How often the cut layer and the whole one are timed, in turn."""
-
-
-def share_of_time(number: int) -> float | None:
-    """How long the cut layer takes, as a share of the whole one, by the reference on this machine; None if that is not
-    clear: most runs of the cut layer must be faster than every run of the whole one.
-    """
-    problem = trained()[0].measured
-    config, weights = _cut(problem, KEPT[number])
-
-    def seconds(config: AttentionConfig, weights: Weights) -> float:
-        start = time.perf_counter()
-        reference.run(config, weights, problem.inputs)
-        return time.perf_counter() - start
-
-    both = [(seconds(config, weights), seconds(problem.config, problem.weights)) for _ in range(REPEATS)]
-    short, long = (np.array(times) for times in zip(*both, strict=True))
-    return float(short.min() / long.min()) if np.median(short) < long.min() else None
-
-
 # What is wrong with an order -----------------------------------------------------------------------------
 
-ORDERS_OF: dict[str, Callable[[NDArray], NDArray]] = {
-    "": lambda scores: scores,
+MEANT: dict[str, Callable[[NDArray], NDArray]] = {
     "your order is reversed": np.negative,
+    "np.argsort gives the order of the heads, and not a number for each head": np.argsort,
 }
 """What is wrong with an order -> the importance that was meant."""
-
-IS_ORDER = "np.argsort gives the order of the heads, and not a number for each head"
-
-SIZES: tuple[tuple[str, Callable[[NDArray], NDArray]], ...] = (
-    ("", lambda rows: np.linalg.norm(rows.reshape(len(rows), -1), axis=-1)),
-    ("", lambda rows: np.linalg.norm(rows, axis=-1).reshape(len(rows), -1).mean(-1)),
-    ("", lambda rows: np.abs(rows).reshape(len(rows), -1).mean(-1)),
-    (
-        "positive and negative numbers cancel in a mean or a sum: take the size, np.linalg.norm",
-        lambda rows: rows.reshape(len(rows), -1).mean(-1),
-    ),
-    (
-        "the largest number alone counts: take the size, np.linalg.norm",
-        lambda rows: rows.reshape(len(rows), -1).max(-1),
-    ),
-    (
-        "the mean of the largest numbers alone counts: take the size, np.linalg.norm",
-        lambda rows: rows.max(-1).reshape(len(rows), -1).mean(-1),
-    ),
-)
-"""What is wrong with a size -> (H, ..., n) -> (H,)."""
-
-
-def _measured(one: Trained) -> Iterator[tuple[str, NDArray]]:
-    """What somebody may take the size of, (H, ..., n), with what is wrong with that."""
-    problem = one.measured
-    state = reference.run_state(problem.config, problem.weights, problem.inputs)
-    heads, weights = (np.moveaxis(state[name], 1, 0) for name in ("heads", "weights"))
-    blocks = np.stack(np.split(problem.weights["out_proj.weight"], problem.config.num_heads, axis=1))
-    rows, added = words(problem), brought(one)
-    for some in (lambda array: array, lambda array: array[:, rows]):
-        yield "", some(added)
-        yield "W_o is left out, and a loud head may have a small block of it", some(heads)
-        for whole in (state["output"], added.sum(0)):
-            yield "it measures what is left without the head, and not how far the output moves", some(whole - added)
-        yield "it measures where a head looks, and not what becomes of what it finds there", some(weights)
-    yield "it measures the block of W_o alone, and not what the head finds", blocks
-
-
-@cache
-def _other_orders() -> tuple[tuple[str, list[list[int]]], ...]:
-    """What is wrong with the size of something, and the orders of heads by it, in each layer."""
-    found = []
-    for measured in zip(*map(_measured, trained()), strict=True):
-        for wrong_size, of_size in SIZES:
-            sizes = [of_size(array) for _, array in measured]
-            if all(map(_differs, sizes)):
-                found.append((measured[0][0] or wrong_size, [np.argsort(one).tolist() for one in sizes]))
-    return tuple(found)
 
 
 def wrong_order(importances: Sequence[NDArray]) -> str:
     """What is wrong with an order that is not enough, where it can be shown; else ""."""
-    if not all(map(_differs, importances)):
+    if any(np.ptp(scores) <= 1e-9 * np.abs(scores).max() for scores in importances):
         return "every head has the same number"
-    meant = [(said, [of(one) for one in importances]) for said, of in ORDERS_OF.items()]
-    if all(np.array_equal(np.sort(one), np.arange(len(one))) for one in importances):
-        meant += [(IS_ORDER, [of(np.argsort(one)) for one in importances]) for of in ORDERS_OF.values()]
-    for said, scores in meant:
-        if said and place(scores) >= ENOUGH:
+    for said, meant in MEANT.items():
+        if place([meant(scores) for scores in importances]) >= ENOUGH:
             return said
-    for said, scores in meant:
-        order = [np.argsort(one).tolist() for one in scores]
-        for wrong, other in _other_orders():
-            if order == other:
-                return ", and ".join(filter(None, (wrong, said)))
-    return ""
-
-
-def _differs(scores: NDArray) -> bool:
-    """Whether heads have different numbers, by more than rounding."""
-    return bool(np.ptp(scores) > 1e-9 * np.abs(scores).max())
+    return "your order is worse than a random one" * (place(importances) < 0.0)

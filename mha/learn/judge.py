@@ -296,7 +296,7 @@ def _judge_numbers(exercise: NumbersExercise, path: str, time_limit: float) -> V
 
 
 def _judge_heads(exercise: HeadsExercise, path: str, time_limit: float) -> Verdict:
-    from mha.learn.headwork import ENOUGH, KEPT, cut_calls, place, share_of_time, trained, wrong_cut, wrong_order
+    from mha.learn.headwork import ENOUGH, KEPT, cut_calls, place, trained, wrong_cut, wrong_order
 
     calls = cut_calls() if exercise.kind == "cut" else tuple(one.arguments for one in trained())
     made, tried = ask(exercise.dialect, time_limit, returned, path, exercise.function, exercise.parameters, calls)
@@ -304,9 +304,7 @@ def _judge_heads(exercise: HeadsExercise, path: str, time_limit: float) -> Verdi
         return Verdict(exercise, "no answer" if tried.begun else "to do", tried.problem, printed=tried.printed)
     if exercise.kind == "cut":
         wrong = next(filter(None, (wrong_cut(number, weights) for number, weights in enumerate(made))), "")
-        share = None if wrong else share_of_time(0)
-        took = "" if share is None else f"; with {len(KEPT[0])} of 12 heads it takes {share:.2f} of the time"
-        line = wrong or f"equal to the masked layer, {len(KEPT)} times{took}"
+        line = wrong or f"equal to the masked layer, {len(KEPT)} times"
         return Verdict(exercise, "wrong" if wrong else "right", line, printed=tried.printed)
     heads = [one.measured.config.num_heads for one in trained()]
     for arrays, number in zip(made, heads, strict=True):
@@ -318,6 +316,6 @@ def _judge_heads(exercise: HeadsExercise, path: str, time_limit: float) -> Verdi
     line = f"what is left by your order lies at {found:.2f}, where random orders are 0 and leaving each head out is 1"
     enough = found >= ENOUGH
     if not enough:
-        why = wrong_order([arrays[""] for arrays in made]) or "your order is worse than a random one" * (found < 0.0)
+        why = wrong_order([arrays[""] for arrays in made])
         line += f"; {ENOUGH:g} is enough{f'; {why}' if why else ''}"
     return Verdict(exercise, "right" if enough else "wrong", line, printed=tried.printed)

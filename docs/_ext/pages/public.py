@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import textwrap
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,14 @@ def outline(package: str, name: str) -> str:
         node.body = node.body[: bool(ast.get_docstring(node))] or [ast.Expr(ast.Constant(...))]
     fields = [node for node in found.body if isinstance(node, ast.AnnAssign)]
     found.body = [found.body[0], *fields, *kept]
-    return ast.unparse(found)
+    lines = ast.unparse(found).splitlines()
+    return "\n".join(_wrapped(line) if line.lstrip().startswith("def ") else line for line in lines)
+
+
+def _wrapped(signature: str) -> str:
+    """A signature in lines that fit the page."""
+    indent = " " * (len(signature) - len(signature.lstrip()) + 8)
+    return textwrap.fill(signature, 80, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True)
 
 
 def public(package: str) -> str:

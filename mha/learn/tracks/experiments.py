@@ -110,7 +110,7 @@ EXERCISES = (
         track="experiment",
         kind="cut",
         task="Cut heads off a layer: the weights of one that has only the heads `kept`. It must give what the whole "
-        "layer gives if the others may attend to nothing. How much faster is it?",
+        "layer gives if the others may attend to nothing.",
         advice="Head h has rows h * d to h * d + d of the first three projections, of their weights and their biases, "
         "and these columns of out_proj.weight. out_proj.bias stays as it is.",
         arguments=(
