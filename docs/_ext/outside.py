@@ -1,4 +1,4 @@
-"""Links of a page to what stands beside docs/, such as ../examples/matrix.toml.
+"""Links of a page to what stands beside docs/, such as ../examples/subject_numpy.py.
 
 On a git host they lead to the file. On the site a file is copied beside the page; of a folder the name stays, as text.
 """

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from mha.cli.bench import bench
+from mha.cli.common import CouldNotRun
 from mha.cli.ending import Program
 from mha.cli.ending import run as run_program
 from mha.cli.learning.heads import heads
@@ -30,11 +30,29 @@ from mha.cli.suite.check import check
 from mha.cli.suite.determinism import determinism
 from mha.cli.suite.deviations import deviations
 from mha.cli.suite.diagnose import diagnose
-from mha.cli.suite.matrix import matrix
 from mha.cli.suite.trials import trials
 
+GONE = {
+    "bench": "`python -m benchmarks` in a clone",
+    "matrix": "`nox` in a clone",
+}
+"""Word, or command and option -> what is used now."""
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+
+class Main(Program):
+    """The program: a command or an option of GONE is answered with what is used now."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does. Raises CouldNotRun for a word of GONE."""
+        for word in (args[0], *(f"{args[0]} {more.partition('=')[0]}" for more in args[1:])):
+            if word in GONE:
+                raise CouldNotRun(f"mha {word} is no longer there; use {GONE[word]}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mha-parity")
 def main() -> None:
     """Multi-head attention, defined once: check implementations against it, and move trained weights between them.
@@ -47,9 +65,9 @@ def main() -> None:
 
 for command in (check, diagnose, compare, deviations, convert, infer, recipes, port, replay, where, audit, phrase):
     main.add_command(command)
-for command in (bench, heads, learn, view):
+for command in (heads, learn, view):
     main.add_command(command)
-for command in (backends, cases, bugs, calibrate, trials, determinism, matrix, cache):
+for command in (backends, cases, bugs, calibrate, trials, determinism, cache):
     main.add_command(command)
 
 

@@ -15,17 +15,12 @@ from safetensors.numpy import save_file
 import mha.schemas
 from conformance.calibration import report as calibration
 from conformance.calibration.calibrate import Figures, Outcome
-from conformance.deviations.known import Deviations
 from mha.cli.main import main
-from mha.matrix.report import make
-from mha.matrix.request import Request
 from mha.schemas import schema
 from mha_core import save_weights
 from mha_core.files.writing import jsonable
 from tests.mha.convert.test_convert_recorded import CONFIG, record
 from tests.mha.infer import recorded_layers
-from tests.mha.matrix.made_up import record as matrix_row
-from tests.mha.matrix.made_up import result
 
 pytestmark = pytest.mark.same_on_newest  # what is written has the same form there
 
@@ -190,10 +185,3 @@ def test_calibrate_and_trials(tmp_path, monkeypatch):
     found = calibration.to_json(figures, seed=0, environment=environment)
     assert len(found["rejected"]) == 1
     check_form("calibrate", found)
-
-
-def test_matrix():
-    rows = [matrix_row("1", result("causal")), matrix_row("2", result("causal", "output"))]
-    found = make(Request(()), rows, Deviations(())).to_dict()
-    assert found["changes"]["mine"]
-    check_form("matrix", found)
