@@ -64,7 +64,7 @@ class Program(Command, click.Group):
     """A group of commands that end so."""
 
 
-def run(program: Program) -> NoReturn:
+def run(program: click.Command) -> NoReturn:
     """Run the program as a process of its own: a request to terminate ends it as an interrupt does."""
     for request in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(request) == signal.SIG_DFL:  # nohup has one ignored

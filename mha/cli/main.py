@@ -6,7 +6,6 @@ import os
 
 import click
 
-from mha.cli.bench import bench
 from mha.cli.common import CouldNotRun
 from mha.cli.ending import Program
 from mha.cli.ending import run as run_program
@@ -29,11 +28,12 @@ from mha.cli.suite.check import check
 from mha.cli.suite.determinism import determinism
 from mha.cli.suite.deviations import deviations
 from mha.cli.suite.diagnose import diagnose
-from mha.cli.suite.matrix import matrix
 
 GONE = {
+    "bench": "`python -m benchmarks` in a clone",
     "calibrate": "`pytest -m nightly tests/conformance/calibration` in a clone",
     "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
+    "matrix": "`nox` in a clone",
     "phrase --from": "the tables of docs/phrasebook-layers.md, or mha phrase FROM TO",
     "trials": "`python -m tests.conformance.heldout.measure open` in a clone",
 }
@@ -66,9 +66,9 @@ def main() -> None:
 
 for command in (check, diagnose, compare, deviations, convert, infer, recipes, port, replay, where, audit, phrase):
     main.add_command(command)
-for command in (bench, learn, view):
+for command in (learn, view):
     main.add_command(command)
-for command in (backends, cases, bugs, determinism, matrix, cache):
+for command in (backends, cases, bugs, determinism, cache):
     main.add_command(command)
 
 

@@ -6,7 +6,6 @@ A backend's further parts are declared as it is declared itself, each in a group
     mha.layouts   name -> a `mha_core.layouts.Layout`
     mha.capture   package of a framework's layers -> the module with its hooks (`mha.recordings.capture.Hooks`)
     mha.subjects  layout -> the framework's own layer of that layout, as a subject
-    mha.bench     backend -> its contestants (`mha.bench.contestants.contestant.Contestants`)
 
 An attribute of the backend's class would not do: to read it, its module, and so the framework, has to be imported.
 """

@@ -1,4 +1,4 @@
-"""`mha cache`: what is kept from run to run: compiled programs, what the reference gave, and sets of `mha matrix`."""
+"""`mha cache`: what is kept from run to run: compiled programs, and what the reference gave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mha.cli.common import CouldNotRun
 @click.group(invoke_without_command=True)
 @click.pass_context
 def cache(context: click.Context) -> None:
-    """Say where compiled programs, the reference's answers and sets of `mha matrix` are kept, and how much there is.
+    """Say where compiled programs and the reference's answers are kept, and how much there is.
 
     The environment variable MHA_COMPILE_CACHE names another folder, or is "off".
     """

@@ -13,17 +13,12 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import mha.schemas
-from conformance.deviations.known import Deviations
 from mha.cli.main import main
-from mha.matrix.report import make
-from mha.matrix.request import Request
 from mha.schemas import schema
 from mha_core import save_weights
 from mha_core.files.writing import jsonable
 from tests.mha.convert.test_convert_recorded import CONFIG, record
 from tests.mha.infer import recorded_layers
-from tests.mha.matrix.made_up import record as matrix_row
-from tests.mha.matrix.made_up import result
 
 pytestmark = pytest.mark.same_on_newest  # what is written has the same form there
 
@@ -176,10 +171,3 @@ def test_recipes(tmp_path, monkeypatch):
     assert {row["state"] for row in everything} == {"expressed", "refused"}
     (one,) = ends(0, "recipes", "--model-type", "qwen3_m*")["families"]
     assert (one["family"], one["softcap"], one["models"]) == ("qwen3", "", ["Qwen 3", "Qwen 3-VL"])
-
-
-def test_matrix():
-    rows = [matrix_row("1", result("causal")), matrix_row("2", result("causal", "output"))]
-    found = make(Request(()), rows, Deviations(())).to_dict()
-    assert found["changes"]["mine"]
-    check_form("matrix", found)

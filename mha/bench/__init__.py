@@ -1,1 +1,0 @@
-"""`mha bench`: time and memory of the backends, compared with the layers that their frameworks ship."""

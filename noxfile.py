@@ -1,0 +1,69 @@
+"""The suite on other releases, each in an environment of its own, which uv makes.
+
+`nox --list` shows the sessions, and `nox -s "older(jax 0.8)"` runs one. An older release is judged by the cases that show
+every entry of the tables of deviations; `nox -s "older(jax 0.8)" -- -c prime` judges it by another.
+"""
+
+import nox
+
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["tested", "newest"]
+nox.needs_version = ">=2025.5"
+
+CASES = (
+    *(
+        "ragged-square",
+        "square-causal",
+        "square-lens-per-query",
+        "square-scale",
+        "square-window",
+        "square-bias-excludes",
+    ),
+    *("square-dropout-off", "square-self-attention", "square-nan-in-padding", "valid-lens-per-query", "every-source"),
+    *("grouped-heads", "dropout", "softcap", "additive", "decoding-step", "one-key", "long", "nan-in-open-key"),
+    *("infinity-in-open-value", "weights-x20-inputs-x3", "trained-first-layer"),
+)
+
+OLDER = {
+    "jax 0.4": ("jax", "jax==0.4.38", "flax==0.10.2"),  # the oldest: jax.jit of 0.4.35 has no compiler_options
+    "jax 0.5": ("jax", "jax==0.5.3", "flax==0.10.4"),
+    "jax 0.6": ("jax", "jax==0.6.2", "flax==0.10.7"),
+    "jax 0.8": ("jax", "jax==0.8.3", "flax==0.12.3"),
+    "tensorflow 2.18": ("tf", "tensorflow==2.18.1", "keras==3.6.0"),
+    "tensorflow 2.19": ("tf", "tensorflow==2.19.1", "keras==3.9.2"),
+    "tensorflow 2.20": ("tf", "tensorflow==2.20.0", "keras==3.11.3"),
+    "mxnet 1.7": ("mxnet", "mxnet==1.7.0.post2", "numpy<1.27", "setuptools"),
+    "mxnet 1.8": ("mxnet", "mxnet==1.8.0.post0", "numpy<1.27", "setuptools"),
+    "torch 2.5": ("torch", "torch==2.5.*"),
+    "torch 2.7": ("torch", "torch==2.7.*"),
+    "torch 2.9": ("torch", "torch==2.9.*"),
+    "torch 2.11": ("torch", "torch==2.11.*"),
+}
+
+NATIVE = nox.project.load_toml("pyproject.toml")["project"]["entry-points"]["mha.subjects"]
+
+
+@nox.session
+def tested(session: nox.Session) -> None:
+    """The tested set, with all four frameworks."""
+    session.install("-c", "constraints.txt", "-e", ".[all,test]")
+    session.run("pytest", "-q", *session.posargs)
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """The newest releases of everything but MXNet."""
+    session.install("-c", "constraints-newest.txt", "-e", ".[torch,tf,jax,test]")
+    session.run("pytest", "-q", "--backends", "torch,tf,jax", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("release", [nox.param(release, id=name) for name, release in OLDER.items()])
+def older(session: nox.Session, release: tuple[str, ...]) -> None:
+    """One older release: the backend, and the framework's own layers with their tables of deviations."""
+    backend, *requirements = release
+    session.install(".", *requirements)
+    cases = session.posargs or [text for case in CASES for text in ("-c", case)]
+    session.run("mha", "check", "-b", backend, *cases)
+    for layer in sorted({layer for layer in NATIVE.values() if layer.startswith(f"backends.{backend}.")}):
+        session.run("mha", "check", "-s", layer, "--no-diagnosis", *cases)
