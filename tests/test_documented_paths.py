@@ -12,7 +12,7 @@ PATHS = {
     "conformance.precision": ("Precision",),
     "conformance.html": ("write_html",),
     "conformance.subjects": ("CannotExpress", "load_subject", "subject_from_function"),
-    "mha": ("Recording", "capture", "compare"),
+    "mha": ("Recording", "capture", "where"),
     "mha.capturing": ("Call", "register", "unregister"),
     "mha.port_model": ("find_model", "load_encoder"),
     "mha.recipes": ("attention_layers", "record", "replaced"),

@@ -7,13 +7,13 @@ import os
 import click
 
 from mha.cli.bench import bench
+from mha.cli.common import CouldNotRun
 from mha.cli.ending import Program
 from mha.cli.ending import run as run_program
 from mha.cli.learning.heads import heads
 from mha.cli.learning.learn import learn
 from mha.cli.learning.view import view
 from mha.cli.porter.audit import audit
-from mha.cli.porter.compare import compare
 from mha.cli.porter.convert import convert
 from mha.cli.porter.infer import infer
 from mha.cli.porter.phrase import phrase
@@ -33,8 +33,28 @@ from mha.cli.suite.diagnose import diagnose
 from mha.cli.suite.matrix import matrix
 from mha.cli.suite.trials import trials
 
+GONE = {
+    "compare": "`mha where ORIGINAL.safetensors PORT.safetensors`",
+    "infer": "`mha convert FILE --infer --recorded CALL`",
+    "recipes": "`mha convert --families`",
+}
+"""Word, or command and option -> what is used now."""
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+
+class Main(Program):
+    """The program: a command or an option of GONE is answered with what is used now."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does. Raises CouldNotRun for a word of GONE."""
+        for word in (args[0], *(f"{args[0]} {more.partition('=')[0]}" for more in args[1:])):
+            if word in GONE:
+                raise CouldNotRun(f"mha {word} is no longer there; use {GONE[word]}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mha-parity")
 def main() -> None:
     """Multi-head attention, defined once: check implementations against it, and move trained weights between them.
@@ -45,7 +65,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-for command in (check, diagnose, compare, deviations, convert, infer, recipes, port, replay, where, audit, phrase):
+for command in (check, diagnose, deviations, convert, infer, recipes, port, replay, where, audit, phrase):
     main.add_command(command)
 for command in (bench, heads, learn, view):
     main.add_command(command)

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.cases.table import all_cases
-from mha.cli.main import main
+from mha.cli.main import GONE, main
 
 pytestmark = pytest.mark.same_on_newest  # it is about the command line
 
@@ -103,3 +103,10 @@ def test_cases_lists_every_case():
     result = CliRunner(env={"COLUMNS": "160"}).invoke(main, ["cases"])
     assert result.exit_code == 0
     assert all(case.id in result.output for case in all_cases())
+
+
+@pytest.mark.parametrize("word", GONE)
+def test_a_word_that_is_gone_is_answered_with_what_is_used_now(word):
+    result = mha(*word.split())
+    assert result.exit_code == 2
+    assert result.output == f"Error: mha {word} is no longer there; use {GONE[word]}\n"

@@ -110,8 +110,8 @@ def test_commands_on_recordings(tmp_path, monkeypatch):
     right, wrong = record("right.safetensors", ("a", 0)), record("wrong.safetensors", ("a", 0), wrong=0.5)
     assert ends(0, "replay", right, "-b", "torch")["unseen"]["calls"] == 1
     assert ends(1, "replay", wrong, "-b", "torch", "--no-unseen")["recorded"][0]["status"] == "different"
-    assert ends(0, "compare", right, right, "--no-unseen")["first"] is None
-    assert ends(1, "compare", right, wrong)["first"]["part"] == "outputs"
+    assert ends(0, "where", right, right)["undetectable"]["calls"] == 1
+    assert ends(1, "where", right, wrong)["modules"][0]["differences"][0]["part"] == "outputs"
     assert ends(1, "diagnose", wrong)["differs"]
     ends(0, "diagnose", right, "--weights", right)
     assert ends(0, "audit", right, "--atol", 1e-3)["caught"]

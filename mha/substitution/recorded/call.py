@@ -1,4 +1,4 @@
-"""Compare two calls: find their differences, and how far their outputs may differ."""
+"""Two calls: their differences, and how far their outputs may differ."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.compare import Worst, distance, worst
 from conformance.judging.expected import Expected, answer
-from mha.comparison.arrays import EQUAL, Allowance, Apart, Difference, apart
-from mha.comparison.masks import mask_differences, padded_keys, padded_queries
 from mha.recipes.judge import Judgement, judge_recorded
-from mha_core import AttentionConfig, RotaryInputs, SpecError
+from mha.substitution.recorded.arrays import EQUAL, Allowance, Apart, apart
+from mha.substitution.recorded.masks import mask_differences, padded_keys, padded_queries
+from mha.substitution.reports.report import Difference
+from mha_core import SpecError
 from mha_core.call.inputs import AttentionInputs
-from mha_core.call.query_scale import scale_of_call
 from mha_core.call.rotary import tables_of_call
 from mha_core.parts.angles import base_in, in_words, positions_in
 from mha_core.parts.rotary import Table
@@ -40,7 +40,7 @@ class ComparedCall:
 
     @classmethod
     def of(cls, name: str, dtype: str, problem: Problem) -> ComparedCall:
-        """With the reference's answer, which is computed here."""
+        """Return the call with the reference's answer, which is computed here."""
         return cls(name, dtype, problem, answer(problem, Precision.of(dtype)))
 
     @property
@@ -49,12 +49,12 @@ class ComparedCall:
         return self.problem.recorded["output"]
 
     def with_mask_of(self, other: ComparedCall) -> ComparedCall:
-        """This call with the mask of another."""
+        """Return this call with the mask of another."""
         inputs = replace(self.problem.inputs, mask=other.problem.inputs.mask)
         return ComparedCall.of(self.name, self.dtype, replace(self.problem, inputs=inputs))
 
     def judged(self, rows: NDArray[np.bool_] | None = None) -> Judgement:
-        """Compare the recorded arrays with the answer to this call's inputs; only queries in `rows` (B, Lq)."""
+        """Return how far what was recorded is from the answer to this call's inputs, in queries of `rows` (B, Lq)."""
         return judge_recorded(self.problem, self.wanted, self.dtype, None if rows is None else ~rows[:, None, :])
 
 
@@ -77,7 +77,7 @@ class CallDifferences:
 
 
 def calls_part(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> CallDifferences:
-    """Compare inputs, mask and past of two calls."""
+    """Return the differences of two calls in inputs, mask and past."""
     both = CallDifferences()
     own, other = a.problem.inputs, b.problem.inputs
     shapes = _other_shapes(own, other)
@@ -94,7 +94,6 @@ def calls_part(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> CallDi
     _compare_keep_masks(both, own, other)
     _compare_pasts(both, own, other, allowance)
     _compare_positions(both, a.problem, b.problem)
-    _compare_scales(both, a.problem, b.problem)
     return both
 
 
@@ -176,7 +175,7 @@ ROUNDS, MOST_ROWS = 40, 1000
 
 
 def _shrunk(a: NDArray, b: NDArray) -> tuple[float, float] | None:
-    """The least and the largest factor f of the rows if b - a = (f - 1) (a - v) with one vector v; else None."""
+    """Return the least and the largest factor f of the rows if b - a = (f - 1) (a - v) with one vector v."""
     a, b = a[:MOST_ROWS], b[:MOST_ROWS]
     change = b - a
     if len(a) < 4 or a.shape[-1] < 4 or not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -250,26 +249,11 @@ def _settled(problem: Problem, table: Table) -> str | None:
     return None if base is None else in_words(replace(settings, base=base, rule=None))
 
 
-def _compare_scales(both: CallDifferences, a: Problem, b: Problem) -> None:
-    """Find whether queries are scaled by other factors; a scale that one layer lacks is a difference of the layers."""
-    factors = [
-        scale_of_call(p.config.query_scale, p.inputs.rotary, p.inputs.mask.query_offset, p.sizes)
-        for p in (a, b)
-        if p.config.query_scale is not None
-    ]
-    if len(factors) == 2:
-        first, second = factors
-        apart = ~np.isclose(first, second, rtol=1e-6, atol=0.0)
-        if apart.any():
-            words = f"queries are scaled by other factors at {int(apart.sum())} of {apart.size} positions"
-            both.found.append(Difference("inputs", words, "rotary"))
-
-
 # Outputs ---------------------------------------------------------------------------------------------
 
 
 def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Collection[str]) -> NDArray | None:
-    """How far `parts` of the port's call move the original's output: (B, Lq, Do), or None if sizes don't fit.
+    """Return how far `parts` of the port's call move the original's output (B, Lq, Do); None if sizes don't fit.
 
     Args:
         a, b: the original's call and the port's.
@@ -280,10 +264,9 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
     taken = [name for part in parts for name in FIELDS[part]]
     inputs = replace(own.inputs, **{name: getattr(other.inputs, name) for name in taken})
     layer = other if "layer" in parts else own
-    # Angles and factors belong to the inputs, whether they were given or follow from the layer's settings.
-    placed = other if "inputs" in parts else own
-    if layer.config.rotary is not None or layer.config.query_scale is not None:
-        inputs = replace(inputs, rotary=_placed_for(layer.config, placed))
+    if layer.config.rotary is not None:  # angles belong to the inputs, given or by the layer's settings
+        placed = other if "inputs" in parts else own
+        inputs = replace(inputs, rotary=placed.inputs.rotary_tables(placed.config))
     try:
         output = reference.run(layer.config, layer.weights, inputs).output
     except SpecError:
@@ -294,16 +277,8 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
     return np.where(rows, distance(output, right), 0.0)
 
 
-def _placed_for(config: AttentionConfig, placed: Problem) -> RotaryInputs | None:
-    """The tables and factors of a call, as far as a layer of this config takes them."""
-    made = placed.inputs.rotary_tables(placed.config)
-    if made is not None and config.rotary is None:
-        made = RotaryInputs(query_scale=made.query_scale)
-    return made if made is None or config.query_scale is not None else replace(made, query_scale=None)
-
-
 def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None) -> Worst:
-    """Where the outputs are furthest apart, for what is allowed there.
+    """Return where the outputs are furthest apart, relative to what is allowed there.
 
     Allowed is the sum of both bounds and `drift` (B, Lq, Do), the effect of inputs that differ within their allowance.
     """
@@ -313,12 +288,12 @@ def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], dri
 
 def own_differences(
     a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_] | None
-) -> tuple[list[Difference], list[str], tuple[float, float]]:
-    """The differences of each call's outputs from the reference's answer to its own inputs, mask and weights.
+) -> tuple[list[Difference], list[str], float]:
+    """Return how each call's outputs differ from the reference's answer to its own inputs, mask and weights.
 
-    Returns (differences, notes, the worst error / allowed error of the original and of the port).
+    As (differences, notes, the worst error / allowed error of the port).
     """
-    found, notes, ratios = [], [], []
+    found, notes, ratio = [], [], 0.0
     for side, whose in ((a, "original"), (b, "port")):
         judged = side.judged()
         if not judged.equal and rows is not None and not rows.all():
@@ -329,8 +304,8 @@ def own_differences(
                     f"the {whose}'s own output is another in {count} rows of padding, which reach no other row"
                 )
                 judged = among
-        ratios.append(judged.worst)
+        ratio = judged.worst
         for mismatch in judged.mismatches:
             message = f"the {whose}'s own {mismatch.message}; it is not what its inputs, mask and weights give"
             found.append(Difference("outputs", message, mismatch.stage, mismatch.error, mismatch.allowed))
-    return found, notes, (ratios[0], ratios[1])
+    return found, notes, ratio
