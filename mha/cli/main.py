@@ -15,10 +15,8 @@ from mha.cli.learning.learn import learn
 from mha.cli.learning.view import view
 from mha.cli.porter.audit import audit
 from mha.cli.porter.convert import convert
-from mha.cli.porter.infer import infer
 from mha.cli.porter.phrase import phrase
 from mha.cli.porter.port import port
-from mha.cli.porter.recipes import recipes
 from mha.cli.porter.replay import replay
 from mha.cli.porter.where import where
 from mha.cli.suite.backends import backends
@@ -65,7 +63,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-for command in (check, diagnose, deviations, convert, infer, recipes, port, replay, where, audit, phrase):
+for command in (check, diagnose, deviations, convert, port, replay, where, audit, phrase):
     main.add_command(command)
 for command in (bench, heads, learn, view):
     main.add_command(command)

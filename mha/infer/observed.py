@@ -1,4 +1,4 @@
-"""What `infer` is given: one recorded call of a layer, and the arrays of a file whose names are not used."""
+"""One recorded call of a layer, and the arrays of a file whose names are not used."""
 
 from __future__ import annotations
 
@@ -62,11 +62,6 @@ class Observed:
     def allowed(self) -> dict[str, NDArray[np.bool_]]:
         """Name of a mask -> bool (B, 1 or H, Lq, Lk): which keys each query may attend to."""
         return {name: allowed_keys(mask, self.sizes, self.mask_heads) for name, mask in self.masks.items()}
-
-    def chunk_start(self, mask: str) -> NDArray[np.int64]:
-        """(B,) the first key of each item that some query may attend to under a mask: behind padding on the left."""
-        first: NDArray[np.int64] = self.allowed[mask].any(axis=(1, 2)).argmax(axis=-1)
-        return first
 
     @cached_property
     def usable_rows(self) -> list[tuple[int, int, int]]:
