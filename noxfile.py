@@ -1,7 +1,7 @@
 """The suite on other releases, each in an environment of its own, which uv makes.
 
-`nox --list` shows the sessions, and `nox -s "older(jax 0.8)"` runs one. An older release is judged by the cases that show
-every entry of the tables of deviations; `nox -s "older(jax 0.8)" -- -c prime` judges it by another.
+`nox --list` shows the sessions, and `nox -s "older(jax 0.8)"` runs one. An older release is judged by the cases that
+show every entry of the tables of deviations; `nox -s "older(jax 0.8)" -- -c prime` judges it by another.
 """
 
 import nox

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mha.comparison.compare import compare
     from mha.convert.convert import Conversion, list_layers
     from mha.projections.said import Projections
     from mha.recordings.capture import capture
@@ -23,7 +22,6 @@ __all__ = [
     "Projections",
     "Recording",
     "capture",
-    "compare",
     "diagnose",
     "list_layers",
     "tolerance",
@@ -36,7 +34,6 @@ _HOMES = {
     "Projections": "mha.projections.said",
     "Recording": "mha.recordings.recording",
     "capture": "mha.recordings.capture",
-    "compare": "mha.comparison.compare",
     "diagnose": "mha.recordings.live",
     "Conversion": "mha.convert.convert",
     "list_layers": "mha.convert.convert",

@@ -12,12 +12,9 @@ from mha.cli.ending import run as run_program
 from mha.cli.learning.learn import learn
 from mha.cli.learning.view import view
 from mha.cli.porter.audit import audit
-from mha.cli.porter.compare import compare
 from mha.cli.porter.convert import convert
-from mha.cli.porter.infer import infer
 from mha.cli.porter.phrase import phrase
 from mha.cli.porter.port import port
-from mha.cli.porter.recipes import recipes
 from mha.cli.porter.replay import replay
 from mha.cli.porter.where import where
 from mha.cli.suite.backends import backends
@@ -35,6 +32,20 @@ GONE = {
     "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
     "matrix": "`nox` in a clone",
     "phrase --from": "the tables of docs/phrasebook-layers.md, or mha phrase FROM TO",
+    "trials": "`python -m tests.conformance.heldout.measure open` in a clone",
+}
+"""Word, or command and option -> what is used now."""
+
+
+GONE = {
+    "bench": "`python -m benchmarks` in a clone",
+    "calibrate": "`pytest -m nightly tests/conformance/calibration` in a clone",
+    "compare": "`mha where ORIGINAL.safetensors PORT.safetensors`",
+    "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
+    "infer": "`mha convert FILE --infer --recorded CALL`",
+    "matrix": "`nox` in a clone",
+    "phrase --from": "the tables of docs/phrasebook-layers.md, or mha phrase FROM TO",
+    "recipes": "`mha convert --families`",
     "trials": "`python -m tests.conformance.heldout.measure open` in a clone",
 }
 """Word, or command and option -> what is used now."""
@@ -64,7 +75,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-for command in (check, diagnose, compare, deviations, convert, infer, recipes, port, replay, where, audit, phrase):
+for command in (check, diagnose, deviations, convert, port, replay, where, audit, phrase):
     main.add_command(command)
 for command in (learn, view):
     main.add_command(command)

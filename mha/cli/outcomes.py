@@ -34,6 +34,7 @@ RULES = {
     "uncovered": "Parameters that nothing but the whole model judges.",
     "not-judged": "The module was not judged.",
     "through-its-parts": "It differs through modules inside it.",
+    "caused-upstream": "It was given something else than its original.",
 }
 """Rule -> what it means. A rule is the reason of an outcome that did not pass."""
 
@@ -122,13 +123,14 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
     elif one.status in ("equal", "divided otherwise"):
         return Outcome("port", one.name or "the model", "passed")
     else:
-        rule = "not-judged" if one.status == "not judged" else "through-its-parts"
+        rule = one.status.replace(" ", "-")
         status = "error" if number == 0 and rule == "not-judged" else "skipped"
     seen = one.backward if one.wrong_backward and one.backward is not None else one
     worst = times_rounding(seen.ratio) if seen.ratio is not None else ""
     place = f"worst at {seen.place} {list(seen.index)}: got {seen.got}, expected {seen.expected}" if seen.place else ""
     original = f"Its original is {one.original or 'the model'}." if one.original is not None else ""
-    said = filter(None, [RULES[rule], original, worst, place, one.reason, *one.notes])
+    apart = (each.message for each in one.causes)
+    said = filter(None, [RULES[rule], original, worst, place, one.reason, *apart, *one.notes])
     return Outcome("port", one.name or "the model", status, rule, "\n".join(said))
 
 

@@ -1,6 +1,6 @@
 """Recorded calls of original layers, from files: what `mha.capture` writes, or plain arrays of calls.
 
-Plain arrays are those that `mha infer` takes: one call (`queries`, `output`, ...), or calls of several layers under
+Plain arrays are one call (`queries`, `output`, ...), or calls of several layers under
 `layer/call/queries`.
 """
 
@@ -58,8 +58,8 @@ def load_recorded(*paths: str | Path) -> list[OriginalLayer]:
     """Read files of recorded calls; calls of a layer that several of them hold come together.
 
     Args:
-        paths: what `mha.capture` wrote; or an .npz or safetensors file of arrays, either of one call as `mha infer`
-            takes it, or of calls of several layers: "encoder.0.attn/0/queries", "encoder.0.attn/0/output",
+        paths: what `mha.capture` wrote; or an .npz or safetensors file of arrays, either of one call (`queries`,
+            `output`, ...), or of calls of several layers: "encoder.0.attn/0/queries", "encoder.0.attn/0/output",
             "encoder.0.attn/1/queries", ...
 
     Raises:

@@ -1,4 +1,4 @@
-"""Judges a hypothesis: whether it gives the recorded output within the computed bound, and with which biases."""
+"""The judge of a hypothesis: does it give the recorded output within the computed bound, and with which biases?"""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
-from conformance.judging.expected import answer
-from mha.infer.hypotheses.biases import constants
-from mha.infer.hypotheses.candidates import Candidates
-from mha.infer.hypotheses.hypothesis import Hypothesis
+from mha.infer.arrays import Candidates
+from mha.infer.biases import constants
+from mha.infer.hypothesis import Hypothesis
 from mha.infer.observed import Observed
-from mha_core import AttentionInputs, AttentionMask, Trace
+from mha.recipes.judge import judge_original
+from mha_core import AttentionInputs, AttentionMask
 from mha_core.dtypes import storage_dtype
 from mha_core.reference import pipeline as reference
 
@@ -29,9 +29,6 @@ KEYS_PER_BLOCK = 512
 
 AT_ONCE = 4_000_000
 """Elements of the largest array that is computed at once: (B, H, rows, Lk), in a bound (B, H, rows, Lk, dv)."""
-
-MOST_PIECES = 6
-"""Pieces of a large record that are bounded row by row; the other rows must lie within the largest of those bounds."""
 
 HOPELESS = 1e3
 """Worst error / allowed error from which on the rest of a record is not looked at."""
@@ -48,17 +45,15 @@ class Fit:
         hypothesis: with all its biases.
         ratio: the worst error / allowed error of the output; at most 1 if it fits.
         error: the worst error.
-        constant: the largest element of the one vector that is missing from every output row, where no arrays
-            are the biases that add it; then the hypothesis has none. Else 0.
     """
 
     hypothesis: Hypothesis
     ratio: float
     error: float
-    constant: float = 0.0
 
     @property
     def fits(self) -> bool:
+        """True if it is within the bound."""
         return self.ratio <= 1.0
 
 
@@ -71,7 +66,7 @@ class Judge:
         self.recorded = observed.output.astype(storage_dtype(observed.dtype))
 
     def fits(self, hypothesis: Hypothesis) -> list[Fit]:
-        """A Fit for every choice of value and output biases that fits; else one for the choice that comes closest."""
+        """Return a Fit for every choice of value and output biases that fits; else one for the closest choice."""
         bare = replace(hypothesis, bv=None, bo=None)
         output, has_key = self._output(bare)
         missing = (self.observed.output - output)[has_key]
@@ -90,11 +85,7 @@ class Judge:
             if judged and distance > 4.0 * choices[0][0] + spread:
                 break
             judged.append(self._judge(changed))
-        fitting = [fit for fit in judged if fit.fits]
-        size = float(np.abs(constant).max())
-        if not fitting and len(missing) > 1 and choices[0][0] > 4.0 * spread and spread < 1e-2 * size:
-            return [replace(self._judge(bare), constant=size)]
-        return fitting or [min(judged, key=lambda fit: fit.ratio)]
+        return [fit for fit in judged if fit.fits] or [min(judged, key=lambda fit: fit.ratio)]
 
     def _problem(self, hypothesis: Hypothesis) -> Problem:
         """The whole record as a problem."""
@@ -114,22 +105,13 @@ class Judge:
         return output, problem.allowed().any(axis=-1).all(axis=1)
 
     def _judge(self, hypothesis: Hypothesis) -> Fit:
-        worst, error, furthest = 0.0, 0.0, 0.0
+        worst, error = 0.0, 0.0
         problem = self._problem(hypothesis)
-        every = list(pieces(problem, problem.config.num_heads * problem.config.value_head_dim))
-        spread_out = np.unique(np.linspace(0, len(every) - 1, MOST_PIECES).astype(int))
-        for piece in [every[i] for i in spread_out]:
-            wanted = answer(piece, self.precision)
-            output = piece.recorded["output"]
-            ratios, _ = wanted.judge(Trace(output=output), self.precision.storage)
-            worst = max(worst, ratios["output"])
-            furthest = max(furthest, float(wanted.allowed_error["output"].max(initial=0.0)))
-            error = max(error, _worst(wanted.trace.output, output))
+        for piece in pieces(problem, problem.config.num_heads * problem.config.value_head_dim):
+            judged = judge_original(piece, self.precision)
+            worst, error = max(worst, judged.worst), max(error, judged.error)
             if worst > HOPELESS:
                 break
-        if len(spread_out) < len(every) and worst <= 1.0:
-            error = _worst(self._output(hypothesis)[0], self.recorded)
-            worst = max(worst, error / furthest if furthest else np.inf)
         return Fit(hypothesis, worst, error)
 
 
@@ -162,11 +144,3 @@ def pieces(problem: Problem, each: int) -> Iterator[Problem]:
             if name in ("output", "weights", "heads")
         }
         yield Problem(problem.config, problem.weights, piece, recorded)
-
-
-def _worst(wanted: NDArray | None, given: NDArray) -> float:
-    """The largest finite difference between two arrays."""
-    assert wanted is not None
-    with np.errstate(invalid="ignore"):
-        error = np.abs(wanted - given)
-    return float(error[np.isfinite(error)].max(initial=0.0))

@@ -1,4 +1,4 @@
-"""What `infer` is given: one recorded call of a layer, and the arrays of a file whose names are not used."""
+"""One recorded call of a layer, and the arrays of a file whose names are not used."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def capture(
         layers: names of the layers to record; wildcards work. For layers of a class that is not listed, by these names
             where their projections are (see `mha.Projections`); each call is compared with the reference at once.
         also: names of other modules whose outputs are recorded, such as "pooler"; wildcards work. Those of the target
-            itself always are: `mha compare` judges by them what stands behind the last attention layer.
+            itself always are: `mha where` of two recordings judges by them what stands behind the last attention layer.
         overwrite: whether a file that is there may be replaced.
         strict: whether it is an error that a module which looks like attention is not recorded.
         probe: whether each layer is first run on a few small inputs, with its hooks, to see that it computes what

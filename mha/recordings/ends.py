@@ -1,7 +1,7 @@
 """Ends: what a recorded model gave, and modules of it that are no attention layers.
 
 Attention layers are judged by themselves. What stands behind the last of them, such as a feed-forward layer, a pooler
-or a head, shows in what the model gave: `mha compare` holds two such ends against each other.
+or a head, shows in what the model gave: `mha where` of two recordings holds two such ends against each other.
 """
 
 from __future__ import annotations

@@ -113,14 +113,6 @@ class Recording:
             raise SpecError("the recording does not say which modules were left out; it is of an older release")
         self.coverage.check()
 
-    def check_ends(self) -> None:
-        """Raise SpecError if the recording does not hold what the model gave."""
-        if not any(end.arrays for end in self.ends or () if not end.name):
-            raise SpecError(
-                "the recording does not hold what the model gave, so what stands behind its last attention layer can't "
-                "be judged: record a call of the model itself (mha.capture(model, file); model(...))"
-            )
-
     @property
     def made_with(self) -> str:
         """The versions as text, such as "torch 2.13.0"."""

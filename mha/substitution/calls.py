@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from mha.recordings.modules.recording import ModuleCall, ModuleRecording
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import Judged
 from mha.substitution.original import OriginalCall
-from mha.substitution.pairing.pairs import Module
+from mha.substitution.pairing.pairs import Module, Pairs
 from mha_core import SpecError
 
 
@@ -103,3 +103,18 @@ def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -
         Module(module.name, module.kind, module.numbers, each[position], within[position], first[position])
         for position, module in enumerate(own)
     ]
+
+
+def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]:
+    """Return the port's modules with parameters of their own that no judged module but the model itself holds."""
+    own = [module.numbers.size for module in pairs.ports]
+    for module in pairs.ports:
+        holder = next((one for one in module.within if pairs.ports[one].numbers.size), None)
+        if holder is not None:
+            own[holder] -= module.numbers.size
+    found = []
+    for port, module in enumerate(pairs.ports):
+        around = [one for one in (port, *module.within) if one or not pairs.inside_ports[0]]
+        if own[port] > 0 and around and not any(map(is_judged, around)):
+            found.append(module.name)
+    return tuple(found)

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from mha.recordings.modules.diagnosed import Suspect, diagnosed
 from mha.recordings.modules.recording import ModuleRecording
+from mha.recordings.recording import Recording
 from mha.substitution.backward import judged_backward
-from mha.substitution.calls import CallJudgement, Part, by_module, holds, inputs_of, modules_of
+from mha.substitution.calls import CallJudgement, Part, by_module, holds, inputs_of, modules_of, uncovered
 from mha.substitution.mutants.unseen import Unseen, unseen_in
 from mha.substitution.original import Original
 from mha.substitution.pairing.order import in_order
 from mha.substitution.pairing.pairs import Pairs, sizes_of
+from mha.substitution.recorded.modules import AnyRecording, recorded_apart
 from mha.substitution.reports.report import Backward, ModuleResult, Status, WhereReport
 from mha.substitution.substitute import Substitution
 from mha_core import SpecError
@@ -24,7 +26,7 @@ from mha_core import SpecError
 
 def where(
     original: Any,
-    recording: ModuleRecording | str | os.PathLike[str],
+    recording: AnyRecording,
     *,
     inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     pairs: Mapping[str, str] | None = None,
@@ -33,19 +35,23 @@ def where(
     """Find the modules of a port that are wrong.
 
     Each module of the original runs in float64 on what the port's module was given. So errors of the modules before it
-    cancel, and every wrong module shows.
+    cancel, and every wrong module shows. Of an original that was recorded too, the two recordings are compared: calls
+    of attention layers, and modules if both hold them. The first difference shows, and what a layer has wrong itself.
 
     Args:
         original: the original model, live, in inference: of PyTorch, Keras, Flax (nnx, or linen bound to its variables)
-            or Gluon. Its parameters are put into other dtypes meanwhile, and put back.
-        recording: of the port, by `mha.capture(port, FILE, modules=True)`.
+            or Gluon. Its parameters are put into other dtypes meanwhile, and put back. Or a recording, or its file.
+        recording: of the port, by `mha.capture(port, FILE, modules=True)`; beside a recording of the original, of
+            attention layers alone too.
         inputs: what the original is called with, by name or in order, in NumPy: the same as the port's. Default:
             what the port was called with.
         pairs: name of a module of the original -> name of the port's, where the search can't know it.
         progress: is told what is being done.
 
     Raises:
-        SpecError: the original can't be run on the inputs; the recording can't be used; pairs contradict each other.
+        SpecError: the original can't be run on the inputs; a recording can't be used; pairs contradict each other; or
+            `inputs` beside a recording of the original, which does not run.
+        FileNotFoundError: there is no such file.
 
     >>> import tempfile, numpy as np, torch, mha
     >>> model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.GELU(), torch.nn.LayerNorm(5)).eval()
@@ -56,6 +62,12 @@ def where(
     ...     where(model, folder + "/port.safetensors").wrong
     ('1',)
     """
+    if isinstance(original, (Recording, ModuleRecording, str, os.PathLike)):
+        if inputs is not None:
+            raise SpecError("inputs are what a live original is called with; this one was recorded")
+        return recorded_apart(original, recording, pairs, progress)
+    if isinstance(recording, Recording):
+        raise SpecError("a live original needs a recording of modules: mha.capture(port, FILE, modules=True)")
     if not isinstance(recording, ModuleRecording):
         recording = ModuleRecording(recording)
     first = recording.modules[0].name
@@ -108,7 +120,14 @@ class _Judge:
         results = tuple(self.results[port] for port in range(len(self.modules)))
         names = {self.own.modules[one].name: self.modules[other].name for one, other in self.pairs.found.items()}
         unseen = tuple(reversed(self.unseen))
-        return WhereReport(results, self._uncovered(), self.recording.dtype, self.recording.versions, names, unseen)
+        return WhereReport(
+            results,
+            uncovered(self.pairs, self._is_judged),
+            self.recording.dtype,
+            self.recording.versions,
+            names,
+            unseen,
+        )
 
     def _result(self, port: int) -> ModuleResult:
         """The verdict on a module; one that is wrong may be what another module of the same numbers stands for."""
@@ -289,20 +308,6 @@ class _Judge:
             if self._is_judged(one) == judged and not any(map(self._is_judged, between)):
                 found.append(one)
         return found
-
-    def _uncovered(self) -> tuple[str, ...]:
-        """Modules with parameters of their own that no judged module but the model itself holds."""
-        own = [module.numbers.size for module in self.modules]
-        for module in self.modules:
-            holder = next((one for one in module.within if self.modules[one].numbers.size), None)
-            if holder is not None:
-                own[holder] -= module.numbers.size
-        found = []
-        for port, module in enumerate(self.modules):
-            around = [one for one in (port, *module.within) if one or not self.inside[0]]
-            if own[port] > 0 and around and not any(map(self._is_judged, around)):
-                found.append(module.name)
-        return tuple(found)
 
 
 def _filled(

@@ -146,8 +146,8 @@ def _partners(
     recording: Recording, parts: Sequence[Part], path: Path | None
 ) -> tuple[Recording, Mapping[int, int]] | None:
     """The other recording, and each shown call's partner in it."""
-    from mha.comparison.pairs import pair_calls
     from mha.recordings.recording import Recording
+    from mha.substitution.recorded.pairs import pair_calls
     from mha_core import SpecError
     from mha_core.stages import stage_shapes
 

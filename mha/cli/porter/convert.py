@@ -39,6 +39,32 @@ def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> b
     context.exit()
 
 
+def _show_families(context: click.Context, _: click.Parameter, wanted: bool) -> bool:
+    if not wanted or context.resilient_parsing:
+        return wanted
+    from rich.table import Table
+
+    from mha.recipes.rows.table import counts, rows
+
+    table = Table("family", "model types", "adds", "what is special", show_lines=True)
+    table.columns[0].no_wrap = True
+    for column in table.columns:
+        column.overflow = "fold"  # a name that is cut would be another one
+    for row in rows():
+        table.add_row(row.family, ", ".join(row.model_types), row.adds, row.words)
+    console, _errors = consoles()
+    if not console.is_terminal:
+        console.width = WIDTH
+    console.print(table)
+    found = counts()
+    say(console, f"published models: {found['expressed']} of families that are read, {found['refused']} of refused")
+    context.exit()
+
+
+WIDTH = 120
+"""Columns of the families' table where no terminal says how many there are."""
+
+
 class ConvertOptions(Options):
     """The argument and options of `mha convert`."""
 
@@ -56,6 +82,13 @@ class ConvertOptions(Options):
         callback=_show_layouts,
         help="Show the layouts and formats that are known.",
     )
+    families: bool = option(
+        "--families",
+        is_flag=True,
+        is_eager=True,
+        callback=_show_families,
+        help="Show the families of transformers whose attention is read, what each adds, and those that are refused.",
+    )
     prefix: str | None = option("--prefix", help="Take the layer whose names begin with this; '' is the top level.")
     every: bool = options.flag("--all", "Take every layer.")
     num_heads: int | None = option(
@@ -68,12 +101,13 @@ class ConvertOptions(Options):
     to_prefix: str | None = option(
         "--to-prefix", help="What names in OUT begin with; {prefix}, {index}, {_index} are replaced."
     )
-    inferred: bool = options.flag("--infer", "Names mean nothing: find the weights as `mha infer` does.")
+    inferred: bool = options.flag("--infer", "Names mean nothing: find one layer's weights by a recorded call of it.")
     recorded: tuple[Path, ...] = options.any_path(
         "--recorded",
         multiple=True,
-        help="Calls of the original that must be reproduced (repeatable): what mha.capture wrote; one call as "
-        "`mha infer` takes it; or calls of several layers, as arrays layer/call/queries, layer/call/output, ...",
+        help="Calls of the original that must be reproduced (repeatable): what mha.capture wrote; one call, as arrays "
+        "queries, output, and keys, values, valid_lens, allowed, bias, causal, query_offset where there are any; or "
+        "calls of several layers, as arrays layer/call/queries, layer/call/output, ...",
     )
     unseen: bool = options.unseen("Whether to say what recorded calls would not have shown.")
     moved: bool = options.flag("--moved", "Also move the bits of layers that are neither proved nor known.")
@@ -95,6 +129,8 @@ class ConvertOptions(Options):
             raise CouldNotRun("--infer needs --recorded FILE, a call of the layer, and one alone")
         if self.only_list or self.from_layout or self.prefix is not None or self.every or self.num_kv_heads:
             raise CouldNotRun("--infer finds layout, prefix and key heads itself: leave those options out")
+        if self.json_path is not None and self.out is None:
+            raise CouldNotRun("--json says what was written: with --infer it needs --out FILE")
         refuse_existing(self.out, self.force)
 
     def write(self, value: dict[str, Any]) -> bool:
@@ -119,12 +155,16 @@ def convert(asked: ConvertOptions) -> None:
     known (config.json, the class in a .keras archive, or a file of this project says so), or unknown: then bits
     are moved, and only with --moved.
 
+    With --infer, names mean nothing: which arrays are one layer's weights is found from one recorded call. They may be
+    transposed, packed, split into heads, with rotary positions or without, among arrays of other layers.
+
     Before OUT is there, everything in it is read back and compared to the bit, and both sides run a
     random problem that is judged against the reference: that shows that they are the same layer.
     Formats: .safetensors, .pt, .weights.h5, .keras (to read), .msgpack, .npz, .params.
 
-    Exit status: 0 converted (all proved or known; or moved, with --moved), 1 a layer computes something else
-    than was recorded or than the reference, 2 could not convert, or neither proved nor known.
+    Exit status: 0 converted (all proved or known; or moved, with --moved), 1 a layer computes something else than was
+    recorded or than the reference, or no mapping or several fit (--infer), 2 could not convert, or neither proved nor
+    known.
     """
     from mha.convert.verify import VerificationFailed
 

@@ -41,9 +41,9 @@ def port(asked: PortOptions) -> None:
     """Port the attention layers of MODEL into every backend, and prove it.
 
     MODEL is "minilm", the trained all-MiniLM-L6-v2, "smollm2", the trained decoder SmolLM2-135M-Instruct, or a local
-    folder of a Hugging Face model: of the BERT family, or a decoder of a family of `mha recipes`. Its real inputs and
-    outputs are captured, every attention layer is replayed in every backend, and the sentence embeddings, or the
-    logits, are made again with each backend's layers in the model. The decoder also goes on with each text by 20
+    folder of a Hugging Face model: of the BERT family, or a decoder of one of `mha convert --families`. Its real
+    inputs and outputs are captured, every attention layer is replayed in every backend, and the sentence embeddings,
+    or the logits, are made again with each backend's layers in the model. The decoder also goes on with each text by 20
     tokens, with a cache. A backend that differs is diagnosed.
 
     Exit status: 0 equal, 1 different, 2 could not run.

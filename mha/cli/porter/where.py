@@ -1,9 +1,11 @@
-"""`mha where`: find the modules of a port that are wrong, with the live original."""
+"""`mha where`: find the modules of a port that are wrong, with the live original or a recording of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+import click
 
 from mha.cli import options
 from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, consoles, say, says, write_asked
@@ -42,9 +44,15 @@ def where(asked: WhereOptions) -> None:
     as `mha port` takes it, or package.module:factory, a model or a function without arguments that returns one. Errors
     of earlier modules cancel, so every wrong module shows at once.
 
+    ORIGINAL may be a recording too. Then both files are compared, of attention layers (without modules=True) or of all
+    modules: the first difference in inputs, mask, settings, weights or outputs shows, and what each layer has wrong.
+
     Exit status: 0 equal; 1 a module is wrong, or nothing judged the model, all that it gives or a module's parameters;
     2 could not run, or nothing was judged.
     """
+    recorded = asked.original.endswith(".safetensors") or Path(asked.original).is_file()
+    if recorded and (asked.inputs is not None or asked.python is not None):
+        raise click.UsageError("--inputs and --python belong to a live ORIGINAL; this one is a recording.")
     if asked.python is not None:
         from mha.cli.elsewhere import run_elsewhere
 
@@ -56,13 +64,14 @@ def where(asked: WhereOptions) -> None:
     from mha_core.files.writing import check_output
 
     console, errors = consoles()
-    recording = ModuleRecording(asked.recording)  # refused before an original is loaded
+    recording = asked.recording if recorded else ModuleRecording(asked.recording)  # refused before anything is loaded
     pairs = read_map(asked.map) if asked.map is not None and asked.map.exists() else None
     if asked.map is not None and pairs is None:
         check_output(asked.map, what="--map")
     given = None if asked.inputs is None else read_inputs(asked.inputs)
     with errors.status("loading") as status:
-        found = run(original_named(asked.original), recording, inputs=given, pairs=pairs, progress=says(status))
+        original = asked.original if recorded else original_named(asked.original)
+        found = run(original, recording, inputs=given, pairs=pairs, progress=says(status))
     say(console, *findings(found), "", *tree(found), "", last_line(found), *unseen(found))
     write_asked(asked.json_path, found.to_dict)
     if asked.html_path is not None:

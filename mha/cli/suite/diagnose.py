@@ -11,13 +11,13 @@ import click
 
 from mha.cli import options
 from mha.cli.apart import Apart
-from mha.cli.common import consoles, finish, says, write_asked
+from mha.cli.common import consoles, finish, say, says, write_asked
 from mha.cli.options import option
 
 if TYPE_CHECKING:
     from conformance.diagnosis.diagnose import Diagnosis
-    from mha.comparison.comparison import Comparison
     from mha.recordings.recording import Recording
+    from mha.substitution.reports.report import WhereReport
 
 Found = TypeVar("Found")
 
@@ -80,7 +80,7 @@ def diagnose(asked: DiagnoseOptions) -> None:
     Of FILE, which mha.capture wrote, every recorded call is explained by one hypothesis. A wrongly ported
     layer is right by the weights that it holds: --weights names a file with those that it was meant to hold,
     canonical weights or a recording of the original, and the calls are judged by these. With a recording, both
-    are compared as `mha compare` does as well: inputs, masks and outputs.
+    are compared as `mha where` does as well: inputs, masks and outputs.
 
     Exit status: 0 nothing to explain, 1 it differs, 2 could not run.
     """
@@ -97,7 +97,7 @@ def diagnose(asked: DiagnoseOptions) -> None:
     differs = any(diagnosis.differs for diagnosis in found)
     if asked.unseen and not differs:
         click.echo(f"\n{_unseen(asked.file, asked.patterns)}")
-    parted = compared is not None and compared.different
+    parted = compared is not None and not compared.equal
     if parted and not differs:
         click.echo("\nThat is by its own inputs and masks, which are not the original's: see above.")
     asked.end(parted or differs, texts)
@@ -161,7 +161,7 @@ def _probed(spec: str, asked: DiagnoseOptions) -> tuple[str, bool]:
 
 def _of_file(
     file: Path, weights: Path | None, patterns: tuple[str, ...], compare: bool
-) -> tuple[list[Diagnosis], Comparison | None]:
+) -> tuple[list[Diagnosis], WhereReport | None]:
     """One diagnosis for each dtype of the recorded calls; and their comparison with calls of the original, or None."""
     from mha.recordings.explain import explain, intended
     from mha.recordings.recording import Recording
@@ -189,18 +189,17 @@ def _unseen(file: Path, patterns: tuple[str, ...]) -> str:
     return undetectable_bugs(recording, selected(recording, patterns or ("*",))).text()
 
 
-def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> Comparison | None:
+def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> WhereReport | None:
     """Compare the recording with that of the original, and print the result; None if `weights` is no recording."""
-    from mha.cli.porter.compare import show
-    from mha.comparison.compare import compare
     from mha.recordings.explain import meant_by
+    from mha.substitution.recorded.walk import recordings_apart
+    from mha.substitution.reports.text import findings, last_line, tree
 
     original = meant_by(weights)
     if isinstance(original, tuple):
         return None
     console, errors = consoles()
     with errors.status("") as status:
-        found = compare(original, recording, patterns=patterns or ("*",), progress=says(status))
-    show(console, found)
-    console.print()
+        found = recordings_apart(original, recording, patterns=patterns or ("*",), unseen=False, progress=says(status))
+    say(console, *findings(found), "", *tree(found), "", last_line(found), "")
     return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from mha.recipes.recipe import Recipe
 from mha.recipes.rows import RECIPES, REFUSED, Refused
@@ -23,7 +22,6 @@ class Row:
         norm: the query-key norm; "" for none.
         softcap: the setting with the softcap; "" for none.
         scale: the settings that make the scale another one than 1 / sqrt(d); "" for none.
-        refused_settings: settings that are refused in an expressed family.
         says: its particulars, or the reason why it is refused.
     """
 
@@ -36,7 +34,6 @@ class Row:
     norm: str
     softcap: str
     scale: str
-    refused_settings: tuple[str, ...]
     says: str
 
     @property
@@ -49,10 +46,6 @@ class Row:
     def words(self) -> str:
         """Its particulars, or that it is refused and why."""
         return self.says if self.state == "expressed" else f"refused: {self.says}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row as a dict of JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def rows() -> list[Row]:
@@ -83,7 +76,6 @@ def _expressed(recipe: Recipe) -> Row:
         _norm(recipe),
         recipe.softcap,
         recipe.scale,
-        tuple(recipe.refused),
         recipe.summary,
     )
 
@@ -106,4 +98,4 @@ def _norm(recipe: Recipe) -> str:
 
 
 def _refused(row: Refused) -> Row:
-    return Row(row.family, "refused", row.model_types, row.models, (), "", "", "", "", (), row.reason)
+    return Row(row.family, "refused", row.model_types, row.models, (), "", "", "", "", row.reason)

@@ -113,6 +113,18 @@ class ModuleCall:
         return tuple(at.shape for at in self.gave or () if at.floating)
 
 
+def holds_modules(path: str | os.PathLike[str]) -> bool:
+    """Return True if a recording holds modules, not attention layers alone.
+
+    Raises:
+        SpecError: it is no whole safetensors file.
+        FileNotFoundError: there is no such file.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    return METADATA_KEY in read_header(path).metadata
+
+
 class ModuleRecording:
     """What `mha.capture(..., modules=True)` wrote.
 
@@ -157,18 +169,19 @@ class ModuleRecording:
 
     def problem_of(self, call: ModuleCall) -> Problem | None:
         """A call as the attention layer in the same file; None if it is none, or was not recorded as one."""
-        if self._attention is None:
+        if self.attention is None:
             return None
         name, own = self.modules[call.module].name, [one for one in self.calls if one.module == call.module]
         attention = [
             problem
-            for position, problem in enumerate(self._attention.problems)
-            if self._attention.layer_of(position).name == name
+            for position, problem in enumerate(self.attention.problems)
+            if self.attention.layer_of(position).name == name
         ]
         return attention[own.index(call)] if len(attention) == len(own) else None
 
     @cached_property
-    def _attention(self) -> Recording | None:
+    def attention(self) -> Recording | None:
+        """The calls of attention layers in the same file; None if there are none."""
         from mha.recordings.recording import METADATA_KEY as ATTENTION
         from mha.recordings.recording import Recording
 

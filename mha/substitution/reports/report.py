@@ -7,12 +7,41 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from mha.substitution.mutants.unseen import Unseen
+from mha.undetectable_bugs.find import UndetectableBugs
 
-Status = Literal["equal", "wrong", "through its parts", "divided otherwise", "not judged"]
+Status = Literal["equal", "wrong", "through its parts", "divided otherwise", "caused upstream", "not judged"]
 
 Allowance = Literal["derived", "calibrated", ""]
 
 SCHEMA_VERSION = 1
+
+PARTS = ("inputs", "mask", "past", "config", "weights", "outputs")
+"""Parts of a call in which two recorded calls can differ, in the order of the report."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference between two recorded calls.
+
+    Attributes:
+        part: one of PARTS.
+        message: in words.
+        name: name of the array or the setting: "queries", "q_proj.weight", "num_heads"; "" for the whole part.
+        difference: the largest difference, where numbers were compared; else None.
+        allowed: the difference that was allowed there.
+        moves: how far it alone moves the original's output, in the reference; None where that can't be computed.
+        shows: True if it moves the output beyond what is allowed.
+        follows: True if it is a consequence of an earlier difference.
+    """
+
+    part: str
+    message: str
+    name: str = ""
+    difference: float | None = None
+    allowed: float | None = None
+    moves: float | None = None
+    shows: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,11 +77,13 @@ class ModuleResult:
         depth: how many modules stand around it.
         original, how: the name of its original's module, and how the pair was found; None for a module without one.
         status: "wrong" if it is wrong by itself or in its own lines; "through its parts" if only modules inside it are;
-            "divided otherwise" if it gives something else and is right with the lines around it.
+            "divided otherwise" if it gives something else and is right with the lines around it; of two recordings,
+            "caused upstream" if it was given something else, and does not differ by itself.
         ratio: its worst error over the measured rounding, of all its calls, of which 8 are allowed; None if not judged.
             Where a number is beyond its derived bound, at least 8 times its error over that.
         allowance: "derived" if all that it gave must lie within derived bounds too; "" if not judged.
-        bound: the worst error over its derived bound, of which 1 is allowed; None without one.
+        bound: the worst error over its derived bound, of which 1 is allowed; None without one. Of two recordings, the
+            worst difference over what is allowed.
         rounding: the measured rounding as a fraction of what it gives.
         place, index: the array and the element that are worst.
         got, expected: the numbers there.
@@ -65,6 +96,7 @@ class ModuleResult:
             other row depends on them, and of queries without a key.
         uncompared: what it gives of which nothing of the original's is known to be it; and integers that are others.
         backward: the verdict on its gradients; None if none were recorded.
+        differences: of two recordings, every difference of the call from the original's, in the order of PARTS.
     """
 
     name: str
@@ -90,6 +122,12 @@ class ModuleResult:
     padding: int = 0
     uncompared: tuple[str, ...] = ()
     backward: Backward | None = None
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def causes(self) -> tuple[Difference, ...]:
+        """The differences that are no consequences of earlier ones."""
+        return tuple(one for one in self.differences if not one.follows)
 
     @property
     def wrong_backward(self) -> bool:
@@ -109,6 +147,11 @@ class WhereReport:
         pairs: name of the original's module -> that of the port's.
         unseen: the bugs that an equal module could have without being wrong on these inputs.
         diagnosed: name of a wrong module -> what its attention shows as a layer, by its own weights.
+        original: what the port was compared with: the live "model", or a "recording" of it. Of a recording, `results`
+            has a row for each call of an attention layer, or for each module if both recordings hold modules.
+        notes: sentences on the pairs of two recordings, and on what could not be compared.
+        undetectable: the bugs of the zoo that the port's calls of attention layers would not have shown; None if they
+            were not looked for.
     """
 
     results: tuple[ModuleResult, ...]
@@ -118,6 +161,9 @@ class WhereReport:
     pairs: Mapping[str, str] = field(default_factory=dict)
     unseen: tuple[Unseen, ...] = ()
     diagnosed: Mapping[str, str] = field(default_factory=dict)
+    original: Literal["model", "recording"] = "model"
+    notes: tuple[str, ...] = ()
+    undetectable: UndetectableBugs | None = None
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -133,6 +179,11 @@ class WhereReport:
     def unjudged(self) -> tuple[str, ...]:
         """Names of the modules that were not judged."""
         return tuple(one.name for one in self.results if one.status == "not judged")
+
+    @property
+    def first(self) -> tuple[ModuleResult, Difference] | None:
+        """The first call of two recordings that differs, and its first difference; None if there is none."""
+        return next(((one, one.differences[0]) for one in self.results if one.differences), None)
 
     @property
     def equal(self) -> bool:
@@ -158,5 +209,8 @@ class WhereReport:
             "versions": dict(self.versions),
             "unseen": [asdict(one) for one in self.unseen],
             "diagnosed": dict(self.diagnosed),
+            "original": self.original,
+            "notes": list(self.notes),
+            "undetectable": None if self.undetectable is None else self.undetectable.to_dict(),
             "modules": [asdict(one) for one in self.results],
         }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import isinf
 
 from mha.substitution.allowance import FACTOR, number, times_rounding
-from mha.substitution.reports.report import Backward, ModuleResult, WhereReport
+from mha.substitution.reports.report import Backward, Difference, ModuleResult, WhereReport
 from mha_core.errors import listed
 
 SHOWN = 12
@@ -15,6 +15,10 @@ SHOWN = 12
 
 def findings(report: WhereReport) -> Iterator[str]:
     """What is wrong, one module a paragraph, and what was not judged."""
+    if report.original == "recording":
+        yield from _of_recordings(report)
+        yield from report.notes
+        return
     for one in report.results:
         if one.name in report.wrong:
             told = report.diagnosed.get(one.name, "").splitlines()
@@ -30,14 +34,17 @@ def tree(report: WhereReport) -> Iterator[str]:
     """One line a module: its place, its verdict, its ratio, and the original's module."""
     width = min(60, max(2 * one.depth + len(_own(one)) for one in report.results))
     for one in report.results:
-        verdict = one.status if one.ratio is None else f"{one.status} {shown_ratio(one.ratio)} {one.allowance}"
+        ratio = one.bound if one.ratio is None else one.ratio
+        verdict = one.status if ratio is None else f"{one.status} {shown_ratio(ratio)} {one.allowance}"
+        if one.causes:
+            verdict = f"{one.status} in {', '.join(dict.fromkeys(each.part for each in one.causes))}"
         names = "" if one.original is None or one.original == one.name else f"  {_name(one.original)} ({one.how})"
         reason = f"  {one.reason}" if one.reason else ""
         if one.padding:
             reason += f"  but for {one.padding} rows of padding, on which no other depends, or of queries without a key"
         if one.uncompared:
             reason += f"  not compared: {_some(one.uncompared)}"
-        if one is report.results[0] and one.status == "equal" and one.notes:
+        if one is report.results[0] and one.status == "equal" and one.notes and report.original == "model":
             reason += f"  {'; '.join(one.notes)}"
         yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{_in_tree(one.backward)}{reason}".rstrip()
 
@@ -50,6 +57,8 @@ def unseen(report: WhereReport) -> Iterator[str]:
             f"Recorded in {report.dtype}: a fault that moves what a module gives by less than {least[0][0]:.1%} "
             f"({least[0][1]}) to {least[-1][0]:.1%} ({least[-1][1]}) of its size can't be seen. Record in float32."
         )
+    if report.undetectable is not None:
+        yield from report.undetectable.text().splitlines()
     bugs = dict.fromkeys(one.bug for one in report.unseen)
     if bugs:
         yield "These inputs would not have shown:"
@@ -59,6 +68,8 @@ def unseen(report: WhereReport) -> Iterator[str]:
 
 def last_line(report: WhereReport) -> str:
     """How many modules were judged, and the verdict."""
+    if report.original == "recording":
+        return _last_of_recordings(report)
     judged = len(report.judged)
     what = f"{judged} of {len(report.results)} modules were judged"
     if report.wrong:
@@ -76,6 +87,8 @@ def finding(one: ModuleResult) -> str:
     """One wrong module: how far it is off, where, and which module of the original says so."""
     if one.wrong_backward:
         return _backward(one)
+    if one.causes:
+        return "\n".join(_difference(one, each, [one.name], "") for each in one.causes)
     where = f"{one.place} " if one.place else ""
     if one.place.startswith("the mask"):
         own = f"{_name(one.name)} ({one.kind}) is wrong in its own lines"
@@ -101,6 +114,56 @@ def finding(one: ModuleResult) -> str:
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
         f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{notes}"
     )
+
+
+def _of_recordings(report: WhereReport) -> Iterator[str]:
+    """Yield the differences of two recordings, each once for all calls that have it; then their consequences."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in report.results:
+        for each in one.causes:
+            alike.setdefault((each.part, each.message), []).append(one.name)
+    before = ""
+    for one in report.results:
+        for each in one.causes:
+            names = alike.pop((each.part, each.message), [])
+            if names:
+                yield _difference(one, each, names, before)
+        before = one.name
+    following = [_name(one.name) for one in report.results if one.status == "caused upstream"]
+    if following:
+        yield f"{_some(tuple(following))}: given other inputs, caused upstream. Mend the first and look again."
+    noted: dict[str, list[str]] = {}
+    for one in report.results:
+        for note in one.notes:
+            noted.setdefault(note, []).append(_name(one.name))
+    for note, names in noted.items():
+        yield f"Note: {listed(names, 1)}: {note}."
+
+
+def _difference(one: ModuleResult, each: Difference, names: list[str], before: str) -> str:
+    """Return one difference of two recorded calls in words; `names`: of all calls that have it."""
+    name, message = listed(list(map(_name, names)), 1), each.message
+    if each.part == "inputs" and each.name != "shapes":
+        agree = f"{before}'s outputs agree: look between them" if before else "and it is the first call: look before it"
+        message = f"{agree}. Its {message}"
+    moved = ""
+    if each.moves is not None:
+        what = {"inputs": "This", "past": "This", "mask": "The port's mask"}.get(each.part, "The port's layer")
+        silent = "" if each.shows else ": these calls don't show it"
+        moved = f" {what} alone moves the original's output by {'up to ' * each.shows}{number(each.moves)}{silent}."
+    return f"{name} ({one.kind}) differs in {each.part}: {message}.{moved}"
+
+
+def _last_of_recordings(report: WhereReport) -> str:
+    calls = [one for one in report.results if one.status != "not judged"]
+    many = f"{len(calls)} pair{'s' * (len(calls) != 1)}"
+    if report.first is not None:
+        one, each = report.first
+        name = f" ({each.name})" if each.name else ""
+        return f"Wrong: {_name(one.name)} is the first of {many} to differ, in {each.part}{name}."
+    if report.uncovered:
+        return f"Open: {many} agree, and {_some(report.uncovered)} has no partner."
+    return f"Equal: {many} agree, in inputs, masks, settings, weights and outputs."
 
 
 def _backward(one: ModuleResult) -> str:

@@ -59,10 +59,33 @@ def test_what_does_not_fit_writes_nothing(nameless):
 
 
 @pytest.mark.parametrize(
+    ("name", "message"),
+    [("nameless.safetensors", "is not a whole"), ("call.npz", "is not a whole npz file")],
+)
+def test_a_truncated_file_is_refused(nameless, name, message):
+    folder, _ = nameless
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) // 2])
+    outcome = run(folder, "--infer", "--recorded", str(folder / "call.npz"))
+    assert (outcome.exit_code, message in outcome.output) == (2, True), outcome.output
+
+
+def test_python_objects_and_absent_files_are_refused(nameless):
+    folder, _ = nameless
+    np.savez(folder / "call.npz", queries=np.array([{}], dtype=object), allow_pickle=True)
+    recorded = ("--infer", "--recorded", str(folder / "call.npz"))
+    assert run(folder, *recorded).exit_code == 2
+    (folder / "call.npz").unlink()
+    outcome = run(folder, *recorded)
+    assert (outcome.exit_code, "there is no file" in outcome.output) == (2, True), outcome.output
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--infer",), "--infer needs --recorded FILE, a call of the layer"),
         (("--infer", "--recorded", "call.npz", "--from", "bert"), "--infer finds layout"),
+        (("--infer", "--recorded", "call.npz", "--json", "-"), "with --infer it needs --out FILE"),
     ],
 )
 def test_options_that_do_not_go_together(nameless, options, message):

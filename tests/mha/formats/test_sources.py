@@ -1,4 +1,4 @@
-"""What `mha convert` and `mha infer` take as source: shards and folders, by one rule, or a clear refusal."""
+"""What `mha convert` takes as source, with --infer or without: shards and folders, by one rule, or a clear refusal."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from mha.cli.porter.compare import compare
 
 from conformance.cases import table as cases
 from conformance.zoo.registry import all_bugs, select
-from mha.cli.porter.compare import compare
 from mha.cli.porter.replay import replay
 from mha.cli.suite.diagnose import diagnose
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording

@@ -1,4 +1,4 @@
-"""Compare the masks of two calls, whatever sources they are made of, and name the likely cause of a difference."""
+"""Masks of two calls, compared whatever sources they are made of, and the likely cause of a difference."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.judging.expected import Expected
-from mha.comparison.arrays import Allowance, Difference, apart, number, place, same_numbers
+from mha.substitution.allowance import number
+from mha.substitution.recorded.arrays import Allowance, apart, same_numbers
+from mha.substitution.reports.report import Difference
 from mha_core import AttentionMask
 from mha_core.call.masks import additive_bias, allowed_keys
 
 FINITE = "one of both masks excludes by a large finite number, which leaves those keys no weight here"
 """Remark where a large finite number excludes a key that the other mask excludes by -inf or False."""
-
 
 FORGETS_CAUSAL = "it forgets that the mask is causal"
 
@@ -24,7 +25,7 @@ FORGETS_CAUSAL = "it forgets that the mask is causal"
 def mask_differences(
     a: Expected, b: Expected, allowance: Allowance, rows: NDArray[np.bool_]
 ) -> tuple[list[Difference], list[str]]:
-    """The differences of the port's mask from the original's, and remarks about things that are no difference.
+    """Return the differences of the port's mask from the original's, and remarks on what is no difference.
 
     Two masks are equal if every query may attend to the same keys, with the same bias there: lengths or an
     array, -inf or False. A large finite number excludes where it leaves the key a weight of exactly 0.
@@ -57,7 +58,7 @@ def _exclusions(a: Expected, b: Expected, parted: NDArray[np.bool_], counts: NDA
     more = int((parted & a.where).sum())
     less = int((parted & b.where).sum())
     places = int(np.broadcast_to(counts, parted.shape).sum())
-    first = place(tuple(int(i) for i in np.argwhere(parted)[0]))
+    first = np.argwhere(parted)[0].tolist()
     changes = [f"attends to {less} (query, key) places that the original excludes"] if less else []
     changes += [f"excludes {more} that the original attends to"] if more else []
     why = next((words for words, mask in _variants(a, b) if _same(mask, b.where, counts)), "")
@@ -69,7 +70,7 @@ def _same(mask: NDArray[np.bool_], other: NDArray[np.bool_], counts: NDArray[np.
 
 
 def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Common mistakes with the original's mask in words, most likely first, each with the keys it would allow."""
+    """Yield common mistakes with the original's mask in words, most likely first, and the keys that each allows."""
     mask, where = a.problem.inputs.mask, a.where
     sizes, heads = a.problem.sizes, a.problem.config.num_heads
     everything = np.ones_like(where)
@@ -108,7 +109,7 @@ def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]
 
 
 def _bias_difference(a: Expected, b: Expected, allowance: Allowance, counts: NDArray[np.bool_]) -> Difference | None:
-    """The difference of the biases where both calls attend; a constant for all keys of a query is no difference."""
+    """Return the difference of the biases where both calls attend; a constant for all keys of a query is none."""
     given = [one.problem.inputs.mask.bias is not None for one in (a, b)]
     if not any(given) or not counts.any():
         return None
@@ -126,7 +127,7 @@ def _bias_difference(a: Expected, b: Expected, allowance: Allowance, counts: NDA
         what = "the port has a bias, the original has none"
     elif same_numbers(first, -second, allowance.dtype):
         what = "the port's bias has the other sign"
-    where = f"by up to {number(found.worst.largest)} where both attend, worst at {place(found.worst.index)}"
+    where = f"by up to {number(found.worst.largest)} where both attend, worst at {list(found.worst.index)}"
     return Difference("mask", f"{what}, {where}", "bias", *allowance.at_worst(first, found))
 
 
@@ -137,13 +138,13 @@ def _whole_bias(one: Expected, shape: tuple[int, ...]) -> NDArray:
 
 
 def _centred(bias: NDArray, counts: NDArray[np.bool_]) -> NDArray:
-    """The bias less its largest number for each query, which changes no attention weight."""
+    """Return the bias less its largest number for each query, which changes no attention weight."""
     highest = np.where(counts, bias, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
     return bias - np.where(np.isfinite(highest), highest, 0.0)
 
 
 def padded_queries(a: Expected, b: Expected) -> NDArray[np.bool_]:
-    """Bool (B, Lq): queries of a self-attention whose own keys are padding by both masks.
+    """Return bool (B, Lq): queries of a self-attention whose own keys are padding by both masks.
 
     These rows have no influence on any other row, neither of this layer's output nor of a later layer's.
     """
@@ -156,6 +157,6 @@ def padded_queries(a: Expected, b: Expected) -> NDArray[np.bool_]:
 
 
 def padded_keys(one: Expected) -> NDArray[np.bool_]:
-    """Bool (B, Lk): keys that no query of any head attends to, or that the mask declares to be padding."""
+    """Return bool (B, Lk): keys that no query of any head attends to, or that the mask declares to be padding."""
     unseen: NDArray[np.bool_] = ~one.where.any(axis=(1, 2))
     return unseen | one.problem.padding()

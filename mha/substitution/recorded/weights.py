@@ -1,4 +1,4 @@
-"""Whether two layers hold the same weights and settings; and if not, whose weights a layer holds."""
+"""Weights and settings of two layers, compared; and whose weights a layer holds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
-from mha.comparison.arrays import Difference, narrower, number, rounded_to_which, same_numbers
 from mha.recordings.recording import RecordedLayer
+from mha.substitution.allowance import number
+from mha.substitution.recorded.arrays import narrower, rounded_to_which, same_numbers
+from mha.substitution.reports.report import Difference
 from mha_core import AttentionConfig
 from mha_core.config import PROJECTIONS, ProjectionBias
 from mha_core.dtypes import round_to
@@ -41,7 +43,7 @@ class WeightIndex:
         self._by_dtype: dict[str, dict[bytes, list[tuple[int, str]]]] = {}
 
     def holders(self, array: NDArray, dtype: str) -> list[tuple[int, str]]:
-        """(position of the layer, name) of every array with these numbers."""
+        """Return (position of the layer, name) of every array with these numbers."""
         if dtype not in self._by_dtype:
             found: dict[bytes, list[tuple[int, str]]] = defaultdict(list)
             for position, layer in enumerate(self.layers):
@@ -51,7 +53,7 @@ class WeightIndex:
         return self._by_dtype[dtype].get(_digest(array, dtype), [])
 
     def whose(self, weights: Weights, dtype: str) -> list[int]:
-        """The layers that hold all of these weights."""
+        """Return the layers that hold all of these weights."""
         held = [
             {position for position, other in self.holders(array, dtype) if other == name}
             for name, array in weights.items()
@@ -65,7 +67,7 @@ def _digest(array: NDArray, dtype: str) -> bytes:
 
 
 def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) -> tuple[list[Difference], list[str]]:
-    """The differences of the port's layer `b` from the original's `a` in settings and weights, and remarks.
+    """Return the differences of the port's layer `b` from the original's `a` in settings and weights, and remarks.
 
     Weights are compared after rounding to the narrower of the two dtypes. A missing bias is equal to one of zeros,
     repeated key heads are equal to the grouped ones, and a scale may be part of the query weights.

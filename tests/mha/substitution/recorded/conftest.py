@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mha.comparison.three_layers import layers_of, model
+from tests.mha.substitution.recorded.three_layers import layers_of, model
 
 
 @pytest.fixture(scope="module")

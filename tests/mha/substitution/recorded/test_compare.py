@@ -1,4 +1,4 @@
-"""Compare: the first thing in which a port parts from its original, on a model of three layers.
+"""Two recordings: the first thing in which a port differs from its original, on a model of three layers.
 
 The model is attention, a sum and a normalisation, three times over: what parts outside attention is made between its
 layers, and what rounding does to it is real.
@@ -15,7 +15,7 @@ import mha
 from conformance.zoo.registry import select
 from mha_core import AttentionConfig, AttentionMask
 from mha_core.dtypes import round_to
-from tests.mha.comparison.three_layers import (
+from tests.mha.substitution.recorded.three_layers import (
     CONFIG,
     LENGTHS,
     LENS,
@@ -26,17 +26,19 @@ from tests.mha.comparison.three_layers import (
     layers_of,
     model,
     part,
+    said_of,
 )
 
 # Nothing parts -----------------------------------------------------------------------------------------
 
 
 def test_a_recording_is_equal_to_itself(original):
-    found = mha.compare(original, original)
+    found = mha.where(original, original)
     assert found.equal
-    assert not found.different
-    assert [pair.state("outputs") for pair in found.pairs] == ["equal"] * 3
-    assert {pair.distance for pair in found.pairs} == {0.0}
+    assert not found.wrong
+    assert [one.status for one in found.results] == ["equal"] * 3
+    assert all(0.0 < one.bound < 1.0 for one in found.results)
+    assert found.undetectable.calls == 3
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
@@ -74,7 +76,7 @@ def test_rows_of_padding_are_noted_and_no_difference(original):
     calls[0] = replace(calls[0], outputs={"output": zeroed.astype(np.float32)})
     first, said = part(original, replace(original, calls=tuple(calls)))
     assert first is None
-    assert "a: the port's own output is another in 4 rows of padding" in said
+    assert "Note: a: the port's own output is another in 4 rows of padding" in said
 
 
 def test_what_is_not_padding_is_a_difference(original):
@@ -120,11 +122,16 @@ def test_another_mask_is_named(mine, theirs, words):
 
 
 def test_a_forgotten_mask_is_said_once_for_all_layers(original):
-    found = mha.compare(original, model(layers_of(), mask=AttentionMask()))
-    assert [[one.part for one in pair.causes] for pair in found.pairs] == [["mask"]] * 3
-    assert [pair.state("inputs") for pair in found.pairs] == ["equal", "follows", "follows"]
-    assert sum("forgets the mask" in finding for finding in found.findings) == 1
-    assert found.findings[0].startswith("a and 2 more: mask parts")
+    found = mha.where(original, model(layers_of(), mask=AttentionMask()))
+    assert [[one.part for one in each.causes] for each in found.results] == [["mask"]] * 3
+    assert [[one.part for one in each.differences if one.follows] for each in found.results] == [
+        [],
+        ["inputs"],
+        ["inputs"],
+    ]
+    said = said_of(found)
+    assert said.count("forgets the mask") == 1
+    assert said.startswith("a and 2 more (mine.Attention) differs in mask: ")
 
 
 def test_whose_weights_a_layer_holds(original):
@@ -132,8 +139,8 @@ def test_whose_weights_a_layer_holds(original):
     swapped = [replace(a, weights=b.weights), replace(b, weights=a.weights), c]
     first, said = part(original, model(swapped))
     assert first == ("a", "weights", "")
-    assert "a: weights part: the port's layer holds the weights of the original's b." in said
-    assert "b: weights part: the port's layer holds the weights of the original's a." in said
+    assert "a (mine.Attention) differs in weights: the port's layer holds the weights of the original's b." in said
+    assert "b (mine.Attention) differs in weights: the port's layer holds the weights of the original's a." in said
 
 
 def test_what_an_array_of_another_layer_is():
@@ -202,16 +209,19 @@ def test_repeated_key_heads_are_the_same_layer():
 def test_a_layer_that_computes_something_else(original):
     first, said = part(original, model(layers_of(), bugs=select(("lens-ignored",))))
     assert first == ("b", "outputs", "output")
-    assert "b: outputs part: the port's own output differs in" in said
+    assert "b (mine.Attention) differs in outputs: the port's own output differs in" in said
     assert "it is not what its inputs, mask and weights give" in said
-    assert "c: given other inputs, as must be after that" in said
+    assert "c: given other inputs, caused upstream." in said
 
 
 @pytest.mark.parametrize(("dtype", "epsilon"), [("float32", 1e-3), ("float64", 1e-6)])
 def test_another_epsilon_between_layers_is_outside_attention(dtype, epsilon):
     first, said = part(model(layers_of(dtype)), model(layers_of(dtype), epsilon=epsilon))
     assert first == ("b", "inputs", "queries, keys, values")
-    assert "inputs of b part, a's outputs agree: look between them" in said
+    assert (
+        "b (mine.Attention) differs in inputs: a's outputs agree: look between them. Its queries, keys, values differ"
+        in said
+    )
     assert "as another epsilon of a normalisation does" in said
 
 
@@ -221,7 +231,7 @@ def test_inputs_that_part_at_the_first_layer(original):
 
     first, said = part(original, model(layers_of(), between=embedded))
     assert first == ("a", "inputs", "queries, keys, values")
-    assert "inputs of a part, the first call: look before it" in said
+    assert "a (mine.Attention) differs in inputs: and it is the first call: look before it" in said
     assert "differ in 3 of 17 rows" in said
 
 

@@ -1,4 +1,4 @@
-"""Infer: search the hypotheses, judge the best ones and the neighbours of those that fit, and report the result."""
+"""The finder of a recorded layer's weights: search the hypotheses, and judge the best ones."""
 
 from __future__ import annotations
 
@@ -10,41 +10,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.infer.around import around
+from mha.infer.arrays import Candidates, Slice
+from mha.infer.biases import key_bias
 from mha.infer.evidence import Fit, Judge
-from mha.infer.families import RAREST
-from mha.infer.hypotheses.biases import key_bias
-from mha.infer.hypotheses.candidates import Candidates, Slice
-from mha.infer.hypotheses.hypothesis import Hypothesis
+from mha.infer.hypothesis import Hypothesis
 from mha.infer.observed import Observed
-from mha.infer.sample import LITTLE_NOISE, Sample, early_rows, furthest
-from mha.infer.search import CHEAP, ROWS, Search
-from mha.infer.settings import with_turns_and_norms
+from mha.infer.readings import RAREST
+from mha.infer.sample import Sample, cheap_rows, early_rows, vary
+from mha.infer.search import CHEAP, Search
+from mha.infer.turns import with_rotary
 from mha_core import AttentionConfig, SpecError
 from mha_core.config import PROJECTIONS, check_size
-from mha_core.parts.query_key_norm import NORMS
 from mha_core.weights import Weights, check_weights
+
+ROWS = 3
+"""Query rows of the sketch by which every hypothesis is ranked."""
 
 REFINED_ROWS, REFINED_KEYS = 24, 256
 """Rows and keys of the larger sample by which the best hypotheses of the sketch are ranked again."""
 
-WORTH_JUDGING = 0.1
-"""Misfit on that sample up to which a hypothesis is compared with the whole record, within the bound."""
-
-ALIKE = 30.0
-"""How many times the least misfit another one may be and still be judged."""
+WORTH_JUDGING, ALIKE = 0.1, 30.0
+"""Misfit on that sample up to which a hypothesis is compared with the whole record; and how many times the least misfit
+it may have."""
 
 MOST_JUDGED = 40
-"""Most hypotheses that are compared with the whole record, and as many again among the neighbours of the best.
+"""Most hypotheses that are compared with the whole record. Where more come close, it tells next to nothing."""
 
-Where more come close, the record tells next to nothing.
-"""
-
-
-ORDINARY, TRIED, SETTING_ROWS, FIRST_ROWS = 2, 12, 96, 12
-"""The last tier whose readings are tried with settings that no array shows, how many of each, and by how many rows:
-all in all, and of those by which forms of rotary positions and norms are chosen.
-"""
+ORDINARY, TRIED, FIRST_ROWS = 2, 12, 12
+"""The last tier whose readings are tried with rotary positions, how many of each, and the rows that choose the form."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +48,8 @@ class Inference:
         fits: every hypothesis within the bound, best first; no two of them compute one function.
         closest: the best hypothesis, fitting or not; None if nothing could be compared.
         searched: how many hypotheses were considered.
-        exhausted: whether all of them were, up to the last tier begun; False if time ran out.
-        unjudged: more that come as close and were not judged, because the record tells next to nothing.
+        exhausted: False if time ran out before all of them were, up to the last tier begun.
+        more: how many more come as close and were not judged, because the record tells next to nothing.
         key_bias: the most plausible key bias, and why if it has no influence on the output.
         candidates, observed: the readings of the arrays, and the record.
         seconds: how long it took.
@@ -66,16 +59,11 @@ class Inference:
     closest: Fit | None
     searched: int
     exhausted: bool
-    unjudged: tuple[Hypothesis, ...]
+    more: int
     key_bias: tuple[Slice | None, str]
     candidates: Candidates = field(repr=False)
     observed: Observed = field(repr=False)
     seconds: float
-
-    @property
-    def more(self) -> int:
-        """How many more may fit that were not judged."""
-        return len(self.unjudged)
 
     @property
     def verdict(self) -> str:
@@ -91,7 +79,7 @@ class Inference:
         return found if found.key_bias_acts else replace(found, bk=self.key_bias[0])
 
     def weights(self) -> tuple[AttentionConfig, Weights]:
-        """Config and canonical weights, in the dtypes that the arrays have (bfloat16 as float32); none is changed.
+        """Return config and canonical weights, in the dtypes that the arrays have (bfloat16 as float32).
 
         Raises:
             SpecError: the mapping is not unique.
@@ -102,8 +90,7 @@ class Inference:
         found = {}
         for name, array in arrays.items():
             projection, kind = name.split(".")
-            norms = dict(zip(NORMS, hypothesis.norms, strict=False))
-            part = norms[projection] if projection in norms else parts[projection][kind == "bias"]
+            part = parts[projection][kind == "bias"]
             assert part is not None
             found[name] = array.astype(part.source.dtype)
         return config, check_weights(config, found)
@@ -128,7 +115,8 @@ def infer(
         progress: is told, in words, what is being done.
 
     Raises:
-        SpecError: the record or the arrays can't be read, or no arrays of fitting sizes are there.
+        SpecError: the record or the arrays can't be read, the record has no two rows of different outputs, or no
+            arrays of fitting sizes are there.
 
     >>> from mha_core import AttentionConfig, AttentionInputs, init_weights, reference
     >>> config = AttentionConfig(6, 2)
@@ -144,11 +132,13 @@ def infer(
     observed = recorded if isinstance(recorded, Observed) else Observed.of(recorded)
     if not observed.usable_rows:
         raise SpecError("a record needs a query with a key that it may attend to. Got none under its mask.")
-    if num_heads is not None:
-        num_heads = check_size("num_heads", num_heads)
+    rows = cheap_rows(observed, ROWS, 0)
+    if not vary(observed, rows):
+        raise SpecError("a record needs two query rows of different outputs: record more queries, or several items.")
+    num_heads = None if num_heads is None else check_size("num_heads", num_heads)
     widths = {x.shape[-1] for x in (observed.queries, observed.keys, observed.values, observed.output)}
     candidates = Candidates.of(arrays, widths)
-    search = Search(candidates, observed, num_heads, started + time_limit)
+    search = Search(candidates, observed, rows, num_heads, started + time_limit)
     shortlist = _Shortlist(candidates, observed)
     searched = 0
     for tier in range(RAREST + 1):
@@ -161,52 +151,34 @@ def infer(
         if search.timed_out:
             break
     rows = early_rows(observed, ROWS)
-    if not shortlist.settled and not search.timed_out and len(rows) == ROWS:
-        search = Search(candidates, observed, num_heads, search.deadline, rows=rows, scaled=True)
-        searched += _with_settings(search, shortlist, progress) if search.sample.varies else 0
+    if not shortlist.settled and not search.timed_out and len(rows) == ROWS and vary(observed, rows):
+        search = Search(candidates, observed, rows, num_heads, search.deadline)
+        searched += _with_rotary(search, shortlist, progress)
     if not searched and not search.timed_out:
         given = "" if num_heads is None else f" with num_heads={num_heads}"
         raise SpecError(f"no arrays have shapes of queries, keys, values and output together{given}")
-    if shortlist.fitting:
-        progress("looking at what is similar to the hypothesis that fits")
-        neighbours = list(around(shortlist.best.hypothesis, search.families, candidates, observed, num_heads))
-        searched += len(neighbours)
-        shortlist.most += MOST_JUDGED  # the neighbours tell most about what the record leaves open
-        shortlist.add(neighbours)
+    best = shortlist.best if shortlist.judged else None
+    bias: tuple[Slice | None, str] = (None, "")
+    if best is not None and shortlist.fitting:
+        bias = (best.hypothesis.bk, "") if best.hypothesis.key_bias_acts else key_bias(best.hypothesis, candidates)
+    more = shortlist.unjudged if shortlist.fitting else 0
+    seconds = time.monotonic() - started
     return Inference(
-        fits=tuple(shortlist.fitting),
-        closest=shortlist.best if shortlist.judged else None,
-        searched=searched,
-        exhausted=not search.timed_out,
-        unjudged=tuple(shortlist.unjudged) if shortlist.fitting else (),
-        key_bias=_key_bias(shortlist.best.hypothesis, candidates) if shortlist.fitting else (None, ""),
-        candidates=candidates,
-        observed=observed,
-        seconds=time.monotonic() - started,
+        tuple(shortlist.fitting), best, searched, not search.timed_out, more, bias, candidates, observed, seconds
     )
 
 
-def _key_bias(found: Hypothesis, candidates: Candidates) -> tuple[Slice | None, str]:
-    return (found.bk, "") if found.key_bias_acts else key_bias(found, candidates)
-
-
-def _with_settings(search: Search, shortlist: _Shortlist, progress: Callable[[str], None]) -> int:
-    """Add readings with settings that no array shows to the shortlist; returns how many readings were ranked for it."""
-    searched, early = 0, search.sample
-    sample = Sample.of(search.observed, _many_rows(search.observed), LITTLE_NOISE)
-    first = Sample.of(search.observed, early_rows(search.observed, FIRST_ROWS), LITTLE_NOISE)
+def _with_rotary(search: Search, shortlist: _Shortlist, progress: Callable[[str], None]) -> int:
+    """Add readings with rotary positions to the shortlist; returns how many readings were ranked for it."""
+    searched = 0
+    early = Sample.of(search.observed, early_rows(search.observed, FIRST_ROWS))
     for tier in range(ORDINARY + 1):
-        progress(f"tier {tier} of {ORDINARY}: with settings that no array shows")
+        progress(f"tier {tier} of {ORDINARY}: with rotary positions")
         ranking = search.run(tier, lambda hypotheses: False)
         searched += ranking.searched
-        ranked = sorted(
-            ((early.misfit(h, search.candidates, scaled=True), i, h) for i, h in enumerate(ranking.ranked())),
-            key=lambda one: one[:2],
-        )
-        for _, _, hypothesis in ranked[:TRIED]:
-            if time.monotonic() > search.deadline:
-                search.timed_out = True
-            proposed = with_turns_and_norms(hypothesis, first, sample, search.candidates)
+        for hypothesis in sorted(ranking.ranked(), key=search.sample.misfit)[:TRIED]:
+            search.timed_out |= time.monotonic() > search.deadline
+            proposed = with_rotary(hypothesis, early, shortlist.sample, search.candidates)
             if search.timed_out or shortlist.settles(proposed):
                 return searched
     return searched
@@ -217,74 +189,49 @@ class _Shortlist:
 
     def __init__(self, candidates: Candidates, observed: Observed) -> None:
         self.judge = Judge(candidates, observed)
-        self.sample = Sample.of(observed, _refined_rows(observed))
+        self.sample = Sample.of(observed, cheap_rows(observed, REFINED_ROWS, REFINED_KEYS))
         self.judged: list[Fit] = []
-        self.most = MOST_JUDGED
-        self.unjudged: list[Hypothesis] = []
-        self.least = np.inf
+        self.unjudged, self.least = 0, np.inf
         self._seen: set[bytes] = set()
         self._functions: set[bytes] = set()
 
     @property
     def best(self) -> Fit:
-        return min(self.judged, key=lambda fit: (not fit.fits, not fit.constant, fit.ratio))
+        """The hypothesis that comes closest."""
+        return min(self.judged, key=lambda fit: fit.ratio)
 
     @property
     def settled(self) -> bool:
-        """Whether a hypothesis fits, or would fit with biases that are not among the arrays."""
-        return any(fit.fits or fit.constant for fit in self.judged)
+        """True if a hypothesis fits."""
+        return any(fit.fits for fit in self.judged)
 
     @property
     def fitting(self) -> list[Fit]:
+        """The hypotheses that fit, the best first."""
         return sorted((fit for fit in self.judged if fit.fits), key=lambda fit: fit.ratio)
 
     def settles(self, hypotheses: Iterable[Hypothesis]) -> bool:
-        """Add these hypotheses, and return whether the list is settled then."""
+        """Add these hypotheses, and return True if the list is settled then."""
         self.add(hypotheses)
         return self.settled
 
     def add(self, hypotheses: Iterable[Hypothesis]) -> None:
         """Rank these hypotheses and judge the close ones; functions that were judged before are left out."""
-        misfits = ((self.sample.misfit(h, self.judge.candidates), i, h) for i, h in enumerate(hypotheses))
-        ranked = sorted(misfits, key=lambda one: one[:2])
+        ranked = sorted(((self.sample.misfit(h), i, h) for i, h in enumerate(hypotheses)), key=lambda one: one[:2])
         if not ranked:
             return
         self.least = min(self.least, ranked[0][0])
-        worth = [(m, h) for m, _, h in ranked if m <= min(WORTH_JUDGING, max(ALIKE * self.least, 1e-9))]
-        if not worth and not self.judged:
-            worth = [(ranked[0][0], ranked[0][2])]
-        for _, hypothesis in worth:
+        worth = [h for m, _, h in ranked if m <= min(WORTH_JUDGING, max(ALIKE * self.least, 1e-9))]
+        for hypothesis in worth or ([] if self.judged else [ranked[0][2]]):
             key = hypothesis.function()
             if key in self._seen:
                 continue
             self._seen.add(key)
-            if len(self.judged) >= self.most:
-                self.unjudged.append(hypothesis)
+            if len(self.judged) >= MOST_JUDGED:
+                self.unjudged += 1
                 continue
             for fit in self.judge.fits(hypothesis):
                 function = fit.hypothesis.function()
                 if function not in self._functions:
                     self._functions.add(function)
                     self.judged.append(fit)
-
-
-def _refined_rows(observed: Observed) -> list[tuple[int, int]]:
-    return furthest(observed, _rows_of_few_items(observed), REFINED_ROWS)
-
-
-def _many_rows(observed: Observed) -> list[tuple[int, int]]:
-    rows = _rows_of_few_items(observed)
-    return rows[:: -(-len(rows) // SETTING_ROWS)]
-
-
-def _rows_of_few_items(observed: Observed) -> list[tuple[int, int]]:
-    rows = observed.usable_rows
-    keys: dict[int, int] = {}
-    for item, _, count in rows:
-        keys[item] = max(keys.get(item, 0), count)
-    chosen: list[int] = []
-    for item in sorted(keys, key=lambda item: keys[item]):
-        if chosen and sum(keys[one] for one in (*chosen, item)) > REFINED_KEYS:
-            break
-        chosen.append(item)
-    return [(b, i) for b, i, _ in rows if b in chosen]

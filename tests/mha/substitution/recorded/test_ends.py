@@ -12,11 +12,10 @@ from click.testing import CliRunner
 
 import mha
 from mha.cli.main import main
-from mha.comparison.text import lines
 from mha.recordings.ends import RecordedEnd
 from mha.recordings.recording import Recording
 from mha_core import SpecError
-from tests.mha.comparison.three_layers import layers_of, model
+from tests.mha.substitution.recorded.three_layers import layers_of, model, said_of
 
 GIVEN = np.random.default_rng(5).normal(size=(3, 7, 12)).astype(np.float32)
 
@@ -27,9 +26,9 @@ def ending(recording, **arrays):
     return replace(recording, ends=(RecordedEnd("", "mine.Model", 3, arrays, dtypes),))
 
 
-def said(original, port, **options):
-    found = mha.compare(original, port, **options)
-    return found, "\n".join(lines(found))
+def said(original, port):
+    found = mha.where(original, port)
+    return found, said_of(found)
 
 
 # What the reference makes up ------------------------------------------------------------------------
@@ -40,15 +39,12 @@ def test_another_end_is_a_difference_though_every_layer_agrees(original):
     wrong[1, 2, 3] += 0.5
     one = ending(original, hidden=GIVEN, pooled=GIVEN[:, 0])
     found, text = said(one, ending(original, hidden=wrong, pooled=GIVEN[:, 0]))
-    assert (found.equal, found.different, found.ends[0].arrays) == (False, True, ("hidden", "pooled"))
-    assert "what the model gives parts, c's outputs agree: look behind it" in text
+    assert (found.equal, found.wrong, found.results[-1].bound > 1e3) == (False, ("",), True)
+    assert "the model (mine.Model) differs in outputs: c's outputs agree: look behind it" in text
     assert "hidden by up to 0.5 at [1, 2, 3]" in text
-    assert text.endswith("Different: 3 pairs of calls agree, and what the model gives parts.")
-    assert found.to_dict()["ends"][0]["ratio"] > 1e3
+    assert text.endswith("Wrong: the model is the first of 4 pairs to differ, in outputs.")
     found, text = said(one, one)
-    assert found.equal
-    assert text.endswith("outputs; and what the model gives.")
-    assert not found.unjudged
+    assert (found.equal, found.notes) == (True, ())
 
 
 @pytest.mark.parametrize(("factor", "equal"), [(1.0 + 2.0**-21, True), (1.0 + 2.0**-16, False)])
@@ -69,15 +65,15 @@ def test_what_padding_gave_does_not_count(original):
 def test_the_end_follows_from_an_earlier_difference(original):
     port = model(layers_of(), epsilon=1e-2)
     found, text = said(ending(original, out=GIVEN), ending(port, out=GIVEN + 1.0))
-    assert found.ends[0].follows
-    assert "- the model gives something else, as must be after that." in text
-    assert "is the first of 3 pairs of calls to part, in inputs" in text
+    assert found.results[-1].status == "caused upstream"
+    assert "c, the model: given other inputs, caused upstream" in text
+    assert "is the first of 4 pairs to differ, in inputs" in text
 
 
 def test_arrays_without_names_in_common_go_by_their_order(original):
     one, other = ending(original, hidden=GIVEN, pooled=GIVEN[:, 0]), {"0": GIVEN, "1": GIVEN[:, 0]}
     found, _ = said(one, ending(original, **other))
-    assert (found.equal, found.ends[0].arrays, found.unjudged) == (True, ("hidden", "pooled"), ())
+    assert (found.equal, found.results[-1].status, found.notes) == (True, "equal", ())
     assert not said(one, ending(original, **{**other, "1": GIVEN[:, 1]}))[0].equal
 
 
@@ -94,25 +90,6 @@ def test_what_was_not_compared_is_said(original):
         found, text = said(one, other)
         assert reason in text
         assert found.equal
-        assert found.to_dict()["unjudged"] == found.unjudged
-
-
-def test_strict_and_also_refuse_what_holds_no_end(original, tmp_path):
-    with_end = ending(replace(original, unread=()), out=GIVEN)
-    with_end.save(tmp_path / "a.safetensors")
-    replace(original, unread=()).save(tmp_path / "b.safetensors")
-
-    def run(*arguments):
-        return CliRunner().invoke(main, ["compare", *(str(argument) for argument in arguments), "--no-unseen"])
-
-    files = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    assert run(files[0], files[0], "--strict").exit_code == 0
-    done = run(*files, "--strict")
-    assert (done.exit_code, "does not hold what the model gave" in done.output) == (2, True)
-    done = run(*files, "--also", "pooler")
-    assert done.exit_code == 2
-    assert "of the original does not hold what 'pooler' gave (it holds: the model); record it with" in done.output
-    assert run(*files).exit_code == 0
 
 
 def test_a_description_of_ends_that_contradicts_itself_is_refused(original, tmp_path):
@@ -174,12 +151,12 @@ def test_a_wrong_port_behind_the_last_attention_layer_is_different(place, torch,
     original = recorded(right, x)
     original.save(tmp_path / "a.safetensors")
     recorded(wrong, x).save(tmp_path / "b.safetensors")
-    assert mha.compare(original, recorded(right, x)).equal
+    assert mha.where(original, recorded(right, x)).equal
     run = CliRunner().invoke
     files = [str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")]
-    done = run(main, ["compare", *files, "--strict", "--no-unseen", "--json", str(tmp_path / "c.json")])
+    done = run(main, ["where", *files, "--json", str(tmp_path / "c.json")])
     assert done.exit_code == 1, done.output
-    assert "what the model gives parts, encoder.layers.1.self_attn's outputs agree: look behind it" in done.output
+    assert "differs in outputs: encoder.layers.1.self_attn's outputs agree: look behind it" in done.output
     assert not json.loads((tmp_path / "c.json").read_text())["equal"]
     done = run(main, ["diagnose", files[1], "--weights", files[0], "--no-unseen"])
     assert done.exit_code == 1, done.output
@@ -194,7 +171,7 @@ def test_other_modules_are_recorded_by_name(torch):
     ]
     assert [end.after for end in one.ends] == [1, 1, 2, 2, 2, 2]
     assert set(one.ends[-1].arrays) == {"hidden", "pooled", "logits.0"}
-    found, text = said(one, other, also=["pooler"])
+    found, text = said(one, other)
     assert found.equal
     assert "Not judged: encoder.layers.0.norm1, of which one recording alone holds what it gave." in text
     with pytest.raises(SpecError, match="also names 'poolr', and no module that was called has such a name"):
@@ -258,4 +235,4 @@ def test_the_other_frameworks_record_what_the_model_gave(backend_names, tmp_path
         (end,) = [end for end in loaded.ends if not end.name]
         assert end.after == 1
         assert next(iter(end.arrays.values())).shape == (2, 5, 7), name
-        assert mha.compare(recording, loaded).equal
+        assert mha.where(recording, loaded).equal

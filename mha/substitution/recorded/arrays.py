@@ -14,47 +14,22 @@ from numpy.typing import NDArray
 from conformance.bounds.bounded import LAMBDA
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.judging.distance import Worst, distance, worst
+from mha.substitution.allowance import number
 from mha_core.dtypes import DTYPES, round_to
-
-PARTS = ("inputs", "mask", "past", "config", "weights", "outputs")
-"""Parts of a call in which two calls can differ, in the order of the report."""
 
 SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 """The distance of neighbours below the smallest normal number."""
 
 LOCAL = 16.0
 """Roundoffs by which the numbers between two attention layers may differ, relative to their root mean square: those
-of a matrix product, an activation and a normalisation, as `docs/compare.md` measures them, several times over."""
+of a matrix product, an activation and a normalisation, as `docs/where.md` measures them, several times over."""
 
 GROWTH = 4.0
 """How many times larger a relative difference may come out of what lies between two attention layers."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One difference between two calls.
-
-    Attributes:
-        part: one of PARTS.
-        message: in words.
-        name: name of the array or the setting: "queries", "q_proj.weight", "num_heads"; "" for the whole part.
-        difference: the largest difference, where numbers were compared; else None.
-        allowed: the difference that was allowed there.
-        moves: how far it alone moves the original's output, in the reference.
-        follows: whether it is a consequence of an earlier difference.
-    """
-
-    part: str
-    message: str
-    name: str = ""
-    difference: float | None = None
-    allowed: float | None = None
-    moves: float | None = None
-    follows: bool = False
-
-
 def narrower(dtype: str, other: str) -> str:
-    """The dtype with the larger roundoff.
+    """Return the dtype with the larger roundoff.
 
     >>> narrower("float32", "bfloat16"), narrower("float64", "float32")
     ('bfloat16', 'float32')
@@ -63,7 +38,7 @@ def narrower(dtype: str, other: str) -> str:
 
 
 def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
-    """Whether two arrays are equal after rounding to `dtype`; NaN equals NaN.
+    """Return True if two arrays are equal after rounding to `dtype`; NaN equals NaN.
 
     A number in the middle of two of that dtype may have been rounded to either, if it was rounded before.
 
@@ -84,7 +59,7 @@ def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
 
 
 def rounded_to_which(a: NDArray, b: NDArray) -> str | None:
-    """The widest dtype that makes `b` of `a`, if rounding to one does.
+    """Return the widest dtype that makes `b` of `a`, if rounding to one does.
 
     >>> rounded_to_which(np.array([1 / 3]), np.array([0.33325195]))
     'float16'
@@ -111,8 +86,8 @@ class Apart:
 
     @property
     def words(self) -> str:
-        """The largest difference and its place, as the findings show them."""
-        return f"by up to {number(self.worst.largest)} at {place(self.worst.index)}"
+        """The largest difference and its place, as the findings show it."""
+        return f"by up to {number(self.worst.largest)} at {list(self.worst.index)}"
 
 
 EQUAL = Apart(0.0, 0.0, Worst())
@@ -120,7 +95,7 @@ EQUAL = Apart(0.0, 0.0, Worst())
 
 
 def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-    """The distance of `b` from `a` in the elements that count. NaN is at distance 0 from NaN alone."""
+    """Return the distance of `b` from `a` in the elements that count. NaN is at distance 0 from NaN alone."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     if not a.size:
         return EQUAL
@@ -164,32 +139,22 @@ class Allowance:
         return LAMBDA * self.mean
 
     def apart(self, a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
-        """The distance of `b` from `a` in the elements that count; EQUAL if all are equal after rounding."""
+        """Return the distance of `b` from `a` in the elements that count; EQUAL if all are equal after rounding."""
         return EQUAL if same_numbers(a, b, self.dtype) else apart(a, b, counts)
 
     def at_worst(self, a: NDArray, found: Apart) -> tuple[float, float]:
-        """The largest difference from `a`, and what is allowed there."""
+        """Return the largest difference from `a`, and what is allowed there."""
         return found.worst.largest, float(self.worst * (abs(float(a[found.worst.index])) + found.size))
 
     def words(self, found: Apart, whose: str) -> str:
-        """A distance beside what is allowed, as the findings show it; `whose` size: "their" or "its"."""
+        """Return a distance beside what is allowed, in words; `whose` size: "their" or "its"."""
         return f"{found.words}; relative to {whose} size by {number(found.mean)}, where {number(self.mean)} is allowed"
 
     def ratio(self, found: Apart) -> float:
-        """Difference / allowed difference, of the mean or of the worst element, whichever is larger."""
+        """Return difference / allowed difference, of the mean or of the worst element, whichever is larger."""
         return max(found.mean / self.mean, found.worst.ratio / self.worst)
 
     @classmethod
     def between(cls, dtype: str, other: str, carried: float = 0.0) -> Allowance:
-        """The allowance between calls in two dtypes."""
+        """Return the allowance between calls in two dtypes."""
         return cls(narrower(dtype, other), UNIT_ROUNDOFF[dtype] + UNIT_ROUNDOFF[other], carried)
-
-
-def number(x: float) -> str:
-    """A number as the findings show it: two significant digits."""
-    return f"{x:.2g}" if np.isfinite(x) else "infinity"
-
-
-def place(index: tuple[int, ...]) -> str:
-    """An index as the findings show it: [1, 2, 3]."""
-    return f"[{', '.join(map(str, index))}]"

@@ -1,4 +1,4 @@
-"""Candidates: every projection or bias that an array of a file could be, by its shape alone.
+"""Arrays of a file: every projection or bias that one could be, by its shape alone.
 
 An array is a flat matrix once it is known which of its axes is the input (of an output projection: the
 output); the other axes, run together, are its rows. A `Slice` says which of the rows belong to one projection,
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import permutations
 from math import prod
 
 import numpy as np
@@ -23,6 +22,9 @@ ORDERS = {"hd": "(head, width)", "dh": "(width, head)"}
 
 ROLES = ("q", "k", "v")
 """The projections that can stand in one array together."""
+
+MOST_GROUPED = 16
+"""Most query heads to a key head that are looked for in one array."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,25 +88,22 @@ class Slice:
         kind: one of KINDS.
         parts: how many projections there are in the array.
         part: the position of this one.
-        roles: what stands at each position of a grouped array, such as "qkv"; "" where all parts are alike.
-        group: query heads for each key head, in a grouped array.
+        group: query heads for each key head in an array of grouped queries, keys and values; else 1.
     """
 
     source: Source
     kind: str = "whole"
     parts: int = 1
     part: int = 0
-    roles: str = ""
     group: int = 1
     _rows: dict[tuple[int, str], NDArray | None] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def units(self) -> tuple[int, int, int]:
-        """Of how many equal units the array is made, and the first and the number of those of this projection."""
-        if not self.roles:
+        """Number of equal units in the array, the first one of this projection, and how many it has."""
+        if self.group == 1:
             return self.parts, self.part, 1
-        sizes = [self.group if role == "q" else 1 for role in self.roles]
-        return sum(sizes), sum(sizes[: self.part]), sizes[self.part]
+        return self.group + 2, (0, self.group, self.group + 1)[self.part], self.group if self.part == 0 else 1
 
     @cached_property
     def count(self) -> int:
@@ -114,18 +113,18 @@ class Slice:
 
     @property
     def home(self) -> tuple:
-        """A key that is equal for all slices which come from one way of cutting one array."""
-        return (self.source, self.kind, self.parts, self.roles, self.group)
+        """A key that all slices of one way of cutting one array share."""
+        return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:
-        """(heads, width) positions of the rows in canonical order; None if the axes of the array forbid it."""
+        """Return (heads, width) positions of the rows in canonical order; None if the axes of the array forbid it."""
         key = heads, order
         if key not in self._rows:
             self._rows[key] = self._find_rows(heads, order)
         return self._rows[key]
 
     def read(self, heads: int, order: str) -> NDArray:
-        """As `rows`, but raises ValueError where the axes of the array forbid it."""
+        """Return the same as `rows`. Raises ValueError where the axes of the array forbid it."""
         found = self.rows(heads, order)
         if found is None:
             raise ValueError(f"the axes of {self.source.names[0]!r} do not split into {heads} heads in order {order}")
@@ -134,7 +133,7 @@ class Slice:
     def _find_rows(self, heads: int, order: str) -> NDArray | None:
         units, start, size = self.units
         groups, rest = divmod(heads, size)
-        if rest or self.source.count % (units * groups) or (self.roles and order != "hd"):
+        if rest or self.source.count % (units * groups) or (self.group > 1 and order != "hd"):
             return None
         width = self.source.count // (units * groups)
         sizes = [groups, width] if order == "hd" else [width, groups]
@@ -150,19 +149,17 @@ class Slice:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Every reading of every array.
+    """The readings of every array.
 
     Attributes:
         matrices: arrays with an input axis.
         vectors: arrays that could be a bias.
-        zeros: names of vectors of zeros, which are as good as absent.
-        unused: name -> why the array can't belong to the layer.
+        zeros: names of arrays of zeros; a bias made of one is as none.
     """
 
     matrices: list[Source]
     vectors: list[Source]
     zeros: list[str]
-    unused: dict[str, str]
     _biases: dict[tuple, list[Slice]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -175,8 +172,7 @@ class Candidates:
         matrices: list[Source] = []
         vectors: list[Source] = []
         zeros: list[str] = []
-        unused: dict[str, str] = {}
-        for names, array in _distinct(arrays, unused):
+        for names, array in _distinct(arrays):
             squeezed = array.reshape([size for size in array.shape if size != 1])
             if squeezed.ndim == 0:
                 squeezed = array.reshape(1)
@@ -187,21 +183,18 @@ class Candidates:
                 vectors.append(
                     Source(names, squeezed.shape, None, as_float.reshape(-1), squeezed.shape, str(array.dtype))
                 )
-            found = [
+            matrices += [
                 Source(names, squeezed.shape, axis, *_flat(as_float, axis), str(array.dtype))
                 for axis, size in enumerate(squeezed.shape)
                 if squeezed.ndim > 1 and size in widths
             ]
-            matrices += found
-            if squeezed.ndim > 3 and not found:
-                unused.update(dict.fromkeys(names, "no axis is as wide as an input or the output"))
         if not matrices:
             shown = ", ".join(map(str, sorted(widths)))
             raise SpecError(f"no array has an axis as wide as an input or the output of the record ({shown})")
-        return cls(matrices, vectors, zeros, unused)
+        return cls(matrices, vectors, zeros)
 
-    def slices(self, role: str, width: int, group_limit: int = 16) -> Iterator[Slice]:
-        """Every slice that could be the projection `role` of inputs `width` wide."""
+    def slices(self, role: str, width: int) -> Iterator[Slice]:
+        """Yield every slice that could be the projection `role` of inputs `width` wide."""
         for source in self.matrices:
             if source.inputs != width:
                 continue
@@ -211,15 +204,14 @@ class Candidates:
                     for kind in ("blocks", "middle", "inner"):
                         for part in range(parts):
                             yield Slice(source, kind, parts, part)
-            for group in range(2, group_limit + 1):
+            for group in range(2, MOST_GROUPED + 1):
                 if source.count % (group + 2) == 0:
-                    for roles in permutations(ROLES):
-                        for kind in ("grouped", "per group"):
-                            yield Slice(source, kind, 3, roles.index(role), "".join(roles), group)
+                    for kind in ("grouped", "per group"):
+                        yield Slice(source, kind, 3, ROLES.index(role), group)
 
     def biases(self, weight: Slice) -> list[Slice]:
-        """Every slice of a vector that could be the bias of `weight`: cut in the same way, or not cut."""
-        key = weight.count, weight.source.count, weight.kind, weight.parts, weight.part, weight.roles, weight.group
+        """Return every slice of a vector that could be the bias of `weight`: cut in the same way, or not cut."""
+        key = weight.count, weight.source.count, weight.kind, weight.parts, weight.part, weight.group
         if key not in self._biases:
             self._biases[key] = list(self._find_biases(weight))
         return self._biases[key]
@@ -229,7 +221,7 @@ class Candidates:
             if vector.count == weight.count:
                 yield Slice(vector)
             if weight.parts > 1 and vector.count == weight.source.count:
-                yield Slice(vector, weight.kind, weight.parts, weight.part, weight.roles, weight.group)
+                yield Slice(vector, weight.kind, weight.parts, weight.part, weight.group)
             elif weight.parts == 1 and vector.count == 3 * weight.count:
                 for part in range(3):
                     yield Slice(vector, "blocks", 3, part)
@@ -240,18 +232,14 @@ def _flat(array: NDArray, axis: int) -> tuple[NDArray, tuple[int, ...]]:
     return np.ascontiguousarray(moved.reshape(-1, moved.shape[-1])), moved.shape[:-1]
 
 
-def _distinct(arrays: Mapping[str, NDArray], unused: dict[str, str]) -> Iterator[tuple[tuple[str, ...], NDArray]]:
-    """Each array once, with all of its names."""
+def _distinct(arrays: Mapping[str, NDArray]) -> Iterator[tuple[tuple[str, ...], NDArray]]:
+    """Each finite floating-point array once, with all of its names."""
     found: dict[tuple, tuple[list[str], NDArray]] = {}
     for name, given in arrays.items():
         array = np.asarray(given)
         if str(array.dtype) == "bfloat16":
             array = array.astype(np.float32)
-        if array.dtype.kind != "f" or not array.size:
-            unused[name] = f"{array.dtype} {array.shape} holds no weights"
-        elif not np.isfinite(array).all():
-            unused[name] = "it is not finite"
-        else:
+        if array.dtype.kind == "f" and array.size and np.isfinite(array).all():
             found.setdefault((array.shape, array.tobytes()), ([], array))[0].append(name)
     for names, array in found.values():
         yield tuple(names), array

@@ -1,4 +1,4 @@
-"""Compare two calls: find their differences, and how far their outputs may differ."""
+"""Two calls: their differences, and how far their outputs may differ."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
 from conformance.judging.distance import Worst, distance, worst
 from conformance.judging.expected import Expected, answer
-from mha.comparison.arrays import EQUAL, Allowance, Apart, Difference, apart
-from mha.comparison.masks import mask_differences, padded_keys, padded_queries
 from mha.recipes.judge import Judgement, judge_recorded
+from mha.substitution.recorded.arrays import EQUAL, Allowance, Apart, apart
+from mha.substitution.recorded.masks import mask_differences, padded_keys, padded_queries
+from mha.substitution.reports.report import Difference
 from mha_core import SpecError
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.rotary import tables_of_call
@@ -39,7 +40,7 @@ class ComparedCall:
 
     @classmethod
     def of(cls, name: str, dtype: str, problem: Problem) -> ComparedCall:
-        """With the reference's answer, which is computed here."""
+        """Return the call with the reference's answer, which is computed here."""
         return cls(name, dtype, problem, answer(problem, Precision.of(dtype)))
 
     @property
@@ -48,12 +49,12 @@ class ComparedCall:
         return self.problem.recorded["output"]
 
     def with_mask_of(self, other: ComparedCall) -> ComparedCall:
-        """This call with the mask of another."""
+        """Return this call with the mask of another."""
         inputs = replace(self.problem.inputs, mask=other.problem.inputs.mask)
         return ComparedCall.of(self.name, self.dtype, replace(self.problem, inputs=inputs))
 
     def judged(self, rows: NDArray[np.bool_] | None = None) -> Judgement:
-        """Compare the recorded arrays with the answer to this call's inputs; only queries in `rows` (B, Lq)."""
+        """Return how far what was recorded is from the answer to this call's inputs, in queries of `rows` (B, Lq)."""
         return judge_recorded(self.problem, self.wanted, self.dtype, None if rows is None else ~rows[:, None, :])
 
 
@@ -76,7 +77,7 @@ class CallDifferences:
 
 
 def calls_part(a: ComparedCall, b: ComparedCall, allowance: Allowance) -> CallDifferences:
-    """Compare inputs, mask and past of two calls."""
+    """Return the differences of two calls in inputs, mask and past."""
     both = CallDifferences()
     own, other = a.problem.inputs, b.problem.inputs
     shapes = _other_shapes(own, other)
@@ -174,7 +175,7 @@ ROUNDS, MOST_ROWS = 40, 1000
 
 
 def _shrunk(a: NDArray, b: NDArray) -> tuple[float, float] | None:
-    """The least and the largest factor f of the rows if b - a = (f - 1) (a - v) with one vector v; else None."""
+    """Return the least and the largest factor f of the rows if b - a = (f - 1) (a - v) with one vector v."""
     a, b = a[:MOST_ROWS], b[:MOST_ROWS]
     change = b - a
     if len(a) < 4 or a.shape[-1] < 4 or not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -252,7 +253,7 @@ def _settled(problem: Problem, table: Table) -> str | None:
 
 
 def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Collection[str]) -> NDArray | None:
-    """How far `parts` of the port's call move the original's output: (B, Lq, Do), or None if sizes don't fit.
+    """Return how far `parts` of the port's call move the original's output (B, Lq, Do); None if sizes don't fit.
 
     Args:
         a, b: the original's call and the port's.
@@ -263,9 +264,8 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
     taken = [name for part in parts for name in FIELDS[part]]
     inputs = replace(own.inputs, **{name: getattr(other.inputs, name) for name in taken})
     layer = other if "layer" in parts else own
-    # Angles belong to the inputs, whether they were given or follow from the layer's settings.
-    placed = other if "inputs" in parts else own
-    if layer.config.rotary is not None:
+    if layer.config.rotary is not None:  # angles belong to the inputs, given or by the layer's settings
+        placed = other if "inputs" in parts else own
         inputs = replace(inputs, rotary=placed.inputs.rotary_tables(placed.config))
     try:
         output = reference.run(layer.config, layer.weights, inputs).output
@@ -278,7 +278,7 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
 
 
 def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None) -> Worst:
-    """Where the outputs are furthest apart, for what is allowed there.
+    """Return where the outputs are furthest apart, relative to what is allowed there.
 
     Allowed is the sum of both bounds and `drift` (B, Lq, Do), the effect of inputs that differ within their allowance.
     """
@@ -288,12 +288,12 @@ def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], dri
 
 def own_differences(
     a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_] | None
-) -> tuple[list[Difference], list[str], tuple[float, float]]:
-    """The differences of each call's outputs from the reference's answer to its own inputs, mask and weights.
+) -> tuple[list[Difference], list[str], float]:
+    """Return how each call's outputs differ from the reference's answer to its own inputs, mask and weights.
 
-    Returns (differences, notes, the worst error / allowed error of the original and of the port).
+    As (differences, notes, the worst error / allowed error of the port).
     """
-    found, notes, ratios = [], [], []
+    found, notes, ratio = [], [], 0.0
     for side, whose in ((a, "original"), (b, "port")):
         judged = side.judged()
         if not judged.equal and rows is not None and not rows.all():
@@ -304,8 +304,8 @@ def own_differences(
                     f"the {whose}'s own output is another in {count} rows of padding, which reach no other row"
                 )
                 judged = among
-        ratios.append(judged.worst)
+        ratio = judged.worst
         for mismatch in judged.mismatches:
             message = f"the {whose}'s own {mismatch.message}; it is not what its inputs, mask and weights give"
             found.append(Difference("outputs", message, mismatch.stage, mismatch.error, mismatch.allowed))
-    return found, notes, (ratios[0], ratios[1])
+    return found, notes, ratio

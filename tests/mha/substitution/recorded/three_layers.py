@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-import mha
 from conformance.zoo.bug import BuggySubject
-from mha.comparison.text import lines
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
+from mha.substitution.recorded.walk import recordings_apart
+from mha.substitution.reports.text import findings, last_line
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights
 from mha_core.dtypes import round_to
 from mha_core.weights import check_weights
@@ -46,15 +46,20 @@ def model(layers, x=X, mask=LENS, *, epsilon=1e-5, bugs=(), between=lambda i, x:
     return Recording(tuple(layers), tuple(calls), {"mine": "1.0"})
 
 
-def part(original, port, **options):
-    """(name of the first pair that parts, part, name), and everything that is said."""
-    found = mha.compare(original, port, **options)
-    said = "\n".join([*found.notes, *lines(found)])
-    assert found.equal == (found.first is None and not found.unpaired), said
+def said_of(found):
+    """Everything that is said of two recordings."""
+    return "\n".join([*findings(found), last_line(found)])
+
+
+def part(original, port):
+    """(name of the first call that differs, part, name), and everything that is said."""
+    found = recordings_apart(original, port, unseen=False)
+    said = said_of(found)
+    assert found.equal == (found.first is None and not found.uncovered), said
     if found.first is None:
         return None, said
-    pair, difference = found.first
-    return (pair.original, difference.part, difference.name), said
+    one, difference = found.first
+    return (one.name, difference.part, difference.name), said
 
 
 def changed(layers, position, **weights):

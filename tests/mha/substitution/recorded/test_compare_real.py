@@ -1,4 +1,4 @@
-"""Compare on real layers: PyTorch's beside Keras', and the example of docs/compare.md."""
+"""Two recordings of real layers: PyTorch's beside Keras', and the example of docs/where.md."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 import mha
 from mha.cli.main import main
-from mha.comparison.text import lines
+from tests.mha.substitution.recorded.three_layers import said_of
 
-TEXT = (Path(__file__).parents[3] / "docs" / "compare.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "where.md").read_text()
 LENGTHS = np.array([4, 7])
 PADDED = np.arange(7) >= LENGTHS[:, None]
 X = np.random.default_rng(0).normal(size=(2, 7, 12)).astype(np.float32)
@@ -45,9 +45,10 @@ def masked(text):
 
 def test_the_example_of_the_documentation(torch, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    exec(compile(code, "docs/compare.md", "exec"), {"__name__": "example"})
-    (shown,) = re.findall(r"```\n\$ mha (compare .*?)\n(.*?)```", TEXT, re.DOTALL)
+    text = PAGE.partition("## Two recordings")[2]
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    exec(compile(code, "docs/where.md", "exec"), {"__name__": "example"})
+    (shown,) = re.findall(r"```\n\$ mha (where .*?)\n(.*?)```", text, re.DOTALL)
     done = CliRunner(env={"COLUMNS": "130"}).invoke(main, shown[0].split())
     assert done.exit_code == 1, done.output
     assert masked(done.output) == masked(shown[1])
@@ -97,7 +98,7 @@ def of_torch(torch, layers):
 @pytest.mark.parametrize(
     ("mask", "part", "words"),
     [
-        (~PADDED, None, "Equal: 2 pairs of calls"),
+        (~PADDED, None, "Equal: 2 pairs agree"),
         (PADDED, "mask", "its mask is inverted"),
         (None, "mask", "it forgets the mask"),
     ],
@@ -110,8 +111,8 @@ def test_keras_beside_torch(torch, keras, mask, part, words):
     port = [to_native(*from_native(layer)) for layer in original]
     given = {} if mask is None else {"attention_mask": mask[:, None, :]}
     ported = recorded(port, lambda layer, x: layer(x, x, **given))
-    found = mha.compare(of_torch(torch, original), ported)
-    said = "\n".join(lines(found))
+    found = mha.where(of_torch(torch, original), ported)
+    said = said_of(found)
     assert words in said, said
     assert (found.first[1].part if found.first else None) == part
 
@@ -123,5 +124,5 @@ def test_the_first_layer_that_holds_anothers_weights(torch, keras):
     original = model_of(torch)
     port = [to_native(*from_native(layer)) for layer in reversed(original)]
     ported = recorded(port, lambda layer, x: layer(x, x, attention_mask=~PADDED[:, None, :]))
-    found = mha.compare(of_torch(torch, original), ported)
-    assert "0: weights part: the port's layer holds the weights of the original's 1." in found.findings[0]
+    found = mha.where(of_torch(torch, original), ported)
+    assert "differs in weights: the port's layer holds the weights of the original's 1." in said_of(found)

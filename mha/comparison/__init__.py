@@ -1,1 +1,0 @@
-"""Compare two recordings of the same calls, or a recording and an implementation."""

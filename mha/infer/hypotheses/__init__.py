@@ -1,1 +1,0 @@
-"""Hypotheses: possible readings of a file's arrays as one attention layer."""

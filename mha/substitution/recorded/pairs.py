@@ -1,0 +1,104 @@
+"""Pairs of calls of two recordings: by a map, by the names of their layers, else in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from mha.recordings.recording import Recording
+from mha_core import SpecError
+from mha_core.errors import listed
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Pairs of calls, by position in each recording.
+
+    Attributes:
+        how: "name", "order" or "the map".
+        pairs: (call of the original, call of the port), in the order of the original's calls.
+        remarks: sentences on the pairing.
+    """
+
+    how: str
+    pairs: tuple[tuple[int, int], ...]
+    remarks: tuple[str, ...] = field(default=())
+
+    def left(self, a: Recording, b: Recording, chosen: Collection[str]) -> dict[str, list[str]]:
+        """Return the `chosen` calls without a partner: "the original's" -> names, "the port's" -> names."""
+        paired = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
+        return {
+            whose: [name for i, name in enumerate(recording.names) if i not in positions and name in chosen]
+            for recording, positions, whose in zip((a, b), paired, ("the original's", "the port's"), strict=True)
+        }
+
+    def notes(self, left: Mapping[str, list[str]]) -> Iterator[str]:
+        """Yield the remarks, and a sentence for each recording that has calls without a partner."""
+        yield from self.remarks
+        yield from (f"No partner has {whose} {_listed(names)}." for whose, names in left.items() if names)
+
+
+def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = None) -> Pairing:
+    """Pair the calls of an original with those of a port.
+
+    By name if every layer of the one that has fewer is in the other by its name; call by call of each layer. Else in
+    the order in which calls were made.
+
+    Args:
+        a, b: the original and the port.
+        named: name of a layer of the original -> name of the port's. If there are some, no others are paired but
+            by their common names.
+
+    Raises:
+        SpecError: `named` has a name that no layer has.
+    """
+    own, other = _calls_by_name(a), _calls_by_name(b)
+    for names, there, whose in ((named or {}, own, "original"), ((named or {}).values(), other, "port")):
+        for name in names:
+            if name not in there:
+                raise SpecError(f"the map names {name!r}, and no layer of the {whose} that was called has that name")
+    if named:
+        back = {port: original for original, port in named.items()}
+        return _by_name(b, own, {back.get(name, name): calls for name, calls in other.items()}, "the map")
+    shared = own.keys() & other.keys()
+    if len(shared) == min(len(own), len(other)):
+        return _by_name(b, own, other, "name")
+    count = min(len(a.calls), len(b.calls))
+    names = f"the layers have other names ({_listed(own)}; the port's: {_listed(other)})"
+    notes = [f"Paired in the order of their calls: {names}."]
+    if len(a.calls) != len(b.calls):
+        made = "1 call" if len(a.calls) == 1 else f"{len(a.calls)} calls"
+        notes.append(f"The original made {made}, the port {len(b.calls)}: the first {count} are paired.")
+    return Pairing("order", tuple((i, i) for i in range(count)), tuple(notes))
+
+
+def _by_name(b: Recording, own: dict[str, list[int]], other: dict[str, list[int]], how: str) -> Pairing:
+    notes = []
+    for name, positions in own.items():
+        partners = other.get(name, positions)
+        if len(partners) != len(positions):
+            notes.append(f"{name} was called {_times(len(positions))}; in the port, {_times(len(partners))}.")
+    pairs = sorted(pair for name in own for pair in zip(own[name], other.get(name, ()), strict=False))
+    for first, second in pairwise(pairs):
+        if first[1] > second[1]:
+            calls = f"the port calls {b.names[second[1]]} before {b.names[first[1]]}"
+            notes.append(f"The calls have another order: {calls}.")
+            break
+    return Pairing(how, tuple(pairs), tuple(notes))
+
+
+def _calls_by_name(recording: Recording) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for position, call in enumerate(recording.calls):
+        found[recording.layers[call.layer].name or "layer"].append(position)
+    return dict(found)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return listed(list(names), 4)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -1,0 +1,168 @@
+"""Two recordings of attention layers, compared call by call in the order of the original's.
+
+Each call is first judged by itself: its outputs must be the answer to its own inputs, mask and weights. Then the two
+calls of a pair are compared. docs/where.md says what counts as a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+from mha.recordings.recording import Recording
+from mha.recordings.replay import matching
+from mha.substitution.recorded.arrays import Allowance, apart
+from mha.substitution.recorded.call import FIELDS, ComparedCall, calls_part, moves, outputs_apart, own_differences
+from mha.substitution.recorded.ends import Before, compare_ends, unjudged
+from mha.substitution.recorded.masks import FINITE
+from mha.substitution.recorded.pairs import pair_calls
+from mha.substitution.recorded.weights import WeightIndex, layer_differences
+from mha.substitution.reports.report import PARTS, ModuleResult, Status, WhereReport
+from mha.undetectable_bugs.find import undetectable_bugs
+
+
+def recordings_apart(
+    original: Recording,
+    port: Recording,
+    *,
+    pairs: Mapping[str, str] | None = None,
+    patterns: Sequence[str] = ("*",),
+    unseen: bool = True,
+    before: Before | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> WhereReport:
+    """Compare the calls of an original and of its port.
+
+    Args:
+        original, port: recordings of the same calls.
+        pairs: name of a layer of the original -> name of the port's, where names and order don't say it.
+        patterns: names of calls of either side; wildcards work. The others are not reported.
+        unseen: False to leave out which bugs of the zoo equal calls would not have shown.
+        before: what it leaves for what is compared afterwards.
+        progress: is told what is being done.
+
+    Raises:
+        SpecError: no call has a name of `patterns`, or a name in `pairs` is no layer's.
+
+    >>> import numpy as np
+    >>> from mha.recordings.recording import RecordedCall, RecordedLayer
+    >>> from mha_core import AttentionConfig, AttentionInputs, AttentionMask, init_weights, reference
+    >>> config = AttentionConfig(6, 2)
+    >>> layer = RecordedLayer("encoder.0", "mine.Attention", "float64", config, init_weights(config, seed=0))
+    >>> x = np.random.default_rng(1).normal(size=(2, 5, 6))
+    >>> def recorded(mask):
+    ...     inputs = AttentionInputs(x, x, x, mask)
+    ...     output = reference.run(config, layer.weights, inputs).output
+    ...     return Recording((layer,), (RecordedCall(0, inputs, {"output": output}),))
+    >>> original, port = recorded(AttentionMask(valid_lens=np.array([3, 5]))), recorded(AttentionMask())
+    >>> recordings_apart(original, original).equal
+    True
+    >>> call, difference = recordings_apart(original, port).first
+    >>> call.name, difference.part
+    ('encoder.0', 'mask')
+    """
+    chosen = matching((*original.names, *port.names), patterns)
+    pairing = pair_calls(original, port, pairs or {})
+    walk = _Walk(original, port, pairing.how, before or Before())
+    results = []
+    for position, partner in pairing.pairs:
+        progress(f"comparing {port.names[partner]}")
+        results.append(walk.compare(position, partner))
+    results = [one for one in results if {one.name, one.original} & chosen]
+    ends = compare_ends(original, port, walk.before)
+    left = pairing.left(original, port, chosen)
+    dtypes = dict.fromkeys((original.layer_of(a).dtype, port.layer_of(b).dtype) for a, b in pairing.pairs)
+    report = WhereReport(
+        (*results, *ends),
+        tuple(name for names in left.values() for name in names),
+        port.layers[0].dtype,
+        port.versions,
+        {one.original: one.name for one in results if one.original is not None},
+        original="recording",
+        notes=(*_unread(original, port), *pairing.notes(left), *_dtypes(dtypes), *unjudged(original, port, ends)),
+    )
+    names = {one.name for one in results}
+    found = undetectable_bugs(port, names, progress=progress) if unseen and report.equal else None
+    return replace(report, undetectable=found)
+
+
+def _unread(original: Recording, port: Recording) -> Iterator[str]:
+    """Yield a sentence for each model of which attention modules were not recorded."""
+    for recording, whose in ((original, "original"), (port, "port")):
+        if recording.coverage is not None and recording.coverage.unread:
+            yield f"Of the {whose}: {recording.coverage.line}."
+
+
+def _dtypes(pairs: Mapping[tuple[str, str], None]) -> Iterator[str]:
+    """Yield a sentence for each pair of dtypes that are not the same."""
+    for original, port in pairs:
+        if original != port:
+            yield f"The port computes in {port}, the original in {original}; equal are weights that are after rounding."
+
+
+CAUSES = {"mask": "mask", "config": "layer", "weights": "layer", "inputs": "inputs", "past": "inputs"}
+"""Part of a call in which two differ -> what of it is put into the original, to see what that does."""
+
+
+class _Walk:
+    """Compares the pairs in their order; `before` is what earlier pairs leave for later ones."""
+
+    def __init__(self, original: Recording, port: Recording, how: str, before: Before) -> None:
+        self.original, self.port, self.how, self.before = original, port, how, before
+        self.index = WeightIndex(original.layers)
+        self._layers = cache(layer_differences)
+
+    def compare(self, position: int, partner: int) -> ModuleResult:
+        """Compare one call of the original with one of the port, by their positions."""
+        before = self.before
+        a, b = _side(self.original, position), _side(self.port, partner)
+        found = calls_part(a, b, Allowance.between(a.dtype, b.dtype, before.carried))
+        before.rows = found.rows
+        if FINITE in found.notes:  # a bias of -1e9 would make the bounds useless: both get the mask that excludes more
+            fewer = a if a.wanted.where.sum() <= b.wanted.where.sum() else b
+            a, b = (one if one is fewer else one.with_mask_of(fewer) for one in (a, b))
+        layers = self.original.layer_of(position), self.port.layer_of(partner)
+        layer, layer_notes = self._layers(*layers, self.index)
+        own, own_notes, ratio = own_differences(a, b, found.rows)
+        notes = [*([] if before.parted else found.notes), *layer_notes, *own_notes]
+        differences = [
+            replace(one, follows=before.parted and one.part in ("inputs", "past") and one.name != "shapes")
+            for one in found.found
+        ]
+        differences = sorted([*differences, *layer, *own], key=lambda one: PARTS.index(one.part))
+        if found.rows is None or a.output.shape != b.output.shape:
+            before.parted = True
+        else:
+            rows = found.rows[:, :, None]
+            alike = FIELDS.keys() - {CAUSES.get(one.part) for one in differences}
+            outputs = outputs_apart(a, b, rows, moves(a, b, rows, alike))
+            moved = {part: moves(a, b, rows, (part,)) for part in FIELDS.keys() - alike}
+            largest = {part: float(by.max(initial=0.0)) for part, by in moved.items() if by is not None}
+            effects = [largest.get(CAUSES.get(one.part, "")) for one in differences]
+            differences = [
+                one if effect is None else replace(one, moves=effect, shows=effect > outputs.allowed)
+                for one, effect in zip(differences, effects, strict=True)
+            ]
+            before.parted |= "inputs" not in alike or outputs.ratio > 1.0
+            if not before.parted:
+                before.carried = max(before.carried, found.drift, apart(a.output, b.output, rows).mean)
+        wrong = [one for one in differences if not one.follows]
+        status: Status = "wrong" if wrong else "caused upstream" if differences else "equal"
+        return ModuleResult(
+            b.name,
+            layers[1].kind,
+            0,
+            a.name,
+            self.how,
+            status,
+            allowance="derived",
+            bound=ratio,
+            notes=tuple(notes),
+            parameters="other" if any(one.part == "weights" for one in layer) else "same",
+            differences=tuple(differences),
+        )
+
+
+def _side(recording: Recording, position: int) -> ComparedCall:
+    return ComparedCall.of(recording.names[position], recording.layer_of(position).dtype, recording.problems[position])

@@ -1,0 +1,121 @@
+"""Two recordings: pairs, calls without a partner, and what `mha where` and `mha diagnose --weights` say and refuse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+import mha
+from mha.cli.main import main
+from mha.coverage import Unread
+from mha.substitution.recorded.walk import recordings_apart
+from mha_core import AttentionMask, SpecError
+from tests.mha.substitution.recorded.three_layers import X, layers_of, model, part, said_of
+
+
+def test_other_shapes_are_said(original):
+    for x, words in ((X[:2], "another batch, so these are not the same calls"), (X[:, :5], "another length")):
+        first, said = part(original, model(layers_of(), x, AttentionMask()))
+        assert first == ("a", "inputs", "shapes")
+        assert words in said
+
+
+def test_calls_without_a_partner_are_no_parity(original):
+    fewer = replace(original, calls=original.calls[:2])
+    found = mha.where(original, fewer)
+    assert (found.first, found.equal, found.uncovered) == (None, False, ("c",))
+    assert "No partner has the original's c." in found.notes
+    assert said_of(found).endswith("Open: 2 pairs agree, and c has no partner.")
+    twice = replace(original, calls=(*original.calls, original.calls[0]))
+    found = mha.where(original, twice)
+    assert "a was called once; in the port, 2 times." in found.notes
+    assert "No partner has the port's a#2." in found.notes
+
+
+def test_layers_are_paired_by_name_by_a_map_or_in_order(original):
+    other = model(layers_of(names=("x", "y", "z")))
+    found = mha.where(original, other)
+    assert ({one.how for one in found.results}, found.equal) == ({"order"}, True)
+    assert found.pairs == {"a": "x", "b": "y", "c": "z"}
+    exchanged = model([replace(layer, name=name) for layer, name in zip(layers_of(), "bac", strict=True)])
+    found = mha.where(original, exchanged)
+    assert "The calls have another order: the port calls b before a." in found.notes
+    assert not found.equal
+    found = mha.where(original, exchanged, pairs={"a": "b", "b": "a"})
+    assert (found.equal, found.pairs, found.results[0].how) == (True, {"a": "b", "b": "a", "c": "c"}, "the map")
+    with pytest.raises(SpecError, match="the map names 'd', and no layer of the port that was called has that name"):
+        mha.where(original, exchanged, pairs={"a": "d"})
+
+
+def test_names_choose_what_is_reported(original):
+    wrong = model(layers_of(), epsilon=1e-3)
+    assert recordings_apart(original, wrong, patterns=["a"]).equal
+    assert [one.name for one in recordings_apart(original, wrong, patterns=["b", "c"]).results] == ["b", "c"]
+
+
+# The commands ---------------------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def files(original, tmp_path):
+    replace(original, unread=(Unread("d", "mine.Other", "unknown"),)).save(tmp_path / "original.safetensors")
+    model(layers_of(), mask=AttentionMask()).save(tmp_path / "port.safetensors")
+    return [tmp_path / "original.safetensors", tmp_path / "port.safetensors"]
+
+
+def test_where_takes_two_files(files, tmp_path):
+    done = run("where", files[0], files[0])
+    assert done.exit_code == 0, done.output
+    assert "Equal: 3 pairs agree, in inputs, masks, settings, weights and outputs." in done.output
+    assert "These 3 calls would not have shown" in done.output
+    for whose in ("original", "port"):
+        assert f"Of the {whose}: read 3 of 4 modules that look like attention; not: d (mine.Other)." in done.output
+    written = {flag: tmp_path / f"report{flag}" for flag in ("--json", "--html", "--junit")}
+    done = run("where", *files, *(each for pair in written.items() for each in pair))
+    assert done.exit_code == 1
+    assert "Wrong: a is the first of 3 pairs to differ, in mask (allowed)." in done.output
+    assert "\na wrong in mask\nb wrong in mask\nc wrong in mask\n" in done.output
+    assert "would not have shown" not in done.output
+    found = json.loads(written["--json"].read_text())
+    assert (found["equal"], found["original"], found["wrong"]) == (False, "recording", ["a", "b", "c"])
+    assert [one["part"] for one in found["modules"][1]["differences"]] == ["inputs", "mask"]
+    assert "it forgets the mask" in written["--html"].read_text()
+    assert written["--junit"].read_text().count("it forgets the mask") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("original", "absent.safetensors"), "no such file: absent.safetensors"),
+        (("absent.safetensors", "original"), "no such file: absent.safetensors"),
+        (("original", "port", "--inputs", "x.npz"), "--inputs and --python belong to a live ORIGINAL"),
+        (("original", "weights"), "is no recording"),
+    ],
+)
+def test_what_the_command_can_not_use(files, tmp_path, arguments, words):
+    from mha_core import save_weights
+
+    layer = layers_of()[0]
+    save_weights(tmp_path / "weights.safetensors", layer.config, layer.weights)
+    paths = [tmp_path / f"{one}.safetensors" if one in ("original", "port", "weights") else one for one in arguments]
+    done = run("where", *paths)
+    assert (done.exit_code, words in done.output) == (2, True), done.output
+
+
+def test_diagnose_sees_a_mask_that_the_port_forgets(files):
+    original, port = files
+    done = run("diagnose", port, "--weights", original)
+    assert done.exit_code == 1, done.output
+    assert "it forgets the mask" in done.output
+    assert "That is by its own inputs and masks, which are not the original's" in done.output
+    assert run("diagnose", port, "--weights", original, "--no-compare").exit_code == 0
+    done = run("diagnose", original, "--weights", original)
+    assert done.exit_code == 0
+    assert "read 3 of 4 modules that look like attention" in done.output
