@@ -34,6 +34,7 @@ from mha.cli.suite.trials import trials
 
 GONE = {
     "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
+    "view --importance": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
     "phrase --from": "the tables of docs/phrasebook-layers.md, or mha phrase FROM TO",
 }
 """A command, or a command and an option, that left -> what to use in its place."""
