@@ -29,17 +29,6 @@ from mha.cli.suite.diagnose import diagnose
 GONE = {
     "bench": "`python -m benchmarks` in a clone",
     "calibrate": "`pytest -m nightly tests/conformance/calibration` in a clone",
-    "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
-    "matrix": "`nox` in a clone",
-    "phrase --from": "the tables of docs/phrasebook-layers.md, or mha phrase FROM TO",
-    "trials": "`python -m tests.conformance.heldout.measure open` in a clone",
-}
-"""Word, or command and option -> what is used now."""
-
-
-GONE = {
-    "bench": "`python -m benchmarks` in a clone",
-    "calibrate": "`pytest -m nightly tests/conformance/calibration` in a clone",
     "compare": "`mha where ORIGINAL.safetensors PORT.safetensors`",
     "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
     "infer": "`mha convert FILE --infer --recorded CALL`",
@@ -47,6 +36,7 @@ GONE = {
     "phrase --from": "the tables of docs/phrasebook-layers.md, or mha phrase FROM TO",
     "recipes": "`mha convert --families`",
     "trials": "`python -m tests.conformance.heldout.measure open` in a clone",
+    "view --importance": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
 }
 """Word, or command and option -> what is used now."""
 

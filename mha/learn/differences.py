@@ -140,7 +140,9 @@ FUNCTIONS: dict[str, Callable[[NDArray], NDArray]] = {
     "it is the inverse of the right one: 1 / x": lambda x: 1.0 / x,
     "it is all zeros": np.zeros_like,
     "it is the logarithm of the right one": np.log,
-    "the largest number of each row is 1, and the others are 0": lambda x: np.float64(x == x.max(-1, keepdims=True)),
+    "the largest number of each row is 1, and the others are 0": lambda x: np.asarray(
+        x == x.max(-1, keepdims=True), np.float64
+    ),
     **{f"it is rounded to {n} decimals": lambda x, n=n: np.round(x, n) for n in range(9)},  # type: ignore[misc]  # mypy cannot infer a default
 }
 

@@ -132,9 +132,9 @@ def _mistakes() -> Iterator[tuple[int, Weights, str]]:
     yield NUMBERS, lambda s, a: _softmax(np.where(a, s, s.min())), of_smallest
     yield NUMBERS, lambda s, a: _softmax(np.where(a, s, s.min(-1, keepdims=True))), of_smallest_in_row
     yield NUMBERS, lambda s, a: _softmax(np.where(a, -np.inf, s)), inverted
-    for number in ADDED:
-        sentence = f"{number:g} is added to the sum of the exponentials. Divide by the sum as it is."
-        yield NUMBERS, partial(_with_sum, number), sentence
+    for added in ADDED:
+        sentence = f"{added:g} is added to the sum of the exponentials. Divide by the sum as it is."
+        yield NUMBERS, partial(_with_sum, added), sentence
     of_nan = (
         "A row without a key is NaN: -inf - -inf is no number. Ask the mask whether there is a key, and give such a "
     )
