@@ -1,7 +1,7 @@
-"""The suite on other releases, each in an environment of its own, which uv makes.
+"""The suite on other releases, each in an environment of its own, which uv makes: `nox --list` shows the sessions.
 
-`nox --list` shows the sessions, and `nox -s "older(jax 0.8)"` runs one. An older release is judged by the cases that
-show every entry of the tables of deviations; `nox -s "older(jax 0.8)" -- -c prime` judges it by another.
+An older release is judged by the cases that show every entry of the tables of deviations, or by those that are named:
+`nox -s "older(jax 0.8)" -- -c prime`.
 """
 
 import nox
@@ -64,6 +64,6 @@ def older(session: nox.Session, release: tuple[str, ...]) -> None:
     backend, *requirements = release
     session.install(".", *requirements)
     cases = session.posargs or [text for case in CASES for text in ("-c", case)]
-    session.run("mha", "check", "-b", backend, *cases)
-    for layer in sorted({layer for layer in NATIVE.values() if layer.startswith(f"backends.{backend}.")}):
-        session.run("mha", "check", "-s", layer, "--no-diagnosis", *cases)
+    native = {layer for layer in NATIVE.values() if layer.startswith(f"backends.{backend}.")}
+    layers = [text for layer in sorted(native) for text in ("-s", layer)]
+    session.run("mha", "check", "-b", backend, *layers, "--no-diagnosis", *cases)
