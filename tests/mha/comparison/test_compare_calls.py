@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -16,8 +15,8 @@ from conformance.zoo.registry import select
 from mha.cli.porter.compare import compare as compare_command
 from mha.cli.suite.diagnose import diagnose
 from mha.coverage import Unread
-from mha_core import AttentionMask, RotaryInputs, SpecError
-from tests.mha.comparison.three_layers import CONFIG, LENGTHS, LENS, X, layers_of, model, part
+from mha_core import AttentionMask, SpecError
+from tests.mha.comparison.three_layers import LENGTHS, X, layers_of, model, part
 
 # Other calls ----------------------------------------------------------------------------------------------
 
@@ -64,42 +63,6 @@ def test_layers_are_paired_by_name_or_in_order(original):
     found = mha.compare(original, exchanged)
     assert "The calls have another order: the port calls b before a." in found.notes
     assert not found.equal
-
-
-def test_queries_that_are_scaled_from_another_position_are_found(tmp_path):
-    scaled = replace(CONFIG, query_scale={"rule": "ministral3", "beta": 0.5, "length": 3})
-    layers = layers_of(config=scaled)
-    original = model(layers, mask=AttentionMask(valid_lens=LENGTHS, query_offset=2))
-    original.save(tmp_path / "one.safetensors")
-    original = mha.Recording.load(tmp_path / "one.safetensors")
-    assert original.layers[0].config.query_scale == scaled.query_scale
-    first, said = part(original, model(layers, mask=LENS))
-    assert first == ("a", "inputs", "rotary"), said
-    assert "queries are scaled by other factors at 4 of 7 positions" in said
-    factors = RotaryInputs(query_scale=scaled.query_scale.factors(np.arange(7) + 2).astype("float32"))
-    given = [replace(call, inputs=replace(call.inputs, rotary=factors)) for call in original.calls]
-    replace(original, calls=tuple(given)).save(tmp_path / "two.safetensors")
-    given = mha.Recording.load(tmp_path / "two.safetensors")
-    assert given.calls[0].inputs.rotary.query_scale.dtype == "float32"
-    assert mha.compare(original, given).equal
-
-
-def test_a_port_without_chunks_is_found():
-    layers = layers_of(config=replace(CONFIG, chunked_mask=3))
-    plain = layers_of()
-    original = model(layers)
-    first, said = part(original, model(plain))
-    assert first is not None
-    assert "chunked_mask" in said
-    forgotten = [
-        replace(call, outputs=other.outputs) for call, other in zip(original.calls, model(plain).calls, strict=True)
-    ]
-    found = mha.compare(original, replace(original, calls=tuple(forgotten)))
-    assert found.different
-    late = model(layers, mask=AttentionMask(valid_lens=LENGTHS, chunk_start=1))
-    first, said = part(late, original)
-    assert first == ("a", "mask", "allowed")
-    assert "its chunks begin at 0" in said
 
 
 def test_names_choose_what_is_reported(original):
