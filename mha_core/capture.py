@@ -78,7 +78,7 @@ def own_call(
         refuse_dropout(training=training, rate=config.dropout)
     if isinstance(given["window"], list):
         given["window"] = tuple(given["window"])
-    mask = AttentionMask(**{name: given[name] for name in MASK_FIELDS if name in given})  # a layer may lack chunks
+    mask = AttentionMask(**{name: given[name] for name in MASK_FIELDS if name in given})
     own = {name: given[name] for name in ("dropout_keep", "past_keys", "past_values") if name in given}
     rotary = RotaryInputs.of(*map(arguments.get, PLACES))
     rotary = rotary and rotary.map_arrays(lambda _, array: to_array(array))

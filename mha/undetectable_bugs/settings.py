@@ -31,7 +31,7 @@ def beyond(problems: Sequence[Problem], looked: Sequence[Shows]) -> tuple[str, .
     lengths = {problem.inputs.check(problem.config).key_len for problem in problems}
     if len(lengths) == 1:
         found.append(f"a scale that depends on the number of keys (here always {max(lengths)})")
-    return (*found, f"a window, a chunk or positions beyond {max(lengths)} keys")
+    return (*found, f"a window or positions beyond {max(lengths)} keys")
 
 
 def _hidden(feature: Feature, looked: Sequence[Shows]) -> float | None:

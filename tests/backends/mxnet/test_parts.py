@@ -9,6 +9,7 @@ from backends.mxnet.parts.rotary import rotate
 from backends.mxnet import MultiHeadAttention
 from backends.mxnet.backend import MXNetBackend
 from backends.mxnet.ops.framework import mx
+from backends.mxnet.ops.rotary import rotate
 from backends.mxnet.weights import from_weights
 from mha_core import AttentionConfig, AttentionInputs, QueryKeyNorm, Rotary, RotaryInputs, SpecError, init_weights
 from mha_core.parts.rotary import Table

@@ -23,9 +23,8 @@ def test_ids_are_unique_and_every_case_says_what_it_catches():
 def test_cases_build_and_repeat_themselves(case):
     first, second = case.build(), case.build()
     np.testing.assert_array_equal(first.inputs.keys, second.inputs.keys)
-    chunk = None if case.config.chunked_mask is None else case.config.chunked_mask.size
     sizes = first.inputs.check(first.config)
-    assert sizes == (case.batch, case.query_len, case.key_len, case.past_len, chunk)
+    assert sizes == (case.batch, case.query_len, case.key_len, case.past_len)
     assert first.config == case.config
     for array in (first.inputs.queries, *first.weights.values()):
         assert array.size < 2 or np.unique(array).size > 1, "a constant array hides mistakes"

@@ -41,18 +41,7 @@ SEVERAL = {
         gradient-of-norm-mean-missing gradient-of-norm-without-weight gradient-of-norm-without-size
         """,
     "the norm of keys, before the rotation or after it": "norm-of-keys-missing norm-weight-of-queries-for-keys",
-    "an operation in another place": """
-        norm-order-exchanged
-        clip-behind-norm clip-behind-rotation clip-behind-value-norm clip-of-scores value-norm-of-keys-instead
-        value-norm-of-heads value-scale-of-weights value-scale-of-heads value-scale-of-output
-        """,
-    "the same limit for queries, keys and values": """
-        clip-ignored clip-of-queries-and-keys-missing clip-from-above-alone clip-from-zero clip-to-zero clip-smooth
-        clip-by-largest clip-at-twice-the-limit clip-by-token-width clip-before-bias clip-of-inputs clip-of-past
-        gradient-of-clip-straight-through gradient-of-clip-detached gradient-of-clip-from-above-alone
-        gradient-of-clip-reversed gradient-of-clip-zero-at-limit gradient-of-clip-halved-at-limit
-        gradient-of-clip-by-first-head
-        """,
+    "an operation in another place": "norm-order-exchanged",
     "excluded values get a gradient, and it is not set to 0 in padding": "gradient-leaks-to-padding",
 }
 """The bugs that are wrong in several steps, by why they are."""

@@ -75,7 +75,7 @@ def test_bad_calls_are_refused(changes, message):
 
 
 def test_good_calls_pass():
-    assert good_inputs().check(CONFIG) == (2, 4, 6, 0, None)
+    assert good_inputs().check(CONFIG) == (2, 4, 6, 0)
     good_inputs(
         valid_lens=np.array([[0, 6, 3, 2], [1, 2, 3, 4]], dtype=np.uint8),
         allowed=np.ones((3, 1, 6), bool),
@@ -96,7 +96,7 @@ def test_sizes_that_are_not_known_while_tracing_fit_anything():
     mask = AttentionMask(valid_lens=ArraySpec((None,), "int64"), allowed=ArraySpec((None, 1, None, None), "bool"))
     call = Call(**unknown, mask=mask)
     sizes = check_call(call, LayerSpec(3, (5, 7, 11)), lambda spec: spec)
-    assert sizes == (None, None, None, 0, None)
+    assert sizes == (None, None, None, 0)
     with pytest.raises(SpecError, match=r"keys must be key_dim=8 wide. Got \(\?, \?, 7\)"):
         check_call(call, LayerSpec(3, (5, 8, 11)), lambda spec: spec)
 

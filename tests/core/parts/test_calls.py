@@ -21,10 +21,6 @@ def table(*shape, dtype="float64"):
     return RNG.normal(size=shape).astype(dtype)
 
 
-SCALED = AttentionConfig(30, 3, head_dim=10, query_scale={"rule": "llama4", "beta": 0.1, "length": 3})
-BY_CALL = AttentionConfig(30, 3, head_dim=10, query_scale=True)
-BOTH = AttentionConfig(30, 3, head_dim=10, rotary={"width": 6}, query_scale=SCALED.query_scale)
-
 TWO = RotaryInputs(np.arange(4), np.arange(5))
 BAD = {
     "no such layer": (PLAIN, TWO, r"^positions and rotary tables belong to a layer with rotary positions\."),
@@ -58,68 +54,12 @@ BAD = {
         RotaryInputs(None, None, table(4, 3), table(4, 3), table(4, 3), table(4, 3)),
         r"key_cos must have shape .* Got \(4, 3\)",
     ),
-    "no query scale": (PLAIN, RotaryInputs(query_scale=table(4)), "^query_scale belongs to a layer with a query scale"),
-    "factors missing": (BY_CALL, None, r"query_scale must be given, \(Lq,\)=\(4,\) or \(B, Lq\)=\(2, 4\): .* no rule"),
-    "positions without a rule": (
-        BY_CALL,
-        replace(TWO, query_scale=table(4)),
-        "belong to a layer with rotary positions",
-    ),
-    "factors of keys": (BY_CALL, RotaryInputs(query_scale=table(5)), r"query_scale must have shape .* Got \(5,\)"),
-    "factors of heads": (
-        BY_CALL,
-        RotaryInputs(query_scale=table(2, 3, 4)),
-        r"query_scale must have shape \(Lq,\)=\(4,\) or \(B, Lq\)=\(2, 4\)\. Got \(2, 3, 4\)",
-    ),
-    "factors of another dtype": (
-        SCALED,
-        RotaryInputs(query_scale=table(4, dtype="float32")),
-        "query_scale must have the dtype of queries, float64. Got float32",
-    ),
-    "factors of integers": (
-        SCALED,
-        RotaryInputs(query_scale=np.arange(4)),
-        "query_scale must have the dtype of queries, float64. Got int64",
-    ),
-    "negative places of queries": (SCALED, RotaryInputs(np.arange(4) - 2), "positions must be at least 0. Got -2"),
-    "tables tell no positions": (
-        BOTH,
-        RotaryInputs(None, None, table(4, 3), table(4, 3), table(5, 3), table(5, 3)),
-        "query_scale must be given, .*: rotary tables don't say where queries stand",
-    ),
 }
 
 
 def call(rotary, **mask):
     x, y = RNG.normal(size=(2, 4, 30)), RNG.normal(size=(2, 5, 30))
     return AttentionInputs(x, y, y, AttentionMask(**mask), rotary=rotary)
-
-
-CHUNKED = AttentionConfig(30, 3, head_dim=10, chunked_mask=3)
-BAD_STARTS = {
-    "no chunks": (PLAIN, 1, "^chunk_start belongs to a layer with a chunked mask"),
-    "of queries": (
-        CHUNKED,
-        np.arange(4),
-        r"chunk_start must be an integer, or integers of shape \(B,\)=\(2,\).*int64 \(4,\)",
-    ),
-    "floats": (CHUNKED, np.array([0.0, 1.0]), r"chunk_start must be an integer, .* Got float64 \(2,\)"),
-    "bool": (CHUNKED, True, "chunk_start must be an "),
-    "too far": (CHUNKED, 2**31, r"chunk_start must lie in -2147483648\.\.2147483647\. Got 2147483648"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_STARTS)
-def test_a_start_of_chunks_that_does_not_fit_is_refused_in_the_same_words(name, backend):
-    config, start, message = BAD_STARTS[name]
-    inputs = call(None, causal=True, chunk_start=start)
-    with pytest.raises(SpecError, match=message) as said:
-        inputs.check(config)
-    assert "\n" not in str(said.value)
-    layer = backend.prepare(config, init_weights(config, seed=0))
-    with pytest.raises(SpecError) as of_backend:
-        layer(inputs)
-    assert str(of_backend.value) == str(said.value)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -138,8 +78,8 @@ def test_a_call_that_does_not_fit_is_refused_in_the_same_words(name, backend):
 def test_a_negative_query_offset_needs_positions(backend):
     """Counted positions would begin before 0."""
     inputs = call(None, causal=True, query_offset=-1)
-    layers = [backend.prepare(config, init_weights(config, seed=0)) for config in (ROTARY, SCALED)]
-    for run in (*layers, lambda inputs: inputs.check(ROTARY), lambda inputs: inputs.check(SCALED)):
+    layer = backend.prepare(ROTARY, init_weights(ROTARY, seed=0))
+    for run in (layer, lambda inputs: inputs.check(ROTARY)):
         with pytest.raises(SpecError, match="positions must be at least 0. Got -1"):
             run(inputs)
 

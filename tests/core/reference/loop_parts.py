@@ -36,18 +36,6 @@ def normed(settings, weights, name, heads):
     return [np.array(divided[h * width : (h + 1) * width]) for h in range(len(heads))]
 
 
-def limited(config, number):
-    limit = math.inf if config.clip_qkv is None else config.clip_qkv
-    return math.copysign(limit, number) if abs(number) > limit else number
-
-
-def scaled_value(config, head):
-    if config.value_norm_eps is not None:
-        size = math.sqrt(sum(x * x for x in head) / len(head) + config.value_norm_eps)
-        head = [x / size for x in head]
-    return np.array(head) * (1.0 if config.value_scale is None else config.value_scale)
-
-
 def turned(settings, head, turns):
     made, half = list(head), settings.width // 2
     start = 0 if settings.start == "first" else len(head) - settings.width
@@ -56,21 +44,6 @@ def turned(settings, head, turns):
         x, y = head[start + a], head[start + b]
         made[start + a], made[start + b] = x * cos - y * sin, y * cos + x * sin
     return np.array(made)
-
-
-def factor_of_query(config, inputs, b, i):
-    settings, given = config.query_scale, inputs.rotary
-    if settings is None:
-        return 1.0
-    if given is not None and given.query_scale is not None:
-        return (given.query_scale if given.query_scale.ndim == 1 else given.query_scale[b])[i]
-    position = int(np.broadcast_to(inputs.mask.query_offset, (inputs.queries.shape[0],))[b]) + i
-    if given is not None and given.positions is not None:
-        position = int((given.positions if given.positions.ndim == 1 else given.positions[b])[i])
-    whole = 0  # counted, not divided
-    while (whole + 1) * settings.length <= position + (1 if settings.rule == "llama4" else 0):
-        whole += 1
-    return 1.0 + settings.beta * math.log(1 + whole)
 
 
 def turns_of_query(config, inputs, b, i):

@@ -11,14 +11,7 @@ import math
 import numpy as np
 
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask
-from tests.core.reference.loop_parts import (
-    factor_of_query,
-    limited,
-    scaled_value,
-    through_parts,
-    turns_of_key,
-    turns_of_query,
-)
+from tests.core.reference.loop_parts import through_parts, turns_of_key, turns_of_query
 
 
 def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +36,6 @@ def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs)
                 key = [project_head(config, weights, "k_proj", x, g, config.head_dim) for g in heads]
                 key = through_parts(config, weights, "k_norm", key, turns_of_key(config, inputs, b, j - past_len))
                 value = [project_head(config, weights, "v_proj", y, g, config.value_head_dim) for g in heads]
-                value = [scaled_value(config, head) for head in value]
             keys.append(key)
             values.append(value)
         for i in range(query_len):
@@ -51,11 +43,10 @@ def loop_output(config: AttentionConfig, weights: dict, inputs: AttentionInputs)
             x, heads = channels(inputs.queries, b, i), range(config.num_heads)
             queries = [project_head(config, weights, "q_proj", x, h, config.head_dim) for h in heads]
             queries = through_parts(config, weights, "q_norm", queries, turns_of_query(config, inputs, b, i))
-            factor = factor_of_query(config, inputs, b, i)
-            for h, query in enumerate(factor * query for query in queries):
+            for h, query in enumerate(queries):
                 scores = {}
                 for j in range(key_len):
-                    if may_attend(inputs.mask, b, h, i, j) and in_chunk(config, inputs.mask, b, i, j):
+                    if may_attend(inputs.mask, b, h, i, j):
                         key = keys[j][h // group]
                         scores[j] = score(config, weights, query, key) + bias_at(inputs.mask, b, h, i, j)
                 head = np.zeros(config.value_head_dim)
@@ -84,11 +75,7 @@ def channels(array, b, i):
 
 
 def project_head(config, weights, name, x, head, size):
-    """Element i of a head is row head * size + i of the matrix, times the input; not beyond the limit."""
-    return np.array([limited(config, number) for number in unlimited_head(config, weights, name, x, head, size)])
-
-
-def unlimited_head(config, weights, name, x, head, size):
+    """Element i of a head is row head * size + i of the matrix, times the input."""
     if not config.projections:
         return x[head * size : (head + 1) * size]
     result = np.zeros(size)
@@ -147,18 +134,6 @@ def may_attend(mask: AttentionMask, b, h, i, j) -> bool:
     if left is not None and j < position - left:
         return False
     return right is None or j <= position + right
-
-
-def in_chunk(config, mask, b, i, j) -> bool:
-    if config.chunked_mask is None:
-        return True
-    offset, start = (int(x if np.ndim(x) == 0 else x[b]) for x in (mask.query_offset, mask.chunk_start))
-    first = start  # counted, not divided
-    while first > offset + i:
-        first -= config.chunked_mask.size
-    while first + config.chunked_mask.size <= offset + i:
-        first += config.chunked_mask.size
-    return first <= j < first + config.chunked_mask.size
 
 
 def is_padding(mask: AttentionMask, b, j, num_heads, query_len, key_len) -> bool:

@@ -38,9 +38,6 @@ SMOOTH = ["ragged-square", "grouped-heads", "causal-offset-per-item", "bias-excl
 SMOOTH += ["softcap", "softcap-additive", "past", "heads-given", "heads-given-split"]
 SMOOTH += ["rotary", "rotary-tables", "rotary-yarn", "rotary-bare", "query-key-norm", "query-key-norm-before"]
 SMOOTH += ["query-key-norm-after", "query-key-norm-layer", "query-key-norm-all"]
-SMOOTH += ["query-scale", "query-scale-positions", "query-scale-past", "query-scale-given", "query-scale-bare"]
-SMOOTH += ["chunked", "chunked-past", "chunked-window"]
-SMOOTH += ["clip-qkv", "clip-qkv-rotary", "value-norm", "value-norm-past", "value-scale"]  # no number is near the limit
 
 
 @pytest.mark.parametrize("name", SMOOTH)

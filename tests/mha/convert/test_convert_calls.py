@@ -114,6 +114,6 @@ def test_beside_proved_stands_what_the_calls_could_not_have_shown(source, tmp_pa
     settings = said[said.index("  nor a setting that no array shows: ") :]
     assert "a softcap of " in settings
     assert "; a scale that depends on the number of keys (here always 5); " in settings
-    assert "a window, a chunk or positions beyond 5 keys" in settings
+    assert "a window or positions beyond 5 keys" in settings
     said = mha(source, *arguments, "--out", tmp_path / "p.npz", "--no-unseen").output
     assert "would not have shown" not in said

@@ -235,7 +235,7 @@ def test_read_config_says_what_transformers_makes_of_it():
 def test_a_config_within_a_config_is_read_as_the_whole_is(changes, words):
     said = {"model_type": "dbrx", "d_model": 36, "n_heads": 6, "n_layers": 1}
     parts = {"attn_config": FAMILIES["dbrx"]["attn_config"], "ffn_config": FAMILIES["dbrx"]["ffn_config"]}
-    assert read_config({**said, **parts}).attn_config.clip_qkv == 0.7
+    assert read_config({**said, **parts}).attn_config.kv_n_heads == 2
     with pytest.raises(SpecError, match=re.escape(words)):
         read_config({**said, **parts, "attn_config": {**parts["attn_config"], **changes}})
     assert read_config({**said, **parts, "rope_theta": 1e4, "ffn_config": {"ffn_act_fn": {"name": "gelu"}}})

@@ -61,13 +61,12 @@ UNASKED = (
     "bias-",
     "norm-",
     *OF_NO_EXERCISE,
-    *("query-scale-", "chunk-", "clip-", "value-norm-", "value-scale-"),
     *(f"rotary-{what}" for what in OF_RULES),
 )
 
 IN_NO_EXERCISE = {
     # Of additive scores, a bias, `allowed`, several sources at once, dropout, a norm's bias or scope, rules of rotary
-    # frequencies, axes of positions, other parts: no exercise gives them.
+    # frequencies, axes of positions: no exercise gives them.
     *(bug.id for bug in all_bugs() if bug.id.startswith(UNASKED) and bug.id != "bias-infinity-nan"),
     "rotary-keys-from-zero",
     "rotary-of-past-again",

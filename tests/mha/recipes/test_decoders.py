@@ -15,7 +15,7 @@ from conformance.bounds.precision import Precision  # noqa: E402
 from conformance.judging.expected import answer  # noqa: E402
 from mha.recipes import attention_layers, recipe_for, record, replaced  # noqa: E402
 from mha.recipes.judge import judge_original, judge_trace  # noqa: E402
-from mha_core import ChunkedMask, QueryKeyNorm, QueryScale, Rotary, SpecError, backend  # noqa: E402
+from mha_core import QueryKeyNorm, Rotary, SpecError, backend  # noqa: E402
 from mha_core.reference import pipeline as reference  # noqa: E402
 
 SIZES = {
@@ -34,16 +34,11 @@ LONG = {
     **{"rope_theta": 50.0, "short_factor": [1.0, 1.1, 1.2], "long_factor": [1.5, 2.0, 3.0], "factor": 4.0},
     "original_max_position_embeddings": 6,
 }
-STRETCHED = {
-    "rope_type": "yarn",
-    **{"rope_theta": 50.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.3},
-    "original_max_position_embeddings": 3,
-}
 OWN_TABLES = {"max_position_embeddings": 512, "n_inner": 20, "rotary_dim": 4}  # longer than the longest probe
 AXES = {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 1, 2]}}
 DBRX = {
     "d_model": 36,  # by its own name, or the experts have another width
-    "attn_config": {"clip_qkv": 0.7, "kv_n_heads": 2, "rope_theta": 1e4},
+    "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
     "ffn_config": {"ffn_hidden_size": 20, "moe_num_experts": 2},
 }
 GPT_NEO = {
@@ -78,15 +73,9 @@ FAMILIES = {
     "qwen3_moe": {**WIDE, "num_experts": 2, "num_experts_per_tok": 1},
     "exaone4": {"num_hidden_layers": 4, "sliding_window": 4, "sliding_window_pattern": 4},
     "hunyuan_v1_dense": WIDE,
-    "olmo": {"clip_qkv": 0.7},
+    "olmo": {},
     "olmo2": {},
     "olmo3": {},
-    "ministral3": {**WIDE, "rope_parameters": STRETCHED},
-    "llama4_text": {
-        **WIDE,
-        **{"num_hidden_layers": 4, "num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 20},
-        **{"attn_temperature_tuning": True, "attn_scale": 0.3, "floor_scale": 3, "attention_chunk_size": 4},
-    },
     "stablelm": {"qk_layernorm": True, "hidden_size": 48},
     "cohere": {"use_qk_norm": True},
     "cohere2": {"num_hidden_layers": 4},
@@ -211,8 +200,8 @@ def answers_of(model_type):
 
 
 EVERY_PART = (
-    *("llama", "qwen3", "gemma3_text", "hunyuan_v1_dense", "stablelm", "cohere", "glm", "ministral3"),
-    *("llama4_text", "olmo", "dbrx"),
+    *("llama", "qwen3", "gemma3_text", "hunyuan_v1_dense", "stablelm", "cohere", "glm"),
+    *("olmo", "dbrx"),
 )
 
 
@@ -247,59 +236,20 @@ def test_configs_say_what_is_special():
     assert (config("gemma2").softcap, config("gemma3_text").softcap) == (50.0, None)
     assert config("gemma2").scale == 11**-0.5
     assert config("granite").scale == 0.3
-    assert [config(name).clip_qkv for name in ("olmo", "dbrx", "llama")] == [0.7, 0.7, None]
-    assert config("ministral3").query_scale == QueryScale("ministral3", beta=0.3, length=3)
-    assert config("llama4_text").query_scale is None  # of its first layer, which turns
-
-
-def test_layers_that_do_not_turn_scale_their_queries_in_llama_4():
-    scales = [site.config.query_scale for site in attention_layers(model_of("llama4_text"), probe=False)]
-    assert scales == [None] * 3 + [QueryScale("llama4", beta=0.3, length=3)]
-
-
-def test_layers_of_chunks_say_so_and_where_the_first_begins():
-    """A text padded on the left, one on the right, both longer than a chunk of 4: what the last query sees."""
-    model = model_of("llama4_text")
-    layers = attention_layers(model, probe=False)
-    assert [site.config.chunked_mask for site in layers] == [ChunkedMask(4)] * 3 + [None]
-    first, decoded = calls_of(model, layers)[layers[0].name]
-    for call, starts, sees in (
-        (first, [3, 0], [[0, 1, 1, 1], [0, 0, 1, 0]]),
-        (decoded, [3, 0], [[0, 0, 0], [1, 0, 0]]),
-    ):
-        mask = call.inputs.mask
-        assert (mask.causal, mask.chunk_start.tolist()) == (True, starts)
-        assert mask.allowed.shape[2] == 1  # the padding, and nothing of chunks
-        assert call.allowed()[:, 0, -1, -len(sees[0]) - 1 : -1].tolist() == sees, call.allowed()[:, 0, -1]
-
-
-def test_a_query_scale_counts_the_keys_that_a_cache_of_chunks_has_forgotten(monkeypatch):
-    chunks = {**FAMILIES["llama4_text"], "layer_types": ["chunked_attention"] * 4}
-    monkeypatch.setitem(FAMILIES, "llama4_text", chunks)
-    model = model_of("llama4_text")
-    site = attention_layers(model)[3]
-    assert (site.config.chunked_mask, site.config.query_scale is not None) == (ChunkedMask(4), True)
-    check_calls(model, [site], "float32")
-
-
-@pytest.mark.parametrize("size", [None, 0])
-def test_a_size_of_chunks_that_is_none_is_refused(size):
-    model = model_of("llama4_text")
-    model.config.attention_chunk_size = size
-    with pytest.raises(SpecError, match=f"chunked_mask.size must be an integer from 1 to 2147483647. Got {size}"):
-        attention_layers(model)
 
 
 def test_layers_that_do_not_turn_say_so():
-    for name in ("smollm3", "cohere2", "exaone4", "llama4_text"):
+    for name in ("smollm3", "cohere2", "exaone4"):
         layers = attention_layers(model_of(name), probe=False)
         assert [int(site.config.rotary is not None) for site in layers] == [1, 1, 1, 0], name
 
 
-def test_projections_that_are_clipped_after_their_norm_are_refused():
-    config = hf.AutoConfig.for_model("olmoe", **{**SIZES, **FAMILIES["olmoe"], "clip_qkv": 3.0})
+@pytest.mark.parametrize("name", ["olmo", "olmoe", "dbrx"])
+def test_projections_that_are_clipped_are_refused(name, monkeypatch):
+    clipped = {"attn_config": {**DBRX["attn_config"], "clip_qkv": 3.0}} if name == "dbrx" else {"clip_qkv": 3.0}
+    monkeypatch.setitem(FAMILIES, name, {**FAMILIES[name], **clipped})
     with pytest.raises(SpecError, match="clip_qkv=3.0 of the model's config has no translation"):
-        attention_layers(hf.AutoModelForCausalLM.from_config(config))
+        attention_layers(model_of(name))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "cohere"])

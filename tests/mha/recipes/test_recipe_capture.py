@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -15,9 +13,8 @@ from mha.recipes import attention_layers, record, replaced  # noqa: E402
 from mha.recipes.adapter import ADAPTERS  # noqa: E402
 from mha.recipes.judge import judge_original  # noqa: E402
 from mha.recordings import capture as capturing  # noqa: E402
-from mha_core import ChunkedMask, SpecError  # noqa: E402
+from mha_core import SpecError  # noqa: E402
 from tests.mha.recipes.hf_models import batch_of, model_of  # noqa: E402
-from tests.mha.recipes.test_decoders import model_of as decoder_of  # noqa: E402
 
 pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 
@@ -45,23 +42,6 @@ def test_every_layer_of_a_model_is_recorded_and_agrees_with_the_definition(name,
     for problem in recording.problems:
         assert set(problem.recorded) == {"weights", "output"}
         assert judge_original(problem, Precision.of("float32")).equal
-
-
-def test_a_recording_has_the_chunks_of_its_layers_and_where_they_begin(tmp_path):
-    """Texts of 7 places, one padded on the left by 3, in chunks of 4."""
-    model = decoder_of("llama4_text")
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
-    with torch.no_grad(), capturing.capture(model, tmp_path / "calls.safetensors") as found:
-        model(torch.arange(3, 17).reshape(2, 7), attention_mask=mask, use_cache=False)
-    recording = type(found.recording).load(tmp_path / "calls.safetensors")
-    assert [layer.config.chunked_mask for layer in recording.layers] == [ChunkedMask(4)] * 3 + [None]
-    for problem in recording.problems:
-        chunks = problem.config.chunked_mask
-        assert np.all(problem.inputs.mask.chunk_start == ([3, 0] if chunks else 0))
-        assert judge_original(problem, Precision.of("float32")).equal
-        one = replace(problem.config, chunked_mask=None if chunks is None else ChunkedMask(7))
-        wrong = judge_original(replace(problem, config=one), Precision.of("float32"))
-        assert wrong.equal == (chunks is None)  # with one chunk they see more: the mask beside it is that of padding
 
 
 def test_a_model_in_training_is_refused():

@@ -7,10 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from mha.recipes.masks import in_chunks, mask_of
-from mha_core import AttentionMask, SpecError
-from mha_core.call.masks import allowed_keys
-from mha_core.call.sizes import CallSizes
+from mha.recipes.masks import mask_of
+from mha_core import SpecError
 
 LOWEST = {
     "float64": float(np.finfo(np.float64).min),
@@ -57,55 +55,3 @@ def test_a_mask_without_a_bias_or_without_exclusion_says_only_that():
 def test_a_mask_without_a_clear_meaning_is_refused(array, implementation, message):
     with pytest.raises(SpecError, match=re.escape(message)):
         mask_of(array, str(getattr(array, "dtype", "")), implementation)
-
-
-def seen_in_chunks(*, length, forgotten, new, size, left, right):
-    """What each of the last `new` queries of a text sees, bool (new, length - forgotten), by the rule of a decoder.
-
-    The text stands at places left, ..., length - right - 1, and chunks begin at its first token.
-    """
-    rule = [
-        [left <= j < length - right and j <= i and (j - left) // size == (i - left) // size for j in range(length)]
-        for i in range(length)
-    ]
-    return np.array(rule)[length - new :, forgotten:]
-
-
-@pytest.mark.parametrize("new", [11, 4, 1])
-@pytest.mark.parametrize("size", [2, 3, 4, 11, 20])
-def test_chunks_are_said_apart_from_the_rest_of_a_mask(size, new):
-    """Two texts, padded on the left and right; a cache has forgotten what no later chunk needs, or nothing."""
-    for forgotten in (0, max(0, 11 - new - size + 1)) if new < 11 else (0,):
-        texts = [
-            seen_in_chunks(length=11, forgotten=forgotten, new=new, size=size, left=left, right=right)
-            for left, right in ((3, 0), (0, 2), (0, 0))
-        ]
-        seen = np.array(texts)[:, None]
-        sizes = CallSizes(3, new, 11 - forgotten, 11 - forgotten - new, size)
-        found = in_chunks(AttentionMask(allowed=seen), sizes)
-        assert found.causal
-        assert np.array_equal(allowed_keys(found, sizes, 1), seen)
-        assert found.allowed is None or found.allowed.shape[2] == 1  # the padding of keys, and no chunk
-        without = allowed_keys(AttentionMask(**{**vars(found), "chunk_start": 0}), sizes._replace(chunk_size=None), 1)
-        own = seen[2, 0].any(axis=0)  # the text without padding sees some other key without its chunks, if it has two
-        assert (without[2] != seen[2]).any() == (size < 11 and (new > 1 or not own.all())), (forgotten, own)
-
-
-def test_a_window_stays_beside_the_chunks():
-    causal, place = np.tril(np.ones((7, 7), bool)), np.arange(7)
-    seen = (causal & (place > place[:, None] - 3) & (place // 4 == place[:, None] // 4))[None, None]
-    sizes = CallSizes(1, 7, 7, 0, 4)
-    found = in_chunks(AttentionMask(allowed=seen), sizes)
-    assert np.array_equal(allowed_keys(found, sizes, 1), seen)
-    assert (~found.allowed & causal).sum() == 1  # query 3 does not see key 0 of its chunk
-    assert not found.allowed[0, 0, 3, 0]
-
-
-def test_a_mask_across_chunks_is_refused():
-    causal = np.tril(np.ones((5, 5), bool))
-    with pytest.raises(SpecError, match="lets a query attend to keys of two chunks of 4"):
-        in_chunks(AttentionMask(allowed=causal), CallSizes(1, 5, 5, 0, 4))
-    with pytest.raises(SpecError, match="lets a query attend to keys of two chunks of 4"):
-        in_chunks(AttentionMask(), CallSizes(1, 1, 5, 4, 4))  # a layer that is given no mask sees all its keys
-    both = in_chunks(AttentionMask(allowed=np.ones((1, 1, 3, 3), bool)), CallSizes(1, 3, 3, 0, 4))
-    assert (both.causal, both.allowed) == (False, None)  # within a chunk it may look ahead

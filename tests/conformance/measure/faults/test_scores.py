@@ -172,7 +172,7 @@ OF_PARTS: dict[str, tuple[Bug, str]] = {
         wrong_at("weights", lambda s, a: 0.75 * a + 0.25 * np.roll(a, -1, axis=2)),
         "scores-longer",
     ),
-    "values from a key on": (wrong_at("new_values", _heads_mixed_at_late_keys), "equal-scores-longer"),
+    "values from a key on": (wrong_at("projected_values", _heads_mixed_at_late_keys), "equal-scores-longer"),
     "late queries": (
         wrong_at("heads", lambda s, a: a * np.where(np.arange(a.shape[2]) >= 4, 0.3, 1.0)[:, None]),
         "equal-scores-longer",

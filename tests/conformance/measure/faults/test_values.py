@@ -64,7 +64,7 @@ SINGLES = {
     "input channels reversed": wrong_at("value_inputs", lambda s, x: x[..., ::-1]),
     "output channels rolled": wrong_at("output", lambda s, x: np.roll(x, 2, axis=-1)),
     "merged channels reversed": wrong_at("merged", lambda s, x: x[..., ::-1]),
-    "keys rolled in the values": wrong_at("new_values", lambda s, x: np.roll(x, 1, axis=2)),
+    "keys rolled in the values": wrong_at("projected_values", lambda s, x: np.roll(x, 1, axis=2)),
     "last key left out": wrong_at("kept_weights", lambda s, x: x * (np.arange(x.shape[-1]) < max(1, x.shape[-1] - 1))),
     "first key twice": wrong_at("kept_weights", lambda s, x: x * (1.0 + (np.arange(x.shape[-1]) == 0))),
     "relu of values": wrong_at("v_proj", lambda s, x: np.maximum(x, 0.0)),
@@ -86,7 +86,7 @@ SINGLES = {
     "even heads only": wrong_at("heads", lambda s, x: x * (np.arange(x.shape[1]) % 2 == 0)[:, None, None]),
     "0.25 of the mean of projected values added": wrong_at(
         "merged", lambda s, x: x + 0.25 * np.repeat(
-            s["new_values"].mean(axis=2), s.config.num_heads // s.config.num_kv_heads, axis=1
+            s["projected_values"].mean(axis=2), s.config.num_heads // s.config.num_kv_heads, axis=1
         ).reshape(x.shape[0], 1, -1)
     ),
     "positions added": wrong_at("v_proj", lambda s, x: x + 0.1 * np.arange(x.shape[1])[:, None]),
