@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from backends.mxnet.parts.rotary import rotate
 
 from backends.mxnet import MultiHeadAttention
 from backends.mxnet.backend import MXNetBackend
