@@ -25,14 +25,14 @@ from mha.cli.porter.where import where
 from mha.cli.suite.backends import backends
 from mha.cli.suite.bugs import bugs
 from mha.cli.suite.cache import cache
-from mha.cli.suite.cases import cases
 from mha.cli.suite.check import check
-from mha.cli.suite.determinism import determinism
 from mha.cli.suite.deviations import deviations
 from mha.cli.suite.diagnose import diagnose
 from mha.cli.suite.matrix import matrix
 
 GONE = {
+    "cases": "`mha check --list`",
+    "determinism": "`mha check --twice`",
     "calibrate": "`pytest -m nightly tests/conformance/calibration` in a clone",
     "trials": "`python -m tests.conformance.heldout.measure open` in a clone",
 }
@@ -67,7 +67,7 @@ for command in (check, diagnose, compare, deviations, convert, infer, recipes, p
     main.add_command(command)
 for command in (bench, heads, learn, view):
     main.add_command(command)
-for command in (backends, cases, bugs, determinism, matrix, cache):
+for command in (backends, bugs, matrix, cache):
     main.add_command(command)
 
 
