@@ -276,7 +276,7 @@ class Base:
 
 
 class SequenceTable(list[CallSequence]):
-    """The sequences of a module, in the order of `mha cases`."""
+    """The sequences of a module, in the order of `mha check --list`."""
 
     def of(self, id: str, catches: str, config: AttentionConfig = SMALL) -> Callable[[Make], Make]:
         """Add a sequence; it decorates the function that makes the steps."""

@@ -23,7 +23,7 @@ def all_sequences() -> tuple[CallSequence, ...]:
     return tuple(one for module in members(sequences) for one in module.SEQUENCES)
 
 
-UNKNOWN = "case {} is not known; `mha cases` lists them"
+UNKNOWN = "case {} is not known; `mha check --list` lists them"
 
 
 def select(patterns: tuple[str, ...]) -> list[Case]:
@@ -34,7 +34,7 @@ def select(patterns: tuple[str, ...]) -> list[Case]:
     >>> select(("primes",))
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: case 'primes' is not known; `mha cases` lists them
+    mha_core.errors.SpecError: case 'primes' is not known; `mha check --list` lists them
     """
     return select_by_id(all_cases(), patterns, UNKNOWN)
 

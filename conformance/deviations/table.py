@@ -182,7 +182,7 @@ FIELDS: Mapping[str, Callable[[str, Any], Any]] = {
     "reason": _text,
     "link": _link,
     "versions": _versions,
-    "cases": _some_of(_case_ids, "`mha cases` lists them"),
+    "cases": _some_of(_case_ids, "`mha check --list` lists them"),
     "dtypes": _some_of(lambda: DTYPES, ", ".join(DTYPES)),
     "arrays": _some_of(lambda: _ARRAYS, "stages, gradients.NAME, gradients.*, or *"),
     "probe": _matching(_SPEC, "package.module:function"),

@@ -79,7 +79,7 @@ def onnx_cases(names: Sequence[str] = ()) -> list[VectorCase]:
     known = {f"{SUITE}:{vector.name}" for vector in vectors}
     for name in names:
         if name not in known:
-            raise SpecError(f"case {name!r} is not known; `mha cases --suite onnx` lists them")
+            raise SpecError(f"case {name!r} is not known; `mha check --suite onnx --list` lists them")
     found = []
     for vector in vectors:
         if names and f"{SUITE}:{vector.name}" not in names:

@@ -20,16 +20,16 @@ from mha.cli.porter.where import where
 from mha.cli.suite.backends import backends
 from mha.cli.suite.bugs import bugs
 from mha.cli.suite.cache import cache
-from mha.cli.suite.cases import cases
 from mha.cli.suite.check import check
-from mha.cli.suite.determinism import determinism
 from mha.cli.suite.deviations import deviations
 from mha.cli.suite.diagnose import diagnose
 
 GONE = {
     "bench": "`python -m benchmarks` in a clone",
     "calibrate": "`pytest -m nightly tests/conformance/calibration` in a clone",
+    "cases": "`mha check --list`",
     "compare": "`mha where ORIGINAL.safetensors PORT.safetensors`",
+    "determinism": "`mha check --twice`",
     "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
     "infer": "`mha convert FILE --infer --recorded CALL`",
     "matrix": "`nox` in a clone",
@@ -69,7 +69,7 @@ for command in (check, diagnose, deviations, convert, port, replay, where, audit
     main.add_command(command)
 for command in (learn, view):
     main.add_command(command)
-for command in (backends, cases, bugs, determinism, cache):
+for command in (backends, bugs, cache):
     main.add_command(command)
 
 

@@ -79,7 +79,7 @@ class Audit:
             + (f": {listed(self.passed, SHOWN)}" if self.passed else ".")
         ]
         for case, bugs in self.shown_in.items():
-            lines.append(f"  in case {case} (`mha cases`) it would show {listed(bugs, SHOWN)}")
+            lines.append(f"  in case {case} (`mha check --list`) it would show {listed(bugs, SHOWN)}")
         if self.shown_in and (
             never := [bug for bug in self.passed if all(bug not in one for one in self.shown_in.values())]
         ):

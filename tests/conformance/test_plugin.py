@@ -228,7 +228,7 @@ def test_a_package_that_hides_ours_is_named_where_the_suite_is_used(their_projec
     assert f"the package 'conformance' that Python finds is {tmp_path / 'conformance' / '__init__.py'}" in output
     assert "INTERNALERROR" not in output
     script = "from mha_parity.script import run; run()"
-    code, output = their_project("-c", script, "cases")
+    code, output = their_project("-c", script, "check", "--list")
     assert (code, output.count("Error: the package")) == (2, 3)
     # As it is where the project is installed as a package, and not editable.
     plain = (

@@ -4,4 +4,4 @@ Each module has its own in SEQUENCES.
 """
 
 ORDER = ("calls", "layers")
-"""The order of the modules in `mha cases`; one that is not named comes last."""
+"""The order of the modules in `mha check --list`; one that is not named comes last."""

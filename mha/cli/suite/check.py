@@ -13,10 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from mha.cli import options
-from mha.cli.apart import Apart, Loaded
-from mha.cli.common import COULD_NOT_RUN, CouldNotRun, consoles, of_result, say, says, status_by, warn, write_asked
+from mha.cli.apart import Apart, Loaded, backend_subjects
+from mha.cli.common import (
+    COULD_NOT_RUN,
+    CouldNotRun,
+    consoles,
+    finish,
+    of_result,
+    say,
+    says,
+    status_by,
+    warn,
+    write_asked,
+)
 from mha.cli.options import option
 from mha.cli.outcomes import Reported, badge, of_results
 
@@ -50,6 +62,10 @@ class CheckOptions(Reported, Apart):
         "--random", type=click.IntRange(min=1), help="Run this many random cases instead of the table."
     )
     seed: int = option("--seed", default=0, show_default=True, help="Of the random cases.")
+    listed: bool = options.flag("--list", "List the cases, their sizes and what each one catches; run none.")
+    twice: bool = options.flag(
+        "--twice", "Run the backends' cases twice in a process and once in a fresh one; compare bits."
+    )
     dtypes: tuple[str, ...] = options.dtypes()
     devices: tuple[str, ...] = options.devices()
     path: str | None = option(
@@ -81,6 +97,11 @@ class CheckOptions(Reported, Apart):
             write_html(self.html_path, whole)
 
 
+OF_LIST = {"listed", "patterns", "suite", "count", "seed"}
+OF_TWICE = {"twice", "backend_names", "patterns", "dtypes", "path", "workers", "pythons", "no_compile_cache"}
+"""The parameters that may be given with --list and with --twice."""
+
+
 @options.command(CheckOptions)
 @click.option(
     "--no-compile-cache",
@@ -104,6 +125,13 @@ def check(asked: CheckOptions) -> None:
     from mha_core.dtypes import check_dtype
 
     console, errors = consoles()
+    if asked.listed:
+        _only_with("--list", OF_LIST)
+        _list(console, asked)
+        return
+    if asked.twice:
+        _only_with("--twice", OF_TWICE)
+        _check_twice(console, errors, asked)
     asked.begin()
     if asked.suite is not None:
         if asked.count is not None or asked.dtypes or asked.devices or asked.table_path is not None:
@@ -170,6 +198,78 @@ def _judged(
 
     found, interrupted = asked.gathered(errors, len(runs), lambda item: of_result(item[1]), judging)
     return [result for _, result in sorted(found, key=itemgetter(0))], interrupted
+
+
+def _only_with(flag: str, parameters: set[str]) -> None:
+    """Raise CouldNotRun for options on the command line that mean nothing beside `flag`."""
+    context = click.get_current_context()
+    given = [one for one in context.command.params if one.name is not None and one.name not in parameters]
+    others = [
+        one.opts[0] for one in given if context.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE
+    ]
+    if others:
+        raise CouldNotRun(f"{flag} takes no {', '.join(others)}")
+
+
+def _list(console: Console, asked: CheckOptions) -> None:
+    """Print the cases that would run, a row each."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("case", "sizes", "catches")
+    if asked.suite is None:
+        cases = _selected_cases(asked.patterns, asked.count, asked.seed)
+    else:
+        from conformance.onnx.suite import onnx_cases
+
+        cases = [one.case for one in onnx_cases(asked.patterns)]
+    for case in cases:
+        sizes = " ".join(f"{name}={size}" for name, size in case.sizes().items())
+        table.add_row(Text(case.id), sizes, Text(case.catches))
+    console.print(table)
+
+
+def _check_twice(console: Console, errors: Console, asked: CheckOptions) -> NoReturn:
+    """Compare the bits of runs of the same cases, and end the process with the exit status."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from conformance.twice import twice
+    from conformance.workers.execute import end_idle
+    from conformance.workers.process import end_all
+    from mha_core.dtypes import check_dtype
+
+    if asked.scheduler is not None:  # of the environment
+        raise CouldNotRun("--twice takes no --scheduler")
+    dtypes = [check_dtype(dtype) for dtype in asked.dtypes or ("float64", "float32")]
+    settings = asked.settings()
+    with asked.kept():
+        backends, absent, broken = asked.backends(asked.backend_names, settings)
+        subjects, skipped = backend_subjects(backends, dtypes, ("cpu",), asked.path)
+    warn(errors, [*absent, *broken, *skipped])
+    end_idle()  # those that said what a backend has
+    finished = False
+    try:
+        found, interrupted = asked.gathered(
+            errors,
+            len(subjects),
+            lambda item: f"{item.subject} {item.dtype}",
+            lambda executor: twice(subjects, asked.patterns, executor, settings),
+        )
+        finished = not interrupted
+    finally:
+        if not finished:
+            end_all()
+    table = Table("backend", "dtype", "arrays", "same in one process", "same in a fresh process")
+    for one in found:
+        same = [str(one.total - len(names)) for names in (one.in_process, one.fresh)]
+        table.add_row(escape(one.subject), one.dtype, str(one.total), *same)
+    console.print(table)
+    differing = sorted(f"{one.subject} {one.dtype} {name}" for one in found for name in {*one.in_process, *one.fresh})
+    say(console, *(f"different bits: {line}" for line in differing))
+    if interrupted:
+        warn(errors, [f"interrupted: {len(found)} of {len(subjects)} rows are there"])
+    finish(differing, broken or interrupted)
 
 
 def _check_onnx(console: Console, errors: Console, asked: CheckOptions) -> NoReturn:

@@ -67,17 +67,17 @@ def run(*arguments: str, **options):
 
 def test_output_that_cannot_be_written_is_an_accident():
     with open("/dev/full", "wb") as full:
-        result = run("cases", stdout=full)
+        result = run("check", "--list", stdout=full)
     assert (result.returncode, result.stderr) == (2, b"Error: No space left on device\n")
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as closed:
-        result = run("cases", stdout=closed)
+        result = run("check", "--list", stdout=closed)
     assert (result.returncode, result.stderr) == (2, b"")
 
 
 def test_without_standard_output_it_says_so_and_without_the_others_it_works():
-    script = f"{sys.executable} -c 'from mha.cli.main import run; run()' cases"
+    script = f"{sys.executable} -c 'from mha.cli.main import run; run()' check --list"
     result = subprocess.run(["sh", "-c", f"{script} >&-"], capture_output=True, text=True, check=False)
     message = "Error: the output can't be written: standard output is closed\n"
     assert (result.returncode, result.stderr) == (2, message)

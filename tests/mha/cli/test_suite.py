@@ -100,9 +100,27 @@ def test_backends_lists_versions_devices_and_dtypes(backend_names):
 
 
 def test_cases_lists_every_case():
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(main, ["cases"])
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(main, ["check", "--list"])
     assert result.exit_code == 0
     assert all(case.id in result.output for case in all_cases())
+    some = CliRunner(env={"COLUMNS": "160"}).invoke(main, ["check", "--list", "--case", "causal*"])
+    assert "causal-bottom-right" in some.output
+    assert "prime" not in some.output
+    onnx = CliRunner(env={"COLUMNS": "160"}).invoke(main, ["check", "--list", "--suite", "onnx"])
+    assert "onnx:4d_causal" in onnx.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--list", "-b", "jax", "--badge", "x.json"], "--list takes no --backend, --badge"),
+        (["--twice", "--subject", "mine:layer"], "--twice takes no --subject"),
+        (["--twice", "--list"], "--list takes no --twice"),
+    ],
+)
+def test_options_that_mean_nothing_beside_another_are_refused(arguments, message):
+    result = mha("check", *arguments)
+    assert (result.exit_code, result.output) == (2, f"Error: {message}\n")
 
 
 @pytest.mark.parametrize("word", GONE)

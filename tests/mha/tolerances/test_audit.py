@@ -70,7 +70,7 @@ def test_smaller_cases_would_show_what_passes():
         for bug in select(bugs):
             one = bug.run_state(problem.config, problem.weights, problem.inputs)["output"]
             assert one.shape != right.shape or not comparison.passes(one, right)
-    assert f"in case {next(iter(found.shown_in))} (`mha cases`) it would show" in found.text()
+    assert f"in case {next(iter(found.shown_in))} (`mha check --list`) it would show" in found.text()
     assert "in no case tried: " in found.text()
 
 

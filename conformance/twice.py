@@ -1,0 +1,119 @@
+"""The same bits again: cases that are run twice in one fresh process, and once in another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from conformance.cases.table import select
+from conformance.subjects.backend import BackendSubject
+from conformance.subjects.quiet import quiet_stderr
+from conformance.workers.described import Elsewhere, request_of
+from conformance.workers.interpreters import Home, Settings
+from conformance.workers.process import WorkerProcess
+from conformance.workers.protocol import WorkerDied
+from mha_core import BackendError, SpecError, Trace
+from mha_core.backend import load
+
+SILENCE_SECONDS = 600.0
+"""A framework that compiles may keep Python's lock for long; nobody waits for one that hangs for ever."""
+
+Bits = dict[str, str]
+"""Name of an array -> a hash of its bits: "output" or "gradients.keys" of a trace, "prime: output" of a case."""
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The bits of one subject: how many arrays were compared, and which differed.
+
+    Attributes:
+        subject, dtype: the subject's name, and its dtype.
+        total: number of stages and gradients of all cases.
+        in_process, fresh: "CASE: ARRAY" of each that differed when run again in one process, and in another process.
+    """
+
+    subject: str
+    dtype: str
+    total: int
+    in_process: tuple[str, ...]
+    fresh: tuple[str, ...]
+
+
+def bits_of(trace: Trace) -> Bits:
+    """Return a hash of the bits of every stage and gradient.
+
+    >>> bits_of(Trace(output=np.zeros(2))) == bits_of(Trace(output=-np.zeros(2)))
+    False
+    """
+    return {
+        name: hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        for name, array in trace.arrays().items()
+    }
+
+
+def twice(
+    subjects: Sequence[BackendSubject], patterns: tuple[str, ...], executor: Executor, settings: Settings
+) -> Iterator[Repeated]:
+    """Run the cases on each subject, forward and backward, on the CPU; yield the result of each, in their order.
+
+    This process runs none, because a framework that is loaded already can change how many threads another has
+    (importing MXNet leaves PyTorch with one), and then other bits come out.
+
+    Args:
+        subjects: those of one backend and dtype stand together; they share the two processes.
+        patterns: which cases; none: all.
+        executor, settings: where processes are started from, and which interpreters.
+
+    Raises:
+        SpecError: no case has such a name; or a process can't be started, failed or died.
+    """
+    select(patterns)
+    submitted = []
+    for (backend, dtype), group in groupby(subjects, key=lambda one: (one.backend.name, one.dtype)):
+        some = list(group)
+        request = (backend, dtype, tuple(one.path for one in some), patterns)
+        submitted.append((some, *(executor.submit(_in_a_process, settings, times, *request) for times in (2, 1))))
+    for some, in_one, in_another in submitted:
+        for subject, (first, again), (fresh,) in zip(some, in_one.result(), in_another.result(), strict=True):
+            differing = (tuple(name for name in first if first[name] != other[name]) for other in (again, fresh))
+            yield Repeated(subject.name, subject.dtype, len(first), *differing)
+
+
+def _in_a_process(settings: Settings, times: int, backend: str, dtype: str, *asked: tuple) -> list[list[Bits]]:
+    """What `_runs` gives in a fresh process, which has as many threads as the framework takes by itself."""
+    home = Home(backend, SILENCE_SECONDS)
+    try:
+        process = WorkerProcess(home, settings.interpreter(home), threads=None)
+        try:
+            answer = process.ask(request_of(_runs, backend, dtype, *asked, times), None)
+            return Elsewhere(home, settings).read(answer, list)
+        finally:
+            process.end()
+    except (WorkerDied, BackendError, SpecError) as error:
+        raise SpecError(f"a fresh process with {backend} in {dtype} failed: {error}") from error
+
+
+def _runs(
+    backend: str, dtype: str, paths: tuple[str | None, ...], patterns: tuple[str, ...], times: int
+) -> list[list[Bits]]:
+    """So many runs of all cases on each path, one path after the other."""
+    with quiet_stderr():
+        loaded = load(backend)
+    return [
+        [_run(BackendSubject(loaded, dtype, "cpu", path or loaded.paths()[0]), patterns) for _ in range(times)]
+        for path in paths
+    ]
+
+
+def _run(subject: BackendSubject, patterns: tuple[str, ...]) -> Bits:
+    found = {}
+    for case in select(patterns):
+        problem = case.build().rounded(subject.dtype)
+        trace = subject.prepare(problem.config, problem.weights)(problem.inputs)
+        found |= {f"{case.id}: {name}": bits for name, bits in bits_of(trace).items()}
+    return found
