@@ -111,6 +111,10 @@ class Backend(ABC):
         """How `path` computes its softmax on `device`."""
         return SoftmaxKernel()
 
+    def as_users_run(self, path: str) -> str:
+        """The path that computes what `path` does, compiled as the framework does it for its users; `path` if it is."""
+        return path
+
     def use_cache(self, folder: Path | None) -> None:
         """Keep programs that take long to compile in `folder`, for layers made from now on; None: keep none.
 
