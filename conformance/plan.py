@@ -21,7 +21,14 @@ FAST = "fast"
 WIDE = "float64"
 """The dtype in which the path "fast" is asked the cases of `FAST_IN_WIDE` alone, if it is asked all in another."""
 
-FAST_IN_WIDE: frozenset[str] = frozenset()
+FAST_IN_WIDE = frozenset(
+    {
+        *("prime", "every-source", "bias-excludes", "lone-open-key", "nan-in-open-key", "long", "no-keys"),
+        *("square-no-bias", "square-causal", "square-lens-per-query", "square-nan-in-padding", "additive-grouped"),
+        *("blocks-past-the-keys", "blocks-of-uneven-lengths", "blocks-in-training", "blocks-long"),
+        *("decoding-step", "decoding-step-in-parts", "decode-long", "causal-softcap-long"),
+    }
+)
 """The cases that together take every branch of the backends' fast paths."""
 
 
