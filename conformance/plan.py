@@ -68,7 +68,7 @@ class Plan:
         narrowed = [subject for subject in self.subjects if self._is_narrowed(subject)]
         left_out = [case for case in cases if isinstance(case, Case) and case.id not in FAST_IN_WIDE]
         if narrowed and left_out:
-            found.append(f"{len(left_out)} cases on the path {FAST} in {WIDE}")
+            found.append(f"{len(left_out)} case{'s' * (len(left_out) > 1)} on the path {FAST} in {WIDE}")
         if any(self._has_fast(subject) for subject in self.subjects):
             found += [f"{one.id} on other paths than {FAST}" for one in cases if getattr(one, "one_path", False)]
         if any(isinstance(case, Case) for case in cases):

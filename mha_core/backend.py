@@ -77,8 +77,7 @@ class Backend(ABC):
     """Whether a new layer costs it a compilation even on its usual path; `mha calibrate` then asks it less often."""
 
     relative_cost: float = 1.0
-    """About how much longer a case takes than on the fastest backend: who has most to do begins at once, and beside it
-    the cheapest, whose results are shown first."""
+    """About how much longer a case takes than on the fastest backend: who has most to do begins first."""
 
     @abstractmethod
     def versions(self) -> dict[str, str]:

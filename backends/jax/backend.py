@@ -64,7 +64,7 @@ class JaxBackend(Backend):
 
     name = "jax"
     slow_to_prepare = True
-    relative_cost = 16.0
+    relative_cost = 5.0
 
     def __init__(self) -> None:
         self._kept: Kept | None = None
@@ -169,7 +169,7 @@ def options_for(platform: str) -> CompilerOptions | None:
 
 
 def _with_traced_offset(call: Call[Array]) -> Call[Array]:
-    """The call with an array (B,) in place of one offset of all queries, so that each number needs no program of its own."""
+    """The call with an array (B,) in place of one offset of all queries, which would need a program of its own."""
     mask = call.mask
     if not (mask.has_positions and isinstance(mask.query_offset, int)):
         return call

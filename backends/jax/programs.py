@@ -189,7 +189,9 @@ SOURCE = "what a program is traced from"
 
 def accepted(options: CompilerOptions) -> CompilerOptions:
     """Return those of the compiler options that this jaxlib knows: others have come and gone with its versions."""
-    return options if _is_known(options) else {name: value for name, value in options.items() if _is_known({name: value})}
+    return (
+        options if _is_known(options) else {name: value for name, value in options.items() if _is_known({name: value})}
+    )
 
 
 def _is_known(options: CompilerOptions) -> bool:

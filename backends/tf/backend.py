@@ -32,7 +32,7 @@ class TensorFlowBackend(Backend):
     """backends.tf.MultiHeadAttention behind the contract: stages or fast path, as it is or traced by tf.function."""
 
     name = "tf"
-    relative_cost = 5.0
+    relative_cost = 2.0
 
     def __init__(self) -> None:
         # Keras takes longer to make a small layer than to run it: one that nobody holds any more gets other weights.

@@ -155,7 +155,7 @@ CASES = [
     ),
     case(
         "rotary-longrope",
-        "the long factors of the longrope rule at exactly the length that the model was trained for; turns for a layout",
+        "the long factors of the longrope rule at exactly the length of training; axes in turn taken for a layout",
         rotary={"width": 8, "base": 20.0, "rule": LONGROPE, "sections": (2, 1, 1), "sections_interleaved": True},
     ),
     case(
