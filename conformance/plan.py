@@ -27,9 +27,10 @@ FAST_IN_WIDE = frozenset(
         *("square-no-bias", "square-causal", "square-lens-per-query", "square-nan-in-padding", "additive-grouped"),
         *("blocks-past-the-keys", "blocks-of-uneven-lengths", "blocks-in-training", "blocks-long"),
         *("decoding-step", "decoding-step-in-parts", "decode-long", "causal-softcap-long"),
+        *("rotary", "rotary-yarn", "query-key-norm-before", "query-key-norm-after"),
     }
 )
-"""The cases that together take every branch of the backends' fast paths."""
+"""The cases that together take every branch of the backends' fast paths, and show every step taken in float32."""
 
 
 @dataclass(frozen=True)

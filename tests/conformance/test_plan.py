@@ -28,13 +28,12 @@ ONLY_WITH_ALL = """
     dropout dropout-off dot scale additive square-window square-allowed-per-head square-bias-per-head square-dot
     square-scale square-grouped square-additive square-dropout square-dropout-off square-self-attention
     square-widths square-causal-padding square-bias-excludes weights-x4 weights-x20-inputs-x3 inputs-x0.03
-    denormal-inputs scores-shifted one-loud-item one-item one-head one-query one-key head-dim-1 no-items
-    no-queries views nan-in-padding nan-in-disallowed infinity-in-open-value softcap softcap-saturated
-    softcap-additive past past-padded heads-given heads-given-split heads-given-short-cache
-    additive-half-precision softcap-windowed causal-softcap nan-under-softcap bare-capped additive-in-training
-    finfo-bias unscaled-by-head query-key-norm query-key-norm-before query-key-norm-after query-key-norm-layer
-    query-key-norm-all query-key-norm-bare query-key-norm-half-precision rotary rotary-interleaved rotary-last
-    rotary-last-interleaved rotary-tables rotary-llama3 rotary-yarn rotary-longrope rotary-axes
+    denormal-inputs scores-shifted one-loud-item one-item one-head one-query one-key head-dim-1 no-items no-queries
+    views nan-in-padding nan-in-disallowed infinity-in-open-value softcap softcap-saturated softcap-additive past
+    past-padded heads-given heads-given-split heads-given-short-cache additive-half-precision softcap-windowed
+    causal-softcap nan-under-softcap bare-capped additive-in-training finfo-bias unscaled-by-head query-key-norm
+    query-key-norm-layer query-key-norm-all query-key-norm-bare query-key-norm-half-precision rotary-interleaved
+    rotary-last rotary-last-interleaved rotary-tables rotary-llama3 rotary-longrope rotary-axes
     rotary-axes-interleaved rotary-bare
 """
 """The cases that the path "fast" is asked in float64 by `--all` alone; in float32 it is asked all of them."""
