@@ -18,7 +18,9 @@ from conformance.cases.random import case_from_text, is_case_text, shrink
 from conformance.cases.sequence import Asked
 from conformance.deviations.known import Deviations
 from conformance.judging.expected import Shelf, keep_answers
+from conformance.judging.repeats import Again
 from conformance.judging.result import Result
+from conformance.plan import Plan
 from conformance.runner import CaseRunner, run_case
 from conformance.workers.described import home_of, relative_cost
 from conformance.workers.interpreters import Home, Settings
@@ -45,6 +47,7 @@ class CaseUnit(Unit):
         cases: ids of the table or of random cases, or whole cases that can be pickled.
         before: the case before these. It is asked first, so that it can be asked again after the first of them.
         known: the deviations that must be seen.
+        again: how often the subject is asked again.
         series: a name that all units of one run and one subject have in common, and no other.
     """
 
@@ -53,6 +56,7 @@ class CaseUnit(Unit):
     before: str | Asked | None = None
     known: Deviations | None = None
     series: str = ""
+    again: Again = "in every way"
 
     @property
     def home(self) -> Home:
@@ -89,7 +93,7 @@ class CaseUnit(Unit):
         """What judges the subject: the same as in the last unit, if that was of the same series."""
         if not self.series or self.series not in _runners:
             _runners.clear()
-            _runners[self.series] = CaseRunner(self.subject, self.known)
+            _runners[self.series] = CaseRunner(self.subject, self.known, self.again)
         return _runners[self.series]
 
     def lost(self, item: int, reason: str) -> Result | None:
@@ -115,6 +119,7 @@ def run_apart(
     known: Deviations | None = None,
     *,
     whole: bool = False,
+    plan: Plan | None = None,
 ) -> Iterator[tuple[int, Result]]:
     """Judge every (case, subject) in worker processes; yields (its number, Result) as they come.
 
@@ -123,17 +128,20 @@ def run_apart(
         executor, settings: where, and with what.
         known: the deviations that must be seen.
         whole: whether a case is sent itself, because no table has it by its id.
+        plan: says how often each subject is asked again. Default: in every way.
     """
     units: list[CaseUnit] = []
     numbers: list[list[int]] = []
     for subject, group in groupby(enumerate(runs), key=lambda run: run[1][1]):
         asked, series = list(group), uuid4().hex
+        again: Again = "in every way" if plan is None else plan.again(subject)
         for start in range(0, len(asked), CHUNK):
             chunk = asked[start : start + CHUNK]
             names = tuple(_named(case, whole) for _, (case, _) in chunk)
-            before = _last_case(asked[:start]) if any(isinstance(case, Case) for _, (case, _) in chunk) else None
+            has_case = again != "never" and any(isinstance(case, Case) for _, (case, _) in chunk)
+            before = _last_case(asked[:start]) if has_case else None
             named = None if before is None else _named(before, whole)
-            units.append(CaseUnit(subject, names, named, known, series))
+            units.append(CaseUnit(subject, names, named, known, series, again))
             numbers.append([number for number, _ in chunk])
     for unit, item, result in run_units(units, executor, settings):
         if result is not None:

@@ -141,11 +141,12 @@ class SubjectCollector(pytest.Collector):
         self.suite = suite
 
     def collect(self) -> Iterator[CaseItem]:
-        from conformance.runner import asked_of
+        from conformance.plan import Plan
 
+        plan = Plan(self.subjects, everything=True)
         for subject in self.subjects:
             series = uuid4().hex
-            for case in asked_of(subject, self.suite.cases, self.subjects):
+            for case in plan.asked(subject, self.suite.cases):
                 name = f"{case.id}[{subject.dtype}]"
                 # As a string, which pytest takes apart: --last-failed compares the parts.
                 nodeid = f"{self.nodeid}::{name}"

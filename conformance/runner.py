@@ -16,10 +16,12 @@ from conformance.deviations.known import Deviations, with_known
 from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected, expected
 from conformance.judging.kept import what_is_kept
-from conformance.judging.repeats import Question, can_be_asked_again, questions
+from conformance.judging.repeats import Again, Question, can_be_asked_again, questions
 from conformance.judging.result import Result, Status
 from conformance.judging.sequences import Judged, judge
+from conformance.plan import Plan
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed
+from conformance.subjects.backend import as_users_run
 from conformance.subjects.subject import Subject
 from mha_core import Trace
 
@@ -50,12 +52,13 @@ class CaseRunner:
     """Judges one subject, case after case.
 
     A subject that is right in a case is asked again (see `conformance.judging.repeats`), and once more after the
-    next case: its answer to one problem may not depend on another.
+    next case: its answer to one problem may not depend on another. `again` says how often.
     """
 
-    def __init__(self, subject: Subject, known: Deviations | None = None) -> None:
+    def __init__(self, subject: Subject, known: Deviations | None = None, again: Again = "in every way") -> None:
         self.subject = subject
         self.known = known
+        self.again = again
         self._last: _Right | None = None
 
     @property
@@ -92,8 +95,8 @@ class CaseRunner:
                 **details,
             )
 
-        session = Session(subject, wanted.problem)
-        again = questions(wanted) if can_be_asked_again(subject) else ()
+        session = Session(as_users_run(subject) if case.as_users_run else subject, wanted.problem)
+        again = questions(wanted, self.again) if can_be_asked_again(subject) else ()
         answers = session.answers([wanted.problem, *(question.wanted.problem for question in again)])
         try:
             trace = next(answers)
@@ -162,29 +165,23 @@ class CaseRunner:
         yield from question.mismatches(trace, first, self.subject.dtype)
 
 
-def asked_of(subject: Subject, cases: Sequence[Asked], subjects: Sequence[Subject]) -> list[Asked]:
-    """The cases that a subject is asked, and the sequences, unless the same layer is asked them in another dtype.
-
-    What a layer keeps from call to call does not depend on its dtype, and a sequence is dozens of calls.
-    """
-    first = next(one for one in subjects if (one.name, one.device) == (subject.name, subject.device))
-    return [case for case in cases if isinstance(case, Case) or subject.dtype == first.dtype]
-
-
 def run_all(
     cases: Sequence[Asked],
     subjects: Sequence[Subject],
     progress: Callable[[Result], None] = lambda result: None,
     known: Deviations | None = None,
+    *,
+    everything: bool = True,
 ) -> Iterator[Result]:
-    """Every case on every subject, subject by subject (see `asked_of`); `progress` is called with each Result.
+    """Every case on every subject, subject by subject (see `Plan`); `progress` is called with each Result.
 
     The reference runs in this process, so what else was imported here can spoil it. `conformance.case_unit.run_apart`
     judges in a process of its own.
     """
+    plan = Plan(subjects, everything=everything)
     for subject in subjects:
-        runner = CaseRunner(subject, known)
-        for case in asked_of(subject, cases, subjects):
+        runner = CaseRunner(subject, known, plan.again(subject))
+        for case in plan.asked(subject, cases):
             outcome = runner.run(case)
             progress(outcome)
             yield outcome

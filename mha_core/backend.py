@@ -77,8 +77,7 @@ class Backend(ABC):
     """True if a new layer costs it a compilation even on its usual path: sequences of calls then have fewer shapes."""
 
     relative_cost: float = 1.0
-    """About how much longer a case takes than on the fastest backend: who has most to do begins at once, and beside it
-    the cheapest, whose results are shown first."""
+    """About how much longer a case takes than on the fastest backend: who has most to do begins first."""
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
@@ -110,6 +109,10 @@ class Backend(ABC):
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
         """How `path` computes its softmax on `device`."""
         return SoftmaxKernel()
+
+    def as_users_run(self, path: str) -> str:
+        """The path that computes what `path` does, compiled as the framework does it for its users; `path` if it is."""
+        return path
 
     def use_cache(self, folder: Path | None) -> None:
         """Keep programs that take long to compile in `folder`, for layers made from now on; None: keep none.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import flax
 import jax
+import numpy as np
 from jax import Array
 
 from backends.jax.layers import MultiHeadAttention
 from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
-from backends.jax.programs import KeptProgram, kept_in, origin
+from backends.jax.programs import CompilerOptions, KeptProgram, accepted, kept_in, origin
 from backends.jax.weights import Variables, from_weights, to_canonical
 from mha_core.backend import BLOCK, Backend, Prepared, Run
 from mha_core.call.call import FLOATS, Call
@@ -40,9 +42,21 @@ Arrays = dict[str, Array]
 Rules = tuple[tuple[str, Any], ...]
 """(name, value) of the mask's fields that are no arrays; jax.jit compiles a program for each value of them."""
 
-# Every new shape is compiled. Without LLVM's optimisation that takes a third of the time; the graph,
-# its fusions and the library calls in it are the same.
-COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 0}}
+OPTIMIZED = {"compiled": "optimized", "fast": "fast-optimized"}
+"""Path -> the one that computes the same, compiled with JAX's own settings."""
+
+METHODS |= {optimized: METHODS[path] for path, optimized in OPTIMIZED.items()}
+
+# Hundreds of small programs are compiled here, each for a few calls. XLA's older code generator, in one thread and
+# without LLVM's optimisation, takes a third of the time; the graph and the library calls in it are the same.
+COMPILER_OPTIONS: dict[str, CompilerOptions] = {
+    "cpu": {
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_cpu_parallel_codegen_split_count": 1,
+        "xla_backend_optimization_level": 0,
+    }
+}
+"""Platform -> with what the programs of this backend are compiled. A user's own `jax.jit` of a layer has none of it."""
 
 
 class JaxBackend(Backend):
@@ -50,13 +64,13 @@ class JaxBackend(Backend):
 
     name = "jax"
     slow_to_prepare = True
-    relative_cost = 16.0
+    relative_cost = 5.0
 
     def __init__(self) -> None:
         self._kept: Kept | None = None
 
     def use_cache(self, folder: Path | None) -> None:
-        self._kept = None if folder is None else kept_in(folder, self.versions(), COMPILER_OPTIONS)
+        self._kept = None if folder is None else kept_in(folder, self.versions(), options_for("cpu"))
 
     def versions(self) -> dict[str, str]:
         return {"jax": jax.__version__, "jaxlib": version("jaxlib"), "flax": flax.__version__}
@@ -68,7 +82,10 @@ class JaxBackend(Backend):
         return framework.dtypes(device)
 
     def paths(self) -> tuple[str, ...]:
-        return ("compiled", "eager", "fast", "blocks")
+        return ("compiled", "eager", "fast", "blocks", "optimized", "fast-optimized")
+
+    def as_users_run(self, path: str) -> str:
+        return OPTIMIZED.get(path, path)
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         jax_device, jax_dtype = framework.device_of(device), JAX_DTYPES[dtype]
@@ -81,7 +98,10 @@ class JaxBackend(Backend):
             with framework.scope(dtype, jax_device):
                 leaves = {name: to_array(name, array.astype(jax_dtype)) for name, array in inputs.leaves().items()}
                 tables = {name: to_array(name, array.astype(jax_dtype)) for name, array in inputs.tables().items()}
-                others, rules = _taken_apart(inputs.call_with(leaves | tables, to_array), leaves)
+                call = inputs.call_with(leaves | tables, to_array)
+                if path != "eager" and config.rotary is None:
+                    call = _with_traced_offset(call)
+                others, rules = _taken_apart(call, leaves)
                 cotangent = None
                 if inputs.cotangent is not None:
                     cotangent = to_array("cotangent", inputs.cotangent.astype(jax_dtype))
@@ -133,11 +153,28 @@ def _program(
     if path == "eager":
         return compute
     static = (3, 4)  # rules, training
-    compiled = jax.jit(compute, static_argnums=static, compiler_options=COMPILER_OPTIONS.get(device.platform))
+    options = None if path in OPTIMIZED.values() else options_for(device.platform)
+    compiled = jax.jit(compute, static_argnums=static, compiler_options=options)
     # What an accelerator's programs depend on is more than `kept_in` knows.
     if kept is None or device.platform != "cpu":
         return compiled
     return KeptProgram(compiled, static, device, kept, origin=origin(layer, path))
+
+
+@cache
+def options_for(platform: str) -> CompilerOptions | None:
+    """Return the compiler options for a platform, of which this jaxlib knows each; None for JAX's own settings."""
+    options = COMPILER_OPTIONS.get(platform)
+    return None if options is None else accepted(options)
+
+
+def _with_traced_offset(call: Call[Array]) -> Call[Array]:
+    """The call with an array (B,) in place of one offset of all queries, which would need a program of its own."""
+    mask = call.mask
+    if not (mask.has_positions and isinstance(mask.query_offset, int)):
+        return call
+    offsets = to_array("query_offset", np.full(len(call.queries), mask.query_offset))
+    return replace(call, mask=replace(mask, query_offset=offsets))
 
 
 def _taken_apart(call: Call[Array], leaves: Arrays) -> tuple[Arrays, Rules]:

@@ -32,6 +32,9 @@ import numpy as np
 from mha_core.files.kept import Kept, folder_for, machine
 from mha_core.files.source import installed_stamp, source_hash
 
+CompilerOptions = dict[str, bool | int | float | str]
+"""Name of an option of XLA -> its value, as `jax.jit` takes them."""
+
 PROJECT = "mha-parity"
 
 SETTINGS = ("JAX_", "XLA_", "PJRT_", "FLAX_", "NPROC", "TF_XLA_FLAGS")
@@ -182,6 +185,21 @@ def _tree(plain: Any, leaves: list[Any]) -> Any:
 
 SOURCE = "what a program is traced from"
 """How the keys of such pieces begin."""
+
+
+def accepted(options: CompilerOptions) -> CompilerOptions:
+    """Return those of the compiler options that this jaxlib knows: others have come and gone with its versions."""
+    return (
+        options if _is_known(options) else {name: value for name, value in options.items() if _is_known({name: value})}
+    )
+
+
+def _is_known(options: CompilerOptions) -> bool:
+    try:
+        jax.jit(lambda x: x, compiler_options=options).lower(1.0).compile()
+    except (RuntimeError, ValueError, TypeError):  # jaxlib's own is a RuntimeError
+        return False
+    return True
 
 
 def text_key(text: str) -> str:

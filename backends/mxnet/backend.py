@@ -24,7 +24,7 @@ class MXNetBackend(Backend):
     """backends.mxnet.MultiHeadAttention behind the contract."""
 
     name = "mxnet"
-    relative_cost = 2.0
+    relative_cost = 1.2
 
     def versions(self) -> dict[str, str]:
         return {"mxnet": mx.__version__}

@@ -42,9 +42,14 @@ def from_weights(
     with random_state_kept(salt=zlib.crc32(b"".join(array.tobytes() for array in checked.values()))):
         layer = MultiHeadAttention(**config.to_dict(), dtype=dtype)
         _build(layer)
-    for name, variable in variables(layer).items():
-        variable.assign(tf.cast(_transposed(name, tf.constant(checked[name])), variable.dtype))
+    assign(layer, checked)
     return layer
+
+
+def assign(layer: MultiHeadAttention, weights: Mapping[str, NDArray]) -> None:
+    """Write weights that fit its config into a built layer."""
+    for name, variable in variables(layer).items():
+        variable.assign(tf.cast(_transposed(name, tf.constant(weights[name])), variable.dtype))
 
 
 def to_weights(layer: MultiHeadAttention) -> Weights:

@@ -75,6 +75,7 @@ class CallSequence:
     Args:
         id, catches, config: as of a `Case`; a step may have another config.
         make: makes the steps.
+        one_path: whether a run asks it on one path, unless it asks everything.
     """
 
     id: str
@@ -82,6 +83,7 @@ class CallSequence:
     config: AttentionConfig
     make: Make
     expensive: bool = True
+    one_path: bool = False
 
     def steps(self, *, few_shapes: bool = False) -> list[Step]:
         """The steps, the same objects each time; `few_shapes`: see `Base`."""
@@ -278,11 +280,13 @@ class Base:
 class SequenceTable(list[CallSequence]):
     """The sequences of a module, in the order of `mha check --list`."""
 
-    def of(self, id: str, catches: str, config: AttentionConfig = SMALL) -> Callable[[Make], Make]:
+    def of(
+        self, id: str, catches: str, config: AttentionConfig = SMALL, *, one_path: bool = False
+    ) -> Callable[[Make], Make]:
         """Add a sequence; it decorates the function that makes the steps."""
 
         def add(make: Make) -> Make:
-            self.append(CallSequence(id, catches, config, make))
+            self.append(CallSequence(id, catches, config, make, one_path=one_path))
             return make
 
         return add

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,10 @@ from conformance.judging.compare import Mismatch, same_bits
 from conformance.judging.expected import Expected
 from conformance.subjects.items import reordered, take_items
 from mha_core import AttentionInputs, Trace
+
+Again = Literal["in every way", "in two ways", "never"]
+"""How often a layer is asked again that was right: four times, twice (with its items in another order, and after
+another case), or not at all."""
 
 AGAIN = "asked a second time"
 REORDERED = "with the items of the batch in another order"
@@ -57,14 +61,16 @@ def can_be_asked_again(subject: Any) -> bool:
 
 
 @lru_cache(maxsize=512)
-def questions(wanted: Expected) -> tuple[Question, ...]:
+def questions(wanted: Expected, again: Again = "in every way") -> tuple[Question, ...]:
     """What a subject is asked after the problem of `wanted`, in this order: put together once for all subjects."""
+    if again == "never":
+        return ()
     batch = wanted.problem.inputs.queries.shape[0]
-    found = [Question(AGAIN, wanted)]
-    if batch > 1:
-        order = np.roll(np.arange(batch), 1)
-        found.append(Question(REORDERED, in_other_order(wanted, order), order))
-    return (*found, Question(AFTERWARDS, wanted))
+    order = np.roll(np.arange(batch), 1)
+    reordered = [Question(REORDERED, in_other_order(wanted, order), order)] if batch > 1 else []
+    if again == "in two ways":
+        return (*(reordered or [Question(AGAIN, wanted)]),)
+    return (Question(AGAIN, wanted), *reordered, Question(AFTERWARDS, wanted))
 
 
 def in_other_order(wanted: Expected, order: np.ndarray) -> Expected:

@@ -15,6 +15,8 @@ from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.cases.sequence import Asked
 from conformance.judging.result import Result
+from conformance.plan import Plan
+from conformance.subjects.backend import as_users_run
 from mha_core.dtypes import DTYPES
 from mha_core.features import FEATURES
 
@@ -69,6 +71,7 @@ class LookedAt:
         dtypes, devices, paths: those that were run; a path is one of a backend's.
         kinds: those of KINDS, and SEQUENCES, that some call was.
         never: the dtypes, devices, paths and kinds that none was.
+        with_all: what `mha check --all` asks besides.
     """
 
     sizes: dict[str, int]
@@ -77,32 +80,37 @@ class LookedAt:
     paths: tuple[str, ...]
     kinds: tuple[str, ...]
     never: tuple[str, ...]
+    with_all: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
         """All of it in one line, but for the kinds that were met.
 
         >>> LookedAt({"keys": 1100}, ("float32",), ("cpu",), ("eager",), (), ("float64", "a GPU")).line
-        'Looked at: keys to 1,100; float32; cpu; the path eager. Never: float64, a GPU.'
+        'Covered: keys to 1,100; float32; cpu; the path eager. Not covered: float64, a GPU.'
         """
         sizes = ", ".join(f"{words} to {size:,}" for words, size in self.sizes.items())
         paths = f"the path{'s' * (len(self.paths) > 1)} {', '.join(self.paths)}" if self.paths else ""
         said = "; ".join(filter(None, [sizes, ", ".join(self.dtypes), ", ".join(self.devices), paths]))
-        never = f" Never: {', '.join(self.never)}." if self.never else ""
-        return f"Looked at: {said}.{never}"
+        never = f" Not covered: {', '.join(self.never)}." if self.never else ""
+        with_all = f" Only with --all: {'; '.join(self.with_all)}." if self.with_all else ""
+        return f"Covered: {said}.{never}{with_all}"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, with the line."""
         return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "line": self.line}
 
 
-def looked_at(asked: Iterable[Asked], results: Sequence[Result], subjects: Iterable[Any]) -> LookedAt | None:
+def looked_at(
+    asked: Iterable[Asked], results: Sequence[Result], subjects: Iterable[Any], plan: Plan | None = None
+) -> LookedAt | None:
     """What the calls of these results were; None if there was no answer.
 
     Args:
         asked: the cases and sequences.
         results: those that had no answer do not count.
         subjects: whom they were asked; backends among them say which paths they have.
+        plan: what of it the run asked. Default: everything.
     """
     answered = [result for result in results if result.status not in ("unsupported", "failed")]
     if not answered:
@@ -116,7 +124,7 @@ def looked_at(asked: Iterable[Asked], results: Sequence[Result], subjects: Itera
         sizes = {words: max(size, own[SIZES[words]]) for words, size in sizes.items()}
         problem = case.build()
         kinds |= {words for words, met in KINDS.items() if words not in kinds and met(problem)}
-    paths, all_paths = _paths(subjects)
+    paths, all_paths = _paths(subjects, there)
     dtypes = tuple(dict.fromkeys(result.dtype for result in answered))
     devices = tuple(dict.fromkeys(result.device for result in answered))
     never = [dtype for dtype in DTYPES if dtype not in dtypes]
@@ -124,7 +132,8 @@ def looked_at(asked: Iterable[Asked], results: Sequence[Result], subjects: Itera
     never += [f"the path {path}" for path in all_paths if path not in paths]
     never += [words for words in (*KINDS, SEQUENCES) if words not in kinds]
     met = tuple(words for words in (*KINDS, SEQUENCES) if words in kinds)
-    return LookedAt(sizes, dtypes, devices, tuple(paths), met, tuple(never))
+    with_all = () if plan is None else tuple(plan.only_with_all(there))
+    return LookedAt(sizes, dtypes, devices, tuple(paths), met, tuple(never), with_all)
 
 
 def _calls(asked: Iterable[Asked]) -> Iterator[Case]:
@@ -135,8 +144,9 @@ def _calls(asked: Iterable[Asked]) -> Iterator[Case]:
             yield from (step.case for step in one.steps())
 
 
-def _paths(subjects: Iterable[Any]) -> tuple[list[str], list[str]]:
+def _paths(subjects: Iterable[Any], asked: Sequence[Asked]) -> tuple[list[str], list[str]]:
     """The paths of backends that were run, and all that these backends have."""
+    as_users = any(isinstance(one, Case) and one.as_users_run for one in asked)
     run: dict[str, None] = {}
     there: dict[str, None] = {}
     for subject in subjects:
@@ -144,4 +154,7 @@ def _paths(subjects: Iterable[Any]) -> tuple[list[str], list[str]]:
         if backend is not None:
             there |= dict.fromkeys(backend.paths())
             run |= dict.fromkeys([subject.path or backend.paths()[0]])
+            if as_users:
+                other = as_users_run(subject)
+                run |= dict.fromkeys([other.path or backend.paths()[0]])
     return list(run), list(there)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.bounds.precision import Precision
@@ -56,6 +56,15 @@ class BackendSubject:
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         path = {} if self.path is None else {"path": self.path}
         return self.backend.prepare(config, weights, dtype=self.dtype, device=self.device, **path)
+
+
+def as_users_run(subject: Any) -> Any:
+    """Return a backend in float32 as its users' programs are compiled, which takes longer; any other subject itself."""
+    if not isinstance(subject, BackendSubject) or subject.dtype != "float32":
+        return subject
+    path = subject.backend.paths()[0] if subject.path is None else subject.path
+    other = subject.backend.as_users_run(path)
+    return subject if other == path else replace(subject, path=other)
 
 
 def paths_to_check(backend: Backend, path: str | None) -> tuple[str | None, ...]:

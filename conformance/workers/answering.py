@@ -6,6 +6,7 @@ are computed in other processes; this one gives arrays.
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from functools import cache
 from importlib import import_module
@@ -34,6 +35,9 @@ Source = tuple[Any, ...]
 
 PREPARED = 8
 """How many prepared layers are kept."""
+
+LOOKS = 10_000
+"""New objects between two looks for cycles: a fourteenth of the looks that Python takes by itself."""
 
 _sessions: OrderedDict[str, Session] = OrderedDict()
 """Name of a prepared layer -> what asks it; the last few."""
@@ -137,10 +141,21 @@ def _check_sendable(arrays: dict[str, NDArray], dtype: str) -> None:
 @cache
 def _backend(name: str, folder: Path | None) -> Backend:
     """The backend, which keeps its programs in this folder."""
-    with quiet_stderr():
-        found = load(name)
+    found = _loaded(name)
     use_compile_cache(found)
     return found
+
+
+def _loaded(name: str) -> Backend:
+    """The backend. Python looks for cycles less often from now on, and not among what its framework has made."""
+    gc.disable()
+    try:
+        with quiet_stderr():
+            return load(name)
+    finally:
+        gc.freeze()
+        gc.set_threshold(LOOKS)
+        gc.enable()
 
 
 def backend_subject(name: str, dtype: str, device: str, path: str | None) -> BackendSubject:
@@ -162,8 +177,8 @@ def described_backend(name: str) -> dict[str, Any]:
     import platform
     import sys
 
+    found = _loaded(name)
     with quiet_stderr():
-        found = load(name)
         devices = found.devices()
     return {
         "name": found.name,
@@ -176,6 +191,7 @@ def described_backend(name: str) -> dict[str, Any]:
         "_dtypes": {device: found.dtypes(device) for device in devices},
         "_paths": found.paths(),
         "_default_paths": found.default_paths(),
+        "_as_users_run": {path: found.as_users_run(path) for path in found.paths()},
         "_kernels": {
             (device, path): found.softmax_kernel(device, path) for device in devices for path in found.paths()
         },

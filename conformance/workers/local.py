@@ -31,8 +31,8 @@ class Local(Executor):
     """Runs functions in threads, as `concurrent.futures.ThreadPoolExecutor`, but not in the order in which they came.
 
     A thread that has begun with the units of one home goes on with them, because its process has imported that
-    framework; then it takes a home that nobody serves: the first thread the most expensive one, the others the
-    cheapest, so that results come early; in the end they help each other.
+    framework; then it takes the most expensive home that nobody serves, so that all end together; in the end they help
+    each other.
 
     Args:
         workers: how many threads, and so how many processes at work at a time. None: one for each core.
@@ -94,7 +94,7 @@ class Local(Executor):
                 if self._is_shut:
                     return None
                 self._changed.wait()
-            chosen = self._chosen(number, before)
+            chosen = self._chosen(before)
             self._jobs.remove(chosen)
             self._serving[number] = chosen.home
             left = {*self._serving.values(), *(job.home for job in self._jobs)}
@@ -102,7 +102,7 @@ class Local(Executor):
             end_idle(before)
         return chosen
 
-    def _chosen(self, number: int, before: Home | None) -> _Job:
+    def _chosen(self, before: Home | None) -> _Job:
         homes: dict[Home | None, float] = {}
         for job in self._jobs:
             homes[job.home] = homes.get(job.home, 0.0) + job.cost
@@ -112,7 +112,7 @@ class Local(Executor):
             serving = list(self._serving.values())
             free = [home for home in homes if home not in serving]
             if free:
-                home = max(free, key=homes.__getitem__) if number == 0 else min(free, key=homes.__getitem__)
+                home = max(free, key=homes.__getitem__)
             else:
                 home = max(homes, key=lambda home: homes[home] / (1 + serving.count(home)))
         return next(job for job in self._jobs if job.home == home)

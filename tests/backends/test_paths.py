@@ -28,10 +28,10 @@ pytestmark = (
 PATHS = {
     "torch": ("eager", "compiled", "fast", "fast-compiled", "blocks"),
     "tf": ("eager", "compiled", "fast", "fast-compiled", "fast-xla", "blocks"),
-    "jax": ("compiled", "eager", "fast", "blocks"),
+    "jax": ("compiled", "eager", "fast", "blocks", "optimized", "fast-optimized"),
     "mxnet": ("eager", "fast", "blocks"),
 }
-IN_BLOCKS = ("fast", "fast-compiled", "fast-xla", "blocks")
+IN_BLOCKS = ("fast", "fast-compiled", "fast-xla", "fast-optimized", "blocks")
 """The paths that hold no weights."""
 # torch.compile takes seconds for each of these, so they are few: an evaluation step with an empty
 # item, a training step with every feature at once, and the other score. `test_parity.py` has all cases

@@ -133,7 +133,7 @@ def _layouts(base: Base) -> list[Step]:
     ]
 
 
-@SEQUENCES.of("sequence-mask-shapes", "a mask of fewer axes, or of an axis of 1, spread over another")
+@SEQUENCES.of("sequence-mask-shapes", "a mask of fewer axes, or of an axis of 1, spread over another", one_path=True)
 def _shapes(base: Base) -> list[Step]:
     batch, queries, keys = base.sizes
     heads = base.config.num_heads

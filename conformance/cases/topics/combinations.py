@@ -6,10 +6,12 @@ scale of one's own, a mask of one source replaces that of the other.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from conformance.cases.case import Case, Rng
-from conformance.cases.parts import case, random_allowed
+from conformance.cases.parts import case, number_in_open, random_allowed
 from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionMask
 
@@ -65,6 +67,17 @@ def packed_documents(rng: Rng, case: Case) -> AttentionMask:
     return AttentionMask(allowed=np.broadcast_to(one, shape), causal=True, bias=rng.normal(size=(case.key_len,)))
 
 
+CAUSAL_SOFTCAP: dict[str, Any] = {
+    "num_heads": 2,
+    "softcap": 0.9,
+    "score": "dot",
+    "query_len": 6,
+    "batch": 5,
+    "causal": True,
+    "window": (None, None),
+    "trivial_mask": "a window without any bound is no window",
+}
+
 CASES = [
     case(
         "softcap-windowed",
@@ -76,31 +89,31 @@ CASES = [
         dropout=0.1,
         training=True,
         batch=4,
+        query_len=8,
         key_len=8,
         mask=windowed_by_head,
+        same_sizes="as many queries as keys: a keep-mask can be transposed",
     ),
     case(
         "causal-softcap",
         "a softcap that takes the mask's large negative numbers for scores, where it is causal",
-        num_heads=2,
-        softcap=0.9,
-        score="dot",
-        query_len=9,
-        batch=5,
-        causal=True,
-        window=(None, None),
-        trivial_mask="a window without any bound is no window",
+        **CAUSAL_SOFTCAP,
+    ),
+    case(
+        "nan-under-softcap",
+        "a NaN that a softcap, or a large number in place of -inf, makes finite",
+        **CAUSAL_SOFTCAP,
+        change=number_in_open("keys", np.nan),
     ),
     case(
         "bare-capped",
-        "heads that come as they are beside a softcap, a bias by head, a wide window and dropout",
+        "heads that come as they are beside a softcap, a bias by head, a window that is closed ahead, and dropout",
         AttentionConfig(30, 5, value_head_dim=7, projections=False, softcap=2.0, dropout=0.3),
         query_len=4,
         key_len=8,
-        mask=lambda rng, case: AttentionMask(bias=rng.normal(size=(1, 5, 1, 1)), window=(8, 8)),
+        mask=lambda rng, case: AttentionMask(bias=rng.normal(size=(1, 5, 1, 1)), window=(8, 0)),
         training=True,
         same_sizes="without projections the inputs have the widths of the heads",
-        trivial_mask="a window wider than all keys excludes none",
     ),
     case(
         "additive-in-training",

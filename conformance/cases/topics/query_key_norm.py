@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.cases.parts import OF_HEADS, bare_case, case
-from conformance.cases.topics.rotary import PADDED_PAST, TURNING, placed
+from conformance.cases.topics.rotary import LLAMA3, PADDED_PAST, TURNING, YARN, far_apart, given_tables
 from mha_core import AttentionConfig
 
 CASES = [
@@ -34,7 +34,7 @@ CASES = [
         head_dim=10,
         rotary={**TURNING, "interleaved": True, "start": "last"},
         query_key_norm={"order": "after", "offset": 1, "eps": 0.4},
-        positions=placed,
+        positions=given_tables,
         valid_lens=[7, 4],
     ),
     case(
@@ -42,10 +42,13 @@ CASES = [
         "a mean that is not taken away, a bias that is lost, beside channels that turn",
         num_heads=6,
         num_kv_heads=3,
-        rotary={"width": 8, "base": 20.0},
+        rotary={"width": 8, "base": 5000.0, "rule": LLAMA3},
         query_key_norm={"kind": "layer", "weight": "per_head", "bias": True, "eps": 0.2},
+        key_len=15,
+        past_len=8,
+        positions=far_apart,
         causal=True,
-        query_offset=1,
+        query_offset=8,
     ),
     case(
         "query-key-norm-all",
@@ -53,9 +56,10 @@ CASES = [
         num_heads=6,
         num_kv_heads=3,
         head_dim=8,
-        rotary={"base": 20.0},
+        rotary={"base": 5000.0, "rule": YARN},
         query_key_norm={"scope": "all", "weight": "per_head", "offset": 1, "eps": 0.2},
         query_len=9,
+        positions=far_apart,
     ),
     bare_case(
         "query-key-norm-bare",

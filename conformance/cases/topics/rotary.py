@@ -26,6 +26,12 @@ LONGROPE = {
     "original_max_position_embeddings": 7,
     "factor": 4.0,
 }
+LONGROPE_WIDE = {
+    **LONGROPE,
+    "short_factor": [1.0, 1.3, 1.6, 2.0, 2.5, 3.0],
+    "long_factor": [1.2, 3.0, 5.0, 8.0, 12.0, 16.0],
+    "original_max_position_embeddings": 14,
+}
 
 
 def growing(rng: Rng, shape: tuple[int, ...], first: int = 0) -> NDArray[np.int64]:
@@ -149,8 +155,8 @@ CASES = [
     ),
     case(
         "rotary-longrope",
-        "the long factors of the longrope rule at exactly the length that the model was trained for",
-        rotary={"width": 8, "base": 20.0, "rule": LONGROPE},
+        "the long factors of the longrope rule at exactly the length of training; axes in turn taken for a layout",
+        rotary={"width": 8, "base": 20.0, "rule": LONGROPE, "sections": (2, 1, 1), "sections_interleaved": True},
     ),
     case(
         "rotary-axes",
@@ -169,7 +175,7 @@ CASES = [
         "heads that come as they are, and are not turned; split heads read as positions",
         embed_dim=72,
         head_dim=12,
-        rotary={"base": 20.0},
+        rotary={"base": 20.0, "rule": LONGROPE_WIDE},
         batch=3,
         query_len=4,
         key_len=14,

@@ -11,7 +11,7 @@ CASES = [
         batch=5,
         valid_lens=[0, 1, 3, 6, 7],
     ),
-    case("prime", "a wrong axis, size or transposition anywhere"),
+    case("prime", "a wrong axis, size or transposition anywhere", as_users_run=True),
     case("no-bias", "a bias that is added though there is none", bias=False),
     case("no-key-bias", "one bias flag for all projections", bias={"q_proj": True, "v_proj": True, "out_proj": True}),
     case(

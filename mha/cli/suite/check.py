@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from conformance.cases.sequence import Asked
     from conformance.deviations.known import Deviations
     from conformance.judging.result import Result
+    from conformance.plan import Plan
     from conformance.subjects.subject import Subject
     from conformance.workers.interpreters import Settings
 
@@ -71,6 +72,9 @@ class CheckOptions(Reported, Apart):
     path: str | None = option(
         "--path",
         help="Run the backends on this path, such as eager or compiled. Default: its first, and fast.",
+    )
+    everything: bool = options.flag(
+        "--all", "Ask every case in every dtype and on every path, and each layer four times again in each."
     )
     time_limit: float = options.time_limit()
     table_path: Path | None = options.deviations_file("Also a table of known deviations of your own, in TOML.")
@@ -119,9 +123,9 @@ def check(asked: CheckOptions) -> None:
     Exit status: 0 equal or as listed, 1 different, 2 could not run.
     """
     from conformance.deviations import known as deviations
+    from conformance.plan import Plan
     from conformance.reports import text as report
     from conformance.reports.looked_at import looked_at
-    from conformance.runner import asked_of
     from mha_core.dtypes import check_dtype
 
     console, errors = consoles()
@@ -154,9 +158,10 @@ def check(asked: CheckOptions) -> None:
     if not found.subjects:
         asked.write(report.to_json([], {}, known, found.broken), [], COULD_NOT_RUN)
         raise SystemExit(COULD_NOT_RUN)
-    runs = [(case, subject) for subject in found.subjects for case in asked_of(subject, cases, found.subjects)]
-    results, interrupted = _judged(errors, runs, asked, settings, known)
-    looked = looked_at(cases, results, found.subjects)
+    plan = Plan(found.subjects, everything=asked.everything or bool(asked.patterns) or asked.count is not None)
+    runs = [(case, subject) for subject in found.subjects for case in plan.asked(subject, cases)]
+    results, interrupted = _judged(errors, runs, asked, settings, known, plan=plan)
+    looked = looked_at(cases, results, found.subjects, plan)
     report.print_results(console, results, looked)
     if interrupted:
         warn(errors, [f"interrupted: {len(results)} of {len(runs)} results are there"])
@@ -177,6 +182,7 @@ def _judged(
     known: Deviations | None,
     *,
     whole: bool = False,
+    plan: Plan | None = None,
 ) -> tuple[list[Result], bool]:
     """The results of all runs in their order, or of those up to an interrupt by the user; and whether there was one.
 
@@ -189,7 +195,7 @@ def _judged(
     rows: dict[tuple[str, str, str], list[Result]] = {}
 
     def judging(executor: Executor) -> Iterator[tuple[int, Result]]:
-        for number, result in run_apart(runs, executor, settings, known, whole=whole):
+        for number, result in run_apart(runs, executor, settings, known, whole=whole, plan=plan):
             yield number, result  # moves the bar on, before a line is printed above it
             row = (result.subject, result.dtype, result.device)
             rows.setdefault(row, []).append(result)

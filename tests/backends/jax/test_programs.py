@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +16,7 @@ from backends.jax import backend as jax_backend
 from backends.jax import programs
 from backends.jax.backend import JaxBackend
 from backends.jax.layers import MultiHeadAttention
-from backends.jax.programs import exact, kept_in
+from backends.jax.programs import accepted, exact, kept_in
 from conformance.cases.table import select
 from mha_core.config import ProjectionBias
 from mha_core.files.kept import Kept, pieces
@@ -164,6 +167,77 @@ def test_where_nothing_can_be_written_it_is_compiled(tmp_path):
     in_the_way = tmp_path / "file"
     in_the_way.write_text("no folder")
     assert answers(in_the_way, "ragged-square") == answers(None, "ragged-square")
+
+
+def test_on_a_full_disk_it_is_compiled(tmp_path, monkeypatch, compilations):
+    """A piece is written up to where there is no room; what stands beside it is read all the same."""
+    wanted = answers(None, "ragged-square", "past")
+    answers(tmp_path, "ragged-square")
+    there = len(list(pieces(tmp_path)))
+
+    def full(file, flag=None):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.replace", full)
+    assert answers(tmp_path, "ragged-square", "past") == wanted
+    assert len(compilations) == 2
+    assert len(list(pieces(tmp_path))) == there
+
+
+ONE_OF_TWO = """
+import hashlib, sys
+from pathlib import Path
+from backends.jax.backend import JaxBackend
+from conformance.cases.table import select
+backend = JaxBackend()
+backend.use_cache(Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for case in select(("ragged-square", "square-causal", "past")):
+    problem = case.build().rounded("float32")
+    arrays = backend.prepare(problem.config, problem.weights, dtype="float32")(problem.inputs).arrays()
+    print({name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items()})
+"""
+
+
+def test_two_processes_write_one_folder_at_once(tmp_path, compilations):
+    command = [sys.executable, "-c", ONE_OF_TWO, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in both] == ["ready\n"] * 2
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert said[0] == said[1]
+    assert len(list(pieces(tmp_path))) == 6  # none twice, and none that is half written
+    cases = "ragged-square", "square-causal", "past"
+    assert answers(tmp_path, *cases) == answers(None, *cases)
+    assert not compilations
+
+
+def test_programs_as_users_compile_them_are_kept_apart(tmp_path, compilations):
+    assert JaxBackend().as_users_run("compiled") == "optimized"
+    assert JaxBackend().as_users_run("eager") == "eager"
+    fast = answers(tmp_path, "prime")
+    slow = answers(tmp_path, "prime", path="optimized")
+    assert len(compilations) == 2
+    assert set(fast[0]) == set(slow[0])
+    assert answers(tmp_path, "prime", path="optimized") == slow
+    assert len(compilations) == 2
+
+
+def test_an_option_that_jaxlib_does_not_know_is_left_out():
+    known = dict(jax_backend.COMPILER_OPTIONS["cpu"])
+    assert accepted(known) == known
+    assert accepted({**known, "xla_cpu_of_another_version": True}) == known
+
+
+def test_one_offset_of_all_queries_needs_no_program_of_its_own(tmp_path, compilations):
+    answers(tmp_path, "causal", "causal-bottom-right", "causal-offset-per-item")
+    assert len(compilations) == 1
 
 
 def test_programs_of_other_versions_flags_and_options_are_not_found(tmp_path, monkeypatch):
