@@ -12,7 +12,7 @@ from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.observations import listed_in
 from conformance.diagnosis.text import ENDED, describe
 from conformance.measure.probes import select_probes
-from conformance.measure.search.measure import measure
+from conformance.measure.search import measure
 from conformance.measure.text import probe_text
 from conformance.subjects.subject import Subject
 from conformance.workers.execute import call
@@ -69,10 +69,9 @@ def explained(way: Callable[..., tuple[str, bool]], *arguments: Any) -> str:
 def probed(subject: Subject, patterns: Sequence[str], *, progress: Progress = _nothing) -> tuple[str, bool, bool]:
     """What some probes show, in words; whether one of them differs; and whether the subject answers at all."""
     measured = measure(subject, probes=select_probes(patterns), progress=progress)
-    names = {probe.id for probe in select_probes(patterns, alone=True)}
-    shown = [outcome for outcome in measured.outcomes if outcome.probe.id in names]
+    shown = measured.outcomes
     text = "\n\n".join(probe_text(measured, outcome) for outcome in shown)
-    return text, any(outcome.differing for outcome in shown), bool(measured.asker.configs)
+    return text, any(one.differing for one in shown), bool(measured.asker.configs)
 
 
 def beside_no_subject(

@@ -21,7 +21,7 @@ from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.compare import worst
 from conformance.judging.expected import expected
 from conformance.judging.near import Nearness
-from conformance.measure.search.behaviour import narrower
+from conformance.measure.behaviour import narrower
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug, DoesNotApply, pipelines
 from mha_core import STAGES
