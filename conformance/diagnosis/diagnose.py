@@ -31,6 +31,7 @@ from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
 from mha_core import STAGES, SpecError
 from mha_core.errors import one_line
+from mha_core.parts import PARTS
 
 LONGEST = 600.0
 """Seconds that the search for a reason may take; what differs is said in any case."""
@@ -48,6 +49,7 @@ class Diagnosis:
         deviating: id of each case where it differs only as is listed -> the ids of these deviations.
         ended: why the search for a reason ended before it was through, in one line; else None.
         left_out: case id -> why it could not be judged.
+        unasked: the parts of a layer that every failing case has; isolating problems have none of them.
         raised: the ids of those of them in which the subject failed, and did not say that it can't express them.
         mismatch: the first array over its bound, in the failing case that shows it earliest.
         visible: the names of the arrays that the subject exposes.
@@ -77,6 +79,7 @@ class Diagnosis:
     again: Diagnosis | None = None
     exchanged: Diagnosis | None = None
     deviating: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unasked: tuple[str, ...] = ()
     raised: tuple[str, ...] = ()
     ended: str | None = None
 
@@ -146,6 +149,7 @@ def diagnose(
         raised=tuple(id for id, reason in left_out.items() if isinstance(reason, SubjectFailed)),
         mismatch=_earliest(failing),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
+        unasked=tuple(p for p in PARTS if failing and all(p in one.case.config.parts for one in failing)),
         deviating={one.case.id: ids for one, ids in listed.items() if ids},
     )
     asked = _Asked(subject, cases, bugs, runs, experiments, known, progress)
@@ -243,6 +247,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
             asker=asker,
             zoo=zoo,
             suffices=lambda model: bool(search.wholly([model])),
+            like=[one.wanted.problem for one in observations],
             progress=progress,
         )
         found = replace(found, measured=measured)

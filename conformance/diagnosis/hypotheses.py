@@ -67,7 +67,14 @@ def preferred(models: Iterable[Model]) -> list[Model]:
         return len(model), sum(map(is_measured, model))
 
     ranked = sorted(models, key=rank)
-    return [model for model in ranked if rank(model) == rank(ranked[0])][:SHOWN]
+    # A factor of queries is one of scores too: it is said of the first place that has it.
+    told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}
+    return [model for model in ranked if rank(model) == rank(ranked[0]) and model in told.values()][:SHOWN]
+
+
+def _factor(bug: Bug) -> str:
+    _, times, number = bug.id.partition("-times-")
+    return times + number if is_measured(bug) and times else bug.id
 
 
 class Search:

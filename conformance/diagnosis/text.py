@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
+from conformance.judging.compare import Mismatch
 from conformance.measure.faults import is_measured
 from conformance.measure.text import details as details_of
 from conformance.measure.text import located_text, sizes
@@ -13,6 +15,8 @@ from mha_core.errors import listed
 
 ENDED = "The diagnosis ended early, so no reason is known:"
 ENDED_AFTER = "The diagnosis ended early, so other reasons are possible:"
+
+NOTHING = " There is nothing to explain."
 
 EXCHANGED = "Every output is (Lq, B, Do), and must be (B, Lq, Do): exchange axes 0 and 1. Then:"
 
@@ -27,7 +31,7 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     if diagnosis.exchanged is not None:
         return "\n".join([*lines, EXCHANGED, describe(diagnosis.exchanged, details=details)])
     if diagnosis.mismatch is not None:
-        lines.append(_place(diagnosis))
+        lines.append(f"First array over its bound: {shown(diagnosis.mismatch)}.")
         if diagnosis.ended is None or _said(diagnosis):
             lines.append(cause(diagnosis))
         lines += diagnosis.remarks
@@ -52,12 +56,13 @@ def _said(diagnosis: Diagnosis) -> bool:
 
 def _left_out(diagnosis: Diagnosis) -> list[str]:
     """Return one line about the cases that were left out, by reason."""
-    by_reason: dict[str, list[str]] = {}
-    for case, reason in diagnosis.left_out.items():
-        by_reason.setdefault(reason, []).append(case)
-    ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    said = [f"{_cases(len(cases))} ({reason})" for reason, cases in ranked]
-    return [f"Left out, and so not explained: {listed(said, REASONS_SHOWN)}."] if said else []
+    said = []
+    for raised, words in ((False, "can't be expressed"), (True, "raised")):
+        reasons = [why for id, why in diagnosis.left_out.items() if (id in diagnosis.raised) is raised]
+        if reasons:
+            ranked = Counter(why.partition(";")[0].partition(" (")[0] for why in reasons).most_common()
+            said.append(f"{_cases(len(reasons))} {words} ({listed([why for why, _ in ranked], CASES_SHOWN)})")
+    return [f"Left out: {'; '.join(said)}."] if said else []
 
 
 def _extent(diagnosis: Diagnosis) -> str:
@@ -69,11 +74,10 @@ def _extent(diagnosis: Diagnosis) -> str:
         ids = ", ".join(dict.fromkeys(id for ids in diagnosis.deviating.values() for id in ids))
         who += f" differs in {_cases(len(diagnosis.deviating))} as is listed ({ids})"
         if not total:
-            return f"{who}. There is nothing to explain."
+            return f"{who}.{NOTHING}"
         who += ". Else it"
     if not diagnosis.differs:
-        end = "" if diagnosis.raised else " There is nothing to explain."
-        return f"{who} is equal to the reference in {_all(total)}.{end}"
+        return f"{who} is equal to the reference in {_all(total)}.{NOTHING * (not diagnosis.raised)}"
     if not diagnosis.failing:
         return f"{who} is equal to the reference in {_all(total)}, asked once. But: {' '.join(diagnosis.remarks)}"
     if total == 1:
@@ -85,9 +89,15 @@ def _all(total: int) -> str:
     return "the one case" if total == 1 else f"all {total} cases"
 
 
-def _place(diagnosis: Diagnosis) -> str:
-    assert diagnosis.mismatch is not None
-    return f"First array over its bound: {diagnosis.mismatch.message}"
+def shown(mismatch: Mismatch) -> str:
+    """Return the worst place of an array that differs, in words."""
+    if mismatch.index is None:
+        return mismatch.message
+    where = ", ".join(map(str, mismatch.index))
+    return (
+        f"{mismatch.stage}, in {mismatch.wrong} of {mismatch.total} elements; worst at [{where}]: got "
+        f"{mismatch.actual:.6g}, expected {mismatch.expected:.6g}, allowed error {mismatch.allowed:.3g}"
+    )
 
 
 def cause(diagnosis: Diagnosis) -> str:
@@ -105,6 +115,8 @@ def cause(diagnosis: Diagnosis) -> str:
         lines += ["No bug on file explains all of it. The closest:", *map(_close, diagnosis.closest[:REASONS_SHOWN])]
     elif not diagnosis.remarks:
         lines.append("No bug on file, nor two of them, explains what it gives.")
+    if diagnosis.unasked and not diagnosis.partly:
+        lines.append(f"Every case that fails has {' and '.join(diagnosis.unasked)}, which further calls don't ask for.")
     return inside + "\n".join(lines)
 
 
@@ -120,7 +132,7 @@ def _explained(diagnosis: Diagnosis, total: int) -> str:
     if not best.bugs:
         return f"Nothing else has to explain it: {_all(total)} are right then."
     where = "that case" if total == 1 else f"all {total} cases, failing and passing"
-    more = 0 if diagnosis.measured is None else diagnosis.measured.asker.questions
+    more = 0 if diagnosis.measured is None else sum(len(one.asked) for one in diagnosis.measured.outcomes)
     further = f", and {more} further calls confirm it" if more else ""
     what = "explains" if best.others else "gives the same numbers in"
     return "\n".join([f"Cause: this {what} {where}{further}.", *_told(diagnosis.explanations), *_others(best)])

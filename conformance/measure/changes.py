@@ -14,6 +14,7 @@ from conformance.measure.expressions import DIGITS, Expression, expressions_of
 from conformance.measure.orders import order_changes
 from conformance.measure.sample import Apply, Change, Sample, Setting, elementwise
 from conformance.zoo.bug import DoesNotApply
+from conformance.zoo.forward.precision import to_integers
 from mha_core.dtypes import round_to
 
 MOST = 6
@@ -66,6 +67,7 @@ def fit(samples: Sequence[Sample], gauge: int | None = None) -> list[Change]:
 
 def _candidates(samples: Sequence[Sample]) -> Iterator[Change]:
     yield from map(times, _factors(samples))
+    yield from _means(samples)
     yield from _of_heads(samples)
     yield from order_changes(samples)
     yield from _functions(samples)
@@ -86,6 +88,17 @@ def _gives(change: Change, samples: Iterable[Sample]) -> bool:
             return False
         made += 1
     return made > 0
+
+
+def _means(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Yield the mean over one axis in place of each."""
+    for axis, name in enumerate(samples[0].axes):
+        yield Change(
+            f"mean-over-{name}".replace(" ", "-"),
+            f"replaced by their mean over the {name} axis",
+            lambda x, axes, s, axis=axis: np.broadcast_to(x.mean(axis=axis, keepdims=True), x.shape),  # type: ignore[misc]
+            LEAVE_OUT,
+        )
 
 
 def _factors(samples: Sequence[Sample]) -> list[Expression]:
@@ -178,17 +191,6 @@ def _with(of: Callable[[NDArray, float], NDArray], number: Expression) -> Apply:
     return lambda array, axes, setting: of(array, number.at(setting))
 
 
-def integers(array: NDArray, bits: int, axis: int | None = None) -> NDArray:
-    """Return the array rounded to integers of some bits times a scale, by which the largest is the largest integer.
-
-    >>> integers(np.array([[1.0, 0.3], [127.0, 50.4]]), 8, 1)
-    array([[  1.        ,   0.2992126 ],
-           [127.        ,  50.        ]])
-    """
-    step = np.abs(array).max(axis=axis, keepdims=True, initial=0.0) / (2 ** (bits - 1) - 1)
-    return np.where(step > 0.0, np.round(array / np.where(step > 0.0, step, 1.0)) * step, array)
-
-
 def _roundings(samples: Sequence[Sample]) -> Iterator[Change]:
     first = next(sample for sample in samples if sample.differs)
     x, y = first.pairs
@@ -209,7 +211,7 @@ def _roundings(samples: Sequence[Sample]) -> Iterator[Change]:
 def _to_integers(bits: int, axis: str) -> Apply:
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
         others = tuple(place for place, name in enumerate(axes) if name != axis) if axis else None
-        return integers(array, bits, others)  # type: ignore[arg-type]
+        return to_integers(array, bits, others)
 
     return apply
 

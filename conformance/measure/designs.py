@@ -111,9 +111,6 @@ def changed(problem: Problem, weights: Mapping[str, NDArray | float] | None = No
 NO_BIASES: Mapping[str, float] = {f"{name}.bias": 0.0 for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
 """`weights` for `generic`: every bias of a projection is 0."""
 
-EQUAL_SCORES: Mapping[str, float] = {"q_proj.weight": 0.0, "q_proj.bias": 0.0}
-"""`weights` for `generic`: queries are 0, so every score of a dot product is 0 and weights are uniform."""
-
 
 def with_zero(rows: NDArray) -> NDArray:
     """Return keys (B, L, width) of which the first is 0: its score is 0, whatever the scale."""

@@ -57,7 +57,7 @@ def localise(measured: Measured) -> Located | None:
     if first.probe.stage:
         seen = next((lines for one in first.differing if (lines := drawn(evidence, one))), [])
         return Located(first.probe.stage, problem, tuple(seen))
-    read = {"one-key": _of_values, "scores": _of_scores}
+    read = {"value-bias": _of_values, "one-key": _of_values, "scores": _of_scores}
     found = []
     for outcome in measured.outcomes:
         if outcome.differing and (outcome is first or outcome.probe.id in read):

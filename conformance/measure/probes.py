@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from conformance.cases.select import select_by_id
 from conformance.measure import problems as p
-from conformance.measure.designs import EQUAL_SCORES, NO_BIASES, generic
+from conformance.measure.designs import NO_BIASES, generic
 from conformance.measure.problems import LARGE, SMALL, Problems
 
 
@@ -40,7 +40,8 @@ SCORES = "scale similarity queries new_keys query_inputs key_inputs q_proj.weigh
 NO_VALUES = p.of(NO_BIASES, values=0.0)
 PLAIN, LARGER, BIASED = p.of(NO_BIASES), p.of(NO_BIASES, values=10.0), p.of({})
 ONE_KEY, MANY = (2, 1), (4, 6)
-UNIFORM, UNIFORM_BIASED = p.of(p.NOTHING), p.of(dict(EQUAL_SCORES))
+UNIFORM = p.of(NO_BIASES, queries=0.0)
+UNIFORM_BIASED = p.of({"q_proj.bias": 0.0}, queries=0.0)
 ONE_KEYS = p.joined(*(p.each_layer(make, ONE_KEY) for make in (PLAIN, LARGER, BIASED)), p.many_heads(PLAIN, *ONE_KEY))
 SUMMED = p.joined(p.each_layer(UNIFORM, SMALL), p.each_layer(UNIFORM_BIASED, LARGE, LARGE[::-1], (2, 22)))
 SCORED = p.joined(p.each_layer(p.scored, SMALL, LARGE), p.each_layer(p.square, SMALL), p.many_heads(PLAIN, *MANY))
@@ -59,7 +60,7 @@ PROBES: tuple[Probe, ...] = (
         "value-bias",
         "One key whose value is 0, and no bias but the values'.",
         p.bias_alone("v_proj"),
-        "values",
+        "",
         "v_proj.bias new_values",
     ),
     Probe("one-key", "One key, whose weight is 1: only values, heads and the output can show.", ONE_KEYS, "", VALUES),
@@ -94,14 +95,14 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "masked-scores",
         "A mask and scores that differ: what excluded keys have.",
-        p.masked(p.one_source, weights=NO_BIASES, seed=1),
+        p.masked(p.one_source, queries=1.0, seed=1),
         "weights",
         IN_CALLS,
     ),
     Probe(
         "score-bias",
         "An additive bias in every shape, also beside a mask.",
-        p.masked(p.biases, weights=NO_BIASES),
+        p.masked(p.biases, queries=1.0),
         "scores",
         "bias scores",
     ),
@@ -118,7 +119,7 @@ PROBES: tuple[Probe, ...] = (
     ),
     Probe("past", "A past and generic scores, also of several items.", p.pasts, "keys", f"past_keys keys {IN_CALLS}"),
     Probe("without-projections", "A layer whose inputs are the heads.", p.bare, "", "similarity heads"),
-    Probe("empty-rows", "Rows without an allowed key.", p.masked(p.empty, 1, weights={})),
+    Probe("empty-rows", "Rows without an allowed key.", p.masked(p.empty, 1, queries=1.0, weights={})),
     Probe("no-keys", "No key at all.", lambda asker: [generic(c, key_len=0) for c in asker.configs[:1]], "weights"),
     Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", p.padding("keys"), "keys"),
     Probe("padded-values", "NaN, infinity and 1e30 in padded values.", p.padding("values"), "values"),

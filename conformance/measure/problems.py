@@ -21,7 +21,6 @@ from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.designs import (
     BARE,
-    EQUAL_SCORES,
     EQUAL_WIDTHS,
     MANY_HEADS,
     NO_BIASES,
@@ -38,8 +37,6 @@ Problems = Callable[[Asker], Sequence[Problem]]
 
 SMALL, WIDE, SQUARE, LARGE = (3, 5), (4, 7), (4, 4), (6, 11)
 """(Lq, Lk) of most calls."""
-
-NOTHING: dict[str, Any] = {**NO_BIASES, **EQUAL_SCORES}
 
 # One key, equal scores, scores ----------------------------------------------------------------------------
 
@@ -132,7 +129,9 @@ Rows = Callable[[AttentionConfig], Iterator[tuple[tuple[int, int], AttentionMask
 def masked(rows: Rows, most: int = 2, **how: Any) -> Problems:
     def problems(asker: Asker) -> list[Problem]:
         return [
-            generic(config, query_len=query_len, key_len=key_len, mask=mask, **{"weights": NOTHING, **how})
+            generic(
+                config, query_len=query_len, key_len=key_len, mask=mask, **{"queries": 0.0, "weights": NO_BIASES, **how}
+            )
             for config in asker.configs[:most]
             for (query_len, key_len), mask in rows(config)
         ]
@@ -206,9 +205,9 @@ def masks_of_items(asker: Asker) -> list[Problem]:
             AttentionMask(causal=True, query_offset=np.array([2, 0, 1, 3])[:batch]),
             AttentionMask(valid_lens=lens, causal=True),
         ):
-            how: dict[str, Any] = {"query_len": WIDE[0], "key_len": WIDE[1], "weights": NOTHING}
+            how: dict[str, Any] = {"query_len": WIDE[0], "key_len": WIDE[1], "queries": 0.0, "weights": NO_BIASES}
             found.append(generic(config, batch=batch, mask=mask, **how))
-        found.append(generic(config, batch=WIDE[1], query_len=WIDE[0], key_len=WIDE[1], weights=NOTHING, mask=_seven()))
+        found.append(generic(config, batch=WIDE[1], mask=_seven(), **how))
     return found
 
 
@@ -237,25 +236,20 @@ def steep(asker: Asker) -> list[Problem]:
     """Return causal calls in which key j scores size * (j - Lk), for every query and head."""
     found = []
     for config in (one for one in asker.configs[:1] if one.projections):
+        plain = generic(config, query_len=WIDE[0], key_len=WIDE[1], mask=AttentionMask(causal=True))
+        weights: dict[str, Any] = {**NO_BIASES}
+        for name in ("q_proj.weight", "k_proj.weight"):  # of the inputs channel 0 alone is not 0
+            weights[name] = np.array(plain.weights[name])
+            weights[name][:, 0] = np.arange(len(weights[name])) % config.head_dim == 0
         for size in (30.0, 3e3, 3e4, 3e6, 3e9, 3e12):
             if (
                 asker.precision.storage == "float16"
                 and size * WIDE[1] > config.softmax_scale * np.finfo(np.float16).max
             ):
                 continue  # right layers give NaN
-            weights: dict[str, Any] = {**NO_BIASES}
-            for name, heads, width in (
-                ("q_proj", config.num_heads, config.query_dim),
-                ("k_proj", config.num_kv_heads, config.key_dim),
-            ):
-                weights[f"{name}.weight"] = np.zeros((heads * config.head_dim, width))
-                weights[f"{name}.weight"][:: config.head_dim, 0] = 1.0
-            plain = generic(
-                config, query_len=WIDE[0], key_len=WIDE[1], weights=weights, mask=AttentionMask(causal=True)
-            )
-            queries, keys = plain.inputs.queries.copy(), plain.inputs.keys.copy()
+            queries, keys = np.zeros_like(plain.inputs.queries), np.zeros_like(plain.inputs.keys)
             queries[..., 0], keys[..., 0] = size / config.softmax_scale, np.arange(WIDE[1]) - WIDE[1]
-            found.append(changed(plain, queries=queries, keys=keys))
+            found.append(changed(plain, weights, queries=queries, keys=keys))
     return found
 
 

@@ -6,8 +6,8 @@ an excluded key e       log w_e - log w_a = c - s_a or c + s_e - s_a for each al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,31 +16,43 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.call import Call
 from conformance.measure.changes import by_head, table_of_heads
+from conformance.measure.designs import NO_BIASES, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.expressions import Expression, expressions_of
 from conformance.measure.faults import bug_of
 from conformance.measure.places import PLACES
 from conformance.measure.probes import Probe
+from conformance.measure.problems import SMALL, many_heads
 from conformance.measure.sample import Setting
 from conformance.measure.solve import weights_of
 from conformance.zoo.bug import Bug
+from mha_core import AttentionMask
 from mha_core.reference.state import State, Step
 
-TOLERANCE, SMALL = 1e-8, 1e-9
+TOLERANCE, LITTLE = 1e-8, 1e-9
 """Relative differences up to which numbers are equal, and weights up to which there is none."""
 
 EXCLUDE = "Exclude keys by a score of -inf, or by a weight of 0 before the sum."
 
 
-def readings(evidence: Evidence, probe: Probe, problems: Sequence[Problem]) -> Iterator[Bug]:
-    """Yield the bugs that a row's weights show, of the problems in which it differs."""
-    calls = [call for problem in problems if (call := _weighed(evidence, problem)) is not None]
-    if not calls:
-        return
-    if probe.id == "masked-scores":
-        yield from _fills(calls)
-    else:
-        yield from _sums(calls)
+def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
+    """Yield the bugs that weights show where a row differs: of a mask what excluded keys have, else what rows sum to."""
+    configs = evidence.asker.configs
+    if probe.stage == "weights":
+        yield from _fills(_all_weighed(evidence, map(EXCLUDING, configs)))
+    elif not probe.stage:
+        yield from _sums(_all_weighed(evidence, [*map(PLAIN, configs), *MANY(evidence.asker)]))
+
+
+EXCLUDING = lru_cache(maxsize=64)(partial(generic, weights=NO_BIASES, mask=AttentionMask(causal=True)))
+PLAIN = lru_cache(maxsize=64)(partial(generic, weights=NO_BIASES))
+MANY = many_heads(partial(generic, weights=NO_BIASES), *SMALL)
+"""Calls in which excluded keys are read, and sums of rows: of each layer, and of one of many heads."""
+
+
+def _all_weighed(evidence: Evidence, problems: Iterable[Problem]) -> list[Weighed]:
+    answered = (one for one in problems if evidence.asker.output(one) is not None)
+    return [call for problem in answered if (call := _weighed(evidence, problem)) is not None]
 
 
 Weighed = tuple[NDArray, NDArray, NDArray, Setting]
@@ -75,14 +87,14 @@ def _same(numbers: NDArray) -> float | None:
 
 def _sums(calls: Sequence[Weighed]) -> Iterator[Bug]:
     """Yield what is added to the sum of the exponentials, of the scores as they are or less the highest of the row."""
-    for less_highest in (False, True):
+    for less_highest in (False, True) if calls else ():
         with any_numbers:
             added = [(_added(w, s, a, less_highest), setting) for w, s, a, setting in calls]
         if any(np.abs(array).max() <= TOLERANCE for array, _ in added):
             continue
         numbers = [(_same(array.ravel()), setting) for array, setting in added]
         if all(number is not None for number, _ in numbers):
-            for one in expressions_of([(number or 0.0, setting) for number, setting in numbers], unit=SMALL / 1e3):
+            for one in expressions_of([(number or 0.0, setting) for number, setting in numbers], unit=LITTLE / 1e3):
                 yield _with_sum(one.words, one.slug, lambda state, one=one: one.at(Setting.of(state)), less_highest)  # type: ignore[misc]
         elif table := table_of_heads(
             [[_same(array[:, h].ravel()) for h in range(array.shape[1])] for array, _ in added]
@@ -95,22 +107,24 @@ def _of_heads(table: Sequence[float], state: State) -> NDArray:
     return by_head(table, state["scores"].shape[1])[:, None, None]
 
 
-def _exponentials(scores: NDArray, allowed: NDArray, less_highest: bool = True) -> NDArray:
+def _exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
+    """Return exp(score - highest of the row), 0 where excluded; and exp(-highest), 1 in rows without a key."""
     highest = np.where(allowed, scores, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
-    shift = np.where(np.isfinite(highest), highest, 0.0) if less_highest else 0.0
-    return np.where(allowed, np.exp(scores - shift), 0.0)
+    shift = np.where(np.isfinite(highest), highest, 0.0)
+    return np.where(allowed, np.exp(scores - shift), 0.0), np.exp(-shift)
 
 
 def _added(weights: NDArray, scores: NDArray, allowed: NDArray, less_highest: bool) -> NDArray:
     """Return (B, H, Lq): c of S / (S + c), which is what the weights of a row sum to."""
-    total, found = _exponentials(scores, allowed, less_highest).sum(axis=-1), weights.sum(axis=-1)
-    return np.asarray(total * (1.0 - found) / found)
+    exponentials, unit = _exponentials(scores, allowed)
+    total, found = exponentials.sum(axis=-1), weights.sum(axis=-1)
+    return np.asarray(total * (1.0 - found) / found / (1.0 if less_highest else unit[..., 0]))
 
 
 def _with_sum(words: str, slug: str, number: Callable[[State], NDArray | float], less_highest: bool) -> Bug:
     def change(state: State, beneath: Step) -> NDArray:
-        given = _exponentials(state["scores"], state["allowed"], less_highest)
-        total = given.sum(axis=-1, keepdims=True) + number(state)
+        given, unit = _exponentials(state["scores"], state["allowed"])
+        total = given.sum(axis=-1, keepdims=True) + number(state) * (1.0 if less_highest else unit)
         return np.where(state["allowed"], given / np.where(total == 0.0, 1.0, total), 0.0)
 
     of = "exp(score - highest of the row)" if less_highest else "exp(score)"
@@ -123,16 +137,16 @@ def _with_sum(words: str, slug: str, number: Callable[[State], NDArray | float],
 
 def _fills(calls: Sequence[Weighed]) -> Iterator[Bug]:
     """Yield the score that excluded keys have, or what is added to theirs."""
-    for added in (False, True):
+    for added in (False, True) if calls else ():
         numbers = []
         for weights, scores, allowed, setting in calls:
             with any_numbers:
-                logs = np.where(weights > SMALL, np.log(weights), np.nan)
+                logs = np.where(weights > LITTLE, np.log(weights), np.nan)
                 of_row = np.nanmean(np.where(allowed, logs - scores, np.nan), axis=-1, keepdims=True)
                 read = logs - of_row - (scores if added else 0.0)
             numbers.append((_same(np.broadcast_to(read, weights.shape)[~allowed]), setting))
         if all(number is not None for number, _ in numbers):
-            for one in expressions_of([(number or 0.0, setting) for number, setting in numbers], unit=SMALL / 1e3)[:2]:
+            for one in expressions_of([(number or 0.0, setting) for number, setting in numbers], unit=LITTLE / 1e3)[:2]:
                 yield _filled(one, added)
 
 
@@ -140,7 +154,7 @@ def _filled(number: Expression, added: bool) -> Bug:
     def change(state: State, beneath: Step) -> NDArray:
         scores, n = state["scores"], number.at(Setting.of(state))
         other = np.where(state["allowed"], scores, scores + n if added else n)
-        given = _exponentials(other, np.ones_like(other, bool))
+        given = _exponentials(other, np.ones_like(other, bool))[0]
         return given / given.sum(axis=-1, keepdims=True) if other.size else beneath(state)
 
     words = f"{number.words} is added to excluded scores" if added else f"Excluded scores become {number.words}"
@@ -163,7 +177,7 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     if found is None or problem.sizes.key_len > LONGEST:
         return []
     weights, _, allowed, _ = found
-    let_in = np.abs(weights) > SMALL
+    let_in = np.abs(weights) > LITTLE
     different = np.argwhere((let_in != allowed).any(axis=(2, 3)))
     if not len(different):
         return []
@@ -179,11 +193,12 @@ def _marks(row: NDArray) -> str:
 
 def _sources(problem: Problem) -> str:
     """Return the mask of a call in words."""
-    mask: Mapping[str, object] = vars(problem.inputs.mask)
+    mask = problem.inputs.mask
     said = []
-    for name, value in mask.items():
-        if isinstance(value, np.ndarray):
-            said.append(f"{name} {value.tolist()}" if value.size <= LONGEST else f"{name} {value.shape}")
-        elif value is not None and value is not False and not (name == "query_offset" and value == 0):
+    for name in ("valid_lens", "allowed", "bias", "window", "query_offset"):
+        value = getattr(mask, name)
+        if np.ndim(value):
+            said.append(f"{name} {value.tolist() if np.size(value) <= LONGEST else np.shape(value)}")
+        elif value:
             said.append(f"{name}={value}")
-    return ", ".join(said) or "no mask"
+    return ", ".join([*said, *(["causal"] if mask.causal else [])]) or "no mask"

@@ -7,7 +7,9 @@ that give it gives everything, the likeliest are kept, and one bug more is looke
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from conformance.cases.problem import Problem
@@ -16,15 +18,18 @@ from conformance.measure.behaviour import Behaviour, observe
 from conformance.measure.changes import fit
 from conformance.measure.evidence import Evidence, gives
 from conformance.measure.faults import TROUBLE, Model, is_measured, only_in, unwarned
-from conformance.measure.places import PLACES, fault
+from conformance.measure.places import PLACES, Place, fault
 from conformance.measure.probes import PROBES, Probe
 from conformance.measure.readings import readings
-from conformance.measure.sample import Setting
+from conformance.measure.sample import MASKS, Setting
 from conformance.measure.solve import samples_of
 from conformance.measure.where import conditions_of
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.stages import is_gradient
+
+OPTIONAL = frozenset((*MASKS, "additive", "dot", "scale", "bias", "dropout_keep", "softcap", "bare", "past"))
+"""What a call or a layer may have, and is asked with only if some case has it."""
 
 MOST_BUGS, KEPT, CONDITIONS = 2, 8, 3
 """Bugs of a model, models that are extended by another bug, conditions that are tried for one bug."""
@@ -78,12 +83,14 @@ class Search:
         asker: asks the subject.
         zoo: the bugs on file.
         suffices: whether a model gives what else is known.
+        features: those of OPTIONAL that problems may have.
         progress: is told what is being done.
     """
 
     asker: Asker
     zoo: Sequence[Bug]
     suffices: Callable[[Model], bool] = lambda model: True
+    features: frozenset[str] = OPTIONAL
     progress: Callable[[str], None] = lambda what: None
     variants: Variants = field(default_factory=Variants)
     outcomes: tuple[Outcome, ...] = ()
@@ -111,6 +118,8 @@ class Search:
         for problem in self.asker.made(probe.problems):
             if asked and not differing and self.asker.slow:
                 break
+            if not Setting.of(problem).has & OPTIONAL <= self.features:
+                continue
             trace = self.asker.ask(problem, gradients=probe.gradients)
             if trace is None or (probe.gradients and not any(map(is_gradient, trace.arrays()))):
                 continue
@@ -135,22 +144,18 @@ class Search:
         return next((one for one in rows if not self._fits(model, one)), None)
 
     def _found(self) -> list[Model]:
-        """Return the models of one bug, else of two, that give every answer."""
+        """Return the models of one bug, else of two, that give every answer; of the zoo if there are such."""
         bases: list[Model] = [()]
         for size in range(1, MOST_BUGS + 1):
             self.progress(f"trying {'a bug' if size == 1 else 'two bugs'}")
-            partly: list[tuple[int, Model]] = []
-            whole: list[Model] = []
-            for base in bases:
-                for model in self._extended(base):
-                    if self._against(model) is None and self.suffices(model):
-                        whole.append(model)
-                    else:
-                        partly.append((self._right(model), model))
+            partly: list[Model] = []
+            for candidates in (lambda base, outcome: self.zoo, self._measured):
+                tried = [model for base in bases for model in self._extended(base, candidates)]
+                whole = [model for model in tried if self._against(model) is None and self.suffices(model)]
                 if whole:
                     return whole
-            partly.sort(key=lambda one: -one[0])
-            bases = [model for _, model in partly[:KEPT]]
+                partly += tried
+            bases = sorted(partly, key=lambda model: -self._right(model))[:KEPT]
         return []
 
     def _right(self, model: Model) -> int:
@@ -158,23 +163,22 @@ class Search:
         rows = [one for one in self.outcomes if one.asked and not one.probe.gradients]
         return sum(self._gives(model, one.probe, (*one.differing, *one.asked)[0]) for one in rows)
 
-    def _extended(self, base: Model) -> Iterator[Model]:
+    def _extended(self, base: Model, candidates: Candidates) -> Iterator[Model]:
         """Yield the models with one bug more that give the first row that `base` does not, and all before it."""
         outcome = self._against(base)
         if outcome is None:
             return
         before = [one for one in self.outcomes[: self.outcomes.index(outcome)] if one.asked]
         seen: set[str] = {bug.id for bug in base}
-        for candidates in (self.zoo, self._measured(base, outcome)):
-            for bug in candidates:
-                if bug.id in seen or not self._fits((*base, bug), outcome):
-                    continue
-                seen.add(bug.id)
-                broken = [one for one in before if not self._fits((*base, bug), one)]
-                if not broken:
-                    yield (*base, bug)
-                if broken or self._against((*base, bug)) is not None:
-                    yield from self._conditioned(base, bug, outcome)
+        for bug in candidates(base, outcome):
+            if bug.id in seen or not self._fits((*base, bug), outcome):
+                continue
+            seen.add(bug.id)
+            broken = any(not self._fits((*base, bug), one) for one in before)
+            if not broken:
+                yield (*base, bug)
+            if broken or self._against((*base, bug)) is not None:
+                yield from self._conditioned(base, bug, outcome)
 
     def _conditioned(self, base: Model, bug: Bug, outcome: Outcome) -> Iterator[Model]:
         """Yield the models with a bug in calls like those that differ alone, told by those that it would break."""
@@ -192,34 +196,41 @@ class Search:
                 yield model
 
     def _measured(self, base: Model, outcome: Outcome) -> Iterator[Bug]:
-        """Yield the changes fitted to what is solved for at each place of a row, and what is read of it."""
+        """Yield what is read of a row, and the changes fitted to what is solved for at each of its places.
+
+        Where the row does not tell the stage, the later ones that do not may show the array at which it is.
+        """
         if outcome.probe.gradients:
             return
         evidence = Evidence(self.asker, self.variants, base)
-        try:
-            yield from readings(evidence, outcome.probe, self._differing(base, outcome))
-            for place in (PLACES[id] for id in outcome.probe.places.split()):
-                for problems in (outcome.asked, self._differing(base, outcome)):
-                    found = fit(samples_of(evidence, _one_of_each(problems), place), place.gauge)
-                    yield from (fault(place, change) for change in found)
-                    if found:
-                        break
-        except TROUBLE:  # numbers that can't be read tell nothing
-            return
+        yield from _tried(readings(evidence, outcome.probe))
+        later = self.outcomes[self.outcomes.index(outcome) + 1 :] if not outcome.probe.stage else ()
+        for one in (outcome, *(row for row in later if not row.probe.stage)):
+            differing = [problem for problem in one.asked if not self._gives(base, one.probe, problem)]
+            for place in (PLACES[id] for id in one.probe.places.split()) if differing else ():
+                yield from _tried(self._fitted(evidence, place, (one.asked, differing)))
 
-    def _differing(self, base: Model, outcome: Outcome) -> list[Problem]:
-        return [one for one in outcome.asked if not self._gives(base, outcome.probe, one)]
+    def _fitted(self, evidence: Evidence, place: Place, several: Iterable[Sequence[Problem]]) -> Iterator[Bug]:
+        for problems in several:
+            found = fit(samples_of(evidence, _few_of_each(problems), place), place.gauge)
+            yield from (fault(place, change) for change in found)
+            if found:
+                return
 
 
-def _one_of_each(problems: Iterable[Problem]) -> list[Problem]:
+Candidates = Callable[[Model, Outcome], Iterable[Bug]]
+
+
+def _tried(bugs: Iterator[Bug]) -> Iterator[Bug]:
+    """Yield the bugs up to the first that can't be read."""
+    with suppress(*TROUBLE):
+        yield from bugs
+
+
+def _few_of_each(problems: Iterable[Problem]) -> list[Problem]:
     """Return at most two problems of each layer: a fault is read in few, and tried in all."""
-    count: dict[object, int] = {}
-    found = []
-    for problem in problems:
-        count[problem.config] = count.get(problem.config, 0) + 1
-        if count[problem.config] <= 2:
-            found.append(problem)
-    return found
+    count: Counter[object] = Counter()
+    return [problem for problem in problems if (count.update([problem.config]), count[problem.config] <= 2)[1]]
 
 
 def measure(
@@ -230,6 +241,7 @@ def measure(
     zoo: Sequence[Bug] = (),
     probes: Sequence[Probe] = PROBES,
     suffices: Callable[[Model], bool] = lambda model: True,
+    like: Iterable[Problem] | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Measured:
     """Return what the isolating problems show of a subject, and the bugs that give all its answers.
@@ -241,9 +253,11 @@ def measure(
         zoo: the bugs on file.
         probes: which rows of problems.
         suffices: whether a model gives what else is known of the subject.
+        like: problems whose features, such as a past, the isolating ones may have. Default: all.
         progress: is told what is being done.
     """
-    return Search(Asker(subject) if asker is None else asker, zoo, suffices, progress).run(start, probes)
+    features = OPTIONAL if like is None else frozenset().union(*(Setting.of(one).has for one in like))
+    return Search(asker or Asker(subject), zoo, suffices, features, progress).run(start, probes)
 
 
 __all__ = ["Measured", "Outcome", "Search", "is_measured", "measure"]

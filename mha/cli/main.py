@@ -31,7 +31,6 @@ from mha.cli.suite.determinism import determinism
 from mha.cli.suite.deviations import deviations
 from mha.cli.suite.diagnose import diagnose
 from mha.cli.suite.matrix import matrix
-from mha.cli.suite.trials import trials
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,7 +48,7 @@ for command in (check, diagnose, compare, deviations, convert, infer, recipes, p
     main.add_command(command)
 for command in (bench, heads, learn, view):
     main.add_command(command)
-for command in (backends, cases, bugs, calibrate, trials, determinism, matrix, cache):
+for command in (backends, cases, bugs, calibrate, determinism, matrix, cache):
     main.add_command(command)
 
 

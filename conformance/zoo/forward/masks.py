@@ -22,18 +22,25 @@ def _lens(change: Callable[[NDArray], NDArray | None]) -> Steps:
     return other_mask(valid_lens=lambda s, lens: change(lens))
 
 
-def _keys_by_lens(rule: Callable[[NDArray, NDArray, int], NDArray]) -> Steps:
-    """Key j by `rule(j, lens (B, 1 or Lq, 1), Lk)` in place of j < length."""
+def _keys_by_lens(
+    rule: Callable[[NDArray, NDArray, int], NDArray], where: Callable[[State], bool] = lambda state: True
+) -> Steps:
+    """Key j by `rule(j, lens (B, 1 or Lq, 1), Lk)` in place of j < length, in the calls that `where` names."""
 
     def allowed(state: State, right: NDArray) -> NDArray:
         total, lens = state.sizes.key_len, state.inputs.mask.valid_lens.reshape(state.sizes.batch, -1, 1)
         return keys_of(state, state.inputs.mask, valid_lens=None) & rule(np.arange(total), lens, total)[:, None]
 
-    return after("allowed", allowed, _has_lens)
+    return after("allowed", allowed, lambda state: _has_lens(state) and where(state))
 
 
 def _has_lens(state: State) -> bool:
     return state.inputs.mask.valid_lens is not None
+
+
+def _are_as_many(state: State, size: int) -> bool:
+    lens = state.inputs.mask.valid_lens
+    return lens is not None and lens.ndim == 1 and size == len(lens)
 
 
 def _item_of_head(state: State) -> NDArray:
@@ -90,6 +97,20 @@ LENGTHS = (
         stage="weights",
         fix="Repeat each length num_heads times (repeat_interleave, numpy.repeat); do not tile.",
         seen_in="line/lighthouse#77, ArrowLuo/CLIP4Clip#22",
+    ),
+    _row(
+        "lens-of-queries-where-as-many",
+        "Lengths (B,) are taken for those of the queries where there are as many queries as items.",
+        _keys_by_lens(lambda j, lens, total: (j < lens[:, 0])[None], lambda s: _are_as_many(s, s.sizes.query_len)),
+        stage="weights",
+        fix="Give the mask its axes, (B, 1, 1, Lk): don't guess them from sizes.",
+    ),
+    _row(
+        "lens-of-keys-where-as-many",
+        "A padding mask (B, Lk) is read as (Lk, B) where there are as many keys as items.",
+        _keys_by_lens(lambda j, lens, total: (j < lens[:, 0]).T[:, None], lambda s: _are_as_many(s, s.sizes.key_len)),
+        stage="weights",
+        fix="Give the mask its axes, (B, 1, 1, Lk): don't guess them from sizes.",
     ),
     _row(
         "lens-per-query-read-per-item",

@@ -50,9 +50,9 @@ class DiagnoseOptions(Apart):
         default=True,
         help="Whether a subject is asked more than the cases, so that what no bug on file explains is measured.",
     )
-    details: bool = options.flag("--details", "What each probe of the experiments showed.")
+    details: bool = options.flag("--details", "What each isolating problem showed.")
     probes: tuple[str, ...] = options.several(
-        "--probe", "-p", help="Show the numbers of this probe; wildcards work (repeatable)."
+        "--probe", "-p", help="Show the numbers of these isolating problems; wildcards work (repeatable)."
     )
     json_path: Path | None = options.json_file("Also write to this file whether it differs, and what is said.")
 
@@ -67,10 +67,10 @@ class DiagnoseOptions(Apart):
         if self.file is not None and self.dtype is not None:
             raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
 
-    def end(self, differs: bool, texts: list[str]) -> NoReturn:
-        """Write what was said to the file that --json names, and end the command."""
-        write_asked(self.json_path, lambda: {"schema": SCHEMA_VERSION, "differs": differs, "diagnoses": texts})
-        finish(differs)
+    def end(self, status: int, texts: list[str]) -> NoReturn:
+        """Write what was said to the file that --json names, and end the command with this status."""
+        write_asked(self.json_path, lambda: {"schema": SCHEMA_VERSION, "differs": status == 1, "diagnoses": texts})
+        finish(status == 1, status)
 
 
 @options.command(DiagnoseOptions)
@@ -88,9 +88,9 @@ def diagnose(asked: DiagnoseOptions) -> None:
 
     asked.check()
     if asked.file is None:
-        text, differs = (_probed if asked.probes else _of_subject)(str(asked.spec), asked)
+        text, status = (_probed if asked.probes else _of_subject)(str(asked.spec), asked)
         click.echo(text)
-        asked.end(differs, [text])
+        asked.end(status, [text])
     found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
     texts = [describe(one, details=asked.details) for one in found]
     click.echo("\n\n".join(texts))
@@ -100,17 +100,18 @@ def diagnose(asked: DiagnoseOptions) -> None:
     parted = compared is not None and compared.different
     if parted and not differs:
         click.echo("\nThat is by its own inputs and masks, which are not the original's: see above.")
-    asked.end(parted or differs, texts)
+    asked.end(int(parted or differs), texts)
 
 
-def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, bool]:
-    """The diagnosis in words, and whether the subject differs."""
+def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, int]:
+    """Return the diagnosis in words, in the first dtype in which something is wrong, and the exit status."""
     from conformance.cases import table as cases
     from conformance.deviations.known import load
     from conformance.diagnosis.apart import diagnosed
 
-    chosen = tuple(case.id for case in cases.select(asked.patterns))
-    return _in_the_first_dtype(spec, asked, diagnosed, (chosen, load(), asked.experiments, asked.details))
+    chosen = tuple(case.id for case in cases.select_asked(asked.patterns))
+    arguments = (chosen, load(), asked.experiments, asked.details)
+    return _in_the_first_dtype(spec, asked, diagnosed, arguments, itemgetter(1))
 
 
 def _in_the_first_dtype(
@@ -118,10 +119,11 @@ def _in_the_first_dtype(
     asked: DiagnoseOptions,
     ask: Callable[..., Found],
     arguments: tuple[Any, ...],
-    has_answers: Callable[[Found], object] = lambda found: True,
+    tells: Callable[[Found], object],
 ) -> Found:
-    """What `ask(subject, *arguments)` finds in the dtype that was asked for; by default, in the first in which the
-    subject answers at all.
+    """Return what `ask(subject, *arguments)` finds in the dtype that was asked for.
+
+    By default that is the first dtype in which it tells something, else the first in which the subject answers.
 
     Raises:
         SpecError: there is no such subject, or it answers in none; what was wrong in the first.
@@ -137,7 +139,7 @@ def _in_the_first_dtype(
         for dtype in DEFAULT_DTYPES if asked.dtype is None else (asked.dtype,):
             try:
                 found = beside_no_subject(settings, says(status), ask, load(spec, dtype), *arguments)
-                if has_answers(found):
+                if tells(found):
                     return found
             except SpecError as error:
                 first = first or error
@@ -149,14 +151,14 @@ def _in_the_first_dtype(
     return first
 
 
-def _probed(spec: str, asked: DiagnoseOptions) -> tuple[str, bool]:
-    """What some probes show, in words, and whether the subject differs."""
+def _probed(spec: str, asked: DiagnoseOptions) -> tuple[str, int]:
+    """Return what some isolating problems show, in words, and 1 if the subject differs in one."""
     from conformance.diagnosis.apart import probed
     from conformance.measure.probes import select_probes
 
     select_probes(asked.probes)  # an unknown name ends the command before any work
     text, differs, _ = _in_the_first_dtype(spec, asked, probed, (asked.probes,), itemgetter(2))
-    return text, differs
+    return text, int(differs)
 
 
 def _of_file(
