@@ -276,8 +276,8 @@ def _told(search: Search, models: Sequence[Model]) -> tuple[Hypothesis, ...]:
 
 def _nearly(found: Diagnosis, search: Search, zoo: Sequence[Bug], progress: Callable[[str], None]) -> Diagnosis:
     """Return the diagnosis with what explains most of what fails, if anything does."""
-    progress("trying two bugs at once")
-    best = search.closest(zoo)
+    progress("looking for what explains the most")
+    best = search.closest(zoo, pairs=found.measured is None)
     if best and search.gain(best[0].bugs) >= NAMED:
         return replace(found, partly=tuple(best))
     if search.only_large:

@@ -7,7 +7,7 @@ no case "explains" every passing one, so it gains nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
@@ -142,14 +142,23 @@ class Search:
 
     # Those that explain the most ---------------------------------------------------------------------
 
-    def closest(self, zoo: Sequence[Bug]) -> list[Hypothesis]:
-        """Return one bug or two that explain the most failing cases, best first; none that explain only a few."""
+    def closest(self, zoo: Sequence[Bug], *, pairs: bool) -> list[Hypothesis]:
+        """Return one bug, or with `pairs` two, that explain the most failing cases; none that explain only a few."""
         ranked = self._ranked((bug,) for bug in zoo)
-        more = ((*best, bug) for _, best in ranked[:EXTENDED] for bug in zoo if bug not in best)
-        price = 1.0 / max(1, len(self._decisive))  # of a further bug: one case
-        pairs = [(gain - price, bugs) for gain, bugs in self._ranked(more)] if ranked else []
-        ranked = sorted([*ranked, *pairs], key=lambda one: (-one[0], len(one[1])))
+        if pairs:
+            price = 1.0 / max(1, len(self._decisive))  # of a further bug: one case
+            more = (pair for _, base in ranked[:EXTENDED] for pair in self._helped(base, zoo))
+            ranked += [(gain - price, bugs) for gain, bugs in self._ranked(more)]
+            ranked.sort(key=lambda one: (-one[0], len(one[1])))
         return [self.hypothesis(bugs) for gain, bugs in ranked[:SHOWN] if gain == ranked[0][0]]
+
+    def _helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
+        """Yield the pairs that explain the first failing case that one bug does not."""
+        missing = next((one for one in self.failing if self.evidence.credit(one, base) < 1.0), None)
+        for bug in zoo if missing is not None else ():
+            pair = (*base, bug)
+            if bug not in base and missing is not None and self.evidence.credit(missing, pair) == 1.0:
+                yield pair
 
     def _ranked(self, models: Iterable[Model]) -> list[tuple[float, Model]]:
         found = [(gain, bugs) for bugs in models if (gain := self.gain(bugs)) >= CLOSEST]

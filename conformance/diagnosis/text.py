@@ -96,7 +96,8 @@ def shown(mismatch: Mismatch) -> str:
     where = ", ".join(map(str, mismatch.index))
     return (
         f"{mismatch.stage}, in {mismatch.wrong} of {mismatch.total} elements; worst at [{where}]: got "
-        f"{mismatch.actual:.6g}, expected {mismatch.expected:.6g}, allowed error {mismatch.allowed:.3g}"
+        f"{mismatch.actual:.6g}, expected {mismatch.expected:.6g}; off by {mismatch.error:.3g}, allowed "
+        f"{mismatch.allowed:.3g}"
     )
 
 

@@ -7,7 +7,7 @@ of values with one key, and of weights that unit vectors as values show; the ear
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,11 +61,15 @@ def localise(measured: Measured) -> Located | None:
     found = []
     for outcome in measured.outcomes:
         if outcome.differing and (outcome is first or outcome.probe.id in read):
-            way = read.get(outcome.probe.id, _of_call)
+            way = read.get(outcome.probe.id, _of_past if outcome.probe.id == "past-values" else _of_call)
             stage = next((stage for one in outcome.differing if (stage := _told(way, evidence, one))), None)
             found += [Located(stage, outcome.differing[0])] if stage else []
-    return min(found, key=lambda one: STAGES.index(one.stage), default=None)
+    # One factor of all values is what other weights sum to, where these are wrong.
+    told = [one for one in found if one.stage != FACTOR] or [replace(one, stage="values") for one in found]
+    return min(told, key=lambda one: STAGES.index(one.stage), default=None)
 
+
+FACTOR = "a factor"
 
 Reading = Callable[[Evidence, Problem], str | None]
 
@@ -94,7 +98,7 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     ratio = heads / own
     each = np.median(ratio, axis=-1, keepdims=True)
     if _near(heads, each * own):  # each is a multiple of the right one
-        return "weights" if np.ptp(each, axis=2).max() > NEAR else "values" if np.ptp(each) <= NEAR else "heads"
+        return "weights" if np.ptp(each, axis=2).max() > NEAR else FACTOR if np.ptp(each) <= NEAR else "heads"
     groups = problem.config.num_kv_heads
     of_group = heads.reshape(heads.shape[0], groups, -1, *heads.shape[2:])
     alike = _near(of_group, np.broadcast_to(of_group[:, :, :1, :1], of_group.shape))
@@ -128,9 +132,9 @@ def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
     if min(weights.shape[2:]) > d + 2 and _rank(measured) <= d:
         queries, keys = call.state["queries"], call.state.heads_of("keys")
         keys = keys - keys.mean(axis=2, keepdims=True)
-        if _is_product(measured, keys):
+        if _is_product(measured, keys) or not _is_product(measured.swapaxes(2, 3), queries):
             return "queries"
-        return "keys" if _is_product(measured.swapaxes(2, 3), queries) else "queries"
+        return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
     if _are_mixed(weights, own) or _follow(measured, expected):
         return "weights"
     return "scores" if min(weights.shape[2:]) > d + 2 else None
@@ -145,6 +149,13 @@ def _is_product(array: NDArray, factor: NDArray) -> bool:
     """Return whether (.., Lq, Lk) is x @ factor^T for some x, with factor (.., Lk, d)."""
     found = array @ np.linalg.pinv(factor.swapaxes(2, 3))
     return _near(found @ factor.swapaxes(2, 3), array)
+
+
+def _are_of_groups(array: NDArray, queries: NDArray, groups: int) -> bool:
+    """Return whether the keys that scores (.., Lk, Lq) are made of are the same for all heads of a group."""
+    read = array @ np.linalg.pinv(queries.swapaxes(2, 3))
+    each = read.reshape(read.shape[0], groups, -1, *read.shape[2:])
+    return _near(each, np.broadcast_to(each[:, :, :1], each.shape))
 
 
 def _are_mixed(array: NDArray, heads: NDArray) -> bool:
@@ -185,6 +196,13 @@ def _of_call(evidence: Evidence, problem: Problem) -> str | None:
         if problem.sizes.key_len > problem.config.head_dim and solved(evidence, problem, PLACES[stage]) is not None:
             return stage
     return "scores"
+
+
+def _of_past(evidence: Evidence, problem: Problem) -> str | None:
+    """Return where a call goes wrong in which each query has one key, of a past or a new one."""
+    read = solved(evidence, problem, PLACES["kept_weights"])
+    lost = read is not None and not _near(read[0].sum(axis=-1), read[1].sum(axis=-1))
+    return "weights" if lost else "values"
 
 
 # Gradients ------------------------------------------------------------------------------------------------

@@ -114,9 +114,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("long", "Dozens and hundreds of queries or keys.", p.long, "weights", "output heads"),
     Probe("dropout-rate", "A rate of dropout, and no keep-mask.", p.with_dropout(1, training=False), "heads", SUMS),
     Probe("dropout", "A given keep-mask, one item and several.", p.with_dropout(1, 3), "heads", f"dropout {SUMS}"),
-    Probe(
-        "past-values", "A past, and queries that attend to one key alone.", p.own_keys, "values", "past_values values"
-    ),
+    Probe("past-values", "A past, and queries that attend to one key alone.", p.own_keys, "", "past_values values"),
     Probe("past", "A past and generic scores, also of several items.", p.pasts, "keys", f"past_keys keys {IN_CALLS}"),
     Probe("without-projections", "A layer whose inputs are the heads.", p.bare, "", "similarity heads"),
     Probe("empty-rows", "Rows without an allowed key.", p.masked(p.empty, 1, queries=1.0, weights={})),

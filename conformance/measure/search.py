@@ -168,10 +168,11 @@ class Search:
         outcome = self._against(base)
         if outcome is None:
             return
-        before = [one for one in self.outcomes[: self.outcomes.index(outcome)] if one.asked]
+        before = [one for one in self.outcomes[: self.outcomes.index(outcome) + 1] if one.asked]
+        wrong = [one for one in outcome.asked if not self._gives(base, outcome.probe, one)]
         seen: set[str] = {bug.id for bug in base}
         for bug in candidates(base, outcome):
-            if bug.id in seen or not self._fits((*base, bug), outcome):
+            if bug.id in seen or not all(self._gives((*base, bug), outcome.probe, one) for one in wrong):
                 continue
             seen.add(bug.id)
             broken = any(not self._fits((*base, bug), one) for one in before)

@@ -59,6 +59,12 @@ def _lens_on_queries(state: State, right: NDArray) -> NDArray:
     return right & (np.arange(state.sizes.query_len)[:, None] < lens[:, None, None, None])
 
 
+def _lens_on_queries_alone(state: State, right: NDArray) -> NDArray:
+    positions = np.reshape(state.inputs.mask.query_offset, (-1, 1)) + np.arange(state.sizes.query_len)
+    short = positions < state.inputs.mask.valid_lens[:, None]
+    return keys_of(state, state.inputs.mask, valid_lens=None) & short[:, None, :, None]
+
+
 _row = Table("keys", "Key j is allowed iff j < valid_len of its batch item (or of its batch item and query).")
 
 LENGTHS = (
@@ -122,6 +128,12 @@ LENGTHS = (
         "lens-per-query-longest",
         "Lengths (B, Lq) are read as (B,): every query gets the longest of its item.",
         _lens(lambda lens: lens.max(axis=1, initial=0) if lens.ndim == 2 else lens),
+        stage="weights",
+    ),
+    _row(
+        "lens-on-queries-alone",
+        "Lengths exclude queries, and no keys.",
+        after("allowed", _lens_on_queries_alone, lambda s: _has_lens(s) and s.inputs.mask.valid_lens.ndim == 1),
         stage="weights",
     ),
     _row(
@@ -238,6 +250,11 @@ SEVERAL = (
         "Lengths are dropped where causal is given too.",
         other_mask(is_causal, valid_lens=lambda s, lens: None),
         stage="keys",
+    ),
+    _row(
+        "allowed-dropped-with-causal",
+        "allowed is dropped where causal is given too.",
+        other_mask(is_causal, allowed=lambda s, allowed: None),
     ),
     _row(
         "window-dropped-with-causal",
