@@ -11,9 +11,6 @@ from conformance.deviations.known import Deviations
 from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.observations import listed_in
 from conformance.diagnosis.text import ENDED, NOTHING, describe, shown
-from conformance.measure.probes import select_probes
-from conformance.measure.search import measure
-from conformance.measure.text import probe_text
 from conformance.runner import CaseRunner
 from conformance.subjects.subject import Subject
 from conformance.workers.execute import call
@@ -86,14 +83,6 @@ def explained(way: Callable[..., tuple[str, int]], *arguments: Any) -> str:
         return way(*arguments)[0]
     except Exception as error:  # whatever it is, it is no verdict
         return f"{ENDED} {one_line(error)}"
-
-
-def probed(subject: Subject, patterns: Sequence[str], *, progress: Progress = _nothing) -> tuple[str, bool, bool]:
-    """What some probes show, in words; whether one of them differs; and whether the subject answers at all."""
-    measured = measure(subject, probes=select_probes(patterns), progress=progress)
-    shown = measured.outcomes
-    text = "\n\n".join(probe_text(measured, outcome) for outcome in shown)
-    return text, any(one.differing for one in shown), bool(measured.asker.configs)
 
 
 def beside_no_subject(

@@ -23,7 +23,7 @@ from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, rounds_inside
 from conformance.measure.faults import Model, unwarned
 from conformance.measure.localise import Located, localise
-from conformance.measure.search import Measured, measure
+from conformance.measure.search import Measured, Probing
 from conformance.subjects.ask import SubjectFailed
 from conformance.subjects.in_time import in_time
 from conformance.subjects.subject import Subject
@@ -54,6 +54,7 @@ class Diagnosis:
         mismatch: the first array over its bound, in the failing case that shows it earliest.
         visible: the names of the arrays that the subject exposes.
         inside: the dtype in which it computes, if that is narrower than its own.
+        rounds: whether its scores or softmax are seen to be in that dtype, and not all of its numbers.
         explanations: hypotheses that explain every case and every answer; several, if nothing tells them apart.
         partly: if there is none, those that explain nearly all failing cases, with the ones that they don't.
         closest: if there is none of these either, those that explain some failing cases, best first.
@@ -71,6 +72,7 @@ class Diagnosis:
     mismatch: Mismatch | None
     visible: tuple[str, ...]
     inside: str | None = None
+    rounds: bool = False
     explanations: tuple[Hypothesis, ...] = ()
     partly: tuple[Hypothesis, ...] = ()
     closest: tuple[Hypothesis, ...] = ()
@@ -204,7 +206,7 @@ def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) 
             yield from _reasons(found, asked, observed)
         elif (asker := asked.asker(observed)) is not None:
             # It may still answer otherwise when it is asked again.
-            found = replace(found, measured=measure(asked.subject, probes=(), asker=asker))
+            found = replace(found, measured=Probing(asker, ()).run(probes=()))
             yield found
             behaviour = found.measured.behaviour if found.measured is not None else Behaviour()
             steady = behaviour.is_function and behaviour.shared is None
@@ -227,29 +229,21 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         return search, search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
 
     search, whole = tried(None)
-    inside = None
-    if not whole:
-        inside = inside_of(subject, observed, found.deviating)
-        inside = inside or ("float32" if asker is not None and rounds_inside(asker) else None)
-    if inside is not None:
-        found = replace(found, inside=inside)
+    inside = None if whole else inside_of(subject, observed, found.deviating)
+    rounds = not whole and inside is None and asker is not None and rounds_inside(asker)
+    if inside is not None or rounds:
+        inside = inside or "float32"
+        found = replace(found, inside=inside, rounds=rounds)
         search, whole = tried(inside)
         if not search.failing:  # in the precision that it has inside, everything is right
             yield replace(found, explanations=(search.hypothesis(()),))
             return
     yield replace(found, explanations=_told(search, whole))
     if asker is not None:
-        if inside is not None and asker.dtype != inside:
+        if inside is not None and asker.subject.dtype != inside:
             asker.narrow_to(inside)
-        measured = measure(
-            subject,
-            start=whole,
-            asker=asker,
-            zoo=zoo,
-            suffices=lambda model: bool(search.wholly([model])),
-            like=[one.wanted.problem for one in observations],
-            progress=progress,
-        )
+        like = [one.wanted.problem for one in observations]
+        measured = Probing(asker, zoo, search.explained, like, progress).run(whole)
         found = replace(found, measured=measured)
         if any(outcome.asked for outcome in measured.outcomes) or not measured.behaviour.is_function:
             whole = list(measured.models)

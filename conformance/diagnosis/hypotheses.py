@@ -15,7 +15,7 @@ from itertools import combinations
 from conformance.diagnosis.evidence import Evidence, Miss
 from conformance.diagnosis.observations import Observation
 from conformance.measure.faults import Model, is_measured
-from conformance.zoo.bug import Bug, compatible
+from conformance.zoo.bug import Bug
 from mha_core import STAGES
 
 NAMED, CLOSEST, CLOSEST_LEAST = 0.75, 0.25, 2
@@ -37,7 +37,6 @@ class Hypothesis:
         misses: the cases that it does not explain, failing ones first, each with the array that shows it.
         others: array -> number of explained cases in which the subject's array differs from the hypothesis': such
             differences do not change the outputs.
-        first_stages: number of cases in which it explains the first wrong stage, but not the output.
     """
 
     bugs: Model
@@ -47,7 +46,6 @@ class Hypothesis:
     of_failing: int = 0
     misses: tuple[Miss, ...] = ()
     others: Mapping[str, int] = field(default_factory=dict)
-    first_stages: int = 0
 
     @property
     def name(self) -> str:
@@ -69,7 +67,9 @@ def preferred(models: Iterable[Model]) -> list[Model]:
     ranked = sorted(models, key=rank)
     # A factor of queries is one of scores too: it is said of the first place that has it.
     told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}
-    return [model for model in ranked if rank(model) == rank(ranked[0]) and model in told.values()][:SHOWN]
+    return [model for model in ranked if rank(model) == rank(ranked[0]) and model in told.values()][
+        : SHOWN - rank(ranked[0])[0] + 1
+    ]
 
 
 def _factor(bug: Bug) -> str:
@@ -109,6 +109,10 @@ class Search:
         whole = self.evidence.whole
         return [bugs for bugs in candidates if all(whole(one, bugs) for one in self.observations)]
 
+    def explained(self, bugs: Model) -> bool:
+        """Return whether bugs explain every case."""
+        return all(self.evidence.explains(one, bugs) for one in self.observations)
+
     def pairs(self, zoo: Sequence[Bug]) -> list[Model]:
         """Return pairs that together touch every failing case, those that touch the fewest passing ones first."""
         failing = frozenset(index for index, one in enumerate(self._telling) if self.evidence.wrong(one))
@@ -116,18 +120,10 @@ class Search:
         found = []
         for first, second in combinations(touching, 2):
             touched = self._changes(first) | self._changes(second)
-            if failing <= touched and (compatible(first, second) or self._may_share_a_step(first, second)):
+            if failing <= touched:
                 found.append((len(touched - failing), first, second))
         found.sort(key=lambda pair: pair[0])
         return [(first, second) for _, first, second in found[:MOST_PAIRS]]
-
-    def _may_share_a_step(self, first: Bug, second: Bug) -> bool:
-        """Return whether, of two bugs of one step, each explains the cases that it alone changes."""
-        return all(
-            self.evidence.whole(self._telling[index], (bug,))
-            for bug, other in ((first, second), (second, first))
-            for index in sorted(self._changes(bug) - self._changes(other))
-        )
 
     def _changed_by(self, bug: Bug) -> frozenset[int]:
         return frozenset(index for index, one in enumerate(self._telling) if self.evidence.changes(one, bug))
@@ -154,10 +150,10 @@ class Search:
 
     def _helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
         """Yield the pairs that explain the first failing case that one bug does not."""
-        missing = next((one for one in self.failing if self.evidence.credit(one, base) < 1.0), None)
+        missing = next((one for one in self.failing if not self.evidence.explains(one, base)), None)
         for bug in zoo if missing is not None else ():
             pair = (*base, bug)
-            if bug not in base and missing is not None and self.evidence.credit(missing, pair) == 1.0:
+            if bug not in base and missing is not None and self.evidence.explains(missing, pair):
                 yield pair
 
     def _ranked(self, models: Iterable[Model]) -> list[tuple[float, Model]]:
@@ -169,20 +165,20 @@ class Search:
 
         It is 0 as soon as it can't be more than CLOSEST any more.
         """
-        credit, left = 0.0, len(self._decisive)
+        explained, left = 0, len(self._decisive)
         for one in self._decisive:
-            credit, left = credit + self.evidence.credit(one, bugs), left - 1
-            if credit + left < CLOSEST * len(self._decisive):
+            explained, left = explained + self.evidence.explains(one, bugs), left - 1
+            if explained + left < CLOSEST * len(self._decisive):
                 return 0.0
-        explained = sum(self.evidence.credit(one, bugs) > 0.0 for one in self.failing)
-        if explained < min(CLOSEST_LEAST, (len(self.failing) + 1) // 2):
+        of_all = sum(self.evidence.explains(one, bugs) for one in self.failing)
+        if of_all < min(CLOSEST_LEAST, (len(self.failing) + 1) // 2):
             return 0.0
         right = (one for one in self.observations if not self.evidence.wrong(one))
-        return (credit - sum(1.0 - self.evidence.credit(one, bugs) for one in right)) / len(self._decisive)
+        return (explained - sum(not self.evidence.explains(one, bugs) for one in right)) / len(self._decisive)
 
     def of_large_cases(self, zoo: Sequence[Bug]) -> list[Hypothesis]:
         """Return bugs that explain every failing case, all of them large, but would show in smaller ones that pass."""
-        some = [bug for bug in zoo if all(self.evidence.credit(one, (bug,)) == 1.0 for one in self.failing)]
+        some = [bug for bug in zoo if all(self.evidence.explains(one, (bug,)) for one in self.failing)]
         found = sorted((self.hypothesis((bug,)) for bug in some), key=lambda one: -one.explained)
         return [one for one in found if one.explained == found[0].explained][:SHOWN]
 
@@ -190,18 +186,16 @@ class Search:
 
     def hypothesis(self, bugs: Model) -> Hypothesis:
         """Return the Hypothesis of these bugs, with the cases that they explain and miss."""
-        credits = {one: self.evidence.credit(one, bugs) for one in self.observations}
-        explained = [one for one, credit in credits.items() if credit == 1.0]
-        missed = [one for one, credit in credits.items() if credit < 1.0]
+        explained = [one for one in self.observations if self.evidence.explains(one, bugs)]
+        missed = [one for one in self.observations if one not in explained]
         return Hypothesis(
             bugs,
             explained=len(explained),
             total=self.total,
-            failing=sum(credits[one] == 1.0 for one in self.failing),
+            failing=sum(one in explained for one in self.failing),
             of_failing=len(self.failing),
             misses=tuple(self.evidence.miss(one, bugs) for one in missed),
             others=dict(Counter(name for one in explained for name in self.evidence.others(one, bugs))),
-            first_stages=sum(0.0 < credit < 1.0 for credit in credits.values()),
         )
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
+from conformance.any_numbers import any_numbers
+from conformance.cases.problem import Problem
 from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
 from conformance.judging.compare import Mismatch
 from conformance.measure.faults import is_measured
-from conformance.measure.text import details as details_of
-from conformance.measure.text import located_text, sizes
+from conformance.measure.localise import Located
+from conformance.measure.search import Measured, Outcome
 from conformance.zoo.bug import Bug
 from mha_core.errors import listed
 
@@ -22,7 +26,7 @@ EXCHANGED = "Every output is (Lq, B, Do), and must be (B, Lq, Do): exchange axes
 
 ONE_OF = "  one of these, which nothing tells apart:"
 
-CASES_SHOWN, REASONS_SHOWN = 3, 2
+CASES_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 3, 2, 12
 
 
 def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
@@ -46,7 +50,7 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
         ]
     lines += _left_out(diagnosis)
     if details and diagnosis.measured is not None:
-        lines.append(details_of(diagnosis.measured))
+        lines.append(_details(diagnosis.measured))
     return "\n".join(lines)
 
 
@@ -109,7 +113,7 @@ def cause(diagnosis: Diagnosis) -> str:
         return inside + _explained(diagnosis, total)
     lines = []
     if diagnosis.located is not None:
-        lines.append(located_text(diagnosis.located))
+        lines.append(_located(diagnosis.located))
     if diagnosis.partly:
         lines.append(_partly(diagnosis))
     elif diagnosis.closest:
@@ -122,10 +126,12 @@ def cause(diagnosis: Diagnosis) -> str:
 
 
 def _precision(diagnosis: Diagnosis) -> str:
-    said = f"It computes in {diagnosis.inside}, at least in part"
     if diagnosis.deviating:
         return f"What is listed errs as {diagnosis.inside} does; that is allowed for."
-    return f"{said}: that is allowed for."
+    said = "every output is such a number"
+    if diagnosis.rounds:
+        said = "a move of the queries by 1e-10 is lost. What to change: keep scores and softmax in the inputs' dtype"
+    return f"It computes in {diagnosis.inside}, at least in part: {said}. What follows allows for that."
 
 
 def _explained(diagnosis: Diagnosis, total: int) -> str:
@@ -141,14 +147,13 @@ def _explained(diagnosis: Diagnosis, total: int) -> str:
 
 def _partly(diagnosis: Diagnosis) -> str:
     best = diagnosis.partly[0]
-    head = f"Likely: this explains {best.failing} of the {best.of_failing} cases that fail, {best.explained} of {best.total} in all."
+    head = f"Likely: this explains {best.failing} of {best.of_failing} failing cases, {best.explained} of {best.total} in all:"
     if best.failing == best.of_failing:
-        head = (
-            f"Likely: this explains what fails, though it would show in {_cases(len(best.misses))} that passes as well."
-        )
+        passing = "1 case that passes" if len(best.misses) == 1 else f"{len(best.misses)} cases that pass"
+        head = f"Likely: this explains what fails, though it would show in {passing} as well:"
     against = None if diagnosis.measured is None else diagnosis.measured.against
     if best.complete and against is not None:
-        shown = sizes(against.asked[0])
+        shown = _sizes(against.asked[0])
         head = f"This explains every case, but not further calls ({against.probe.id}, such as {shown}):"
     misses = [f"  Not in {miss.case}, {miss.message}" for miss in best.misses[:REASONS_SHOWN]]
     return "\n".join([head, *_told(diagnosis.partly), *_others(best), *misses])
@@ -168,14 +173,8 @@ def _told(hypotheses: Sequence[Hypothesis]) -> list[str]:
 
 def _others(hypothesis: Hypothesis) -> list[str]:
     """Return lines about arrays that differ from the hypothesis although the outputs are explained."""
-    lines = []
-    if hypothesis.others:
-        counts = ", ".join(f"{name} ({_cases(count)})" for name, count in hypothesis.others.items())
-        lines.append(f"  Of what it shows besides, this leaves unexplained: {counts}.")
-    if hypothesis.first_stages:
-        many = _cases(hypothesis.first_stages)
-        lines.append(f"  Of {many} it explains the first wrong stage alone: what comes after is wrong in itself.")
-    return lines
+    counts = ", ".join(f"{name} ({_cases(count)})" for name, count in hypothesis.others.items())
+    return [f"  Of what it shows besides, this leaves unexplained: {counts}."] if counts else []
 
 
 def _cases(count: int) -> str:
@@ -186,8 +185,7 @@ def _close(hypothesis: Hypothesis) -> str:
     broken = hypothesis.total - hypothesis.explained - (hypothesis.of_failing - hypothesis.failing)
     against = f", and would fail {broken} that it passes" if broken else ""
     sentences = " ".join(f"{_name(bug)}: {bug.sentence}" for bug in hypothesis.bugs)
-    head = f"  {sentences} (explains {hypothesis.failing} of the {_cases(hypothesis.of_failing)} that fail{against})"
-    return "\n".join([head, *_others(hypothesis)])
+    return f"  {sentences} (explains {hypothesis.failing} of the {_cases(hypothesis.of_failing)} that fail{against})"
 
 
 def _name(bug: Bug) -> str:
@@ -199,3 +197,43 @@ def _bug(bug: Bug, indent: str = "  ") -> str:
     seen = f" Seen in {bug.seen_in}." if bug.seen_in else ""
     fix = f" What to change: {bug.fix}" if bug.fix else ""
     return f"{indent}{_name(bug)}: {bug.sentence}\n{' ' * len(indent)}  First wrong stage: {bug.stage}.{fix}{seen}"
+
+
+# What the isolating problems showed ---------------------------------------------------------------------------
+
+LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/value heads", "d": "channels of a head"}
+
+
+def _located(located: Located) -> str:
+    """Return which step is the first wrong one, and what was read there."""
+    return "\n".join([f"First wrong step: {located.stage}, seen with {_sizes(located.problem)}.", *located.seen])
+
+
+def _sizes(problem: Problem) -> str:
+    """Return the sizes of a call, with what they are."""
+    config, size = problem.config, problem.sizes
+    numbers = (size.batch, size.query_len, size.key_len, config.num_heads, config.num_kv_heads, config.head_dim)
+    return ", ".join(f"{name}={n} {words}" for (name, words), n in zip(LEGEND.items(), numbers, strict=True))
+
+
+def _details(measured: Measured) -> str:
+    """Return a line about each row of problems, with the worst place of the first that differs, and what was refused."""
+    width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
+    lines = [f"  {outcome.probe.id:{width}}  {_row(measured, outcome)}" for outcome in measured.outcomes]
+    refused = [f"  {times} times: {reason}" for reason, times in measured.asker.refused.most_common(REFUSALS_SHOWN)]
+    return "\n".join(["Problems:", *lines, *(["Refused:", *refused] if refused else [])])
+
+
+def _row(measured: Measured, outcome: Outcome) -> str:
+    if not outcome.differing:
+        return f"right in all {len(outcome.asked)}" if outcome.asked else "no answer"
+    said = f"differs in {len(outcome.differing)} of {len(outcome.asked)}: {outcome.probe.says}"
+    problem = outcome.differing[0]
+    got, wanted = measured.asker.output(problem), measured.asker.wanted(problem).trace.output
+    if outcome.probe.gradients or got is None or wanted is None:
+        return said
+    with any_numbers:
+        distance = np.where((got == wanted) | (np.isnan(got) & np.isnan(wanted)), 0.0, np.abs(got - wanted))
+    place = np.unravel_index(int(np.argmax(np.where(np.isnan(distance), np.inf, distance))), distance.shape)
+    where = ", ".join(str(int(i)) for i in place)
+    return f"{said} output[{where}] is {got[place]:.6g}, expected {wanted[place]:.6g}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import pickle
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,16 +61,15 @@ class Asker:
     configs: tuple[AttentionConfig, ...] = ()
     precision: Precision = field(init=False)
     inside: str | None = None
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
     questions: int = 0
     spent: float = 0.0
     _longest: float = 0.0
     _unanswered: int = 0
     _answers: dict[Problem, Trace | None] = field(default_factory=dict, repr=False)
-    _forward: dict[Problem, Problem] = field(default_factory=dict, repr=False)
     _by_digest: dict[bytes, Trace | None] = field(default_factory=dict, repr=False)
     _rounded: dict[Problem, Problem | None] = field(default_factory=dict, repr=False)
-    _wanted: dict[tuple[Problem, bool], Expected] = field(default_factory=dict, repr=False)
+    _wanted: dict[Problem, Expected] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.precision = self.subject.precision
@@ -96,7 +95,7 @@ class Asker:
         """Return the richest configs that it takes."""
         found: list[AttentionConfig] = []
         for config in CONFIGS:
-            if len(found) < MOST_CONFIGS and self.ask(generic(config), gradients=not found) is not None:
+            if len(found) < MOST_CONFIGS and self.ask(generic(config)) is not None:
                 found.append(config)
         if not found:  # a layer that confuses queries with keys takes as many of both
             found = [config for config in CONFIGS if self.ask(generic(config, key_len=3)) is not None]
@@ -108,21 +107,9 @@ class Asker:
         return self.subject.weights if hasattr(self.subject, "fitted") else None
 
     @property
-    def hides_gradients(self) -> bool:
-        """Whether it has answered, and never with gradients where these were asked for."""
-        answers = (trace for problem, trace in self._answers.items() if problem.inputs.cotangent is not None)
-        given = [trace.gradients for trace in answers if trace is not None]
-        return bool(given) and not any(given)
-
-    @property
     def slow(self) -> bool:
         """Whether its calls take long, so that it is asked less."""
         return self.spent - self._longest > SLOW * self.questions
-
-    @property
-    def dtype(self) -> str:
-        """Its dtype."""
-        return str(self.subject.dtype)
 
     @property
     def unit(self) -> float:
@@ -136,8 +123,7 @@ class Asker:
 
     def narrow_to(self, dtype: str) -> None:
         """Judge by the bounds of a narrower dtype from here on."""
-        self.inside = dtype
-        self.precision = Precision.of(dtype)
+        self.inside, self.precision = dtype, Precision.of(dtype)
         self._wanted.clear()
 
     @property
@@ -145,47 +131,28 @@ class Asker:
         """Whether no question is asked any more."""
         return self.spent >= self.seconds or self._unanswered >= MOST_UNANSWERED
 
-    def ask(self, problem: Problem, *, gradients: bool = False) -> Trace | None:
-        """Return its answer, as float64, to a problem rounded to its dtype; None, with a note of why, if it gives none.
-
-        Only with `gradients` is it asked for these too: a compiled layer takes three times as long then.
-        """
-        asked = self._asked(problem, gradients=gradients)
-        if asked not in self._answers:
-            if self.out_of_time:  # which may be so for a while
-                return self._refuse(self._late)
-            digest = _digest(asked)  # what one probe reads, the next often asks for again
+    def ask(self, problem: Problem) -> Trace | None:
+        """Return its answer, as float64, to a problem rounded to its dtype; None, with a note of why, if it gives none."""
+        if problem not in self._answers:
+            digest = _digest(problem)  # what one probe reads, the next often asks for again
             if digest not in self._by_digest:
-                self._by_digest[digest] = self._ask(asked)
-            self._answers[asked] = self._by_digest[digest]
-        return self._answers[asked]
+                self._by_digest[digest] = self.ask_again(problem)
+            self._answers[problem] = self._by_digest[digest]
+        return self._answers[problem]
 
-    def ask_again(self, problem: Problem) -> Trace | None:
-        """Return as `ask` does, but ask even if it has been asked before."""
-        return self._ask(self._asked(problem))
-
-    def in_turn(self, problems: Sequence[Problem], *, gradients: bool = False) -> list[Trace]:
+    def in_turn(self, problems: Sequence[Problem]) -> list[Trace]:
         """Return all that one prepared layer gives for several problems, up to the first that it fails at."""
         found: list[Trace] = []
-        asked = [self._asked(problem, gradients=gradients) for problem in problems]
         start = time.perf_counter()
         try:
-            session = Session(within(self.subject, self._patience), self.rounded(asked[0]))
-            for problem in asked:
+            session = Session(within(self.subject, self._patience), self.rounded(problems[0]))
+            for problem in problems:
                 self.questions += 1
                 found.append(session.answer(self.rounded(problem)))
         except (CannotExpress, SubjectFailed):
             pass
         self.spent += time.perf_counter() - start
         return found
-
-    def _asked(self, problem: Problem, *, gradients: bool = False) -> Problem:
-        """Return the problem, without what asks for gradients unless they are wanted: always the same object."""
-        if gradients or problem.inputs.cotangent is None:
-            return problem
-        if problem not in self._forward:
-            self._forward[problem] = replace(problem, inputs=replace(problem.inputs, cotangent=None))
-        return self._forward[problem]
 
     def output(self, problem: Problem) -> NDArray | None:
         """Return its output, or None."""
@@ -198,12 +165,11 @@ class Asker:
         assert output is not None
         return self.wanted(problem).allows("output", output, "float64")
 
-    def wanted(self, problem: Problem, *, gradients: bool = False) -> Expected:
-        """Return the definition's answer with the bounds of the subject's precision; with `gradients`, these as well."""
-        key = problem, gradients
-        if key not in self._wanted:
-            self._wanted[key] = _answer(self._asked(self.rounded(problem), gradients=gradients), self.precision)
-        return self._wanted[key]
+    def wanted(self, problem: Problem) -> Expected:
+        """Return the definition's answer with the bounds of the subject's precision."""
+        if problem not in self._wanted:
+            self._wanted[problem] = _answer(self.rounded(problem), self.precision)
+        return self._wanted[problem]
 
     def rounded(self, problem: Problem) -> Problem:
         """Return the problem as the subject gets it: the same object for the same problem.
@@ -211,11 +177,11 @@ class Asker:
         In its dtype, and where its sizes or weights are fixed (`fitted`) the nearest that it can be asked.
         """
         fitted = getattr(self.subject, "fitted", None)
-        if self.dtype == "float64" and fitted is None:
+        if self.subject.dtype == "float64" and fitted is None:
             return problem
         if problem not in self._rounded:
             nearest = problem if fitted is None else fitted(problem)
-            self._rounded[problem] = None if nearest is None else nearest.rounded(self.dtype)
+            self._rounded[problem] = None if nearest is None else nearest.rounded(self.subject.dtype)
         found = self._rounded[problem]
         if found is None:
             raise CannotExpress("a call that is not of its sizes")
@@ -226,7 +192,8 @@ class Asker:
         """The seconds that the next call may take."""
         return max(LATER_WAIT if self._unanswered else FIRST_WAIT, TIMES_LONGER * self._longest)
 
-    def _ask(self, problem: Problem) -> Trace | None:
+    def ask_again(self, problem: Problem) -> Trace | None:
+        """Return as `ask` does, but ask even if it has been asked before."""
         if self.out_of_time:
             return self._refuse(self._late)
         limit, start = self._patience, time.perf_counter()
@@ -256,11 +223,7 @@ class Asker:
         return f"the time for experiments, {self.seconds:g} s, was spent"
 
     def _refuse(self, reason: str) -> None:
-        self.refused[reason] = self.refused.get(reason, 0) + 1
-
-    def why_refused(self) -> Mapping[str, int]:
-        """Return each reason for a question without an answer -> how often, the most frequent first."""
-        return dict(sorted(self.refused.items(), key=lambda item: -item[1]))
+        self.refused[reason] += 1
 
 
 _answers: OrderedDict[tuple[bytes, Precision], Expected] = OrderedDict()

@@ -17,8 +17,8 @@ from conformance.cases.problem import Problem
 from conformance.judging.near import Nearness
 from conformance.judging.repeats import can_be_asked_again
 from conformance.measure.asker import Asker
-from conformance.measure.designs import changed, generic
-from mha_core import AttentionConfig, AttentionMask, reference
+from conformance.measure.designs import changed, differentiated, generic
+from mha_core import AttentionConfig, AttentionMask
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import listed
 from mha_core.stages import GRADIENT
@@ -88,7 +88,7 @@ def rounds_inside(asker: Asker) -> bool:
 
     Its answer follows a small move of them, and not one that float32 does not see.
     """
-    if asker.dtype != "float64" or not asker.configs:
+    if asker.subject.dtype != "float64" or not asker.configs:
         return False
     problem = generic(asker.configs[0])
     moved = [changed(problem, queries=problem.inputs.queries * (1.0 + by)) for by in (0.0, *NUDGES)]
@@ -150,56 +150,36 @@ def _of_chance(asker: Asker, problem: Problem) -> Iterator[str]:
 
 
 def _of_repeats(asker: Asker, problem: Problem) -> Iterator[str]:
-    """One prepared layer, asked again, and after other problems: other numbers, masks, lengths."""
+    """Yield what one prepared layer, asked again and after other calls, answers otherwise than one prepared anew."""
     config, sizes = problem.config, problem.sizes
     lower = np.tri(sizes.query_len, sizes.key_len, dtype=bool)
     others = {
-        "the same call again": problem,
+        "the same call": problem,
         "another call of equal sizes": generic(config, seed=1),
-        "the first call again": problem,
+        "the first call": problem,
         "a call with a mask": generic(config, seed=1, mask=AttentionMask(allowed=lower)),
         "a call with another mask": generic(config, seed=1, mask=AttentionMask(allowed=lower[::-1])),
         "a call of greater lengths": generic(config, seed=1, query_len=4, key_len=7),
     }
     problems = [replace(problem, inputs=one.inputs) for one in others.values()]  # all of one layer
     alone = [asker.output(one) for one in problems]
-    answers = [np.asarray(trace.output, np.float64) for trace in asker.in_turn([problem, *problems])][1:]
-    for words, one, fresh, given in zip(others, problems, alone, answers, strict=False):
-        if fresh is not None and not _alike(asker, fresh, given):
-            start = (
-                "A second call of the same layer"
-                if words == "the same call again"
-                else "It keeps something: after other calls, "
-            )
-            yield f"{start}{words if start[0] == 'I' else ' with the same inputs'} has another answer{_kept(asker, problem, one, given)}."
+    answers: list[NDArray | None] = [trace.output for trace in asker.in_turn([problem, *problems])][1:]
+    asked = [*answers, None][: len(problems) - 1]  # a layer that was prepared for some lengths may refuse others
+    for words, fresh, given in zip(others, alone, asked, strict=False):
+        if fresh is not None and (given is None or not _alike(asker, fresh, np.asarray(given, np.float64))):
+            what = "fails" if given is None else "has another answer"
+            yield f"A layer keeps something: asked after other calls, {words} {what}, and not in a layer prepared anew."
             return
-    if answers and len(answers) < len(problems) - 1 and alone[len(answers)] is not None:
-        words = list(others)[len(answers)]
-        yield f"It keeps something: after other calls, {words} fails, which it does not in a layer prepared anew."
-
-
-def _kept(asker: Asker, before: Problem, problem: Problem, output: NDArray) -> str:
-    """Return what of the first problem gives the output, in words."""
-    for name in ("queries", "keys", "values"):
-        mixed = replace(problem, inputs=replace(problem.inputs, **{name: getattr(before.inputs, name)}))
-        asked = asker.rounded(mixed)
-        if mixed.inputs.keys.shape != mixed.inputs.values.shape[:2] + mixed.inputs.keys.shape[2:]:
-            continue
-        made = np.asarray(reference.run(asked.config, asked.weights, replace(asked.inputs, cotangent=None)).output)
-        if made.shape == output.shape and problem is not before and Nearness.of(asker.unit).near(made, output, 0.0):
-            return f": it is answered with the {name} of the first"
-    return ""
 
 
 def _of_gradients(asker: Asker, problem: Problem) -> Iterator[str]:
     """One prepared layer, differentiated again: gradients that are added up, or kept."""
-    if asker.hides_gradients:
-        return
-    given = [trace.gradients for trace in asker.in_turn([problem, problem], gradients=True)]
+    problem = differentiated(problem)
+    given = [trace.gradients for trace in asker.in_turn([problem, problem])]
     if len(given) < 2 or not all(given):
         return
     first, again = ({name: np.asarray(a, np.float64) for name, a in (one or {}).items()} for one in given)
-    allowed = asker.wanted(problem, gradients=True).allowed_error
+    allowed = asker.wanted(problem).allowed_error
 
     def differing(one: Mapping[str, NDArray], like: Mapping[str, NDArray], times: float = 1.0) -> list[str]:
         near = Nearness(asker.unit).near

@@ -14,8 +14,7 @@ from conformance.measure.expressions import DIGITS, Expression, expressions_of
 from conformance.measure.orders import order_changes
 from conformance.measure.sample import Apply, Change, Sample, Setting, elementwise
 from conformance.zoo.bug import DoesNotApply
-from conformance.zoo.forward.precision import to_integers
-from mha_core.dtypes import round_to
+from conformance.zoo.forward.precision import FORMATS, to_integers
 
 MOST = 6
 """Changes that are returned: more can't be told apart by these samples."""
@@ -41,7 +40,6 @@ FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
 """Name -> (words, function)."""
 
 INTEGER_BITS = (8, 4)
-FORMATS = ("float32", "float16", "bfloat16")
 
 
 def fit(samples: Sequence[Sample], gauge: int | None = None) -> list[Change]:
@@ -196,11 +194,8 @@ def _roundings(samples: Sequence[Sample]) -> Iterator[Change]:
     x, y = first.pairs
     if not (np.isfinite(x).all() and np.isfinite(y).all()) or np.abs(y - x).max() > np.abs(x).max() / 2:
         return
-    for dtype in FORMATS:
-        rounded = elementwise(
-            dtype, f"rounded to {dtype}", lambda x, dtype=dtype: round_to(x, dtype).astype(np.float64)
-        )  # type: ignore[misc]
-        yield replace(rounded, fix=PRECISION)
+    for dtype, narrow in FORMATS.items():
+        yield replace(elementwise(dtype, f"rounded to {dtype}", narrow), fix=PRECISION)
     for bits in INTEGER_BITS:
         for axis in ("", *first.axes):
             over = f"of each index of the {axis} axis" if axis else "of all"

@@ -33,15 +33,6 @@ CONFIGS: tuple[AttentionConfig, ...] = (
 )
 """Layers to be asked as, the richest first: no two sizes of one are equal unless the layer has no argument for it."""
 
-EQUAL_WIDTHS = {
-    bias: [
-        AttentionConfig(width, heads, num_kv_heads=groups, bias=bias)
-        for width, heads, groups in ((15, 3, 3), (12, 4, 2))
-    ]
-    for bias in (True, False)
-}
-"""Layers of equal widths, with biases and without, in which one array may be taken for another."""
-
 MANY_HEADS = _all_different(13, 12, 12, 3, 2, 9, 7, 10, 11)
 """A layer of more heads than those: what each head has of its own is read in it."""
 
@@ -63,7 +54,6 @@ def _generic(config: AttentionConfig, seed: int, batch: int, query_len: int, key
         queries=rng.normal(size=(batch, query_len, config.query_dim)),
         keys=rng.normal(size=(batch, key_len, config.key_dim)),
         values=rng.normal(size=(batch, key_len, config.value_dim)),
-        cotangent=rng.normal(size=(batch, query_len, config.output_dim)),
     )
     return Problem(config, weights, inputs)
 
@@ -106,6 +96,12 @@ def changed(problem: Problem, weights: Mapping[str, NDArray | float] | None = No
         for name, value in inputs.items()
     }
     return replace(problem, weights=new, inputs=replace(problem.inputs, **given))
+
+
+def differentiated(problem: Problem) -> Problem:
+    """Return the problem with a cotangent, which asks for gradients."""
+    shape = (*problem.inputs.queries.shape[:2], problem.config.output_dim)
+    return changed(problem, cotangent=np.random.default_rng(0).normal(size=shape))
 
 
 NO_BIASES: Mapping[str, float] = {f"{name}.bias": 0.0 for name in ("q_proj", "k_proj", "v_proj", "out_proj")}

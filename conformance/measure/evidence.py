@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.faults import TROUBLE, Model
-from conformance.subjects.ask import CannotExpress
 from conformance.zoo.variants import Variants
 from mha_core.stages import is_gradient
 
@@ -30,14 +29,6 @@ class Evidence:
     variants: Variants
     model: Model = ()
 
-    def made(self, problem: Problem) -> NDArray | None:
-        """Return the model's output; None where the model can't be run."""
-        try:
-            arrays = self.variants.run(self.asker.rounded(problem), self.model)
-        except CannotExpress:
-            return None
-        return arrays["output"] if arrays else None
-
     def allowed(self, wanted: NDArray) -> float:
         """Return how much of an output may be left of an array that gives it."""
         return max(LEFT, ROUNDOFFS * self.asker.unit) * float(np.abs(wanted).max(initial=1e-300))
@@ -55,9 +46,9 @@ def gives(asker: Asker, variants: Variants, problem: Problem, model: Model, *, g
     """
     if not (model or gradients):
         return asker.is_right(problem)
-    trace = asker.ask(problem, gradients=gradients)
+    trace = asker.ask(problem)
     assert trace is not None
-    wanted = asker.wanted(problem, gradients=gradients)
+    wanted = asker.wanted(problem)
     arrays: Mapping[str, NDArray] = trace.arrays()
     names = [name for name in arrays if is_gradient(name)] if gradients else ["output"]
     if not model:

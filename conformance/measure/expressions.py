@@ -178,7 +178,7 @@ def _named(measured: Any, settings: tuple[Setting, ...], tolerance: float) -> It
     with any_numbers:
         ratios = measured / values
         spread = np.ptp(ratios, axis=1) / np.abs(ratios).max(axis=1)
-    told: list[Expression] = []
+    told: list[tuple[bool, Expression]] = []
     for hit in np.flatnonzero(spread <= 2 * tolerance):
         words, factor = neat(float(np.median(ratios[hit])), tolerance)
         tried = hit + 1 if words == "1" else 10**SHORT * (hit + 1)
@@ -190,12 +190,9 @@ def _named(measured: Any, settings: tuple[Setting, ...], tolerance: float) -> It
         name = f"-({name})" if words == "-1" else name
         others = [other for group in groups for other in group[1:]]
         note = f" (or of {', '.join(others)}, equal in all that was measured)" if others else ""
-        one = Expression(name + note, _at(form, names, factor), name)
-        if words == "1":
-            yield one
-        told.append(one)
-    if told and not any("*" not in one.name[:SHORT] for one in told):
-        yield from told[:2]
+        told.append((words != "1", Expression(name + note, _at(form, names, factor), name)))
+    exact = [one for multiple, one in told if not multiple]
+    yield from exact or [one for _, one in told[:2]]
 
 
 def _at(form: Callable[..., Any], names: tuple[str, ...], factor: float) -> Callable[[Setting], float]:

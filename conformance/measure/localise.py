@@ -210,7 +210,7 @@ def _of_past(evidence: Evidence, problem: Problem) -> str | None:
 
 def _first_gradient(evidence: Evidence, problem: Problem) -> list[str]:
     """Return which gradients differ, from the output backwards."""
-    trace, wanted = evidence.asker.ask(problem, gradients=True), evidence.asker.wanted(problem, gradients=True)
+    trace, wanted = evidence.asker.ask(problem), evidence.asker.wanted(problem)
     gradients = (trace.gradients if trace is not None else None) or {}
     wrong = [name for name, array in gradients.items() if not wanted.allows(f"gradients.{name}", array, "float64")]
     order = ("out_proj", "values", "v_proj", "bias", "queries", "q_proj", "keys", "k_proj")

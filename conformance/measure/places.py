@@ -143,7 +143,7 @@ SCORED = ("item", "head", "query", "key")
 _QUERIED, _KEYED = ("item", "query", "channel"), ("item", "new key", "channel")
 _BY_QUERY, _BY_KEY = ("item", "head", "query", "channel"), ("item", "kv head", "key", "channel")
 _BY_NEW_KEY = ("item", "kv head", "new key", "channel")
-_MATRIX, _VECTOR, _ONE = ("output channel", "input channel"), ("output channel",), ("number",)
+_ONE = ("number",)
 
 PLACES: Mapping[str, Place] = {
     place.id: place
@@ -160,7 +160,6 @@ PLACES: Mapping[str, Place] = {
         Place("values", "the values of all keys, also those of a past,", _BY_KEY),
         Place("past_values", "the past values", _BY_KEY, "values", *_past("past_values")),
         Place("new_values", "the values split into heads", _BY_NEW_KEY),
-        Place("v_proj", "the projected values", _KEYED),
         Place("value_inputs", "the inputs that values are projected from", _KEYED),
         Place("scores", "scores with the additive bias", SCORED, gauge=-1),
         Place("bias", "the numbers of the additive bias, as they are added,", SCORED, "scores", _bias, _with_bias, -1),
@@ -174,17 +173,18 @@ PLACES: Mapping[str, Place] = {
         Place("keys", "keys, also those of a past,", _BY_KEY, gauge=-2),
         Place("past_keys", "the past keys", _BY_KEY, "keys", *_past("past_keys"), -2),
         Place("new_keys", "keys, split into heads,", _BY_NEW_KEY, gauge=-2),
-        Place("k_proj", "projected keys", _KEYED, gauge=-2),
         Place("key_inputs", "the inputs that keys are projected from", _KEYED, gauge=-2),
         Place("queries", "queries, split into heads,", _BY_QUERY),
-        Place("q_proj", "projected queries", _QUERIED),
         Place("query_inputs", "the inputs that queries are projected from", _QUERIED),
         *(
             Place(
-                f"{name}.{kind}", f"the numbers of {name}.{kind}, as used,", axes, step, *_parameter(f"{name}.{kind}")
+                f"{name}.bias",
+                f"the numbers of {name}.bias, as used,",
+                ("output channel",),
+                step,
+                *_parameter(f"{name}.bias"),
             )
             for name, (_, step) in PROJECTED.items()
-            for kind, axes in (("weight", _MATRIX), ("bias", _VECTOR))
         ),
     )
 }
@@ -196,8 +196,8 @@ def _between(first: str, last: str) -> frozenset[str]:
     return frozenset(ids[ids.index(first) : ids.index(last) + 1])
 
 
-BEFORE_SOFTMAX = _between("scores", "query_inputs") | {"q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias"}
+BEFORE_SOFTMAX = _between("scores", "query_inputs") | {"q_proj.bias", "k_proj.bias"}
 """Places whose arrays show in logarithms of weights."""
 
-OF_VALUES = _between("values", "value_inputs") | {"v_proj.weight", "v_proj.bias"}
+OF_VALUES = _between("values", "value_inputs") | {"v_proj.bias"}
 AFTER_WEIGHTS = frozenset(("heads", "merged", "output"))

@@ -7,7 +7,7 @@ them, items of a batch, dropout, a past, and numbers that are not finite. `probe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import combinations
@@ -21,15 +21,14 @@ from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.designs import (
     BARE,
-    EQUAL_WIDTHS,
     MANY_HEADS,
     NO_BIASES,
     changed,
+    differentiated,
     generic,
     with_zero,
 )
 from mha_core import AttentionConfig, AttentionMask, reference
-from mha_core.config import ProjectionBias
 from mha_core.errors import SpecError
 
 Problems = Callable[[Asker], Sequence[Problem]]
@@ -113,30 +112,22 @@ def bare(asker: Asker) -> list[Problem]:
     return [] if asker.fixed_weights is not None else [scored(config, *SMALL) for config in BARE]
 
 
-def equal_widths(asker: Asker) -> list[Problem]:
-    """Layers of equal widths; none of a subject whose sizes are fixed."""
-    if asker.fixed_weights is not None:
-        return []
-    configs = EQUAL_WIDTHS[any(config.bias != ProjectionBias() for config in asker.configs)]
-    return [generic(config, query_len=n, key_len=n) for config, n in zip(configs, (1, 4), strict=True)]
-
-
 # Masks ----------------------------------------------------------------------------------------------------
 
-Rows = Callable[[AttentionConfig], Iterator[tuple[tuple[int, int], AttentionMask]]]
+Masks = list[tuple[tuple[int, int], dict[str, Any]]]
+"""(Lq, Lk), and the fields of a mask."""
+
+EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}
+"""What makes all scores equal, for `generic`."""
 
 
-def masked(rows: Rows, most: int = 2, **how: Any) -> Problems:
-    def problems(asker: Asker) -> list[Problem]:
-        return [
-            generic(
-                config, query_len=query_len, key_len=key_len, mask=mask, **{"queries": 0.0, "weights": NO_BIASES, **how}
-            )
-            for config in asker.configs[:most]
-            for (query_len, key_len), mask in rows(config)
-        ]
-
-    return problems
+def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
+    """A call of some layers with each mask; scores are equal unless `how` says otherwise."""
+    return lambda asker: [
+        generic(config, query_len=lengths[0], key_len=lengths[1], mask=AttentionMask(**fields), **{**EQUAL, **how})
+        for config in asker.configs[:most]
+        for lengths, fields in rows(config)
+    ]
 
 
 def pattern(shape: tuple[int, ...], seed: int = 0) -> NDArray[np.bool_]:
@@ -150,34 +141,35 @@ def _infinite(allowed: NDArray) -> NDArray:
     return np.where(allowed, 0.0, -np.inf)
 
 
-def lengths(config: AttentionConfig) -> Iterator[tuple[tuple[int, int], AttentionMask]]:
-    for lengths, lens in ((SMALL, 2), (WIDE, 5), (SMALL, [3, 2, 4]), (WIDE, [2, 6, 3, 5])):
-        yield lengths, AttentionMask(valid_lens=np.array([lens]))
+def lengths(config: AttentionConfig) -> Masks:
+    rows = ((SMALL, 2), (WIDE, 5), (SMALL, [3, 2, 4]), (WIDE, [2, 6, 3, 5]))
+    return [(size, {"valid_lens": np.array([lens])}) for size, lens in rows]
 
 
-def causal(config: AttentionConfig) -> Iterator[tuple[tuple[int, int], AttentionMask]]:
-    for lengths, offset in ((SMALL, 0), (SQUARE, 0), (LARGE, 0), (SMALL, 1), (WIDE, 2)):
-        yield lengths, AttentionMask(causal=True, query_offset=offset)
+def causal(config: AttentionConfig) -> Masks:
+    rows = ((SMALL, 0), (SQUARE, 0), (LARGE, 0), (SMALL, 1), (WIDE, 2))
+    return [(size, {"causal": True, "query_offset": offset}) for size, offset in rows]
 
 
-def window(config: AttentionConfig) -> Iterator[tuple[tuple[int, int], AttentionMask]]:
-    for window in ((2, 1), (1, 3), (0, 2), (1, None), (None, 1)):
-        yield WIDE, AttentionMask(window=window)
-    yield SQUARE, AttentionMask(window=(1, 0))
-    yield LARGE, AttentionMask(window=(3, 2))
-    yield WIDE, AttentionMask(window=(2, 1), query_offset=2)
+def window(config: AttentionConfig) -> Masks:
+    found: Masks = [(WIDE, {"window": window}) for window in ((2, 1), (1, 3), (0, 2), (1, None), (None, 1))]
+    return [
+        *found,
+        (SQUARE, {"window": (1, 0)}),
+        (LARGE, {"window": (3, 2)}),
+        (WIDE, {"window": (2, 1), "query_offset": 2}),
+    ]
 
 
-def allowed(config: AttentionConfig) -> Iterator[tuple[tuple[int, int], AttentionMask]]:
+def allowed(config: AttentionConfig) -> Masks:
     heads, key_len = config.num_heads, SMALL[1]
-    for shape in ((1, 1, 1, key_len), SMALL, (heads, *SMALL), (1, heads, *SMALL), (key_len,), (heads, 1, key_len)):
-        yield SMALL, AttentionMask(allowed=pattern(shape))
-    yield SQUARE, AttentionMask(allowed=pattern((1, heads, *SQUARE)))
-    for shape in (SMALL, (1, heads, *SMALL)):
-        yield SMALL, AttentionMask(bias=_infinite(pattern(shape)))
+    shapes = ((1, 1, 1, key_len), SMALL, (heads, *SMALL), (1, heads, *SMALL), (key_len,), (heads, 1, key_len))
+    found: Masks = [(SMALL, {"allowed": pattern(shape)}) for shape in shapes]
+    found += [(SMALL, {"bias": _infinite(pattern(shape))}) for shape in (SMALL, (1, heads, *SMALL))]
+    return [*found, (SQUARE, {"allowed": pattern((1, heads, *SQUARE))})]
 
 
-def two_sources(config: AttentionConfig) -> Iterator[tuple[tuple[int, int], AttentionMask]]:
+def two_sources(config: AttentionConfig) -> Masks:
     """Every two sources, and all; each takes keys away from every two, and some stay."""
     array = pattern((1, config.num_heads, *WIDE))
     kept = np.arange(WIDE[1]) == np.minimum(np.arange(WIDE[0]), 2)[:, None]
@@ -188,48 +180,58 @@ def two_sources(config: AttentionConfig) -> Iterator[tuple[tuple[int, int], Atte
         "causal": True,
         "window": (2, 1),
     }
-    for names in (*combinations(given, 2), tuple(given)):
-        yield WIDE, AttentionMask(**{name: given[name] for name in names})
+    return [(WIDE, {name: given[name] for name in names}) for names in (*combinations(given, 2), tuple(given))]
 
 
 def masks_of_items(asker: Asker) -> list[Problem]:
+    """Items of a mask each: as many as there are queries, or keys, and other numbers of them."""
     found = []
-    for config, batch in zip(asker.configs, (3, 4), strict=False):  # the second has as many items as queries
-        lens = np.array([5, 2, 3, 6])[:batch]
-        of_queries = np.array([[3, 2, 5, 6], [6, 3, 2, 4], [2, 5, 4, 3], [4, 6, 3, 2]])[:batch]
-        for mask in (
-            AttentionMask(valid_lens=lens),
-            AttentionMask(valid_lens=of_queries),
-            *(AttentionMask(allowed=pattern(s)) for s in ((batch, 1, 1, WIDE[1]), (batch, config.num_heads, *WIDE))),
-            AttentionMask(bias=_infinite(pattern((batch, 1, *WIDE)))),
-            AttentionMask(causal=True, query_offset=np.array([2, 0, 1, 3])[:batch]),
-            AttentionMask(valid_lens=lens, causal=True),
-        ):
-            how: dict[str, Any] = {"query_len": WIDE[0], "key_len": WIDE[1], "queries": 0.0, "weights": NO_BIASES}
-            found.append(generic(config, batch=batch, mask=mask, **how))
-        found.append(generic(config, batch=WIDE[1], mask=_seven(), **how))
+    lens = np.array([5, 2, 3, 6, 4, 7, 1])
+    of_queries = np.array([[3, 2, 5, 6], [6, 3, 2, 4], [2, 5, 4, 3], [4, 6, 3, 2]])
+    for config, batch in zip(asker.configs, (3, WIDE[0]), strict=False):
+        rows: list[tuple[int, dict[str, Any]]] = [
+            (batch, {"valid_lens": lens[:batch]}),
+            (batch, {"valid_lens": of_queries[:batch]}),
+            (batch, {"valid_lens": lens[:batch], "causal": True}),
+            (batch, {"causal": True, "query_offset": np.array([2, 0, 1, 3])[:batch]}),
+            (batch, {"bias": _infinite(pattern((batch, 1, *WIDE)))}),
+            *((batch, {"allowed": pattern((batch, *s))}) for s in ((1, 1, WIDE[1]), (config.num_heads, *WIDE))),
+            (WIDE[1], {"valid_lens": lens}),
+        ]
+        for items, fields in rows:
+            how = {"query_len": WIDE[0], "key_len": WIDE[1], "mask": AttentionMask(**fields)}
+            found.append(generic(config, batch=items, **how, **EQUAL))
     return found
 
 
-def _seven() -> AttentionMask:
-    """Return lengths of as many items as there are keys."""
-    return AttentionMask(valid_lens=np.array([5, 2, 3, 6, 4, 7, 1]))
+def one_source(config: AttentionConfig) -> Masks:
+    some = pattern((1, config.num_heads, *SMALL))
+    return [(SMALL, {"causal": True}), (SMALL, {"valid_lens": np.array([3])}), (SMALL, {"allowed": some})]
 
 
-def one_source(config: AttentionConfig) -> Iterator[tuple[tuple[int, int], AttentionMask]]:
-    yield SMALL, AttentionMask(causal=True)
-    yield SMALL, AttentionMask(valid_lens=np.array([3]))
-    yield SMALL, AttentionMask(allowed=pattern((1, config.num_heads, *SMALL)))
-
-
-def biases(config: AttentionConfig) -> Iterator[tuple[tuple[int, int], AttentionMask]]:
-    numbers = np.random.default_rng(0).normal(size=(1, config.num_heads, *SMALL))
-    for given in (numbers, numbers[0, 0], numbers[0, :, :1], numbers[:, :1, :1]):
-        yield SMALL, AttentionMask(bias=given)
-    yield SQUARE, AttentionMask(bias=np.random.default_rng(1).normal(size=(1, config.num_heads, *SQUARE)))
+def biases(config: AttentionConfig) -> Masks:
+    rng = np.random.default_rng(0)
+    numbers, square = (rng.normal(size=(1, config.num_heads, *lengths)) for lengths in (SMALL, SQUARE))
     some = np.where(pattern(numbers.shape), numbers, -np.inf)
-    for more in ({"causal": True, "bias": numbers}, {"bias": some}, {"bias": some, "valid_lens": np.array([4])}):
-        yield SMALL, AttentionMask(**more)
+    shapes = (numbers, numbers[0, 0], numbers[0, :, :1], numbers[:, :1, :1])
+    beside: list[dict[str, Any]] = [{"causal": True, "bias": numbers}, {"bias": some, "valid_lens": np.array([4])}]
+    return [(SQUARE, {"bias": square}), *((SMALL, one) for one in (*({"bias": b} for b in (*shapes, some)), *beside))]
+
+
+def empty(config: AttentionConfig) -> Masks:
+    last = np.broadcast_to(np.arange(SMALL[1]) >= 3, SMALL)
+    but_one = np.arange(SMALL[0])[:, None] != np.ones(SMALL)
+    rows: list[dict[str, Any]] = [
+        {"allowed": but_one},
+        {"valid_lens": np.array([[2, 0, 4]])},
+        {"valid_lens": np.array([0])},
+        {"allowed": np.zeros((1, 1, 1, SMALL[1]), np.bool_)},
+        {"bias": _infinite(but_one)},
+        {"causal": True, "query_offset": -1},
+        {"window": (1, 0), "query_offset": -1},
+        {"valid_lens": np.array([3]), "allowed": last},
+    ]
+    return [(SMALL, fields) for fields in rows]
 
 
 def steep(asker: Asker) -> list[Problem]:
@@ -241,29 +243,11 @@ def steep(asker: Asker) -> list[Problem]:
         for name in ("q_proj.weight", "k_proj.weight"):  # of the inputs channel 0 alone is not 0
             weights[name] = np.array(plain.weights[name])
             weights[name][:, 0] = np.arange(len(weights[name])) % config.head_dim == 0
-        for size in (30.0, 3e3, 3e4, 3e6, 3e9, 3e12):
-            if (
-                asker.precision.storage == "float16"
-                and size * WIDE[1] > config.softmax_scale * np.finfo(np.float16).max
-            ):
-                continue  # right layers give NaN
+        for size in (30.0, 3e3) if asker.precision.storage == "float16" else (30.0, 3e3, 3e4, 3e6, 3e9, 3e12):
             queries, keys = np.zeros_like(plain.inputs.queries), np.zeros_like(plain.inputs.keys)
             queries[..., 0], keys[..., 0] = size / config.softmax_scale, np.arange(WIDE[1]) - WIDE[1]
             found.append(changed(plain, weights, queries=queries, keys=keys))
     return found
-
-
-def empty(config: AttentionConfig) -> Iterator[tuple[tuple[int, int], AttentionMask]]:
-    last = np.broadcast_to(np.arange(SMALL[1]) >= 3, SMALL)
-    but_one = np.arange(SMALL[0])[:, None] != np.ones(SMALL)
-    yield SMALL, AttentionMask(allowed=but_one)
-    yield SMALL, AttentionMask(valid_lens=np.array([[2, 0, 4]]))
-    yield SMALL, AttentionMask(valid_lens=np.array([0]))
-    yield SMALL, AttentionMask(allowed=np.zeros((1, 1, 1, SMALL[1]), np.bool_))
-    yield SMALL, AttentionMask(bias=_infinite(but_one))
-    yield SMALL, AttentionMask(causal=True, query_offset=-1)
-    yield SMALL, AttentionMask(window=(1, 0), query_offset=-1)
-    yield SMALL, AttentionMask(valid_lens=np.array([3]), allowed=last)
 
 
 # Around the scores, items, dropout, a past, NaN --------------------------------------------------------------
@@ -364,7 +348,7 @@ def one_nan(asker: Asker) -> list[Problem]:
 # Gradients ------------------------------------------------------------------------------------------------
 
 
-def differentiated(asker: Asker) -> list[Problem]:
+def with_gradients(asker: Asker) -> list[Problem]:
     """Return plain calls, then calls with one thing more."""
     found = [generic(config) for config in asker.configs]
     for config in asker.configs[:1]:
@@ -378,4 +362,4 @@ def differentiated(asker: Asker) -> list[Problem]:
         found += [dropped(config, RATES[0], 2), with_past(config, *SMALL, batch=2)]
         found += [generic(replace(config, scale=SCALES[0])), generic(replace(config, softcap=CAPS[0]))]
         found.append(generic(replace(config, score="additive")))
-    return found
+    return [differentiated(problem) for problem in found]

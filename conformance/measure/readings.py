@@ -164,8 +164,8 @@ def _filled(number: Expression, added: bool) -> Bug:
 
 # The keys that are let in -----------------------------------------------------------------------------------
 
-LONGEST = 12
-"""Most keys of a drawing."""
+LONGEST, ROWS = 12, 4
+"""Most keys of a drawing, and most queries."""
 
 
 def drawn(evidence: Evidence, problem: Problem) -> list[str]:
@@ -182,9 +182,11 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     if not len(different):
         return []
     item, head = map(int, different[0])
-    rows = zip(let_in[item, head], allowed[item, head], strict=True)
-    drawing = [f"    query {i}:  {_marks(own)}   allowed: {_marks(right)}" for i, (own, right) in enumerate(rows)]
-    return [f"  Keys that have a weight, in item {item}, head {head} ({_sources(problem)}):", *drawing]
+    rows = enumerate(zip(let_in[item, head], allowed[item, head], strict=True))
+    drawing = [
+        f"    query {i}:  {_marks(own)}   allowed: {_marks(right)}" for i, (own, right) in rows if (own != right).any()
+    ]
+    return [f"  Keys that have a weight, in item {item}, head {head} ({_sources(problem)}):", *drawing[:ROWS]]
 
 
 def _marks(row: NDArray) -> str:
@@ -194,11 +196,6 @@ def _marks(row: NDArray) -> str:
 def _sources(problem: Problem) -> str:
     """Return the mask of a call in words."""
     mask = problem.inputs.mask
-    said = []
-    for name in ("valid_lens", "allowed", "bias", "window", "query_offset"):
-        value = getattr(mask, name)
-        if np.ndim(value):
-            said.append(f"{name} {value.tolist() if np.size(value) <= LONGEST else np.shape(value)}")
-        elif value:
-            said.append(f"{name}={value}")
-    return ", ".join([*said, *(["causal"] if mask.causal else [])]) or "no mask"
+    given = {name: getattr(mask, name) for name in ("valid_lens", "causal", "window", "query_offset")}
+    said = [f"{name} {np.array(value).tolist()}" for name, value in given.items() if np.any(value)]
+    return ", ".join([*said, *(name for name in ("allowed", "bias") if getattr(mask, name) is not None)])

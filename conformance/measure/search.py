@@ -7,17 +7,17 @@ that give it gives everything, the likeliest are kept, and one bug more is looke
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, observe
 from conformance.measure.changes import fit
 from conformance.measure.evidence import Evidence, gives
-from conformance.measure.faults import TROUBLE, Model, is_measured, only_in, unwarned
+from conformance.measure.faults import TROUBLE, Model, only_in, unwarned
 from conformance.measure.places import PLACES, Place, fault
 from conformance.measure.probes import PROBES, Probe
 from conformance.measure.readings import readings
@@ -76,24 +76,28 @@ class Measured:
 
 
 @dataclass(eq=False)
-class Search:
+class Probing:
     """One search.
 
     Args:
         asker: asks the subject.
         zoo: the bugs on file.
         suffices: whether a model gives what else is known.
-        features: those of OPTIONAL that problems may have.
+        like: problems whose features, such as a past, the isolating ones may have; None: all.
         progress: is told what is being done.
     """
 
     asker: Asker
     zoo: Sequence[Bug]
     suffices: Callable[[Model], bool] = lambda model: True
-    features: frozenset[str] = OPTIONAL
+    like: Sequence[Problem] | None = None
     progress: Callable[[str], None] = lambda what: None
     variants: Variants = field(default_factory=Variants)
     outcomes: tuple[Outcome, ...] = ()
+
+    @cached_property
+    def _features(self) -> frozenset[str]:
+        return OPTIONAL if self.like is None else frozenset().union(*(Setting.of(one).has for one in self.like))
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
@@ -118,16 +122,16 @@ class Search:
         for problem in self.asker.made(probe.problems):
             if asked and not differing and self.asker.slow:
                 break
-            if not Setting.of(problem).has & OPTIONAL <= self.features:
+            if not Setting.of(problem).has & OPTIONAL <= self._features:
                 continue
-            trace = self.asker.ask(problem, gradients=probe.gradients)
-            if trace is None or (probe.gradients and not any(map(is_gradient, trace.arrays()))):
+            trace = self.asker.ask(problem)
+            if trace is None:
                 continue
+            if probe.gradients and not any(map(is_gradient, trace.arrays())):
+                break
             asked.append(problem)
             if not self._gives((), probe, problem):
                 differing.append(problem)
-            if probe.gradients and self.asker.hides_gradients:
-                break
         return Outcome(probe, tuple(asked), tuple(differing))
 
     def _gives(self, model: Model, probe: Probe, problem: Problem) -> bool:
@@ -230,35 +234,7 @@ def _tried(bugs: Iterator[Bug]) -> Iterator[Bug]:
 
 def _few_of_each(problems: Iterable[Problem]) -> list[Problem]:
     """Return at most two problems of each layer: a fault is read in few, and tried in all."""
-    count: Counter[object] = Counter()
-    return [problem for problem in problems if (count.update([problem.config]), count[problem.config] <= 2)[1]]
-
-
-def measure(
-    subject: object,
-    *,
-    start: Sequence[Model] = (),
-    asker: Asker | None = None,
-    zoo: Sequence[Bug] = (),
-    probes: Sequence[Probe] = PROBES,
-    suffices: Callable[[Model], bool] = lambda model: True,
-    like: Iterable[Problem] | None = None,
-    progress: Callable[[str], None] = lambda what: None,
-) -> Measured:
-    """Return what the isolating problems show of a subject, and the bugs that give all its answers.
-
-    Args:
-        subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
-        start: models that are known to explain it elsewhere; if one of them gives every answer, nothing else is tried.
-        asker: asks it. Default: one with the default limits.
-        zoo: the bugs on file.
-        probes: which rows of problems.
-        suffices: whether a model gives what else is known of the subject.
-        like: problems whose features, such as a past, the isolating ones may have. Default: all.
-        progress: is told what is being done.
-    """
-    features = OPTIONAL if like is None else frozenset().union(*(Setting.of(one).has for one in like))
-    return Search(asker or Asker(subject), zoo, suffices, features, progress).run(start, probes)
-
-
-__all__ = ["Measured", "Outcome", "Search", "is_measured", "measure"]
+    found: dict[object, list[Problem]] = {}
+    for problem in problems:
+        found.setdefault(problem.config, []).append(problem)
+    return [problem for several in found.values() for problem in several[:2]]

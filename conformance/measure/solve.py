@@ -10,7 +10,7 @@ Elements that the outputs do not tell are NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
@@ -21,17 +21,16 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.call import Call
-from conformance.measure.descent import RANK, descended, sums
+from conformance.measure.descent import descended, sums
 from conformance.measure.designs import changed
 from conformance.measure.evidence import ROUNDOFFS, Evidence
 from conformance.measure.places import AFTER_WEIGHTS, BEFORE_SOFTMAX, OF_VALUES, PLACES, Place
 from conformance.measure.sample import Sample, Setting
 from conformance.measure.weights import read_weights
 from conformance.zoo.bug import DoesNotApply
-from mha_core.reference.forward import PROJECTED
 
-MOST_UNKNOWN, MOST_CALLS, MOST_ROWS = 400, 8, 40
-"""Elements of an array that are looked for, each a run of the model; calls that an array, and a matrix, may take."""
+MOST_UNKNOWN, MOST_CALLS = 400, 8
+"""Elements of an array that are looked for, each a run of the model; and calls that it may take."""
 
 MORE, OF_LOGARITHMS = 1.3, 1e-8
 """So many times as many equations as unknowns; what may be left of log weights, more in coarser arithmetic."""
@@ -206,51 +205,6 @@ def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
     return known[key]
 
 
-# Matrices -------------------------------------------------------------------------------------------------
-
-INPUTS: Mapping[str, tuple[str, ...]] = {
-    "q_proj": ("queries",),
-    "k_proj": ("keys",),
-    "v_proj": ("values",),
-    "out_proj": ("values", "v_proj.weight"),  # the latter has fewer columns than there are merged channels
-}
-"""Projection -> the arrays that make other rows for it."""
-
-
-def _solved_matrix(evidence: Evidence, problem: Problem, projection: str) -> Solved | None:
-    """Return the weight (out, in) of a projection as it takes effect, and the model's own.
-
-    None if no weight gives what the projection gives. Y, what the projection gives, is solved for in calls of other
-    inputs X, and Y = X W^T + b for W.
-    """
-    before, step = PROJECTED[projection]
-    place = PLACES[step]
-    rows: list[NDArray] = []
-    results: list[NDArray] = []
-    own = problem.weights.get(f"{projection}.weight")
-    fixed = evidence.asker.fixed_weights is not None
-    while own is not None and len(rows) < MOST_ROWS and (not rows or _rank(rows) < own.shape[1]):
-        call = varied(problem, INPUTS[projection], -len(rows), fixed=fixed) if rows else problem
-        read = solved(evidence, call, place)
-        if read is None or not np.isfinite(read[0]).all():
-            return None
-        state = Call(evidence, call, place).state
-        x, y = state[before], read[0] - state.parameters.get(f"{projection}.bias", 0.0)
-        if place.gauge is not None:
-            x, y = (array - array.mean(axis=place.gauge, keepdims=True) for array in (x, y))
-        rows.append(x.reshape(-1, x.shape[-1]))
-        results.append(y.reshape(-1, y.shape[-1]))
-    if own is None or not rows or _rank(rows) < own.shape[1]:
-        return None
-    x, y = np.concatenate(rows), np.concatenate(results)
-    found = np.linalg.lstsq(x, y, rcond=RANK)[0].T
-    return (found, own) if np.abs(x @ found.T - y).max(initial=0.0) <= 100.0 * evidence.allowed(y) else None
-
-
-def _rank(rows: Sequence[NDArray]) -> int:
-    return int(np.linalg.matrix_rank(np.concatenate(rows)))
-
-
 # Samples --------------------------------------------------------------------------------------------------
 
 
@@ -261,8 +215,7 @@ def samples_of(evidence: Evidence, problems: Iterable[Problem], place: Place) ->
         own = Call(evidence, problem, place).own
         if own is None or not 0 < own.size <= MOST_UNKNOWN:
             continue
-        projection, _, kind = place.id.partition(".")
-        read = _solved_matrix(evidence, problem, projection) if kind == "weight" else solved(evidence, problem, place)
+        read = solved(evidence, problem, place)
         if read is None:
             return []
         if np.isfinite(read[0]).any():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 
 from conformance.measure.expressions import SIZES
 from conformance.measure.sample import MASKS, Setting
@@ -68,7 +68,7 @@ def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterato
     yield from found
     if not found:
         yield from filter(tells, (_both(one, other) for one, other in combinations(NAMED, 2)))
-    yield from filter(tells, _limits(wrong, right))
+    yield from filter(tells, _limits(wrong))
 
 
 def _both(one: str, other: str) -> Where:
@@ -76,32 +76,19 @@ def _both(one: str, other: str) -> Where:
     return Where(f"with-{one}-and-{other}", words, lambda s: one in s.has and other in s.has)
 
 
-def _limits(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterator[Where]:
-    """Yield limits of the lengths, and two that are equal or in an order."""
+def _limits(wrong: Sequence[Setting]) -> Iterator[Where]:
+    """Yield lower limits of the lengths, and two of them in an order."""
     for name in LENGTHS:
-        size = SIZES[name]
-        least, most = int(min(map(size, wrong))), int(max(map(size, wrong)))
-        below = int(max((n for s in right if (n := size(s)) < least), default=least - 1))
-        if below == least - 1:  # else where the limit lies is not known
-            yield Where(f"{name}-from-{least}", f"calls where the {name} is at least {least}", _from(name, least))
-        yield Where(f"{name}-to-{most}", f"calls where the {name} is at most {most}", _to(name, most))
-    for one, other in combinations(LENGTHS[:3], 2):
-        for words, holds in ((f"{one} > {other}", _above(one, other)), (f"{one} < {other}", _above(other, one))):
-            yield Where(words.replace(" ", "-"), f"calls where the {words}", holds)
-        yield Where(f"{one}-is-{other}", f"calls where the {one} is the {other}", _equal(one, other))
+        least = int(min(map(SIZES[name], wrong)))
+        yield Where(f"{name}-from-{least}", f"calls where the {name} is at least {least}", _from(name, least))
+    for one, other in permutations(LENGTHS[:3], 2):
+        words = f"{one} > {other}"
+        yield Where(words.replace(" ", "-"), f"calls where the {words}", _above(one, other))
 
 
 def _from(name: str, least: int) -> Callable[[Setting], bool]:
     return lambda s: SIZES[name](s) >= least
 
 
-def _to(name: str, most: int) -> Callable[[Setting], bool]:
-    return lambda s: SIZES[name](s) <= most
-
-
 def _above(one: str, other: str) -> Callable[[Setting], bool]:
     return lambda s: SIZES[one](s) > SIZES[other](s)
-
-
-def _equal(one: str, other: str) -> Callable[[Setting], bool]:
-    return lambda s: SIZES[one](s) == SIZES[other](s)

@@ -92,6 +92,9 @@ def _in_format(dtype: str) -> Narrow:
     return lambda array: round_to(array, dtype).astype(np.float64)
 
 
+FORMATS = {dtype: _in_format(dtype) for dtype in ("float32", "float16", "bfloat16")}
+
+
 def _parameters_in(narrow: Narrow, *, biases: bool = True) -> tuple[Steps, ...]:
     """Every projection, with its weight rounded, and its bias."""
 
@@ -113,9 +116,20 @@ BUGS = (
         _parameters(
             f"parameters-in-{dtype}",
             f"Weights and biases of all projections are rounded to {dtype}.",
-            *_parameters_in(_in_format(dtype)),
+            *_parameters_in(narrow),
         )
-        for dtype in ("float32", "float16", "bfloat16")
+        for dtype, narrow in FORMATS.items()
+    ),
+    *(
+        _parameters(
+            f"{name.replace('_', '-')}-weight-in-{dtype}",
+            f"The weight of {name} is rounded to {dtype}.",
+            projection(name, weight=lambda s, weight, narrow=narrow: narrow(weight)),  # type: ignore[misc]
+            stage={"q_proj": "queries", "k_proj": "keys", "v_proj": "values", "out_proj": "output"}[name],
+            fix="Keep all parameters in the precision of the inputs.",
+        )
+        for name in PROJECTED
+        for dtype, narrow in FORMATS.items()
     ),
     _parameters(
         "weights-in-8-bits",
@@ -126,11 +140,11 @@ BUGS = (
         _softmax(
             f"output-in-{dtype}",
             f"The output is rounded to {dtype}.",
-            after("output", lambda s, right, narrow=_in_format(dtype): narrow(right)),
+            after("output", lambda s, right, narrow=narrow: narrow(right)),  # type: ignore[misc]
             stage="output",
             fix="Give the output in the dtype of the inputs, as it was computed.",
         )
-        for dtype in ("float32", "float16", "bfloat16")
+        for dtype, narrow in FORMATS.items()
     ),
     _softmax(
         "softmax-in-float32",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from conformance.diagnosis.diagnose import Diagnosis
     from mha.comparison.comparison import Comparison
     from mha.recordings.recording import Recording
-
-Found = TypeVar("Found")
 
 SCHEMA_VERSION = 1
 
@@ -51,17 +47,14 @@ class DiagnoseOptions(Apart):
         help="Whether a subject is asked more than the cases, so that what no bug on file explains is measured.",
     )
     details: bool = options.flag("--details", "What each isolating problem showed.")
-    probes: tuple[str, ...] = options.several(
-        "--probe", "-p", help="Show the numbers of these isolating problems; wildcards work (repeatable)."
-    )
     json_path: Path | None = options.json_file("Also write to this file whether it differs, and what is said.")
 
     def check(self) -> None:
         """Raise UsageError if options do not fit each other."""
         if (self.file is None) == (self.spec is None):
             raise click.UsageError("Give either FILE or --subject.")
-        if self.file is not None and (self.probes or self.details):
-            raise click.UsageError("--probe and --details belong to --subject: a recording can't be asked anything.")
+        if self.file is not None and self.details:
+            raise click.UsageError("--details belongs to --subject: a recording can't be asked anything.")
         if self.file is None and self.weights is not None:
             raise click.UsageError("--weights belongs to FILE.")
         if self.file is not None and self.dtype is not None:
@@ -88,7 +81,7 @@ def diagnose(asked: DiagnoseOptions) -> None:
 
     asked.check()
     if asked.file is None:
-        text, status = (_probed if asked.probes else _of_subject)(str(asked.spec), asked)
+        text, status = _of_subject(str(asked.spec), asked)
         click.echo(text)
         asked.end(status, [text])
     found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
@@ -104,61 +97,38 @@ def diagnose(asked: DiagnoseOptions) -> None:
 
 
 def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, int]:
-    """Return the diagnosis in words, in the first dtype in which something is wrong, and the exit status."""
-    from conformance.cases import table as cases
-    from conformance.deviations.known import load
-    from conformance.diagnosis.apart import diagnosed
+    """Return the diagnosis in words and the exit status, of the dtype that was asked for.
 
-    chosen = tuple(case.id for case in cases.select_asked(asked.patterns))
-    arguments = (chosen, load(), asked.experiments, asked.details)
-    return _in_the_first_dtype(spec, asked, diagnosed, arguments, itemgetter(1))
-
-
-def _in_the_first_dtype(
-    spec: str,
-    asked: DiagnoseOptions,
-    ask: Callable[..., Found],
-    arguments: tuple[Any, ...],
-    tells: Callable[[Found], object],
-) -> Found:
-    """Return what `ask(subject, *arguments)` finds in the dtype that was asked for.
-
-    By default that is the first dtype in which it tells something, else the first in which the subject answers.
+    By default that is the first dtype in which something is wrong, else the first in which the subject answers.
 
     Raises:
         SpecError: there is no such subject, or it answers in none; what was wrong in the first.
     """
-    from conformance.diagnosis.apart import beside_no_subject
+    from conformance.cases import table as cases
+    from conformance.deviations.known import load as load_deviations
+    from conformance.diagnosis.apart import beside_no_subject, diagnosed
     from conformance.subjects.function import DEFAULT_DTYPES
     from mha_core import SpecError
 
-    first: SpecError | Found | None = None
+    chosen = tuple(case.id for case in cases.select_asked(asked.patterns))
+    arguments = (chosen, load_deviations(), asked.experiments, asked.details)
+    first: SpecError | tuple[str, int] | None = None
     with asked.kept(), consoles()[1].status("") as status:
         settings = asked.settings((spec,))
         load = asked.loader(asked.time_limit, settings)
         for dtype in DEFAULT_DTYPES if asked.dtype is None else (asked.dtype,):
             try:
-                found = beside_no_subject(settings, says(status), ask, load(spec, dtype), *arguments)
-                if tells(found):
-                    return found
+                found = beside_no_subject(settings, says(status), diagnosed, load(spec, dtype), *arguments)
             except SpecError as error:
                 first = first or error
                 continue
-            first = first or found
+            if found[1]:
+                return found
+            first = found if first is None or isinstance(first, SpecError) else first
     if isinstance(first, SpecError):
         raise first
     assert first is not None
     return first
-
-
-def _probed(spec: str, asked: DiagnoseOptions) -> tuple[str, int]:
-    """Return what some isolating problems show, in words, and 1 if the subject differs in one."""
-    from conformance.diagnosis.apart import probed
-    from conformance.measure.probes import select_probes
-
-    select_probes(asked.probes)  # an unknown name ends the command before any work
-    text, differs, _ = _in_the_first_dtype(spec, asked, probed, (asked.probes,), itemgetter(2))
-    return text, int(differs)
 
 
 def _of_file(
