@@ -60,16 +60,11 @@ class Hypothesis:
 
 def preferred(models: Iterable[Model]) -> list[Model]:
     """Return those of models that nothing tells apart that are said: of the fewest bugs, on file if possible."""
-
-    def rank(model: Model) -> tuple[int, int]:
-        return len(model), sum(map(is_measured, model))
-
-    ranked = sorted(models, key=rank)
+    ranked = sorted(models, key=lambda model: (len(model), sum(map(is_measured, model))))
     # A factor of queries is one of scores too: it is said of the first place that has it.
     told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}
-    return [model for model in ranked if rank(model) == rank(ranked[0]) and model in told.values()][
-        : SHOWN - rank(ranked[0])[0] + 1
-    ]
+    best = [model for model in ranked if model in told.values() and len(model) == len(ranked[0])]
+    return [one for one in best if sum(map(is_measured, one)) == sum(map(is_measured, best[0]))][:SHOWN]
 
 
 def _factor(bug: Bug) -> str:

@@ -160,14 +160,15 @@ def _partly(diagnosis: Diagnosis) -> str:
 
 
 def _told(hypotheses: Sequence[Hypothesis]) -> list[str]:
-    """Return lines about the bugs that all hypotheses share, and then about the other bugs of each."""
+    """Return lines about the bugs that all hypotheses share, and then a line about the other bugs of each."""
     common = [bug for bug in hypotheses[0].bugs if all(bug in other.bugs for other in hypotheses)]
     lines = [_bug(bug) for bug in common]
     if len(hypotheses) > 1:
         lines.append("  and one of these, which nothing tells apart:" if common else ONE_OF)
-        for hypothesis in hypotheses:
-            rest = [bug for bug in hypothesis.bugs if bug not in common]
-            lines += [_bug(bug, "  - " if position == 0 else "    ") for position, bug in enumerate(rest)]
+        rest = [[bug for bug in one.bugs if bug not in common] for one in hypotheses]
+        lines += ["  - " + "; and ".join(f"{_name(bug)} ({bug.stage}): {bug.sentence}" for bug in one) for one in rest]
+        fixes = dict.fromkeys(bug.fix for one in rest for bug in one if bug.fix)
+        lines += [f"    What to change: {' Or: '.join(fixes)}"] * bool(fixes)
     return lines
 
 
@@ -192,11 +193,11 @@ def _name(bug: Bug) -> str:
     return "measured" if is_measured(bug) else bug.id
 
 
-def _bug(bug: Bug, indent: str = "  ") -> str:
+def _bug(bug: Bug) -> str:
     """Return two lines: the bug; the stage at which it shows first, and what to change where that is known."""
     seen = f" Seen in {bug.seen_in}." if bug.seen_in else ""
     fix = f" What to change: {bug.fix}" if bug.fix else ""
-    return f"{indent}{_name(bug)}: {bug.sentence}\n{' ' * len(indent)}  First wrong stage: {bug.stage}.{fix}{seen}"
+    return f"  {_name(bug)}: {bug.sentence}\n    First wrong stage: {bug.stage}.{fix}{seen}"
 
 
 # What the isolating problems showed ---------------------------------------------------------------------------

@@ -63,7 +63,9 @@ def localise(measured: Measured) -> Located | None:
         if outcome.differing and (outcome is first or outcome.probe.id in read):
             way = read.get(outcome.probe.id, _of_past if outcome.probe.id == "past-values" else _of_call)
             stage = next((stage for one in outcome.differing if (stage := _told(way, evidence, one))), None)
-            found += [Located(stage, outcome.differing[0])] if stage else []
+            if stage:
+                seen = drawn(evidence, outcome.differing[0]) if stage == "weights" else ()
+                found.append(Located(stage, outcome.differing[0], tuple(seen)))
     # One factor of all values is what other weights sum to, where these are wrong.
     told = [one for one in found if one.stage != FACTOR] or [replace(one, stage="values") for one in found]
     return min(told, key=lambda one: STAGES.index(one.stage), default=None)

@@ -174,7 +174,7 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     # is a key with a weight, . one without.
     """
     found = _weighed(evidence, problem)
-    if found is None or problem.sizes.key_len > LONGEST:
+    if found is None or not 1 < problem.sizes.key_len <= LONGEST:
         return []
     weights, _, allowed, _ = found
     let_in = np.abs(weights) > LITTLE
@@ -186,7 +186,7 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     drawing = [
         f"    query {i}:  {_marks(own)}   allowed: {_marks(right)}" for i, (own, right) in rows if (own != right).any()
     ]
-    return [f"  Keys that have a weight, in item {item}, head {head} ({_sources(problem)}):", *drawing[:ROWS]]
+    return [f"  Keys that have a weight, in item {item}, head {head}, with {_sources(problem)}:", *drawing[:ROWS]]
 
 
 def _marks(row: NDArray) -> str:
@@ -198,4 +198,5 @@ def _sources(problem: Problem) -> str:
     mask = problem.inputs.mask
     given = {name: getattr(mask, name) for name in ("valid_lens", "causal", "window", "query_offset")}
     said = [f"{name} {np.array(value).tolist()}" for name, value in given.items() if np.any(value)]
-    return ", ".join([*said, *(name for name in ("allowed", "bias") if getattr(mask, name) is not None)])
+    said += [name for name in ("allowed", "bias") if getattr(mask, name) is not None]
+    return ", ".join(said) or "no mask"

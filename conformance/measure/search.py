@@ -31,8 +31,9 @@ from mha_core.stages import is_gradient
 OPTIONAL = frozenset((*MASKS, "additive", "dot", "scale", "bias", "dropout_keep", "softcap", "bare", "past"))
 """What a call or a layer may have, and is asked with only if some case has it."""
 
-MOST_BUGS, KEPT, CONDITIONS = 2, 8, 3
-"""Bugs of a model, models that are extended by another bug, conditions that are tried for one bug."""
+MOST_BUGS, KEPT, CONDITIONS = 3, 8, 3
+"""Bugs of a model (an ordinary layer that was never compared differs in padding and empty rows too), models that are
+extended by another bug, and conditions that are tried for one bug."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +149,10 @@ class Probing:
         return next((one for one in rows if not self._fits(model, one)), None)
 
     def _found(self) -> list[Model]:
-        """Return the models of one bug, else of two, that give every answer; of the zoo if there are such."""
+        """Return the models of one bug, else of two, or three, that give every answer; of the zoo if there are such."""
         bases: list[Model] = [()]
         for size in range(1, MOST_BUGS + 1):
-            self.progress(f"trying {'a bug' if size == 1 else 'two bugs'}")
+            self.progress(f"trying {size} at once")
             partly: list[Model] = []
             for candidates in (lambda base, outcome: self.zoo, self._measured):
                 tried = [model for base in bases for model in self._extended(base, candidates)]
@@ -159,7 +160,7 @@ class Probing:
                 if whole:
                     return whole
                 partly += tried
-            bases = sorted(partly, key=lambda model: -self._right(model))[:KEPT]
+            bases = sorted(partly, key=lambda model: -self._right(model))[: KEPT // size]
         return []
 
     def _right(self, model: Model) -> int:
