@@ -10,14 +10,12 @@ from conformance.cases.case import Case
 from conformance.deviations.known import Deviations
 from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.observations import listed_in
-from conformance.diagnosis.text import ENDED, describe
-from conformance.measure.probes import select_probes
-from conformance.measure.search.measure import measure
-from conformance.measure.text import probe_text
+from conformance.diagnosis.text import ENDED, NOTHING, describe, shown
+from conformance.runner import CaseRunner
 from conformance.subjects.subject import Subject
 from conformance.workers.execute import call
 from conformance.workers.interpreters import Settings
-from mha_core.errors import one_line
+from mha_core.errors import listed, one_line
 
 Answer = TypeVar("Answer")
 
@@ -36,25 +34,46 @@ def diagnosed(
     details: bool = False,
     *,
     progress: Progress = _nothing,
-) -> tuple[str, bool]:
-    """The diagnosis of a subject in words, and whether it differs.
+) -> tuple[str, int]:
+    """Return the diagnosis of a subject in words, and 1 if it differs, 2 if it could not be judged, else 0.
+
+    What is right when asked once is asked again, and in sequences of calls, as `mha check` asks it: this never says 0
+    of what that fails.
 
     Args:
         subject, experiments, progress: as of `conformance.diagnosis.diagnose.diagnose`.
-        cases: the ids of its cases, of the table or of random ones.
+        cases: the ids of its cases, of the table or of random ones, and of sequences.
         table: the known deviations; what they account for is no bug.
-        details: also what each probe showed.
+        details: also what each isolating problem showed.
 
     Raises:
         SpecError: the subject could not run a single case.
     """
-    asked = [case for id in cases if isinstance(case := case_by_id(id), Case)]
+    asked = [case_by_id(id) for id in cases]
     known = listed_in(table, subject)
-    found = diagnose(subject, asked, experiments=experiments, known=known, progress=progress)
-    return describe(found, details=details), found.differs
+    plain = [case for case in asked if isinstance(case, Case)]
+    found = diagnose(subject, plain, experiments=experiments, known=known, progress=progress)
+    text = describe(found, details=details)
+    if found.differs:
+        return text, 1
+    progress("asking again, and in sequences of calls")
+    runner = CaseRunner(subject, table)
+    results = [result for case in asked if (result := runner.run(case)).status in ("different", "failed")]
+    again = [result for result in results if result.case not in found.left_out]
+    if again:
+        ids, one = listed([result.case for result in again], SHOWN), again[0]
+        seen = [one.message, *(f"{first.call or 'at first'}: {shown(first)}" for first in one.mismatches[:1]), one.kept]
+        head = text.replace(NOTHING, "")
+        lines = [f"{head}\nBut asked again, or in sequences of calls, it fails in {ids}:", *filter(None, seen)]
+        text = "\n  ".join([*lines, f"rerun: {one.rerun}"])
+    return text, 1 if any(result.status == "different" for result in results) else 2 if results else 0
 
 
-def explained(way: Callable[..., tuple[str, bool]], *arguments: Any) -> str:
+SHOWN = 3
+"""Most cases that are named."""
+
+
+def explained(way: Callable[..., tuple[str, int]], *arguments: Any) -> str:
     """The words of `diagnosed`, for a verdict that stands already: if it raises, one line says so.
 
     Args:
@@ -64,15 +83,6 @@ def explained(way: Callable[..., tuple[str, bool]], *arguments: Any) -> str:
         return way(*arguments)[0]
     except Exception as error:  # whatever it is, it is no verdict
         return f"{ENDED} {one_line(error)}"
-
-
-def probed(subject: Subject, patterns: Sequence[str], *, progress: Progress = _nothing) -> tuple[str, bool, bool]:
-    """What some probes show, in words; whether one of them differs; and whether the subject answers at all."""
-    measured = measure(subject, probes=select_probes(patterns), progress=progress)
-    names = {probe.id for probe in select_probes(patterns, alone=True)}
-    shown = [outcome for outcome in measured.outcomes if outcome.probe.id in names]
-    text = "\n\n".join(probe_text(measured, outcome) for outcome in shown)
-    return text, any(outcome.differing for outcome in shown), bool(measured.asker.configs)
 
 
 def beside_no_subject(

@@ -1,43 +1,31 @@
 """Evidence: how well hypotheses reproduce the answers of a subject, case by case.
 
 A hypothesis is the reference with some bugs of the zoo in it. It fits a case *whole* if it gives every array that the
-subject shows. It *explains* the case if it gives what matters there: the output, where that is wrong. Where stages are
-visible, each of them is also held against what the hypothesis makes of the subject's own stages before it: a harmless
-difference early on (padding that is not zeroed, say) then does not hide the bug behind it.
+subject shows. It *explains* the case if it gives what matters there: the output, where that is wrong. So a stage that
+differs and does no harm, as queries that are scaled early, does not hide the bug.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.distance import worst
 from conformance.judging.expected import expected
 from conformance.judging.near import Nearness
-from conformance.measure.search.behaviour import narrower
+from conformance.measure.behaviour import narrower
 from conformance.subjects.subject import Subject
-from conformance.zoo.bug import Bug, DoesNotApply, pipelines
-from mha_core import STAGES
-from mha_core.reference import pipeline as reference
-from mha_core.reference.forward import FORWARD, PART_OF
-from mha_core.reference.state import State
-from mha_core.stages import is_gradient
+from conformance.zoo.bug import Bug
+from mha_core.stages import STAGES, is_gradient
 
-FIRST_STAGE = 0.5
-"""Credit for a case in which a hypothesis explains the first wrong stage but not the output."""
-
-
-_OF_THE_INPUTS = ("query_inputs", "key_inputs", "value_inputs")
-"""Steps that read the inputs alone; a bug of any stage may read what they give."""
-
-_ORDER = {name: position for position, name in enumerate(FORWARD)}
+LAST_PLACES = 4.0
+"""Units in the last place, of a narrower dtype, that a number may be off which needs no arithmetic there: a bias."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +54,8 @@ class Evidence:
         """The names of the arrays that are wrong in a case, in their order; empty if it passes."""
         self.whole: Callable[[Observation, tuple[Bug, ...]], bool] = cache(self._whole)
         """Whether the reference with these bugs gives all arrays that the subject exposes in a case."""
-        self.credit: Callable[[Observation, tuple[Bug, ...]], float] = cache(self._credit)
-        """1.0 if these bugs explain a case, FIRST_STAGE if they explain its first wrong stage alone, else 0.0."""
-        self._fits: Callable[[Observation, str, tuple[Bug, ...]], bool] = cache(self._fits_with)
-        self._start: Callable[[Observation], State] = cache(_start)
+        self.explains: Callable[[Observation, tuple[Bug, ...]], bool] = cache(self._explains)
+        """Whether these bugs explain a case."""
 
     def _wrong(self, observation: Observation) -> tuple[str, ...]:
         if self.inside is None:
@@ -85,74 +71,20 @@ class Evidence:
             return self.whole(observation, ())
         return self.alike(observation, arrays, observation.arrays)
 
-    def _credit(self, observation: Observation, bugs: tuple[Bug, ...]) -> float:
+    def _explains(self, observation: Observation, bugs: tuple[Bug, ...]) -> bool:
         if self.whole(observation, bugs):
-            return 1.0
-        wrong = self.wrong(observation)
-        arrays = self.runs.arrays(observation, bugs)
+            return True
+        wrong, arrays = self.wrong(observation), self.runs.arrays(observation, bugs)
         if arrays is None:
-            return 0.0 if wrong else 1.0  # where a bug can't be made, a right answer says nothing against it
+            return not wrong  # where a bug can't be made, a right answer says nothing against it
         if len(observation.arrays) == 1:
-            return 0.0
+            return False
         gradients = [name for name in observation.arrays if is_gradient(name)]
         if not wrong:
-            decisive = ["output", *gradients]
-        elif "output" in wrong:
-            decisive = ["output"]
-        else:  # a wrong stage that does not reach the output; or all stages are right, and gradients count
-            decisive = [wrong[0]] if wrong[0] in STAGES else gradients
-        if self._are_close(observation, decisive, arrays):
-            return 1.0
-        if not wrong or wrong[0] not in STAGES or not self.fits_step(observation, wrong[0], bugs):
-            return 0.0
-        every = "output" not in wrong or not self.wrong_steps(observation, bugs)
-        return 1.0 if every else FIRST_STAGE
-
-    # Stage by stage, each given the subject's own stages before it --------------------------------------
-
-    def wrong_steps(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
-        """The exposed stages that these bugs do not give when they start from the subject's own earlier stages."""
-        exposed = (name for name in observation.arrays if name in STAGES)
-        return [name for name in exposed if not self.fits_step(observation, name, bugs)]
-
-    def fits_step(self, observation: Observation, stage: str, bugs: tuple[Bug, ...]) -> bool:
-        """Whether these bugs, starting from the subject's own earlier stages, give its array of this stage."""
-        return self._fits(observation, stage, tuple(bug for bug in bugs if self.touches(observation, stage, bug)))
-
-    def _fits_with(self, observation: Observation, stage: str, bugs: tuple[Bug, ...]) -> bool:
-        made = self._step(observation, stage, bugs)
-        return made is not None and self.close(observation, stage, made)
-
-    def touches(self, observation: Observation, stage: str, bug: Bug) -> bool:
-        """Whether the bug is in the step of this stage, or in an earlier step that the subject does not expose."""
-        last = _ORDER[stage]
-        shown_in = (PART_OF.get(step, step) for step in bug.forward)
-        return any(name == stage or (_ORDER[name] < last and name not in observation.arrays) for name in shown_in)
-
-    def _step(self, observation: Observation, stage: str, bugs: tuple[Bug, ...]) -> NDArray | None:
-        """The array of this stage with these bugs; None where they can't be put in."""
-        state = replace(self._start(observation), arrays={})
-        with any_numbers:
-            for name, step in pipelines(*bugs)[0].items():
-                part_of = PART_OF.get(name, name)
-                own = _seen_before(observation, part_of, stage)
-                if own is None or part_of == "scores" or name in _OF_THE_INPUTS:
-                    try:
-                        state.arrays[name] = step(state)
-                    except DoesNotApply:
-                        return None
-                if name == stage:
-                    return state.arrays[name]
-                if own is None or name != part_of:
-                    continue
-                if name == "scores":
-                    # Scores count where attention is allowed; elsewhere a layer may hold anything.
-                    state.arrays[name] = np.where(observation.wanted.where, own, state.arrays[name])
-                else:
-                    state.arrays[name] = own
-        raise AssertionError(f"{stage} is no step")  # unreachable
-
-    # Comparing ------------------------------------------------------------------------------------
+            return self._are_close(observation, ["output", *gradients], arrays)
+        of_stages = [name for name in wrong if name in STAGES]  # one that is wrong may not reach the output
+        decisive = ["output"] if "output" in wrong else of_stages or gradients
+        return self._are_close(observation, decisive, arrays)
 
     def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
         """The first array by which these bugs do not explain this case: the output, or a stage or gradient."""
@@ -197,22 +129,9 @@ class Evidence:
     def _bound(self, observation: Observation, name: str) -> NDArray:
         if self.inside is None:
             return observation.wanted.allowed_error[name]
-        return expected(observation.case, Precision.of(self.inside)).allowed_error[name]
-
-
-def _seen_before(observation: Observation, name: str, stage: str) -> NDArray | None:
-    """The subject's own array of a step before the stage, if it has the right shape to replace the reference's."""
-    own = observation.arrays.get(name)
-    if name == stage or own is None or own.shape != getattr(observation.wanted.trace, name).shape:
-        return None
-    return own
-
-
-def _start(observation: Observation) -> State:
-    """A State of the case before the first step."""
-    problem = observation.wanted.problem
-    inputs = replace(problem.inputs, cotangent=None)
-    return reference.run_state(problem.config, problem.weights, inputs, forward={})
+        own = np.abs(observation.wanted.trace.arrays()[name])
+        rounding = LAST_PLACES * UNIT_ROUNDOFF[self.inside] * np.where(np.isfinite(own), own, 0.0)
+        return expected(observation.case, Precision.of(self.inside)).allowed_error[name] + rounding
 
 
 def _difference(name: str, own: NDArray, made: NDArray | None) -> str:

@@ -1,4 +1,4 @@
-"""Hypotheses: one bug or a few of them, counted over the cases, and the search for the best ones.
+"""Hypotheses: one bug or two, counted over the cases.
 
 A hypothesis is ranked by the failing cases that it explains, less the passing ones that it breaks. A bug that changes
 no case "explains" every passing one, so it gains nothing.
@@ -11,43 +11,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
-from math import ceil
 
 from conformance.diagnosis.evidence import Evidence, Miss
 from conformance.diagnosis.observations import Observation
-from conformance.measure.search.ranking import preference
-from conformance.zoo.bug import Bug, compatible
+from conformance.measure.faults import Model, is_measured
+from conformance.zoo.bug import Bug
 from mha_core import STAGES
 
-NAMED = 0.75
-"""The share of the failing cases that a hypothesis must explain, those that it breaks taken off, to be named though
-not all are. Layers of other people's that have a bug of the zoo differ from it in extreme cases too (NaN, an infinity,
-empty rows, sizes of 0): up to a quarter of the table is about these. Bugs of no zoo stay below a half."""
+NAMED, CLOSEST, CLOSEST_LEAST = 0.75, 0.25, 2
+"""Shares of the failing cases that a hypothesis must explain, those that it breaks taken off, to be named though not all
+are, and to be listed as close; and the least number of them. Layers that have a bug of the zoo differ from it in extreme
+cases too (NaN, empty rows, sizes of 0), which are up to a quarter of the table; by chance a bug explains a tenth."""
 
-CLOSEST = 0.25
-"""The share that it must explain to be listed as close. By chance a bug explains a few failing cases in which there is
-little to tell: one key alone, rows without any. They are less than a tenth."""
-
-CLOSEST_LEAST = 2
-"""Least number of cases that it must explain to be listed, if more than one fails."""
-
-PRICE = 1.0
-"""How many more cases a hypothesis must explain for each further bug."""
-
-MOST_PAIRS_TRIED = 5000
-
-SAMPLE = 12
-"""After experiments, which meet faults one at a time, a bug is counted only if it explains one of so many failing
-cases, chosen from all of them evenly."""
-
-MOST_BUGS = 4
-BEAM = 4
-"""Most bugs in a hypothesis, and the number of hypotheses that the beam search follows."""
+MOST_PAIRS, EXTENDED, SHOWN = 5000, 3, 3
+"""Pairs that are tried, bugs that are extended by another one, and hypotheses that are shown."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One or several bugs, and the cases that they explain. Without a bug, only the precision is wrong.
+    """One or two bugs, and the cases that they explain. Without a bug, only the precision is wrong.
 
     Attributes:
         explained, total: the number of cases that it explains, and of all cases.
@@ -55,20 +37,19 @@ class Hypothesis:
         misses: the cases that it does not explain, failing ones first, each with the array that shows it.
         others: array -> number of explained cases in which the subject's array differs from the hypothesis': such
             differences do not change the outputs.
-        first_stages: number of cases in which it explains the first wrong stage, but not the output.
     """
 
-    bugs: tuple[Bug, ...]
+    bugs: Model
     explained: int
     total: int
     failing: int = 0
     of_failing: int = 0
     misses: tuple[Miss, ...] = ()
     others: Mapping[str, int] = field(default_factory=dict)
-    first_stages: int = 0
 
     @property
     def name(self) -> str:
+        """The ids of the bugs."""
         return " + ".join(bug.id for bug in self.bugs)
 
     @property
@@ -77,30 +58,18 @@ class Hypothesis:
         return self.explained == self.total
 
 
-@dataclass(frozen=True)
-class Score:
-    """The rank of a hypothesis; smaller keys are better.
+def preferred(models: Iterable[Model]) -> list[Model]:
+    """Return those of models that nothing tells apart that are said: of the fewest bugs, on file if possible."""
+    ranked = sorted(models, key=lambda model: (len(model), sum(map(is_measured, model))))
+    # A factor of queries is one of scores too: it is said of the first place that has it.
+    told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}
+    best = [model for model in ranked if model in told.values() and len(model) == len(ranked[0])]
+    return [one for one in best if sum(map(is_measured, one)) == sum(map(is_measured, best[0]))][:SHOWN]
 
-    Attributes:
-        credit: number of explained cases; one whose first wrong stage alone is explained counts for a half.
-        whole: number of cases in which the hypothesis gives all exposed arrays.
-    """
 
-    bugs: tuple[Bug, ...]
-    credit: float
-    whole: int
-    total: int
-
-    @property
-    def key(self) -> tuple[bool, float, int, int, tuple[object, ...]]:
-        complete = self.credit == self.total
-        paid = self.credit - (0.0 if complete else PRICE * (len(self.bugs) - 1))
-        return not complete, -paid, -self.whole, len(self.bugs), preference(self.bugs)
-
-    @property
-    def settled(self) -> bool:
-        """Whether there is nothing left to explain."""
-        return self.whole == self.total
+def _factor(bug: Bug) -> str:
+    _, times, number = bug.id.partition("-times-")
+    return times + number if is_measured(bug) and times else bug.id
 
 
 class Search:
@@ -116,198 +85,116 @@ class Search:
             observations,
             key=lambda one: (one.case.expensive, not evidence.wrong(one), one.wanted.problem.inputs.keys.size),
         )
+        self.failing = [one for one in self.observations if evidence.wrong(one)]
         self.total = len(self.observations)
-        self.failing = frozenset(index for index, one in enumerate(self.observations) if evidence.wrong(one))
-        self._decisive = self._ordinary(0) or self._ordinary(1) or self.failing
+        ordinary = ([one for one in self.failing if one.extremity <= most] for most in (0, 1, 2))
+        self._decisive = next((found for found in ordinary if found), [])
         # Where cheap cases fail, what bugs change is told by these alone.
-        told = [index for index in self.failing if not self.observations[index].case.expensive]
-        self._telling = [
-            index
-            for index, one in enumerate(self.observations)
-            if not one.case.expensive or (not told and index in self.failing)
-        ]
-        self._shows_stages = any(name in STAGES and name != "output" for one in observations for name in one.arrays)
-        self.changes: Callable[[Bug], frozenset[int]] = cache(self._changed_by)
-        """Positions of the cases in which a bug changes an array that the subject exposes."""
-        self._scores: dict[tuple[Bug, ...], Score] = {}
-
-    def _ordinary(self, extremity: int) -> frozenset[int]:
-        return frozenset(index for index in self.failing if self.observations[index].extremity <= extremity)
+        cheap = [one for one in self.observations if not one.case.expensive]
+        self._telling = cheap if any(map(evidence.wrong, cheap)) else [*cheap, *self.failing]
+        self._changes: Callable[[Bug], frozenset[int]] = cache(self._changed_by)
 
     @property
     def only_large(self) -> bool:
         """Whether only expensive cases fail, as for a bug that acts in large cases alone."""
-        return all(self.observations[index].case.expensive for index in self.failing)
+        return all(one.case.expensive for one in self.failing)
 
-    # Those that explain everything -------------------------------------------------------------------
-
-    def wholly(self, candidates: Iterable[tuple[Bug, ...]]) -> list[tuple[Bug, ...]]:
-        """The candidates that give all exposed arrays in every case."""
+    def wholly(self, candidates: Iterable[Model]) -> list[Model]:
+        """Return the candidates that give all exposed arrays in every case."""
         whole = self.evidence.whole
-        return [bugs for bugs in candidates if all(whole(observation, bugs) for observation in self.observations)]
+        return [bugs for bugs in candidates if all(whole(one, bugs) for one in self.observations)]
 
-    def promising_pairs(self, zoo: Sequence[Bug]) -> list[tuple[Bug, Bug]]:
-        """Pairs that together touch every failing case, those that touch the fewest passing ones first.
+    def explained(self, bugs: Model) -> bool:
+        """Return whether bugs explain every case."""
+        return all(self.evidence.explains(one, bugs) for one in self.observations)
 
-        A bug that touches a passing case may be in the pair only if the other one undoes it there,
-        so such pairs come last.
-        """
-        failing = self.failing & set(self._telling)
-        touching = [bug for bug in zoo if self.changes(bug) & failing]
-        pairs = []
+    def pairs(self, zoo: Sequence[Bug]) -> list[Model]:
+        """Return pairs that together touch every failing case, those that touch the fewest passing ones first."""
+        failing = frozenset(index for index, one in enumerate(self._telling) if self.evidence.wrong(one))
+        touching = [bug for bug in zoo if self._changes(bug) & failing]
+        found = []
         for first, second in combinations(touching, 2):
-            touched = self.changes(first) | self.changes(second)
-            if failing <= touched and (compatible(first, second) or self._may_share_a_step(first, second)):
-                pairs.append((len(touched - failing), first, second))
-        pairs.sort(key=lambda pair: pair[0])
-        return [(first, second) for _, first, second in pairs[:MOST_PAIRS_TRIED]]
-
-    def _may_share_a_step(self, first: Bug, second: Bug) -> bool:
-        """Whether, of two bugs of one step, each explains the cases that it alone changes; none undoes the other."""
-        return all(
-            self.evidence.whole(self.observations[index], (bug,))
-            for bug, other in ((first, second), (second, first))
-            for index in sorted(self.changes(bug) - self.changes(other))
-        )
+            touched = self._changes(first) | self._changes(second)
+            if failing <= touched:
+                found.append((len(touched - failing), first, second))
+        found.sort(key=lambda pair: pair[0])
+        return [(first, second) for _, first, second in found[:MOST_PAIRS]]
 
     def _changed_by(self, bug: Bug) -> frozenset[int]:
-        return frozenset(index for index in self._telling if self.evidence.changes(self.observations[index], bug))
+        return frozenset(index for index, one in enumerate(self._telling) if self.evidence.changes(one, bug))
+
+    def acting(self, bugs: Model) -> Model:
+        """Return the bugs without those that no case needs."""
+        for bug in bugs if len(bugs) > 1 else ():
+            rest = tuple(other for other in bugs if other is not bug)
+            if self.wholly([rest]):
+                return self.acting(rest)
+        return bugs
 
     # Those that explain the most ---------------------------------------------------------------------
 
-    def grow(
-        self,
-        zoo: Sequence[Bug],
-        models: Iterable[tuple[Bug, ...]] = (),
-        progress: Callable[[int], None] = lambda size: None,
-        *,
-        sampled: bool = False,
-    ) -> list[Score]:
-        """Hypotheses of up to MOST_BUGS bugs, best first: a beam search that adds what explains the most.
+    def closest(self, zoo: Sequence[Bug], *, pairs: bool) -> list[Hypothesis]:
+        """Return one bug, or with `pairs` two, that explain the most failing cases; none that explain only a few."""
+        ranked = self._ranked((bug,) for bug in zoo)
+        if pairs:
+            price = 1.0 / max(1, len(self._decisive))  # of a further bug: one case
+            more = (pair for _, base in ranked[:EXTENDED] for pair in self._helped(base, zoo))
+            ranked += [(gain - price, bugs) for gain, bugs in self._ranked(more)]
+            ranked.sort(key=lambda one: (-one[0], len(one[1])))
+        return [self.hypothesis(bugs) for gain, bugs in ranked[:SHOWN] if gain == ranked[0][0]]
 
-        It starts from single bugs, and from `models`, which may be larger. With `sampled` a bug must explain one of
-        SAMPLE failing cases.
+    def _helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
+        """Yield the pairs that explain the first failing case that one bug does not."""
+        missing = next((one for one in self.failing if not self.evidence.explains(one, base)), None)
+        for bug in zoo if missing is not None else ():
+            pair = (*base, bug)
+            if bug not in base and missing is not None and self.evidence.explains(missing, pair):
+                yield pair
 
-        A layer that was never compared with the definition tends to differ in several places at once.
+    def _ranked(self, models: Iterable[Model]) -> list[tuple[float, Model]]:
+        found = [(gain, bugs) for bugs in models if (gain := self.gain(bugs)) >= CLOSEST]
+        return sorted(found, key=lambda one: -one[0])
+
+    def gain(self, bugs: Model) -> float:
+        """Return the ordinary failing cases explained, less passing ones broken, as a share of the failing ones.
+
+        It is 0 as soon as it can't be more than CLOSEST any more.
         """
-        nothing = float(self.total - len(self.failing))  # what no bug at all explains
-        singles = [(bug,) for bug in zoo if not sampled or self._explains_some(bug)]
-        beam = self._best(self._scored([*singles, *(model for model in models if model)], nothing))
-        for size in range(2, MOST_BUGS + 1):
-            if not beam or beam[0].settled:
-                break
-            progress(size)
-            larger = [one for base in beam for one in self._scored(self._extensions(base, zoo), base.credit, base)]
-            best = self._best([*beam, *larger])
-            if best == beam:
-                break
-            beam = best
-        return beam
+        explained, left = 0, len(self._decisive)
+        for one in self._decisive:
+            explained, left = explained + self.evidence.explains(one, bugs), left - 1
+            if explained + left < CLOSEST * len(self._decisive):
+                return 0.0
+        of_all = sum(self.evidence.explains(one, bugs) for one in self.failing)
+        if of_all < min(CLOSEST_LEAST, (len(self.failing) + 1) // 2):
+            return 0.0
+        right = (one for one in self.observations if not self.evidence.wrong(one))
+        return (explained - sum(not self.evidence.explains(one, bugs) for one in right)) / len(self._decisive)
 
-    def _explains_some(self, bug: Bug) -> bool:
-        failing = [index for index in self._telling if index in self.failing]
-        some = failing[:: ceil(len(failing) / SAMPLE) or 1]
-        return any(self.evidence.credit(self.observations[index], (bug,)) > 0.0 for index in some)
-
-    def _extensions(self, base: Score, zoo: Sequence[Bug]) -> Iterator[tuple[Bug, ...]]:
-        """Hypotheses with one more bug than `base`, which explains some case that `base` does not."""
-        open_cases = [index for index in self._telling if not self.evidence.whole(self.observations[index], base.bugs)]
-        wrong_steps = {
-            index: self.evidence.wrong_steps(self.observations[index], base.bugs) if self._shows_stages else []
-            for index in open_cases
-        }
-        for bug in zoo:
-            if bug not in base.bugs:
-                bugs = tuple(sorted({*base.bugs, bug}, key=lambda one: one.id))
-                near = (index for index in open_cases if self._may_help(bug, index, wrong_steps[index]))
-                if any(self._improves(self.observations[index], bugs, base.bugs) for index in near):
-                    yield bugs
-
-    def _may_help(self, bug: Bug, index: int, wrong_steps: Sequence[str]) -> bool:
-        """Whether one more bug can mend a case in which these stages are still wrong, given those before them."""
-        if index not in self.changes(bug):
-            return False
-        return not wrong_steps or any(
-            self.evidence.touches(self.observations[index], stage, bug) for stage in wrong_steps
-        )
-
-    def _improves(self, observation: Observation, bugs: tuple[Bug, ...], base: tuple[Bug, ...]) -> bool:
-        credit = self.evidence.credit(observation, bugs)
-        return credit > self.evidence.credit(observation, base) or self.evidence.whole(observation, bugs)
-
-    def _scored(
-        self, candidates: Iterable[tuple[Bug, ...]], floor: float, base: Score | None = None
-    ) -> Iterator[Score]:
-        """The scores of those that explain more than `floor` cases, or as many as `base` and more of them wholly."""
-        for bugs in candidates:
-            score = self._score(bugs, floor)
-            if score is not None and (score.credit > floor or (base is not None and score.whole > base.whole)):
-                yield score
-
-    def _score(self, bugs: tuple[Bug, ...], floor: float) -> Score | None:
-        """The score, or None as soon as it can't reach `floor` any more."""
-        if bugs not in self._scores:
-            possible = float(self.total)
-            whole = 0
-            for observation in self.observations:
-                credit = self.evidence.credit(observation, bugs)
-                whole += credit == 1.0 and self.evidence.whole(observation, bugs)
-                possible -= 1.0 - credit
-                if possible < floor:
-                    return None
-            self._scores[bugs] = Score(bugs, possible, whole, self.total)
-        return self._scores[bugs]
-
-    def of_large_cases(self, zoo: Sequence[Bug]) -> list[Score]:
-        """Bugs that explain every failing case but would show in smaller ones that pass; those with fewest first.
-
-        It is used where only large cases fail, because a layer may take another path for large sizes.
-        """
-        failing = [self.observations[index] for index in self.failing]
-        some = [(bug,) for bug in zoo if all(self.evidence.credit(one, (bug,)) == 1.0 for one in failing)]
-        return self._best(self._scored(some, -1.0))
-
-    def _best(self, scores: Iterable[Score]) -> list[Score]:
-        return sorted(set(scores), key=lambda one: one.key)[:BEAM]
+    def of_large_cases(self, zoo: Sequence[Bug]) -> list[Hypothesis]:
+        """Return bugs that explain every failing case, all of them large, but would show in smaller ones that pass."""
+        some = [bug for bug in zoo if all(self.evidence.explains(one, (bug,)) for one in self.failing)]
+        found = sorted((self.hypothesis((bug,)) for bug in some), key=lambda one: -one.explained)
+        return [one for one in found if one.explained == found[0].explained][:SHOWN]
 
     # What is told of them ----------------------------------------------------------------------------
 
-    def hypothesis(self, bugs: tuple[Bug, ...]) -> Hypothesis:
-        """The Hypothesis of these bugs, with the cases that they explain and miss."""
-        credits = [self.evidence.credit(observation, bugs) for observation in self.observations]
-        missed = [one for one, credit in zip(self.observations, credits, strict=True) if credit < 1.0]
-        explained = [one for one in self.observations if one not in missed]
-        others = dict(Counter(name for one in explained for name in self.evidence.others(one, bugs)))
+    def hypothesis(self, bugs: Model) -> Hypothesis:
+        """Return the Hypothesis of these bugs, with the cases that they explain and miss."""
+        explained = [one for one in self.observations if self.evidence.explains(one, bugs)]
+        missed = [one for one in self.observations if one not in explained]
         return Hypothesis(
             bugs,
-            explained=self.total - len(missed),
+            explained=len(explained),
             total=self.total,
-            failing=sum(credits[index] == 1.0 for index in self.failing),
+            failing=sum(one in explained for one in self.failing),
             of_failing=len(self.failing),
-            misses=tuple(self.evidence.miss(observation, bugs) for observation in missed),
-            others=others,
-            first_stages=sum(0.0 < credit < 1.0 for credit in credits),
+            misses=tuple(self.evidence.miss(one, bugs) for one in missed),
+            others=dict(Counter(name for one in explained for name in self.evidence.others(one, bugs))),
         )
 
-    def gain(self, score: Score) -> float:
-        """Failing cases explained, less passing ones broken, as a share of the failing ones; all of them ordinary."""
-        explained = sum(self.evidence.credit(self.observations[index], score.bugs) for index in self._decisive)
-        broken = sum(
-            1.0 - self.evidence.credit(observation, score.bugs)
-            for index, observation in enumerate(self.observations)
-            if index not in self.failing
-        )
-        return (explained - broken) / len(self._decisive)
 
-    def is_named(self, score: Score) -> bool:
-        """Whether it explains enough to be named as the cause."""
-        return self.gain(score) >= NAMED and self._explains_enough(score)
-
-    def is_close(self, score: Score) -> bool:
-        """Whether it explains enough to be listed."""
-        return self.gain(score) >= CLOSEST and self._explains_enough(score)
-
-    def _explains_enough(self, score: Score) -> bool:
-        failing = [self.observations[index] for index in self.failing]
-        explained = sum(self.evidence.credit(observation, score.bugs) > 0.0 for observation in failing)
-        return explained >= min(CLOSEST_LEAST, ceil(len(failing) / 2))
+def stage_of(hypotheses: Sequence[Hypothesis]) -> str | None:
+    """Return the first wrong stage of the best hypothesis; None if it is of no stage."""
+    stages = {bug.stage for one in hypotheses[:1] for bug in one.bugs}
+    return min(stages & {*STAGES}, key=STAGES.index, default=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +20,6 @@ from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.call.call import FLOATS
-from mha_core.parts import PARTS
 from mha_core.stages import is_gradient
 
 
@@ -114,21 +113,17 @@ def listed_in(table: Deviations, subject: Subject) -> Callable[[Observation], tu
     return known
 
 
-def observe(subject: Subject, cases: Iterable[Case]) -> tuple[list[Observation], dict[str, str]]:
-    """Run every case. Returns the observations, and case id -> why it could not be run."""
+def observe(
+    subject: Subject, cases: Iterable[Case]
+) -> tuple[list[Observation], dict[str, CannotExpress | SubjectFailed]]:
+    """Run every case. Return the observations, and case id -> why it could not be run."""
     observations, left_out = [], {}
     for case in cases:
         wanted = expected(case, subject.precision)
         try:
             trace = ask(subject, wanted.problem)
         except (CannotExpress, SubjectFailed) as reason:  # the other cases still tell something
-            left_out[case.id] = str(reason)
+            left_out[case.id] = reason
             continue
         observations.append(Observation(case, wanted, trace.arrays(), wanted.judge(trace, subject.dtype)[1]))
     return observations, left_out
-
-
-def parts_of_all(failing: Sequence[Observation]) -> tuple[str, ...]:
-    """The parts of `mha_core.config.PARTS` that the layer of every failing case has."""
-    found = [one.wanted.problem.config.parts for one in failing]
-    return tuple(part for part in PARTS if found and all(part in parts for parts in found))

@@ -1,210 +1,240 @@
-"""A Diagnosis in words: what differs, since which stage, which bug explains it, and what to change."""
+"""A Diagnosis in words, in at most a dozen lines: what differs, the cause, its stage, what to change, how sure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from conformance.diagnosis.diagnose import SHOWN, Diagnosis, Hypothesis
+import numpy as np
+
+from conformance.any_numbers import any_numbers
+from conformance.cases.problem import Problem
+from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
+from conformance.judging.compare import Mismatch
 from conformance.measure.faults import is_measured
-from conformance.measure.text import experiments_text, located_text
+from conformance.measure.localise import Located
+from conformance.measure.search import Measured, Outcome
 from conformance.zoo.bug import Bug
-from mha_core import STAGES
 from mha_core.errors import listed
-from mha_core.features import FEATURES
 
 ENDED = "The diagnosis ended early, so no reason is known:"
 ENDED_AFTER = "The diagnosis ended early, so other reasons are possible:"
 
+NOTHING = " There is nothing to explain."
+
+EXCHANGED = "Every output is (Lq, B, Do), and must be (B, Lq, Do): exchange axes 0 and 1. Then:"
+
+ONE_OF = "  one of these, which nothing tells apart:"
+
+CASES_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 3, 2, 12
+
 
 def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
-    """The diagnosis in plain words, in several lines; with `details` also what each probe showed."""
-    paragraphs = [_extent(diagnosis)]
+    """Return the diagnosis in plain words; with `details` also a line about each isolating problem."""
+    lines = [_extent(diagnosis)]
     if diagnosis.exchanged is not None:
-        return "\n\n".join([*paragraphs, EXCHANGED, describe(diagnosis.exchanged, details=details)])
+        return "\n".join([*lines, EXCHANGED, describe(diagnosis.exchanged, details=details)])
+    if diagnosis.mismatch is not None:
+        lines.append(f"First array over its bound: {shown(diagnosis.mismatch)}.")
+        if diagnosis.ended is None or _said(diagnosis):
+            lines.append(cause(diagnosis))
+        lines += diagnosis.remarks
     if diagnosis.ended is not None:
-        reason = bool(diagnosis.explanations or diagnosis.partly or diagnosis.closest)
-        paragraphs += [_place(diagnosis)] if diagnosis.mismatch is not None else []
-        paragraphs += [cause(diagnosis)] if reason else []
-        paragraphs.append(f"{ENDED_AFTER if reason else ENDED} {diagnosis.ended}")
-    elif diagnosis.mismatch is not None:
-        paragraphs += [_place(diagnosis), cause(diagnosis)]
-        if diagnosis.located is not None:
-            paragraphs.append(located_text(diagnosis.located, partly=bool(diagnosis.partly)))
-        if diagnosis.measured is not None:
-            said = bool(diagnosis.explanations or diagnosis.partly or diagnosis.closest)
-            paragraphs += experiments_text(diagnosis.measured, details=details, said=said)
-            paragraphs += _unasked(diagnosis)
+        lines.append(f"{ENDED_AFTER if _said(diagnosis) else ENDED} {diagnosis.ended}")
     if diagnosis.again is not None:
-        paragraphs.append(_again(diagnosis.again))
-    if diagnosis.left_out:
-        paragraphs.append(f"Left out, and so not explained:\n{_left_out(diagnosis)}")
-    return "\n\n".join(paragraphs)
-
-
-def _unasked(diagnosis: Diagnosis) -> list[str]:
-    """That no experiment could have found what is wrong, where all that is wrong has a part that none asks for."""
-    configs = () if diagnosis.measured is None else diagnosis.measured.asker.configs
-    parts = [part for part in diagnosis.unasked if not any(part in config.parts for config in configs)]
-    words = " and ".join(row.words for row in FEATURES if row.name in parts)
-    said = f"Every case that fails has {words}, which no experiment asks for: what is wrong there is not known."
-    return [said] if words and not (diagnosis.explanations or diagnosis.partly) else []
-
-
-def _again(again: Diagnosis) -> str:
-    """What differs in second calls."""
-    total = len(again.failing) + len(again.passing)
-    lines = [f"Each called twice, the second calls differ in {len(again.failing)} of {total} cases.", cause(again)]
-    if again.located is not None:
-        lines.append(located_text(again.located, partly=bool(again.partly)))
+        again = diagnosis.again
+        total = len(again.failing) + len(again.passing)
+        lines += [
+            f"Each called twice, the second calls differ in {len(again.failing)} of {_cases(total)}.",
+            cause(again),
+        ]
+    lines += _left_out(diagnosis)
+    if details and diagnosis.measured is not None:
+        lines.append(_details(diagnosis.measured))
     return "\n".join(lines)
 
 
-def _left_out(diagnosis: Diagnosis) -> str:
-    """The cases that were left out: one line for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for case, reason in diagnosis.left_out.items():
-        by_reason.setdefault(reason, []).append(case)
-    return "\n".join(f"  {listed(cases, SHOWN)}: {reason}" for reason, cases in by_reason.items())
+def _said(diagnosis: Diagnosis) -> bool:
+    return bool(diagnosis.explanations or diagnosis.partly or diagnosis.closest)
+
+
+def _left_out(diagnosis: Diagnosis) -> list[str]:
+    """Return one line about the cases that were left out, by reason."""
+    said = []
+    for raised, words in ((False, "can't be expressed"), (True, "raised")):
+        reasons = [why for id, why in diagnosis.left_out.items() if (id in diagnosis.raised) is raised]
+        if reasons:
+            ranked = Counter(why.partition(";")[0].partition(" (")[0] for why in reasons).most_common()
+            said.append(f"{_cases(len(reasons))} {words} ({listed([why for why, _ in ranked], CASES_SHOWN)})")
+    return [f"Left out: {'; '.join(said)}."] if said else []
 
 
 def _extent(diagnosis: Diagnosis) -> str:
     total = len(diagnosis.failing) + len(diagnosis.passing)
     who = f"{diagnosis.subject} ({diagnosis.dtype})"
+    if diagnosis.raised:
+        who += f" raised in {_cases(len(diagnosis.raised))} ({listed(diagnosis.raised, CASES_SHOWN)}). Else it"
     if diagnosis.deviating:
         ids = ", ".join(dict.fromkeys(id for ids in diagnosis.deviating.values() for id in ids))
         who += f" differs in {_cases(len(diagnosis.deviating))} as is listed ({ids})"
         if not total:
-            return f"{who}. There is nothing to explain."
+            return f"{who}.{NOTHING}"
         who += ". Else it"
     if not diagnosis.differs:
-        return f"{who} is equal to the reference in {_all(total)}. There is nothing to explain."
+        return f"{who} is equal to the reference in {_all(total)}.{NOTHING * (not diagnosis.raised)}"
     if not diagnosis.failing:
-        said = " ".join(finding.sentence for finding in diagnosis.findings)
-        return f"{who} is equal to the reference in {_all(total)}, asked once. But: {said}"
-    shown = ", ".join(diagnosis.failing[:6]) + (", ..." if len(diagnosis.failing) > 6 else "")
+        return f"{who} is equal to the reference in {_all(total)}, asked once. But: {' '.join(diagnosis.remarks)}"
     if total == 1:
-        return f"{who} differs in the one case: {shown}."
-    return f"{who} differs in {len(diagnosis.failing)} of {total} cases: {shown}."
+        return f"{who} differs in the one case: {diagnosis.failing[0]}."
+    return f"{who} differs in {len(diagnosis.failing)} of {total} cases: {listed(diagnosis.failing, CASES_SHOWN)}."
 
 
 def _all(total: int) -> str:
     return "the one case" if total == 1 else f"all {total} cases"
 
 
-def _place(diagnosis: Diagnosis) -> str:
-    assert diagnosis.mismatch is not None
-    hidden = [stage for stage in STAGES if stage not in diagnosis.visible]
-    seen = f"The first array over its bound is {diagnosis.mismatch.stage!r}:\n  {diagnosis.mismatch.message}"
-    if hidden and len(hidden) == len(STAGES) - 1:
-        return f"It shows only its output, so where it goes wrong is inferred. {seen}"
-    if hidden:
-        return f"It does not show {', '.join(hidden)}. {seen}"
-    return f"{seen}\nEverything before that stage is right."
+def shown(mismatch: Mismatch) -> str:
+    """Return the worst place of an array that differs, in words."""
+    if mismatch.index is None:
+        return mismatch.message
+    where = ", ".join(map(str, mismatch.index))
+    return (
+        f"{mismatch.stage}, in {mismatch.wrong} of {mismatch.total} elements; worst at [{where}]: got "
+        f"{mismatch.actual:.6g}, expected {mismatch.expected:.6g}; off by {mismatch.error:.3g}, allowed "
+        f"{mismatch.allowed:.3g}"
+    )
 
 
 def cause(diagnosis: Diagnosis) -> str:
-    """The bugs that explain what differs, and what to change; or that none does."""
+    """Return the bugs that explain what differs, and what to change; or where it begins if none does."""
     inside = "" if diagnosis.inside is None else f"{_precision(diagnosis)}\n"
     total = len(diagnosis.failing) + len(diagnosis.passing)
     if diagnosis.explanations:
-        return inside + _explained(diagnosis.explanations, total)
+        return inside + _explained(diagnosis, total)
+    lines = []
+    if diagnosis.located is not None:
+        lines.append(_located(diagnosis.located))
     if diagnosis.partly:
-        return inside + _partly(diagnosis.partly)
-    if diagnosis.closest:
-        closest = "\n".join(map(_close, diagnosis.closest))
-        return f"{inside}No bugs of the zoo explain {_all(total)}, or nearly all. The closest:\n{closest}"
-    return f"{inside}No bug of the zoo, nor several of them, explains what it gives."
+        lines.append(_partly(diagnosis))
+    elif diagnosis.closest:
+        lines += ["No bug on file explains all of it. The closest:", *map(_close, diagnosis.closest[:REASONS_SHOWN])]
+    elif not diagnosis.remarks:
+        lines.append("No bug on file, nor two of them, explains what it gives.")
+    if diagnosis.unasked and not diagnosis.partly:
+        lines.append(f"Every case that fails has {' and '.join(diagnosis.unasked)}, which further calls don't ask for.")
+    return inside + "\n".join(lines)
 
 
 def _precision(diagnosis: Diagnosis) -> str:
     if diagnosis.deviating:
-        return f"What is listed errs as {diagnosis.inside} does. What follows allows for that."
-    return (
-        f"Every output that it gives in {diagnosis.dtype} is a {diagnosis.inside} number: it computes in "
-        f"{diagnosis.inside} inside. What follows allows for the errors of that."
-    )
+        return f"What is listed errs as {diagnosis.inside} does; that is allowed for."
+    said = "every output is such a number"
+    if diagnosis.rounds:
+        said = "a move of the queries by 1e-10 is lost. What to change: keep scores and softmax in the inputs' dtype"
+    return f"It computes in {diagnosis.inside}, at least in part: {said}. What follows allows for that."
 
 
-def _explained(explanations: Sequence[Hypothesis], total: int) -> str:
-    if not explanations[0].bugs:
-        return f"Nothing else explains it, and nothing else has to: {_all(total)} are right then."
+def _explained(diagnosis: Diagnosis, total: int) -> str:
+    best = diagnosis.explanations[0]
+    if not best.bugs:
+        return f"Nothing else has to explain it: {_all(total)} are right then."
     where = "that case" if total == 1 else f"all {total} cases, failing and passing"
-    what = "explains" if explanations[0].others else "gives what it gives in"
-    return "\n".join([f"This {what} {where}:", *_told(explanations), *_others(explanations[0])])
+    more = 0 if diagnosis.measured is None else sum(len(one.asked) for one in diagnosis.measured.outcomes)
+    further = f", and {more} further calls confirm it" if more else ""
+    what = "explains" if best.others else "gives the same numbers in"
+    return "\n".join([f"Cause: this {what} {where}{further}.", *_told(diagnosis.explanations), *_others(best)])
 
 
-def _partly(hypotheses: Sequence[Hypothesis]) -> str:
-    best = hypotheses[0]
-    head = (
-        f"This explains {best.explained} of {best.total} cases, {best.failing} of the {best.of_failing} "
-        "failing ones among them:"
-    )
-    label = "Not explained"
+def _partly(diagnosis: Diagnosis) -> str:
+    best = diagnosis.partly[0]
+    head = f"Likely: this explains {best.failing} of {best.of_failing} failing cases, {best.explained} of {best.total} in all:"
     if best.failing == best.of_failing:
-        label = "Where it would show"
         passing = "1 case that passes" if len(best.misses) == 1 else f"{len(best.misses)} cases that pass"
-        head = f"This explains what fails, though it would show in {passing} as well:"
-    misses = "\n".join(f"  {miss.case}, {miss.message}" for miss in best.misses[:MISSES_SHOWN])
-    more = [miss.case for miss in best.misses[MISSES_SHOWN:]]
-    rest = f"\n  and {len(more)} more: {', '.join(more)}" if more else ""
-    return "\n".join([head, *_told(hypotheses), *_others(best), f"{label}:\n{misses}{rest}"])
+        head = f"Likely: this explains what fails, though it would show in {passing} as well:"
+    against = None if diagnosis.measured is None else diagnosis.measured.against
+    if best.complete and against is not None:
+        shown = _sizes(against.asked[0])
+        head = f"This explains every case, but not further calls ({against.probe.id}, such as {shown}):"
+    misses = [f"  Not in {miss.case}, {miss.message}" for miss in best.misses[:REASONS_SHOWN]]
+    return "\n".join([head, *_told(diagnosis.partly), *_others(best), *misses])
 
 
 def _told(hypotheses: Sequence[Hypothesis]) -> list[str]:
-    """The bugs that all hypotheses share, and then the other bugs of each."""
+    """Return lines about the bugs that all hypotheses share, and then a line about the other bugs of each."""
     common = [bug for bug in hypotheses[0].bugs if all(bug in other.bugs for other in hypotheses)]
     lines = [_bug(bug) for bug in common]
     if len(hypotheses) > 1:
-        lines.append("  and one of these, which what it shows cannot tell apart:" if common else ONE_OF)
-        for hypothesis in hypotheses:
-            rest = [bug for bug in hypothesis.bugs if bug not in common]
-            lines += [_bug(bug, "  - " if position == 0 else "    ") for position, bug in enumerate(rest)]
+        lines.append("  and one of these, which nothing tells apart:" if common else ONE_OF)
+        rest = [[bug for bug in one.bugs if bug not in common] for one in hypotheses]
+        lines += ["  - " + "; and ".join(f"{_name(bug)} ({bug.stage}): {bug.sentence}" for bug in one) for one in rest]
+        fixes = dict.fromkeys(bug.fix for one in rest for bug in one if bug.fix)
+        lines += [f"    What to change: {' Or: '.join(fixes)}"] * bool(fixes)
     return lines
 
 
 def _others(hypothesis: Hypothesis) -> list[str]:
-    """Lines about arrays that differ from the hypothesis although the outputs are explained."""
-    lines = []
-    if hypothesis.others:
-        counts = ", ".join(f"{name} ({_cases(count)})" for name, count in hypothesis.others.items())
-        lines.append(f"  Of what it shows besides, this leaves unexplained: {counts}.")
-    if hypothesis.first_stages:
-        many = _cases(hypothesis.first_stages)
-        lines.append(f"  Of {many} it explains the first wrong stage alone: what comes after is wrong in itself.")
-    return lines
+    """Return lines about arrays that differ from the hypothesis although the outputs are explained."""
+    counts = ", ".join(f"{name} ({_cases(count)})" for name, count in hypothesis.others.items())
+    return [f"  Of what it shows besides, this leaves unexplained: {counts}."] if counts else []
 
 
 def _cases(count: int) -> str:
     return "1 case" if count == 1 else f"{count} cases"
 
 
-ONE_OF = "  one of these, which what it shows cannot tell apart:"
-
-EXCHANGED = "Every output is (Lq, B, Do), and must be (B, Lq, Do): exchange axes 0 and 1. Then:"
-
-MISSES_SHOWN = 3
-"""Most unexplained cases that are shown with numbers."""
-
-
 def _close(hypothesis: Hypothesis) -> str:
     broken = hypothesis.total - hypothesis.explained - (hypothesis.of_failing - hypothesis.failing)
     against = f", and would fail {broken} that it passes" if broken else ""
-    head = (
-        f"  {_name(hypothesis)} explains {hypothesis.failing} of the {_cases(hypothesis.of_failing)} that fail{against}"
-    )
-    return "\n".join([head, *_others(hypothesis), *(_bug(bug, "    ") for bug in hypothesis.bugs)])
+    sentences = " ".join(f"{_name(bug)}: {bug.sentence}" for bug in hypothesis.bugs)
+    return f"  {sentences} (explains {hypothesis.failing} of the {_cases(hypothesis.of_failing)} that fail{against})"
 
 
-def _name(hypothesis: Hypothesis) -> str:
-    return " + ".join("what was measured" if is_measured(bug) else bug.id for bug in hypothesis.bugs)
+def _name(bug: Bug) -> str:
+    return "measured" if is_measured(bug) else bug.id
 
 
-def _bug(bug: Bug, indent: str = "  ") -> str:
-    """Three lines: the bug, where it shows, and what to change."""
-    space = " " * len(indent)
-    seen = f" (seen in {bug.seen_in})" if bug.seen_in else ""
-    return (
-        f"{indent}{'measured' if is_measured(bug) else bug.id}: {bug.sentence}\n"
-        f"{space}  It first shows at {bug.stage!r}{seen}.\n"
-        f"{space}  What to change: {bug.fix}"
-    )
+def _bug(bug: Bug) -> str:
+    """Return two lines: the bug; the stage at which it shows first, and what to change where that is known."""
+    seen = f" Seen in {bug.seen_in}." if bug.seen_in else ""
+    fix = f" What to change: {bug.fix}" if bug.fix else ""
+    return f"  {_name(bug)}: {bug.sentence}\n    First wrong stage: {bug.stage}.{fix}{seen}"
+
+
+# What the isolating problems showed ---------------------------------------------------------------------------
+
+LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/value heads", "d": "channels of a head"}
+
+
+def _located(located: Located) -> str:
+    """Return which step is the first wrong one, and what was read there."""
+    return "\n".join([f"First wrong step: {located.stage}, seen with {_sizes(located.problem)}.", *located.seen])
+
+
+def _sizes(problem: Problem) -> str:
+    """Return the sizes of a call, with what they are."""
+    config, size = problem.config, problem.sizes
+    numbers = (size.batch, size.query_len, size.key_len, config.num_heads, config.num_kv_heads, config.head_dim)
+    return ", ".join(f"{name}={n} {words}" for (name, words), n in zip(LEGEND.items(), numbers, strict=True))
+
+
+def _details(measured: Measured) -> str:
+    """Return a line about each row of problems, with the worst place of the first that differs, and what was refused."""
+    width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
+    lines = [f"  {outcome.probe.id:{width}}  {_row(measured, outcome)}" for outcome in measured.outcomes]
+    refused = [f"  {times} times: {reason}" for reason, times in measured.asker.refused.most_common(REFUSALS_SHOWN)]
+    return "\n".join(["Problems:", *lines, *(["Refused:", *refused] if refused else [])])
+
+
+def _row(measured: Measured, outcome: Outcome) -> str:
+    if not outcome.differing:
+        return f"right in all {len(outcome.asked)}" if outcome.asked else "no answer"
+    said = f"differs in {len(outcome.differing)} of {len(outcome.asked)}: {outcome.probe.says}"
+    problem = outcome.differing[0]
+    got, wanted = measured.asker.output(problem), measured.asker.wanted(problem).trace.output
+    if outcome.probe.gradients or got is None or wanted is None:
+        return said
+    with any_numbers:
+        distance = np.where((got == wanted) | (np.isnan(got) & np.isnan(wanted)), 0.0, np.abs(got - wanted))
+    place = np.unravel_index(int(np.argmax(np.where(np.isnan(distance), np.inf, distance))), distance.shape)
+    where = ", ".join(str(int(i)) for i in place)
+    return f"{said} output[{where}] is {got[place]:.6g}, expected {wanted[place]:.6g}"

@@ -1,7 +1,6 @@
-"""Diagnosis by experiment: what does a layer compute, if it is asked what shows one step at a time?
+"""Diagnosis by experiment: what a layer computes, asked by problems in which only some steps can show.
 
-    fault = place x change x where
-
-A probe makes all steps but a few harmless (`probes/`). The array at a place is read off the answers (`read/`), a change
-is fitted to it (`grammar/`), and the search keeps the models that give every answer (`search/`).
+`problems.py` is the table of these problems. `solve.py` reads the array at a place of `places.py` off the answers,
+`changes.py` fits a change to it, and `search.py` keeps the change only if it gives every answer. `localise.py` says the
+first wrong step where no change does.
 """

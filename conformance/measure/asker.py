@@ -6,10 +6,8 @@ import hashlib
 import pickle
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,29 +17,23 @@ from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
 from conformance.cases.problem import Problem
 from conformance.judging.expected import Expected, answer
 from conformance.judging.near import Nearness
-from conformance.measure.budget import Costs, answered
-from conformance.measure.designs import CONFIGS, generic, resized
+from conformance.measure.designs import CONFIGS, generic
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask, within
 from mha_core import AttentionConfig, SpecError, Trace
 from mha_core.weights import Weights
 
-LEAST_CONFIGS = 3
-"""A dependence on sizes is named only if it holds in this many configs (where the subject takes as many)."""
+MOST_CONFIGS = 3
+"""Layers that a subject is asked as: a dependence on sizes is named only if it holds in all of them."""
 
-MOST_CONFIGS = 4
-
-SECONDS = 15.0
+SECONDS = 30.0
 """Default of the time that all questions of one diagnosis may take."""
 
-SHARE = 0.5
-"""Of the time that is left, what looking for one explanation may take of a subject whose calls take long."""
+SLOW = 0.02
+"""Seconds of a call, the fastest aside, from which on a subject is asked less: it compiles each size."""
 
-SLOW = 2.5
-"""So many times that for a subject that compiles or takes long for another reason; it is asked less."""
-
-
-OTHER_SIZES = ((1, 3), (3, 4), (5, 6))
-"""Batches, query and key lengths that tell whether a layer takes others than those that it is known to take."""
+FIRST_WAIT, LATER_WAIT, TIMES_LONGER, MOST_UNANSWERED = 10.0, 1.0, 20.0, 4
+"""Seconds that a call may take before one had no answer, and after, at least; so many times the longest with one; and
+the number of calls without an answer in time after which no more are made."""
 
 KEPT, SMALL = 2048, 2**16
 """Answers of the definition that are kept from one layer to the next: how many, and of how many bytes."""
@@ -53,18 +45,15 @@ class Asker:
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
-        seconds: the time that its answers may take together, SLOW times that if each takes long; after that every
-            question is refused.
+        seconds: the time that its answers may take together; after that every question is refused.
         configs: the layers that it may be asked as. Default: those of CONFIGS that it takes.
 
     Attributes:
         precision: the arithmetic that its bounds are of; narrower than declared once that is seen.
         inside: that dtype, or None.
-        sizes: the one batch, query and key length that it takes; None each: any.
         refused: why a question had no answer -> how often.
         questions: how many were asked.
         spent: the seconds that they took.
-        costs: what calls cost, by how new their sizes are.
     """
 
     subject: Any
@@ -72,18 +61,15 @@ class Asker:
     configs: tuple[AttentionConfig, ...] = ()
     precision: Precision = field(init=False)
     inside: str | None = None
-    sizes: tuple[int | None, int | None, int | None] = (None, None, None)
-    refused: dict[str, int] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
     questions: int = 0
     spent: float = 0.0
-    costs: Costs = field(default_factory=Costs)
-    _until: float = field(default=float("inf"), repr=False)
+    _longest: float = 0.0
+    _unanswered: int = 0
     _answers: dict[Problem, Trace | None] = field(default_factory=dict, repr=False)
-    _forward: dict[Problem, Problem] = field(default_factory=dict, repr=False)
-    _resized: dict[Problem, Problem] = field(default_factory=dict, repr=False)
     _by_digest: dict[bytes, Trace | None] = field(default_factory=dict, repr=False)
     _rounded: dict[Problem, Problem | None] = field(default_factory=dict, repr=False)
-    _wanted: dict[tuple[Problem, bool], Expected] = field(default_factory=dict, repr=False)
+    _wanted: dict[Problem, Expected] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.precision = self.subject.precision
@@ -91,56 +77,28 @@ class Asker:
             self.configs = self._accepted()
 
     def learn(self, taken: Sequence[Problem]) -> None:
-        """Of a subject that takes none of the usual calls: what it can be asked as, from calls that it has answered."""
-        if self.configs or not taken:
-            return
-        configs = dict.fromkeys(problem.config for problem in taken)
-        self.configs = tuple(filter(self._has_usual_call, configs))[:MOST_CONFIGS]
-        usual = Counter(problem.sizes[:3] for problem in taken if problem.sizes.past_len == 0 and problem.sizes.batch)
-        if any(self.ask(generic(config)) is not None for config in self.configs) or not usual:
-            return
-        own = usual.most_common(1)[0][0]
-        for axis, others in enumerate(OTHER_SIZES):
-            asked = [(*own[:axis], other, *own[axis + 1 :]) for other in others]
-            if not any(self.ask(resized(generic(self.configs[0]), *one)) is not None for one in asked):
-                self.sizes = (*self.sizes[:axis], own[axis], *self.sizes[axis + 1 :])
-        self.configs = self._accepted() or self.configs
+        """Take the configs of a restrictive subject from calls that it has answered."""
+        if not self.configs:
+            configs = dict.fromkeys(problem.config for problem in taken)
+            asked = ((one, self.made(lambda _, one=one: [generic(one)])) for one in configs)  # type: ignore[misc]
+            self.configs = tuple(one for one, call in asked if call and self.ask(call[0]) is not None)[:MOST_CONFIGS]
 
     def made(self, problems: Callable[[Asker], Sequence[Problem]]) -> Sequence[Problem]:
-        """The problems; none, with a note of why, where a layer has no such call: no rotary position is below 0."""
+        """Return the problems; [], with a note of why, where a layer has no such call."""
         try:
             return problems(self)
         except SpecError as error:
             self._refuse(str(error))
-            return ()
-
-    def _has_usual_call(self, config: AttentionConfig) -> bool:
-        return bool(self.made(lambda _: [generic(config)]))
-
-    def nearest(self, problems: Sequence[Problem]) -> list[Problem]:
-        """The problems; where it takes calls of some sizes alone, the nearest of these."""
-        if self.sizes == (None, None, None):
-            return list(problems)
-        for problem in problems:
-            if problem not in self._resized:
-                wanted = zip(self.sizes, problem.sizes, strict=False)
-                batch, query_len, key_len = (own if only is None else only for only, own in wanted)
-                self._resized[problem] = resized(problem, batch, query_len, key_len)
-        return list(dict.fromkeys(self._resized[problem] for problem in problems))
-
-    def generic(self, config: AttentionConfig, **how: Any) -> Problem:
-        """`designs.generic` in sizes that it takes."""
-        return self.nearest([generic(config, **how)])[0]
+            return []
 
     def _accepted(self) -> tuple[AttentionConfig, ...]:
-        """The richest configs that it takes: those with all sizes different, and at least one that is plain."""
+        """Return the richest configs that it takes."""
         found: list[AttentionConfig] = []
         for config in CONFIGS:
-            most = LEAST_CONFIGS if self.costs.slow else MOST_CONFIGS
-            if len(found) < most and self.ask(self.generic(config), gradients=not found) is not None:
+            if len(found) < MOST_CONFIGS and self.ask(generic(config)) is not None:
                 found.append(config)
         if not found:  # a layer that confuses queries with keys takes as many of both
-            found = [config for config in CONFIGS if self.ask(generic(config, query_len=4, key_len=4)) is not None]
+            found = [config for config in CONFIGS if self.ask(generic(config, key_len=3)) is not None]
         return tuple(found[:MOST_CONFIGS])
 
     @property
@@ -149,15 +107,9 @@ class Asker:
         return self.subject.weights if hasattr(self.subject, "fitted") else None
 
     @property
-    def hides_gradients(self) -> bool:
-        """Whether it has answered, and never with gradients where these were asked for."""
-        answers = (trace for problem, trace in self._answers.items() if problem.inputs.cotangent is not None)
-        given = [trace.gradients for trace in answers if trace is not None]
-        return bool(given) and not any(given)
-
-    @property
-    def dtype(self) -> str:
-        return str(self.subject.dtype)
+    def slow(self) -> bool:
+        """Whether its calls take long, so that it is asked less."""
+        return self.spent - self._longest > SLOW * self.questions
 
     @property
     def unit(self) -> float:
@@ -166,60 +118,35 @@ class Asker:
 
     @property
     def nearness(self) -> Nearness:
+        """How near its arrays and a model's must be."""
         return Nearness.of(self.unit, inside=self.inside is not None)
 
     def narrow_to(self, dtype: str) -> None:
-        """From here on the bounds are those of a narrower dtype, of which its outputs are numbers."""
-        self.inside = dtype
-        self.precision = Precision.of(dtype)
+        """Judge by the bounds of a narrower dtype from here on."""
+        self.inside, self.precision = dtype, Precision.of(dtype)
         self._wanted.clear()
 
     @property
     def out_of_time(self) -> bool:
-        return self.spent >= min(self._limit, self._until)
+        """Whether no question is asked any more."""
+        return self.spent >= self.seconds or self._unanswered >= MOST_UNANSWERED
 
-    @contextmanager
-    def sparing(self) -> Iterator[None]:
-        """Inside, a subject that takes long has SHARE of the time that is left, so that some is left after it."""
-        before = self._until
-        if self.costs.slow:
-            self._until = min(before, self.spent + SHARE * max(self._limit - self.spent, 0.0))
-        try:
-            yield
-        finally:
-            self._until = before
-
-    @property
-    def _limit(self) -> float:
-        return self.seconds * (SLOW if self.costs.slow else 1.0)
-
-    def ask(self, problem: Problem, *, gradients: bool = False) -> Trace | None:
-        """Its answer, as float64, to a problem rounded to its dtype; None if it gives none, with a note of why.
-
-        Only with `gradients` is it asked for these too: a compiled layer takes three times as long then.
-        """
-        asked = self.asked(problem, gradients=gradients)
-        if asked not in self._answers:
-            if self.out_of_time:  # which may be so for a while
-                return self._late()
-            digest = _digest(asked)  # what one probe reads, the next often asks for again
+    def ask(self, problem: Problem) -> Trace | None:
+        """Return its answer, as float64, to a problem rounded to its dtype; None, with a note of why, if it gives none."""
+        if problem not in self._answers:
+            digest = _digest(problem)  # what one probe reads, the next often asks for again
             if digest not in self._by_digest:
-                self._by_digest[digest] = self._ask(asked)
-            self._answers[asked] = self._by_digest[digest]
-        return self._answers[asked]
+                self._by_digest[digest] = self.ask_again(problem)
+            self._answers[problem] = self._by_digest[digest]
+        return self._answers[problem]
 
-    def ask_again(self, problem: Problem) -> Trace | None:
-        """As `ask`, but the subject is asked even if it has been before."""
-        return self._ask(self.asked(problem))
-
-    def in_turn(self, problems: Sequence[Problem], *, gradients: bool = False) -> list[Trace]:
-        """All that one prepared layer gives for several problems, up to the first that it fails at."""
+    def in_turn(self, problems: Sequence[Problem]) -> list[Trace]:
+        """Return all that one prepared layer gives for several problems, up to the first that it fails at."""
         found: list[Trace] = []
-        asked = [self.asked(problem, gradients=gradients) for problem in problems]
         start = time.perf_counter()
         try:
-            session = Session(within(self.subject, self.costs.patience.seconds), self.rounded(asked[0]))
-            for problem in asked:
+            session = Session(within(self.subject, self._patience), self.rounded(problems[0]))
+            for problem in problems:
                 self.questions += 1
                 found.append(session.answer(self.rounded(problem)))
         except (CannotExpress, SubjectFailed):
@@ -227,97 +154,76 @@ class Asker:
         self.spent += time.perf_counter() - start
         return found
 
-    def answered(
-        self, problems: Sequence[Problem], answer: Callable[[Problem], bool | None], *, gradients: bool = False
-    ) -> list[Problem]:
-        """Those of a probe's problems that are asked and answered: see `thrift.answered`."""
-        return answered(self.nearest(problems), self.costs, partial(self.asked, gradients=gradients), answer)
-
-    def is_dear(self, problem: Problem) -> bool:
-        """Whether asking it is likely to take long."""
-        return self.costs.is_dear(self.asked(problem))
-
-    def asked(self, problem: Problem, *, gradients: bool = False) -> Problem:
-        """The problem, without what asks for gradients unless they are wanted: the same object for the same problem."""
-        if gradients or problem.inputs.cotangent is None:
-            return problem
-        if problem not in self._forward:
-            self._forward[problem] = replace(problem, inputs=replace(problem.inputs, cotangent=None))
-        return self._forward[problem]
-
     def output(self, problem: Problem) -> NDArray | None:
-        """Its output, or None."""
+        """Return its output, or None."""
         trace = self.ask(problem)
         return None if trace is None else trace.output
 
     def is_right(self, problem: Problem) -> bool:
-        """Whether its answer is the definition's, within the bounds; it must have given one."""
+        """Return whether its answer is the definition's, within the bounds; it must have given one."""
         output = self.output(problem)
         assert output is not None
         return self.wanted(problem).allows("output", output, "float64")
 
-    def wanted(self, problem: Problem, *, gradients: bool = False) -> Expected:
-        """The definition's answer with the bounds of the subject's precision; with `gradients`, these as well."""
-        key = problem, gradients
-        if key not in self._wanted:
-            rounded = self.rounded(problem)
-            self._wanted[key] = _answer(self.asked(rounded, gradients=gradients), self.precision)
-        return self._wanted[key]
+    def wanted(self, problem: Problem) -> Expected:
+        """Return the definition's answer with the bounds of the subject's precision."""
+        if problem not in self._wanted:
+            self._wanted[problem] = _answer(self.rounded(problem), self.precision)
+        return self._wanted[problem]
 
     def rounded(self, problem: Problem) -> Problem:
-        """The problem as the subject gets it: the same object for the same problem.
+        """Return the problem as the subject gets it: the same object for the same problem.
 
         In its dtype, and where its sizes or weights are fixed (`fitted`) the nearest that it can be asked.
         """
         fitted = getattr(self.subject, "fitted", None)
-        if self.dtype == "float64" and fitted is None:
+        if self.subject.dtype == "float64" and fitted is None:
             return problem
         if problem not in self._rounded:
             nearest = problem if fitted is None else fitted(problem)
-            self._rounded[problem] = None if nearest is None else nearest.rounded(self.dtype)
+            self._rounded[problem] = None if nearest is None else nearest.rounded(self.subject.dtype)
         found = self._rounded[problem]
         if found is None:
             raise CannotExpress("a call that is not of its sizes")
         return found
 
-    def _ask(self, problem: Problem) -> Trace | None:
+    @property
+    def _patience(self) -> float:
+        """The seconds that the next call may take."""
+        return max(LATER_WAIT if self._unanswered else FIRST_WAIT, TIMES_LONGER * self._longest)
+
+    def ask_again(self, problem: Problem) -> Trace | None:
+        """Return as `ask` does, but ask even if it has been asked before."""
         if self.out_of_time:
-            return self._late()
-        if (why_not := self.costs.patience.why_not(problem)) is not None:
-            return self._refuse(why_not)
-        limit = self.costs.patience.seconds
-        start = time.perf_counter()
+            return self._refuse(self._late)
+        limit, start = self._patience, time.perf_counter()
         self.questions += 1
-        asked: Problem | None = None
-        answered = True
         try:
             asked = self.rounded(problem)
             arrays = ask(within(self.subject, limit), asked).arrays()
-        except (CannotExpress, SubjectFailed) as reason:
-            answered = time.perf_counter() - start < limit
-            asked = None if isinstance(reason, CannotExpress) else asked
+        except CannotExpress as reason:
+            return self._refuse(str(reason))
+        except SubjectFailed as reason:
+            self._unanswered += time.perf_counter() - start >= limit
             return self._refuse(str(reason))
         finally:
             seconds = time.perf_counter() - start
-            self.spent += seconds if answered else 0.0  # what is waited for in vain has limits of its own
-            if asked is not None:
-                self.costs.note(asked, seconds, answered=answered)
+            self.spent += seconds if seconds < limit else 0.0  # what is waited for in vain has a limit of its own
+        self._longest = max(self._longest, seconds)
         output = arrays["output"]
         shape = (asked.sizes.batch, asked.sizes.query_len, asked.config.output_dim)
         if output.shape != shape or output.dtype.kind != "f":
             return self._refuse(f"its output is {output.dtype} {output.shape} where {shape} was expected")
         return Trace.of_arrays({name: np.asarray(array, np.float64) for name, array in arrays.items()})
 
-    def _late(self) -> Trace | None:
-        return self._refuse(f"the time for experiments, {self._limit:g} s, was spent")
+    @property
+    def _late(self) -> str:
+        if self._unanswered >= MOST_UNANSWERED:
+            return f"{MOST_UNANSWERED} calls had no answer in time, so no more were made"
+        return f"the time for experiments, {self.seconds:g} s, was spent"
 
-    def _refuse(self, reason: str) -> Trace | None:
-        self.refused[reason] = self.refused.get(reason, 0) + 1
-        return None
-
-    def why_refused(self) -> Mapping[str, int]:
-        """Each reason for a question without an answer -> how often, the most frequent first."""
-        return dict(sorted(self.refused.items(), key=lambda item: -item[1]))
+    def _refuse(self, reason: str) -> None:
+        self.refused[reason] += 1
 
 
 _answers: OrderedDict[tuple[bytes, Precision], Expected] = OrderedDict()
@@ -338,7 +244,6 @@ def _answer(problem: Problem, precision: Precision) -> Expected:
 
 
 def _digest(problem: Problem) -> bytes:
-    """What a problem is made of, in a few bytes: equal problems have equal ones."""
-    return hashlib.blake2b(
-        pickle.dumps((problem.config, dict(problem.weights), problem.inputs)), digest_size=16
-    ).digest()
+    """Return what a problem is made of, in a few bytes: equal problems have equal ones."""
+    made_of = pickle.dumps((problem.config, dict(problem.weights), problem.inputs))
+    return hashlib.blake2b(made_of, digest_size=16).digest()

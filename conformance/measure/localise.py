@@ -1,50 +1,31 @@
-"""Localise: the first wrong step of a subject that nothing explains.
+"""Localise: the first wrong step of a subject that no bug explains.
 
-An array is solved for at one place after another, from the output back to the inputs. If the model with it gives the
-subject's own answers, also to calls that differ in what comes after it, then all that comes after it is right. So the
-fault is at the earliest place that can be solved for.
+The first row of problems that differs says the stage where its name does. Otherwise what is read in closed form says it,
+of values with one key, and of weights that unit vectors as values show; the earlier of the two counts.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
-from conformance.measure.asker import Asker
-from conformance.measure.designs import NO_BIASES, changed, generic
-from conformance.measure.evidence import Evidence, fits
+from conformance.measure.call import Call
+from conformance.measure.evidence import Evidence
 from conformance.measure.faults import TROUBLE
-from conformance.measure.outcome import Measured, Model
 from conformance.measure.places import PLACES
-from conformance.measure.propose.scores import with_zero
-from conformance.measure.read.call import Call
-from conformance.measure.read.solve import solved
-from conformance.zoo.bug import GRADIENTS
+from conformance.measure.readings import drawn
+from conformance.measure.search import Measured
+from conformance.measure.solve import logs, solved, weights_of
 from conformance.zoo.variants import Variants
 from mha_core import STAGES
-from mha_core.features import bending
 
-MOST_PROBLEMS = 5
-"""Problems that are looked at; the stage that most of them tell is said."""
-
-RATE = 0.4
-"""Of dropout, in calls that tell weights from what is made of them."""
-
-CHAIN = (
-    ("output", "output"),
-    ("heads", "heads"),
-    ("kept_weights", "heads"),
-    ("weights", "weights"),
-    ("scores", "scores"),
-)
-"""(place, the stage of a fault that is at it) from the output back."""
-
-SIDES = (("values", "values"), ("queries", "queries"), ("keys", "keys"))
-"""Places of which one alone may be wrong."""
+NEAR = 1e-6
+"""Relative differences up to which what is read is equal."""
 
 
 @dataclass(frozen=True)
@@ -54,124 +35,188 @@ class Located:
     Attributes:
         stage: the stage at which it shows first.
         problem: one in which this was seen.
+        seen: lines about what was read there.
     """
 
     stage: str
     problem: Problem
+    seen: tuple[str, ...] = ()
 
 
-def localise(measured: Measured, further: Sequence[Problem] = ()) -> Located | None:
-    """The first wrong step of a subject that its models don't explain; None if that can't be told.
-
-    Args:
-        measured: what experiments showed.
-        further: problems that it answers wrongly, besides those of the probes.
-    """
-    asker = measured.asker
-    if asker.out_of_time or asker.fixed_weights is not None or not measured.behaviour.is_function:
+def localise(measured: Measured) -> Located | None:
+    """Return the first wrong step of a subject that no model explains; None if that can't be told."""
+    first = measured.first
+    if measured.behaviour.shared is not None:
+        return first and Located(measured.behaviour.shared, first.differing[0])
+    if first is None or not measured.behaviour.is_function:
         return None
-    variants = Variants()
-    votes = list(_votes(asker, variants, (), _chosen(measured, further)))
-    if not votes:
-        wrong = [one for one in measured.unexplained if one.differing]
-        only = wrong and all(one.probe.gradients for one in wrong)
-        return Located(GRADIENTS, wrong[0].differing[0]) if only else None
-    stage = Counter(vote.stage for vote in votes)
-    found = min(votes, key=lambda vote: (-stage[vote.stage], STAGES.index(vote.stage)))
-    return found
+    evidence = Evidence(measured.asker, Variants())
+    problem = first.differing[0]
+    if first.probe.gradients:
+        return Located(first.probe.stage, problem, tuple(_first_gradient(evidence, problem)))
+    if first.probe.stage:
+        seen = next((lines for one in first.differing if (lines := drawn(evidence, one))), [])
+        return Located(first.probe.stage, problem, tuple(seen))
+    read = {"value-bias": _of_values, "one-key": _of_values, "scores": _of_scores}
+    found = []
+    for outcome in measured.outcomes:
+        if outcome.differing and (outcome is first or outcome.probe.id in read):
+            way = read.get(outcome.probe.id, _of_past if outcome.probe.id == "past-values" else _of_call)
+            stage = next((stage for one in outcome.differing if (stage := _told(way, evidence, one))), None)
+            if stage:
+                seen = drawn(evidence, outcome.differing[0]) if stage == "weights" else ()
+                found.append(Located(stage, outcome.differing[0], tuple(seen)))
+    # One factor of all values is what other weights sum to, where these are wrong.
+    told = [one for one in found if one.stage != FACTOR] or [replace(one, stage="values") for one in found]
+    return min(told, key=lambda one: STAGES.index(one.stage), default=None)
 
 
-def _votes(asker: Asker, variants: Variants, model: Model, problems: Iterable[Problem]) -> Iterator[Located]:
-    """What each problem tells."""
-    for problem in problems:
-        evidence = Evidence(asker, variants, model, (problem,))
-        try:
-            stage = stage_of(evidence, problem)
-        except TROUBLE:
-            continue  # numbers that can't be read tell nothing
-        if stage is not None:
-            yield Located(stage, problem)
+FACTOR = "a factor"
+
+Reading = Callable[[Evidence, Problem], str | None]
 
 
-def stage_of(evidence: Evidence, problem: Problem) -> str | None:
-    """The stage of the earliest place at which an array gives the subject's answers; None if it answers rightly."""
-    if fits(evidence.asker, evidence.variants, problem, evidence.model):
-        return None
-    found = "output"
-    for place, stage in CHAIN:
-        if solved(evidence, problem, PLACES[place]) is None:
-            break
-        found = stage
-    if found in ("weights", "scores") and not _are_weights(evidence, problem):
-        found = "heads"
-    of_values, of_queries, of_keys = (solved(evidence, problem, PLACES[place]) is not None for place, _ in SIDES)
-    if found in ("heads", "weights", "scores") and of_values and found != "scores":
-        return "values"
-    if found == "scores":
-        if of_queries or of_keys:
-            return "queries" if of_queries else "keys"
-        if problem.inputs.dropout_keep is None and not _are_scores(evidence, problem):
-            return "weights"
-    return found
+def _told(way: Reading, evidence: Evidence, problem: Problem) -> str | None:
+    try:
+        with any_numbers:
+            return way(evidence, problem)
+    except (*TROUBLE, np.linalg.LinAlgError):
+        return None  # numbers that can't be read tell nothing
 
 
-def _are_weights(evidence: Evidence, problem: Problem) -> bool:
-    """Whether the weights that give the answer give that of the call with dropout too, so that nothing follows them."""
-    read = solved(evidence, problem, PLACES["weights"])
-    if read is None or not np.isfinite(read[0]).all() or problem.inputs.dropout_keep is not None:
-        return True
-    keep = np.random.default_rng(0).random(read[0].shape) >= RATE
-    dropped = replace(problem, config=replace(problem.config, dropout=RATE))
-    dropped = changed(dropped, dropout_keep=keep)
-    got, call = evidence.got(dropped), Call(evidence, dropped, PLACES["weights"])
-    if got is None or call.own is None:
-        return True
-    return bool(np.allclose(call.given(read[0][None])[0], got, rtol=0.0, atol=1e-6 * np.abs(got).max(initial=0.0)))
+def _near(array: NDArray, other: NDArray) -> bool:
+    return bool(np.allclose(array, other, rtol=0.0, atol=NEAR * float(np.abs(other).max(initial=1e-300))))
 
 
-def _are_scores(evidence: Evidence, problem: Problem) -> bool:
-    """Whether the scores are wrong: weights of a row still sum to 1, and none is 0 that should not be."""
-    weights = solved(evidence, problem, PLACES["weights"])
-    if weights is None or not np.isfinite(weights[0]).all():
-        return True
-    measured, own = weights
-    is_lost = bool(((measured <= 0.0) & (own > 1e-6)).any())
-    return not is_lost and bool(np.allclose(measured.sum(axis=-1), own.sum(axis=-1), rtol=1e-6, atol=1e-9))
+# One key --------------------------------------------------------------------------------------------------
 
 
-def _chosen(measured: Measured, further: Sequence[Problem]) -> Iterator[Problem]:
-    """Problems in which it differs: ordinary ones if it does there, else some of those in which it was seen."""
-    asker = measured.asker
-    ordinary = []
-    for config in asker.configs:
-        if config.projections:
-            plain = generic(config, query_len=4, key_len=2 * config.head_dim + 3, weights=NO_BIASES)
-            ordinary += [generic(config, query_len=config.head_dim + 3, key_len=6), plain]
-            ordinary.append(generic(config, query_len=4, key_len=6, keys=with_zero(plain.inputs.keys[:, :6])))
-    asked = [one.differing for one in measured.outcomes if one.differing and not one.probe.gradients]
-    # The first of each probe, the later probes first: they make less harmless.
-    seen = [problem for place in range(2) for one in reversed(asked) for problem in one[place : place + 1]]
-    found = 0
-    for problem in [*_simple_first([*ordinary, *further]), *_simple_first(seen)]:
-        if found < MOST_PROBLEMS and asker.ask(problem) is not None and not asker.is_right(problem):
-            found += 1
-            yield problem
+def _of_values(evidence: Evidence, problem: Problem) -> str | None:
+    """Return where a call with one key goes wrong: heads that no output projection contradicts, or values."""
+    read = solved(evidence, problem, PLACES["heads"])
+    if read is None or not np.isfinite(read[0]).all():
+        return "output"
+    heads, own = read
+    ratio = heads / own
+    each = np.median(ratio, axis=-1, keepdims=True)
+    if _near(heads, each * own):  # each is a multiple of the right one
+        return "weights" if np.ptp(each, axis=2).max() > NEAR else FACTOR if np.ptp(each) <= NEAR else "heads"
+    groups = problem.config.num_kv_heads
+    of_group = heads.reshape(heads.shape[0], groups, -1, *heads.shape[2:])
+    alike = _near(of_group, np.broadcast_to(of_group[:, :, :1, :1], of_group.shape))
+    return "values" if alike else "heads"
 
 
-def _simple_first(problems: Iterable[Problem]) -> list[Problem]:
-    """Those with projections, several keys, finite numbers and no part, the simple ones first.
+# Scores ---------------------------------------------------------------------------------------------------
 
-    A fault of a part shows beside it alone, and no place that is solved for is one of a part's.
+
+def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
+    """Return where a call without a mask goes wrong, from its weights up to what they sum to.
+
+    Scores of another queries or keys are products of d channels; a factor is the scores'; weights that follow the
+    right scores, or mix the right weights of heads, are another softmax's.
     """
+    weights, call = weights_of(evidence, problem), Call(evidence, problem, PLACES["weights"])
+    if weights is None or call.own is None or not np.isfinite(weights).all():
+        return None
+    own, d = call.own, problem.config.head_dim
+    sums = weights.sum(axis=-1, keepdims=True)
+    if (weights[own > NEAR] <= 0.0).any() or np.ptp(sums) > NEAR:
+        return "weights"
+    measured, expected = logs(weights, own > 0.0), logs(own, own > 0.0)
+    if _near(measured, expected):
+        return None  # what differs is after the weights
+    factor = (measured * expected).sum(axis=(2, 3)) / np.square(expected).sum(axis=(2, 3))
+    if _near(measured, factor[..., None, None] * expected):
+        return "scores"
+    if _are_mixed(measured, expected):
+        return "scores"
+    if min(weights.shape[2:]) > d + 2 and _rank(measured) <= d:
+        queries, keys = call.state["queries"], call.state.heads_of("keys")
+        keys = keys - keys.mean(axis=2, keepdims=True)
+        if _is_product(measured, keys) or not _is_product(measured.swapaxes(2, 3), queries):
+            return "queries"
+        return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
+    if _are_mixed(weights, own) or _follow(measured, expected):
+        return "weights"
+    return "scores" if min(weights.shape[2:]) > d + 2 else None
 
-    def is_usable(problem: Problem) -> bool:
-        inputs = problem.inputs
-        finite = all(np.isfinite(array).all() for array in (inputs.queries, inputs.keys, inputs.values))
-        if problem.config.parts or not problem.config.projections or not finite:
-            return False
-        return 1 < problem.sizes.key_len <= 24 and problem.sizes.batch <= 4
 
-    def burden(problem: Problem) -> int:
-        return len(bending(problem.config)) + (problem.inputs.dropout_keep is not None)
+def _rank(arrays: NDArray) -> int:
+    sizes = np.linalg.svd(arrays, compute_uv=False)
+    return int((sizes > NEAR * sizes[..., :1]).sum(axis=-1).max())
 
-    return sorted(filter(is_usable, problems), key=burden)
+
+def _is_product(array: NDArray, factor: NDArray) -> bool:
+    """Return whether (.., Lq, Lk) is x @ factor^T for some x, with factor (.., Lk, d)."""
+    found = array @ np.linalg.pinv(factor.swapaxes(2, 3))
+    return _near(found @ factor.swapaxes(2, 3), array)
+
+
+def _are_of_groups(array: NDArray, queries: NDArray, groups: int) -> bool:
+    """Return whether the keys that scores (.., Lk, Lq) are made of are the same for all heads of a group."""
+    read = array @ np.linalg.pinv(queries.swapaxes(2, 3))
+    each = read.reshape(read.shape[0], groups, -1, *read.shape[2:])
+    return _near(each, np.broadcast_to(each[:, :, :1], each.shape))
+
+
+def _are_mixed(array: NDArray, heads: NDArray) -> bool:
+    """Return whether each head of an array is a sum of the right heads times numbers."""
+    count = heads.shape[1]
+    x, y = (one.swapaxes(0, 1).reshape(count, -1) for one in (heads, array))
+    if count < 2 or x.shape[1] < 2 * count:
+        return False
+    return _near(np.linalg.lstsq(x.T, y.T, rcond=None)[0].T @ x, y)
+
+
+def _follow(measured: NDArray, expected: NDArray) -> bool:
+    """Return whether the keys of every row stand in the order of their right scores."""
+    order = np.argsort(expected, axis=-1)
+    return bool((np.diff(np.take_along_axis(measured, order, -1), axis=-1) >= -NEAR).all())
+
+
+# Any other call -------------------------------------------------------------------------------------------
+
+
+def _of_call(evidence: Evidence, problem: Problem) -> str | None:
+    """Return the latest place whose array gives the answer, also that of other output projections and values."""
+    if not problem.config.projections:
+        return None
+    output = evidence.asker.output(problem)
+    empty = ~np.asarray(Call(evidence, problem, PLACES["weights"]).state["allowed"]).any(axis=(1, 3))
+    if empty.any():
+        return "output" if output is not None and not np.asarray(output)[empty].any() else "weights"
+    if solved(evidence, problem, PLACES["heads"]) is None:
+        return "output"
+    read = solved(evidence, problem, PLACES["kept_weights"])
+    if read is None or not np.isfinite(read[0]).all():
+        return "values" if solved(evidence, problem, PLACES["values"]) is not None else "heads"
+    weights, own = read
+    if (weights[own > NEAR] <= NEAR).any() or not _near(weights.sum(axis=-1), own.sum(axis=-1)):
+        return "weights"
+    for stage in ("queries", "keys"):
+        if problem.sizes.key_len > problem.config.head_dim and solved(evidence, problem, PLACES[stage]) is not None:
+            return stage
+    return "scores"
+
+
+def _of_past(evidence: Evidence, problem: Problem) -> str | None:
+    """Return where a call goes wrong in which each query has one key, of a past or a new one."""
+    read = solved(evidence, problem, PLACES["kept_weights"])
+    lost = read is not None and not _near(read[0].sum(axis=-1), read[1].sum(axis=-1))
+    return "weights" if lost else "values"
+
+
+# Gradients ------------------------------------------------------------------------------------------------
+
+
+def _first_gradient(evidence: Evidence, problem: Problem) -> list[str]:
+    """Return which gradients differ, from the output backwards."""
+    trace, wanted = evidence.asker.ask(problem), evidence.asker.wanted(problem)
+    gradients = (trace.gradients if trace is not None else None) or {}
+    wrong = [name for name, array in gradients.items() if not wanted.allows(f"gradients.{name}", array, "float64")]
+    order = ("out_proj", "values", "v_proj", "bias", "queries", "q_proj", "keys", "k_proj")
+    wrong.sort(key=lambda name: next((i for i, part in enumerate(order) if name.startswith(part)), len(order)))
+    right = [name for name in gradients if name not in wrong]
+    said = f"  The first gradient that differs, from the output back, is that of {wrong[0]}" if wrong else ""
+    return [f"{said}; those of {', '.join(right)} are right."] if wrong and right else [f"{said}."] * bool(wrong)

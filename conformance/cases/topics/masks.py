@@ -13,10 +13,25 @@ from conformance.cases.parts import (
 
 OF_EACH_QUERY = [[1, 2, 3, 4, 5], [7, 0, 6, 2, 3]]
 
+COINCIDE = "what is guessed from sizes is wrong where two of them are equal"
 
 CASES = [
     case("valid-lens", "lengths off by one, ignored, or counted from the right", valid_lens=[3, 6]),
     case("valid-lens-per-query", "(B, Lq) lengths read as (B,)", valid_lens=OF_EACH_QUERY),
+    case(
+        "valid-lens-as-many-items-as-queries",
+        "lengths (B,) taken for those of the queries, where there are as many",
+        batch=5,
+        valid_lens=[7, 3, 5, 2, 6],
+        same_sizes=COINCIDE,
+    ),
+    case(
+        "valid-lens-as-many-items-as-keys",
+        "a padding mask (B, Lk) read as (Lk, B), where both are equal",
+        batch=7,
+        valid_lens=[7, 3, 5, 2, 6, 4, 1],
+        same_sizes=COINCIDE,
+    ),
     case("causal", "the diagonal off by one, keys from the future", causal=True),
     case(
         "causal-more-queries",

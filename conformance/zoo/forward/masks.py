@@ -22,18 +22,25 @@ def _lens(change: Callable[[NDArray], NDArray | None]) -> Steps:
     return other_mask(valid_lens=lambda s, lens: change(lens))
 
 
-def _keys_by_lens(rule: Callable[[NDArray, NDArray, int], NDArray]) -> Steps:
-    """Key j by `rule(j, lens (B, 1 or Lq, 1), Lk)` in place of j < length."""
+def _keys_by_lens(
+    rule: Callable[[NDArray, NDArray, int], NDArray], where: Callable[[State], bool] = lambda state: True
+) -> Steps:
+    """Key j by `rule(j, lens (B, 1 or Lq, 1), Lk)` in place of j < length, in the calls that `where` names."""
 
     def allowed(state: State, right: NDArray) -> NDArray:
         total, lens = state.sizes.key_len, state.inputs.mask.valid_lens.reshape(state.sizes.batch, -1, 1)
         return keys_of(state, state.inputs.mask, valid_lens=None) & rule(np.arange(total), lens, total)[:, None]
 
-    return after("allowed", allowed, _has_lens)
+    return after("allowed", allowed, lambda state: _has_lens(state) and where(state))
 
 
 def _has_lens(state: State) -> bool:
     return state.inputs.mask.valid_lens is not None
+
+
+def _are_as_many(state: State, size: int) -> bool:
+    lens = state.inputs.mask.valid_lens
+    return lens is not None and lens.ndim == 1 and size == len(lens)
 
 
 def _item_of_head(state: State) -> NDArray:
@@ -50,6 +57,12 @@ def _lens_tiled(state: State, right: NDArray) -> NDArray:
 def _lens_on_queries(state: State, right: NDArray) -> NDArray:
     lens = state.inputs.mask.valid_lens
     return right & (np.arange(state.sizes.query_len)[:, None] < lens[:, None, None, None])
+
+
+def _lens_on_queries_alone(state: State, right: NDArray) -> NDArray:
+    positions = np.reshape(state.inputs.mask.query_offset, (-1, 1)) + np.arange(state.sizes.query_len)
+    short = positions < state.inputs.mask.valid_lens[:, None]
+    return keys_of(state, state.inputs.mask, valid_lens=None) & short[:, None, :, None]
 
 
 _row = Table("keys", "Key j is allowed iff j < valid_len of its batch item (or of its batch item and query).")
@@ -92,6 +105,20 @@ LENGTHS = (
         seen_in="line/lighthouse#77, ArrowLuo/CLIP4Clip#22",
     ),
     _row(
+        "lens-of-queries-where-as-many",
+        "Lengths (B,) are taken for those of the queries where there are as many queries as items.",
+        _keys_by_lens(lambda j, lens, total: (j < lens[:, 0])[None], lambda s: _are_as_many(s, s.sizes.query_len)),
+        stage="weights",
+        fix="Give the mask its axes, (B, 1, 1, Lk): don't guess them from sizes.",
+    ),
+    _row(
+        "lens-of-keys-where-as-many",
+        "A padding mask (B, Lk) is read as (Lk, B) where there are as many keys as items.",
+        _keys_by_lens(lambda j, lens, total: (j < lens[:, 0]).T[:, None], lambda s: _are_as_many(s, s.sizes.key_len)),
+        stage="weights",
+        fix="Give the mask its axes, (B, 1, 1, Lk): don't guess them from sizes.",
+    ),
+    _row(
         "lens-per-query-read-per-item",
         "Lengths (B, Lq) are read as (B,): every query gets that of query 0.",
         _lens(lambda lens: lens[:, 0] if lens.ndim == 2 and lens.shape[1] else lens),
@@ -101,6 +128,12 @@ LENGTHS = (
         "lens-per-query-longest",
         "Lengths (B, Lq) are read as (B,): every query gets the longest of its item.",
         _lens(lambda lens: lens.max(axis=1, initial=0) if lens.ndim == 2 else lens),
+        stage="weights",
+    ),
+    _row(
+        "lens-on-queries-alone",
+        "Lengths exclude queries, and no keys.",
+        after("allowed", _lens_on_queries_alone, lambda s: _has_lens(s) and s.inputs.mask.valid_lens.ndim == 1),
         stage="weights",
     ),
     _row(
@@ -215,6 +248,11 @@ SEVERAL = (
         "Lengths are dropped where causal is given too.",
         other_mask(is_causal, valid_lens=lambda s, lens: None),
         stage="keys",
+    ),
+    _row(
+        "allowed-dropped-with-causal",
+        "allowed is dropped where causal is given too.",
+        other_mask(is_causal, allowed=lambda s, allowed: None),
     ),
     _row(
         "window-dropped-with-causal",

@@ -77,12 +77,75 @@ def _products_in(narrow: Narrow) -> tuple[Steps, ...]:
     return *(projection(name, x=of, weight=of) for name in PROJECTED), _scores_in(narrow), heads
 
 
+def to_integers(array: NDArray, bits: int, axis: int | tuple[int, ...] | None = None) -> NDArray:
+    """Rounded to integers of some bits times a scale, by which the largest along the axes is the largest integer.
+
+    >>> to_integers(np.array([[1.0, 0.3], [127.0, 50.4]]), 8, 1)
+    array([[  1.        ,   0.2992126 ],
+           [127.        ,  50.        ]])
+    """
+    step = np.abs(array).max(axis=axis, keepdims=True, initial=0.0) / (2 ** (bits - 1) - 1)
+    return np.where(step > 0.0, np.round(array / np.where(step > 0.0, step, 1.0)) * step, array)
+
+
+def _in_format(dtype: str) -> Narrow:
+    return lambda array: round_to(array, dtype).astype(np.float64)
+
+
+FORMATS = {dtype: _in_format(dtype) for dtype in ("float32", "float16", "bfloat16")}
+
+
+def _parameters_in(narrow: Narrow, *, biases: bool = True) -> tuple[Steps, ...]:
+    """Every projection, with its weight rounded, and its bias."""
+
+    def of(state: State, array: NDArray) -> NDArray:
+        return narrow(np.asarray(array))
+
+    return tuple(projection(name, weight=of, **({"bias": of} if biases else {})) for name in PROJECTED)
+
+
 _softmax = Table("weights", "Run the softmax in at least float32, and never in less than the input's precision.")
 _product = Table(
     "queries", "Multiply in the input's own precision: switch off the accelerator's reduced-precision products."
 )
 
+_parameters = Table("queries", "Keep the parameters in the precision of the inputs.")
+
 BUGS = (
+    *(
+        _parameters(
+            f"parameters-in-{dtype}",
+            f"Weights and biases of all projections are rounded to {dtype}.",
+            *_parameters_in(narrow),
+        )
+        for dtype, narrow in FORMATS.items()
+    ),
+    *(
+        _parameters(
+            f"{name.replace('_', '-')}-weight-in-{dtype}",
+            f"The weight of {name} is rounded to {dtype}.",
+            projection(name, weight=lambda s, weight, narrow=narrow: narrow(weight)),  # type: ignore[misc]
+            stage={"q_proj": "queries", "k_proj": "keys", "v_proj": "values", "out_proj": "output"}[name],
+            fix="Keep all parameters in the precision of the inputs.",
+        )
+        for name in PROJECTED
+        for dtype, narrow in FORMATS.items()
+    ),
+    _parameters(
+        "weights-in-8-bits",
+        "The weights of all projections are 8-bit integers times a scale of each output channel.",
+        *_parameters_in(lambda weight: to_integers(weight, 8, 1), biases=False),
+    ),
+    *(
+        _softmax(
+            f"output-in-{dtype}",
+            f"The output is rounded to {dtype}.",
+            after("output", lambda s, right, narrow=narrow: narrow(right)),  # type: ignore[misc]
+            stage="output",
+            fix="Give the output in the dtype of the inputs, as it was computed.",
+        )
+        for dtype, narrow in FORMATS.items()
+    ),
     _softmax(
         "softmax-in-float32",
         "The softmax runs in float32 also where the inputs are float64.",

@@ -190,9 +190,7 @@ def _unprojected(state: State) -> NDArray:
 
 
 def _with_residual(state: State, output: NDArray) -> NDArray:
-    possible = state.config.query_dim == state.config.output_dim
-    require(possible, "the queries can be added to the output only where Dq = Do")
-    return output + state.inputs.queries
+    return output + state.inputs.queries if state.config.query_dim == state.config.output_dim else output
 
 
 _input = Table("keys", "Project queries from the query input, keys from the key input, values from the value input.")
@@ -235,7 +233,7 @@ INPUTS = (
     ),
     _output(
         "output-with-residual",
-        "The query input is added to the output.",
+        "The query input is added to the output where both are of one width.",
         after("output", _with_residual),
         fix="Leave the residual connection to the caller.",
     ),

@@ -153,6 +153,13 @@ EMPTY_ROWS = (
         _in_empty_rows(lambda s: plain_softmax(s["scores"])),
     ),
     _empty(
+        "empty-row-without-bias",
+        "The output of a row without an allowed key is 0, without the output's bias.",
+        after("output", lambda s, right: np.where(s["allowed"].any(axis=(1, 3))[..., None], right, 0.0)),
+        stage="output",
+        fix="Give such a row the weights 0, and project it as the others.",
+    ),
+    _empty(
         "empty-row-attends-first",
         "A row without an allowed key attends to key 0.",
         _in_empty_rows(lambda s: (np.arange(s.sizes.key_len) == 0).astype(np.float64)),

@@ -90,6 +90,16 @@ def _in_order(order: str, side: str) -> Steps:
     return after(made, step, has_norm)
 
 
+def _always(order: str, place: str, side: str) -> Steps:
+    """The step of a side at one place, in a layer that norms in this order whatever its config says."""
+    name, given, made = _places(side, place)
+
+    def step(state: State, right: NDArray) -> NDArray:
+        return steps_of(state, name, state[given]).result if place == order else state[given]
+
+    return after(made, step, has_norm)
+
+
 def _divided(factor: Callable[[NDArray, float], NDArray]) -> Callable[[Given], NDArray]:
     """Divided by another size: `factor(mean square, eps)` in place of 1 / sqrt(mean square + eps)."""
 
@@ -232,6 +242,22 @@ SIZE = (
         "The mean is taken away where it should stay, or stays where it should be taken away.",
         _normed(lambda given: given.result(kind="rms" if given.settings.kind == "layer" else "layer")),
     ),
+    *(
+        _row(
+            f"norm-always-{kind}",
+            f"The norm is always that of kind {kind!r}, whatever the layer says.",
+            _normed(lambda given, kind=kind: given.result(kind=kind), where=lambda s, kind=kind: s.kind != kind),  # type: ignore[misc]
+        )
+        for kind in ("rms", "layer")
+    ),
+    *(
+        _row(
+            f"norm-eps-always-{eps:g}",
+            f"eps is always {eps:g}, whatever the layer says.",
+            _normed(lambda given, eps=eps: given.result(eps=eps), where=lambda s, eps=eps: s.eps != eps),  # type: ignore[misc]
+        )
+        for eps in (1e-5, 1e-6)
+    ),
     _row(
         "norm-eps-outside",
         "eps is added to the root, not under it.",
@@ -267,11 +293,27 @@ SCOPE = (
         "The mean is over all heads of a token where it should be over one, and the other way round.",
         _normed(_by_root(axes=lambda given: (3,) if given.settings.scope == "all" else (1, 3))),
     ),
+    *(
+        _scope(
+            f"norm-always-over-{words}",
+            f"The mean is always over {words.replace('-', ' ')}, whatever the layer says.",
+            _normed(_by_root(axes=lambda given, axes=axes: axes), where=lambda s, scope=scope: s.scope != scope),  # type: ignore[misc]
+        )
+        for scope, words, axes in (("head", "one-head", (3,)), ("all", "all-heads", (1, 3)))
+    ),
     _scope("norm-over-positions", "The mean is over positions.", _normed(_by_root(axes=lambda given: (2,)))),
     _scope(
         "norm-of-turning-channels",
         "The mean is of the channels that turn alone.",
         _normed(_by_root(_square_of_turning)),
+    ),
+    *(
+        _order(
+            f"norm-always-{order}",
+            f"The norm is always {order} the rotation, whatever the layer says.",
+            *(_always(order, place, side) for place in ("before", "after") for side in SIDES),
+        )
+        for order in ("before", "after")
     ),
     _order(
         "norm-order-exchanged",

@@ -59,6 +59,11 @@ def _other_layout(x: NDArray, table: Angles, settings: Rotary) -> NDArray:
     return rotate(x, table, replace(settings, interleaved=not settings.interleaved))
 
 
+def _with(**changes: object) -> Turn:
+    """The turn of other settings."""
+    return lambda x, table, settings: rotate(x, table, replace(settings, **changes))  # type: ignore[arg-type]  # each change is of its field's type
+
+
 def _partner_of_head(x: NDArray, table: Angles, settings: Rotary) -> NDArray:
     """Channel i of the first r / 2 turns with channel i + d / 2."""
     half, apart = (settings.width or 0) // 2, x.shape[-1] // 2
@@ -191,6 +196,23 @@ PAIRS = (
         _turned(_other_layout, ("keys",)),
         stage="keys",
         seen_in="ggml-org/llama.cpp#3364",
+    ),
+    *(
+        _pairs(
+            f"rotary-always-{name}",
+            f"Channels are always read as {words}, whatever the layer says.",
+            _turned(_with(interleaved=value), where=lambda s, value=value: s.interleaved is not value),  # type: ignore[misc]
+        )
+        for name, words, value in (("halves", "halves", False), ("interleaved", "interleaved pairs", True))
+    ),
+    *(
+        _pairs(
+            f"rotary-always-{end}",
+            f"The {end} channels always turn, whatever the layer says.",
+            _turned(_with(start=end), where=lambda s, end=end: s.start != end),  # type: ignore[misc]
+            fix="Turn the first r channels of each head, or its last r where start says so.",
+        )
+        for end in ("first", "last")
     ),
     _pairs(
         "rotary-axes-taken-for-layout",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from conformance.diagnosis.diagnose import Diagnosis
     from mha.recordings.recording import Recording
     from mha.substitution.reports.report import WhereReport
-
-Found = TypeVar("Found")
 
 SCHEMA_VERSION = 1
 
@@ -50,27 +46,24 @@ class DiagnoseOptions(Apart):
         default=True,
         help="Whether a subject is asked more than the cases, so that what no bug on file explains is measured.",
     )
-    details: bool = options.flag("--details", "What each probe of the experiments showed.")
-    probes: tuple[str, ...] = options.several(
-        "--probe", "-p", help="Show the numbers of this probe; wildcards work (repeatable)."
-    )
+    details: bool = options.flag("--details", "What each isolating problem showed.")
     json_path: Path | None = options.json_file("Also write to this file whether it differs, and what is said.")
 
     def check(self) -> None:
         """Raise UsageError if options do not fit each other."""
         if (self.file is None) == (self.spec is None):
             raise click.UsageError("Give either FILE or --subject.")
-        if self.file is not None and (self.probes or self.details):
-            raise click.UsageError("--probe and --details belong to --subject: a recording can't be asked anything.")
+        if self.file is not None and self.details:
+            raise click.UsageError("--details belongs to --subject: a recording can't be asked anything.")
         if self.file is None and self.weights is not None:
             raise click.UsageError("--weights belongs to FILE.")
         if self.file is not None and self.dtype is not None:
             raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
 
-    def end(self, differs: bool, texts: list[str]) -> NoReturn:
-        """Write what was said to the file that --json names, and end the command."""
-        write_asked(self.json_path, lambda: {"schema": SCHEMA_VERSION, "differs": differs, "diagnoses": texts})
-        finish(differs)
+    def end(self, status: int, texts: list[str]) -> NoReturn:
+        """Write what was said to the file that --json names, and end the command with this status."""
+        write_asked(self.json_path, lambda: {"schema": SCHEMA_VERSION, "differs": status == 1, "diagnoses": texts})
+        finish(status == 1, status)
 
 
 @options.command(DiagnoseOptions)
@@ -88,9 +81,9 @@ def diagnose(asked: DiagnoseOptions) -> None:
 
     asked.check()
     if asked.file is None:
-        text, differs = (_probed if asked.probes else _of_subject)(str(asked.spec), asked)
+        text, status = _of_subject(str(asked.spec), asked)
         click.echo(text)
-        asked.end(differs, [text])
+        asked.end(status, [text])
     found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
     texts = [describe(one, details=asked.details) for one in found]
     click.echo("\n\n".join(texts))
@@ -100,63 +93,42 @@ def diagnose(asked: DiagnoseOptions) -> None:
     parted = compared is not None and not compared.equal
     if parted and not differs:
         click.echo("\nThat is by its own inputs and masks, which are not the original's: see above.")
-    asked.end(parted or differs, texts)
+    asked.end(int(parted or differs), texts)
 
 
-def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, bool]:
-    """The diagnosis in words, and whether the subject differs."""
-    from conformance.cases import table as cases
-    from conformance.deviations.known import load
-    from conformance.diagnosis.apart import diagnosed
+def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, int]:
+    """Return the diagnosis in words and the exit status, of the dtype that was asked for.
 
-    chosen = tuple(case.id for case in cases.select(asked.patterns))
-    return _in_the_first_dtype(spec, asked, diagnosed, (chosen, load(), asked.experiments, asked.details))
-
-
-def _in_the_first_dtype(
-    spec: str,
-    asked: DiagnoseOptions,
-    ask: Callable[..., Found],
-    arguments: tuple[Any, ...],
-    has_answers: Callable[[Found], object] = lambda found: True,
-) -> Found:
-    """What `ask(subject, *arguments)` finds in the dtype that was asked for; by default, in the first in which the
-    subject answers at all.
+    By default that is the first dtype in which something is wrong, else the first in which the subject answers.
 
     Raises:
         SpecError: there is no such subject, or it answers in none; what was wrong in the first.
     """
-    from conformance.diagnosis.apart import beside_no_subject
+    from conformance.cases import table as cases
+    from conformance.deviations.known import load as load_deviations
+    from conformance.diagnosis.apart import beside_no_subject, diagnosed
     from conformance.subjects.function import DEFAULT_DTYPES
     from mha_core import SpecError
 
-    first: SpecError | Found | None = None
+    chosen = tuple(case.id for case in cases.select_asked(asked.patterns))
+    arguments = (chosen, load_deviations(), asked.experiments, asked.details)
+    first: SpecError | tuple[str, int] | None = None
     with asked.kept(), consoles()[1].status("") as status:
         settings = asked.settings((spec,))
         load = asked.loader(asked.time_limit, settings)
         for dtype in DEFAULT_DTYPES if asked.dtype is None else (asked.dtype,):
             try:
-                found = beside_no_subject(settings, says(status), ask, load(spec, dtype), *arguments)
-                if has_answers(found):
-                    return found
+                found = beside_no_subject(settings, says(status), diagnosed, load(spec, dtype), *arguments)
             except SpecError as error:
                 first = first or error
                 continue
-            first = first or found
+            if found[1]:
+                return found
+            first = found if first is None or isinstance(first, SpecError) else first
     if isinstance(first, SpecError):
         raise first
     assert first is not None
     return first
-
-
-def _probed(spec: str, asked: DiagnoseOptions) -> tuple[str, bool]:
-    """What some probes show, in words, and whether the subject differs."""
-    from conformance.diagnosis.apart import probed
-    from conformance.measure.probes import select_probes
-
-    select_probes(asked.probes)  # an unknown name ends the command before any work
-    text, differs, _ = _in_the_first_dtype(spec, asked, probed, (asked.probes,), itemgetter(2))
-    return text, differs
 
 
 def _of_file(

@@ -138,9 +138,9 @@ def test_bugs_that_contradict_each_other_explain_nothing(runs):
     assert [best.name for best in found.explanations] == ["scale-missing"]
     observations, _ = observe(Showing(one), FEW)
     evidence = Evidence(runs, "float64")
-    assert {evidence.credit(observation, (one, other)) for observation in observations} <= {0.0, 1.0}
+    assert {evidence.explains(observation, (one, other)) for observation in observations} <= {False, True}
     assert all(
-        evidence.credit(observation, (one, other)) == 0.0 for observation in observations if observation.mismatches
+        not evidence.explains(observation, (one, other)) for observation in observations if observation.mismatches
     )
 
 

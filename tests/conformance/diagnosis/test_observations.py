@@ -7,7 +7,7 @@ import pytest
 
 from conformance.cases.table import select
 from conformance.diagnosis.diagnose import Runs, observe
-from conformance.measure.faults import bug_of, on_result
+from conformance.measure.faults import bug_of
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
 
@@ -15,10 +15,11 @@ pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
 
 def test_a_model_that_can_not_run_in_a_case_is_not_its_answer():
-    def less_the_first(state, weights):
+    def less_the_first(state, beneath):
+        weights = beneath(state)
         return weights - weights[..., :1].max(axis=-1, keepdims=True)
 
-    meaningless = bug_of("less-the-first", "It has no meaning without keys.", "-", "weights", on_result(less_the_first))
+    meaningless = bug_of("less-the-first", "It has no meaning without keys.", "-", {"weights": less_the_first})
     (empty,), _ = observe(BuggySubject(), select(["no-keys"]))
     assert Runs().arrays(empty, (meaningless,)) is None
 

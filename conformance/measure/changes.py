@@ -1,0 +1,225 @@
+"""Changes: what turns every sample's expected array into the measured one: a factor, an order, a function, a rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
+from conformance.measure.expressions import DIGITS, Expression, expressions_of
+from conformance.measure.orders import order_changes
+from conformance.measure.sample import Apply, Change, Sample, Setting, elementwise
+from conformance.zoo.bug import DoesNotApply
+from conformance.zoo.forward.precision import FORMATS, to_integers
+
+MOST = 6
+"""Changes that are returned: more can't be told apart by these samples."""
+
+LEAST_HEADS, CLOSE = 8, 1e-7
+"""Heads of a layer in which what each has of its own is told, and how near two readings of it must be."""
+
+LEAVE_OUT = "Leave this out."
+PRECISION = "Keep these numbers in the precision of the inputs."
+
+FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
+    "relu": ("with negative numbers replaced by 0 (ReLU)", lambda x: np.maximum(x, 0.0)),
+    "abs": ("without their signs", np.abs),
+    "tanh": ("through tanh", np.tanh),
+    "sigmoid": ("through the logistic function", lambda x: 1.0 / (1.0 + np.exp(-x))),
+    "squared": ("squared", np.square),
+    "root": ("under a square root, with their signs", lambda x: np.sign(x) * np.sqrt(np.abs(x))),
+    "exp": ("through exp", np.exp),
+    "softsign": ("through x / (1 + |x|)", lambda x: x / (1.0 + np.abs(x))),
+    "sign": ("replaced by their signs", np.sign),
+    "integers": ("rounded to integers", np.round),
+}
+"""Name -> (words, function)."""
+
+INTEGER_BITS = (8, 4)
+
+
+def fit(samples: Sequence[Sample], gauge: int | None = None) -> list[Change]:
+    """Return the changes that give all measured arrays, and are none where nothing differs; the simplest first.
+
+    Args:
+        samples: at several sizes, and with generic numbers: else several changes fit.
+        gauge: an axis along which the arrays are known up to a number; None: they are known wholly.
+    """
+    if not any(sample.differs for sample in samples):
+        return []
+    found: dict[str, Change] = {}
+    with any_numbers:
+        for view in [samples] if gauge is None else _gauged(samples, gauge):
+            differing = sorted(view, key=lambda sample: not sample.differs)
+            for change in _candidates(differing) if any(one.differs for one in differing) else ():
+                if change.slug not in found and _gives(change, differing):
+                    found[change.slug] = change
+                    if change.slug == "times-0":  # whatever reads only zeros gives zeros too
+                        return [change]
+    return list(found.values())[:MOST]
+
+
+def _candidates(samples: Sequence[Sample]) -> Iterator[Change]:
+    yield from map(times, _factors(samples))
+    yield from _means(samples)
+    yield from _of_heads(samples)
+    yield from order_changes(samples)
+    yield from _functions(samples)
+    yield from _roundings(samples)
+
+
+def _gives(change: Change, samples: Iterable[Sample]) -> bool:
+    """Return whether a change gives every measured array; sizes at which it can't be made count for neither side."""
+    made = 0
+    for sample in samples:
+        try:
+            array = change.made(sample.expected, sample.axes, sample.setting)
+        except DoesNotApply:
+            if sample.differs:
+                return False
+            continue
+        if not sample.is_given_by(array):
+            return False
+        made += 1
+    return made > 0
+
+
+def _means(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Yield the mean over one axis in place of each."""
+    for axis, name in enumerate(samples[0].axes):
+        yield Change(
+            f"mean-over-{name}".replace(" ", "-"),
+            f"replaced by their mean over the {name} axis",
+            lambda x, axes, s, axis=axis: np.broadcast_to(x.mean(axis=axis, keepdims=True), x.shape),  # type: ignore[misc]
+            LEAVE_OUT,
+        )
+
+
+def _factors(samples: Sequence[Sample]) -> list[Expression]:
+    numbers = []
+    for sample in samples:
+        expected, measured = sample.pairs
+        square = float(expected @ expected)
+        number = float(expected @ measured) / square if square else float("nan")
+        if np.abs(number * expected).max(initial=0.0) <= sample.tolerance:
+            number = 0.0
+        numbers.append((number, sample.setting))
+    return expressions_of(numbers, unit=samples[0].unit)
+
+
+def times(number: Expression) -> Change:
+    """Return the array times a number."""
+    words = {"-1": "negated", "0": "replaced by 0"}.get(number.words, f"times {number.words}")
+    fix = "" if number.words == "0" else LEAVE_OUT
+    return Change(f"times-{number.slug}", words, lambda array, axes, setting: array * number.at(setting), fix)
+
+
+# What each head has of its own ----------------------------------------------------------------------------
+
+
+def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
+    """Return the number of each head, read in layers of several numbers of heads; [] if they differ or one lacks."""
+    longest = max(read, key=len)
+    if any(number is None for row in read for number in row):
+        return []
+    table = [number or 0.0 for number in longest]
+    tells = all(np.allclose(row, table[: len(row)], rtol=CLOSE) for row in read)  # type: ignore[arg-type]
+    return table if tells and len(table) >= LEAST_HEADS else []
+
+
+def by_head(table: Sequence[float], heads: int) -> NDArray:
+    """Return the first numbers of a table (H,). Raises DoesNotApply for more heads than it has."""
+    if heads > len(table):
+        raise DoesNotApply(f"the number of head {heads - 1} was not read")
+    return np.array(table[:heads])
+
+
+def _of_heads(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Yield a factor of each head, and a matrix that mixes the heads."""
+    if "head" not in (axes := samples[0].axes):
+        return
+    place = axes.index("head")
+    sides = [[np.moveaxis(x, place, 0).reshape(x.shape[place], -1) for x in (s.expected, s.measured)] for s in samples]
+    if any(np.isnan(side).any() for pair in sides for side in pair):
+        return
+    shape = [-1 if axis == place else 1 for axis in range(len(axes))]
+    factors = [[float(e @ m / (e @ e)) if e.any() else None for e, m in zip(*pair, strict=True)] for pair in sides]
+    if table := table_of_heads(factors):
+        words = ", ".join(f"{number:.{DIGITS}g}" for number in table)
+        said = f"times a number of each head: {words}"
+        yield Change(
+            "times-of-heads", said, lambda x, axes, s: x * by_head(table, x.shape[place]).reshape(shape), LEAVE_OUT
+        )
+    expected, measured = max(sides, key=lambda pair: len(pair[0]))
+    if LEAST_HEADS <= len(expected) < expected.shape[1] and np.linalg.matrix_rank(expected) == len(expected):
+        matrix = np.linalg.lstsq(expected.T, measured.T, rcond=None)[0].T
+        first = ", ".join(f"{number:.{DIGITS}g}" for number in matrix[0, :MOST])
+        said = f"mixed over the heads by a matrix {matrix.shape}, of which the first row begins {first}"
+        yield Change("mixed-heads", said, partial(_mixed, matrix, place))
+
+
+def _mixed(matrix: NDArray, place: int, x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+    heads = x.shape[place]
+    if heads > len(matrix):
+        raise DoesNotApply(f"the numbers of head {heads - 1} were not read")
+    return np.moveaxis(np.tensordot(matrix[:heads, :heads], x, axes=(1, place)), 0, place)
+
+
+def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
+    first = next(sample for sample in samples if sample.differs)
+    x, y = first.pairs
+    if len(x) < 2 or not np.isfinite(y).all() or np.ptp(np.concatenate([one.pairs[0] for one in samples])) == 0.0:
+        return  # every function makes one number another
+    for name, (words, function) in FUNCTIONS.items():
+        if (np.abs(function(x) - y) <= first.tolerance).all():
+            yield replace(elementwise(name, words, function), fix=LEAVE_OUT)
+    for name, words, of, read in (
+        ("plus", "plus {}", np.add, lambda x, y: float(np.mean(y - x))),
+        ("clipped", "clipped at +-{}", lambda x, c: np.clip(x, -c, c), lambda x, y: float(np.abs(y).max())),
+    ):
+        for number in expressions_of([(read(*one.pairs), one.setting) for one in samples], unit=first.unit)[:2]:
+            yield Change(f"{name}-{number.slug}", words.format(number.words), _with(of, number), LEAVE_OUT)
+
+
+def _with(of: Callable[[NDArray, float], NDArray], number: Expression) -> Apply:
+    return lambda array, axes, setting: of(array, number.at(setting))
+
+
+def _roundings(samples: Sequence[Sample]) -> Iterator[Change]:
+    first = next(sample for sample in samples if sample.differs)
+    x, y = first.pairs
+    if not (np.isfinite(x).all() and np.isfinite(y).all()) or np.abs(y - x).max() > np.abs(x).max() / 2:
+        return
+    for dtype, narrow in FORMATS.items():
+        yield replace(elementwise(dtype, f"rounded to {dtype}", narrow), fix=PRECISION)
+    for bits in INTEGER_BITS:
+        for axis in ("", *first.axes):
+            over = f"of each index of the {axis} axis" if axis else "of all"
+            words = f"rounded to {bits}-bit integers scaled by the largest {over}"
+            yield Change(f"int{bits}-{axis}", words, _to_integers(bits, axis), PRECISION)
+
+
+def _to_integers(bits: int, axis: str) -> Apply:
+    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        others = tuple(place for place, name in enumerate(axes) if name != axis) if axis else None
+        return to_integers(array, bits, others)
+
+    return apply
+
+
+# Arrays that are known up to a number along an axis -------------------------------------------------------
+
+
+def _centred(array: NDArray, axis: int) -> NDArray:
+    return array - array.mean(axis=axis, keepdims=True)
+
+
+def _gauged(samples: Sequence[Sample], axis: int) -> Iterator[list[Sample]]:
+    """Yield the samples such that both arrays are comparable: less their means, then with the expected mean, or first."""
+    yield [replace(s, measured=_centred(s.measured, axis), expected=_centred(s.expected, axis)) for s in samples]
+    for part in (lambda x: x.mean(axis=axis, keepdims=True), lambda x: np.take(x, [0], axis=axis)):
+        yield [replace(s, measured=s.measured + part(s.expected - s.measured)) for s in samples]

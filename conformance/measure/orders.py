@@ -1,0 +1,163 @@
+"""Orders: which index each place of an axis reads, as a rule for every length; one table of rules, read off samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
+from conformance.measure.sample import Change, Sample, Setting
+from conformance.zoo.bug import DoesNotApply
+
+Indices = NDArray[np.int64]
+"""(n,): the index that each of n places reads; -1 reads a 0."""
+
+
+class Order(NamedTuple):
+    """One rule for an axis: a name, words after "with its head axis", and (length, setting) -> indices."""
+
+    slug: str
+    words: str
+    rule: Callable[[int, Setting], Indices]
+
+
+def _even(n: int) -> int:
+    if n % 2:
+        raise DoesNotApply("an odd length has no halves")
+    return n
+
+
+def _shifted(n: int, by: int) -> Indices:
+    order = np.arange(n) + by
+    return np.where((order < 0) | (order >= n), -1, order)
+
+
+def _evens_first(n: int) -> Indices:
+    return np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)])
+
+
+RULES: dict[str, tuple[str, Callable[[int], Indices]]] = {
+    "reversed": ("in reverse order", lambda n: np.arange(n)[::-1]),
+    "rolled-1": ("rolled by 1", lambda n: np.roll(np.arange(n), 1)),
+    "rolled-back": ("rolled by -1", lambda n: np.roll(np.arange(n), -1)),
+    "halves-exchanged": ("with the halves exchanged", lambda n: np.roll(np.arange(_even(n)), n // 2)),
+    "neighbours-exchanged": ("with neighbours 0 and 1, 2 and 3, ... exchanged", lambda n: np.arange(_even(n)) ^ 1),
+    "all-first": ("the first one everywhere", lambda n: np.zeros(n, np.int64)),
+    "all-last": ("the last one everywhere", lambda n: np.full(n, n - 1)),
+    "one-late": ("shifted by one, a 0 first", lambda n: _shifted(n, -1)),
+    "one-early": ("shifted by one, a 0 last", lambda n: _shifted(n, 1)),
+    "clamped-late": ("shifted by one, the first twice", lambda n: np.maximum(np.arange(n) - 1, 0)),
+    "clamped-early": ("shifted by one, the last twice", lambda n: np.minimum(np.arange(n) + 1, n - 1)),
+    "evens-first": ("evens first, then odds", _evens_first),
+    "evens-first-undone": (
+        "the first half at even places, the second at odd ones",
+        lambda n: np.argsort(_evens_first(n)),
+    ),
+}
+"""Name -> (words, rule)."""
+
+BLOCKS: dict[str, Callable[[Setting], int]] = {
+    "head_dim": lambda s: s.config.head_dim,
+    "num_heads": lambda s: s.config.num_heads,
+    "num_kv_heads": lambda s: s.config.num_kv_heads,
+    "heads per kv head": lambda s: s.config.num_heads // s.config.num_kv_heads,
+    "value_head_dim": lambda s: s.config.value_head_dim,
+    "past length": lambda s: s.sizes.past_len,
+    "2": lambda s: 2,
+}
+"""Sizes that blocks of an axis may have."""
+
+
+def _transposed(i: Indices, m: int) -> Indices:
+    if len(i) % abs(m):
+        raise DoesNotApply(f"{m} does not divide {len(i)}")
+    return i.reshape((m, -1) if m > 0 else (-1, -m)).T.ravel()
+
+
+OF_BLOCKS: dict[str, tuple[str, Callable[[Indices, int], Indices]]] = {
+    "interleaved": ("read as ({0}, rest) and transposed", _transposed),
+    "interleaved-back": ("read as (rest, {0}) and transposed", lambda i, m: _transposed(i, -m)),
+    "tiled": ("tiled: index i reads i modulo {0}", lambda i, m: i % m),
+    "tiled-groups": ("tiled, and not repeated, {0} times", lambda i, m: (i % m) * (len(i) // m)),
+    "repeated": ("repeated: index i reads i // {0}", lambda i, m: i // m),
+    "first-of-block": ("the first of each block of {0} in its place", lambda i, m: i - i % m),
+    "at-most": ("{0} and later read the one before them", lambda i, m: np.minimum(i, m - 1)),
+    "zero-from": ("{0} and later replaced by 0", lambda i, m: np.where(i < m, i, -1)),
+    "ends-first": ("with those from {0} on first", lambda i, m: (i + m) % len(i)),
+    "reversed-within": (
+        "in reverse order in each block of {0}",
+        lambda i, m: np.minimum(i - i % m + m - 1, len(i) - 1) - i % m,
+    ),
+}
+
+
+@lru_cache(maxsize=1)
+def orders() -> tuple[Order, ...]:
+    """Return every rule, the simplest first."""
+    plain = [Order(name, words, lambda n, s, rule=rule: rule(n)) for name, (words, rule) in RULES.items()]  # type: ignore[misc]
+    return (
+        *plain,
+        *(
+            Order(
+                f"{name}-{size}".replace(" ", "-"),
+                words.format(size),
+                lambda n, s, rule=rule, of=of: rule(np.arange(n), max(1, of(s))),
+            )  # type: ignore[misc]
+            for size, of in BLOCKS.items()
+            for name, (words, rule) in OF_BLOCKS.items()
+        ),
+    )
+
+
+def indices_of(order: Order, n: int, setting: Setting) -> Indices:
+    """Return the indices that n places read. Raises DoesNotApply where the rule has no meaning."""
+    indices = np.asarray(order.rule(n, setting), np.int64)
+    if len(indices) != n or indices.max(initial=-1) >= n:
+        raise DoesNotApply(f"the order has no meaning for {n}")
+    return indices
+
+
+def order_changes(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Yield the orders of one axis that slices of every sample agree with; the caller verifies."""
+    for position, name in enumerate(samples[0].axes):
+        axis = position - len(samples[0].axes)
+        read = [(one.setting, *_matches(one, axis)) for one in samples]
+        if any(not (same.any(axis=1) | zero).all() for _, same, zero in read):
+            continue
+        if all(np.diagonal(same).all() for _, same, _ in read):
+            continue
+        for order in orders():
+            if all(_agrees(order, *one) for one in read):
+                yield _change(name, axis, order)
+
+
+def _matches(sample: Sample, axis: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return (n, n): which expected slice each measured one equals; and (n,): which of them are 0."""
+    n = sample.measured.shape[axis]
+    m, e = (np.moveaxis(array, axis, 0).reshape(n, -1) for array in (sample.measured, sample.expected))
+    with any_numbers:
+        off = np.abs(m[:, None] - e[None]) > sample.tolerance
+        return ~off.any(axis=2), ~(np.abs(m) > sample.tolerance).any(axis=1)
+
+
+def _agrees(order: Order, setting: Setting, same: NDArray, zero: NDArray) -> bool:
+    n = len(zero)
+    try:
+        indices = indices_of(order, n, setting)
+    except DoesNotApply:
+        return bool(np.diagonal(same).all())
+    return bool(np.where(indices >= 0, same[np.arange(n), indices], zero).all())
+
+
+def _change(name: str, axis: int, order: Order) -> Change:
+    def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+        indices = indices_of(order, array.shape[axis], setting)
+        shape = [-1 if place == array.ndim + axis else 1 for place in range(array.ndim)]
+        return np.where((indices < 0).reshape(shape), 0.0, np.take(array, np.maximum(indices, 0), axis=axis))
+
+    slug = f"{name.replace(' ', '-')}-{order.slug}"
+    return Change(slug, f"with the {name} axis {order.words}", apply, f"Leave the {name} axis in its order.")

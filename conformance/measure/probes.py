@@ -1,0 +1,90 @@
+"""The probes: the table of the isolating problems, in the order in which they are asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conformance.measure import problems as p
+from conformance.measure.designs import NO_BIASES, generic
+from conformance.measure.problems import LARGE, SMALL, Problems
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One row of the table.
+
+    Args:
+        id: its name, in kebab-case.
+        says: what its problems make harmless, so that only some steps can show.
+        problems: its problems; those that the subject refuses are left out.
+        stage: the first wrong stage where it is the first row that differs; "": it is read off (see `localise`).
+        places: where arrays are solved for if it differs, the likeliest first, by name with a space between.
+        gradients: whether gradients are compared instead of outputs.
+    """
+
+    id: str
+    says: str
+    problems: Problems
+    stage: str = ""
+    places: str = ""
+    gradients: bool = False
+
+
+IN_CALLS = "output heads weights scores"
+SUMS = "kept_weights weights heads output"
+VALUES = "output merged heads new_values value_inputs"
+SCORES = "scale similarity queries new_keys query_inputs key_inputs weights"
+BIASES = "q_proj.bias k_proj.bias queries"
+ITEMS = "output heads weights values queries keys"
+
+NO_VALUES = p.of(NO_BIASES, values=0.0)
+PLAIN, LARGER, BIASED = p.of(NO_BIASES), p.of(NO_BIASES, values=10.0), p.of({})
+UNIFORM, UNIFORM_BIASED = p.of(NO_BIASES, queries=0.0), p.of({"q_proj.bias": 0.0}, queries=0.0)
+ONE_KEY, MANY = (2, 1), (4, 6)
+ONE_KEYS = p.joined(*(p.each_layer(make, ONE_KEY) for make in (PLAIN, LARGER, BIASED)), p.many_heads(PLAIN, *ONE_KEY))
+SUMMED = p.joined(p.each_layer(UNIFORM, SMALL), p.each_layer(UNIFORM_BIASED, LARGE, LARGE[::-1], (2, 22)))
+SCORED = p.joined(p.each_layer(p.scored, SMALL, LARGE), p.each_layer(p.square, SMALL), p.many_heads(PLAIN, *MANY))
+CAPPED = p.joined(p.with_fields(softcap=p.CAPS), p.with_fields(softcap=p.CAPS, weights={}))
+DOT, ADDITIVE = (p.with_fields(score=(score,), scale=(None,)) for score in ("dot", "additive"))
+EXCLUDED, BIAS = p.masked(p.one_source, queries=1.0, seed=1), p.masked(p.biases, queries=1.0)
+EMPTY = p.masked(p.empty, 1, queries=1.0, weights={})
+
+PROBES: tuple[Probe, ...] = (
+    Probe("no-values", "One key whose value is 0, no biases.", p.each_layer(NO_VALUES, ONE_KEY), "output", "output"),
+    Probe(
+        "output-bias", "The same with the output's bias.", p.bias_alone("out_proj"), "output", "out_proj.bias output"
+    ),
+    Probe("value-bias", "The same with the values' bias.", p.bias_alone("v_proj"), "", "v_proj.bias new_values"),
+    Probe("one-key", "One key, whose weight is 1: only values, heads and the output can show.", ONE_KEYS, "", VALUES),
+    Probe("equal-scores", "Queries of 0: only the sum over the keys can show.", SUMMED, "", SUMS),
+    Probe("lengths", "Equal scores, lengths of padding alone.", p.masked(p.lengths), "weights", IN_CALLS),
+    Probe("causal", "Equal scores, causal alone, with an offset and without.", p.masked(p.causal), "weights", IN_CALLS),
+    Probe("window", "Equal scores, a window alone.", p.masked(p.window), "weights", IN_CALLS),
+    Probe("allowed", "Equal scores, a bool mask or -inf in the bias.", p.masked(p.allowed), "weights", IN_CALLS),
+    Probe("sources", "Equal scores, two sources of a mask, and all.", p.masked(p.two_sources), "weights", IN_CALLS),
+    Probe("mask-of-items", "Equal scores, each item with a mask of its own.", p.masks_of_items, "weights", IN_CALLS),
+    Probe("scores", "Queries and keys without biases or mask.", SCORED, "", SCORES),
+    Probe("query-bias", "The same with biases: that of the keys cancels.", p.with_fields(weights={}), "", BIASES),
+    Probe("large-scores", "Rows of scores up to where exp overflows, and beyond.", p.rows_of_sizes, "weights", SUMS),
+    Probe("given-scale", "A scale that is given.", p.with_fields(scale=p.SCALES), "scores", "scale similarity"),
+    Probe("dot-score", "The plain dot product.", DOT, "scores", "similarity"),
+    Probe("softcap", "A softcap near the scores, also with biases.", CAPPED, "scores", "softcap capped similarity"),
+    Probe("additive-score", "The additive score.", ADDITIVE, "scores", "similarity"),
+    Probe("masked-scores", "A mask and scores that differ: what excluded keys have.", EXCLUDED, "weights", IN_CALLS),
+    Probe("score-bias", "An additive bias in every shape, also beside a mask.", BIAS, "scores", "bias scores"),
+    Probe("excluded-large", "Allowed keys that score far below the excluded ones.", p.steep, "weights"),
+    Probe("items", "Batches of 2 to 8 items without a mask.", p.batches, "", ITEMS),
+    Probe("long", "Dozens and hundreds of queries or keys.", p.long, "weights", "output heads"),
+    Probe("dropout-rate", "A rate of dropout, and no keep-mask.", p.with_dropout(1, training=False), "heads", SUMS),
+    Probe("dropout", "A given keep-mask, one item and several.", p.with_dropout(1, 3), "heads", f"dropout {SUMS}"),
+    Probe("past-values", "A past, and queries that attend to one key alone.", p.own_keys, "", "past_values values"),
+    Probe("past", "A past and generic scores, also of several items.", p.pasts, "keys", f"past_keys keys {IN_CALLS}"),
+    Probe("without-projections", "A layer whose inputs are the heads.", p.bare, "", "similarity heads"),
+    Probe("empty-rows", "Rows without an allowed key.", EMPTY),
+    Probe("no-keys", "No key at all.", lambda asker: [generic(c, key_len=0) for c in asker.configs[:1]], "weights"),
+    Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", p.padding("keys"), "keys"),
+    Probe("padded-values", "NaN, infinity and 1e30 in padded values.", p.padding("values"), "values"),
+    Probe("open-nan", "One NaN where attention is allowed.", p.one_nan, "weights"),
+    Probe("gradients", "All gradients, of plain calls and others.", p.with_gradients, "gradients", gradients=True),
+)
+"""The first row that differs comes before all that it makes harmless."""

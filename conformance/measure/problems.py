@@ -1,0 +1,365 @@
+"""The isolating problems: each makes all steps but a few harmless.
+
+One key has the weight 1 whatever it scores, so only values, heads and the output projection can show. Queries of 0 make
+all scores equal, so weights are uniform over the keys that a mask lets in. Then scores are met, and what stands around
+them, items of a batch, dropout, a past, and numbers that are not finite. `probes.py` has their table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import UNIT_ROUNDOFF
+from conformance.cases.problem import Problem
+from conformance.measure.asker import Asker
+from conformance.measure.designs import (
+    BARE,
+    MANY_HEADS,
+    NO_BIASES,
+    changed,
+    differentiated,
+    generic,
+    with_zero,
+)
+from mha_core import AttentionConfig, AttentionMask, reference
+from mha_core.errors import SpecError
+
+Problems = Callable[[Asker], Sequence[Problem]]
+
+
+SMALL, WIDE, SQUARE, LARGE = (3, 5), (4, 7), (4, 4), (6, 11)
+"""(Lq, Lk) of most calls."""
+
+# One key, equal scores, scores ----------------------------------------------------------------------------
+
+
+def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Problems:
+    """One problem of each layer, of lengths in turn: different ones, so that what depends on one is no constant."""
+
+    @lru_cache(maxsize=64)
+    def made(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
+        return make(config, query_len=query_len, key_len=key_len)
+
+    return lambda asker: [made(c, *lengths[place % len(lengths)]) for place, c in enumerate(asker.configs)]
+
+
+def many_heads(make: Callable[..., Problem], query_len: int, key_len: int) -> Problems:
+    """One problem of a layer of 12 heads; none of a subject whose sizes are fixed."""
+    made = partial(make, MANY_HEADS, query_len=query_len, key_len=key_len)
+    return lambda asker: [] if asker.fixed_weights is not None else [made()]
+
+
+def of(weights: dict[str, Any], **given: Any) -> Callable[..., Problem]:
+    return lambda config, **lengths: generic(config, weights=weights, **given, **lengths)
+
+
+def joined(*several: Problems) -> Problems:
+    return lambda asker: [problem for problems in several for problem in problems(asker)]
+
+
+def bias_alone(name: str) -> Problems:
+    weights = {other: factor for other, factor in NO_BIASES.items() if other != f"{name}.bias"}
+    make = each_layer(of(weights, values=0.0), (2, 1))
+    return lambda asker: [problem for problem in make(asker) if getattr(problem.config.bias, name)]
+
+
+def scored(config: AttentionConfig, query_len: int, key_len: int, *, weights: Any = NO_BIASES, **how: Any) -> Problem:
+    """Return a call with more queries and keys than a head has channels; key 0 scores 0, and rows differ in size."""
+    lengths = {"query_len": max(query_len, config.head_dim + 3), "key_len": max(key_len, config.head_dim + 3)}
+    plain = generic(config, seed=3, weights=weights, **lengths, **how)
+    sizes = np.geomspace(0.3, 3.0, lengths["query_len"])[None, :, None]
+    return changed(plain, keys=with_zero(plain.inputs.keys), queries=plain.inputs.queries * sizes)
+
+
+def square(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
+    return generic(config, query_len=key_len, key_len=key_len, weights=NO_BIASES)
+
+
+def _of_size(config: AttentionConfig, size: float) -> Problem:
+    """Return a call of 4 queries whose largest scores are about 0.1, 3, size / 8 and size."""
+    how: dict[str, Any] = {"seed": 1, "query_len": WIDE[0], "key_len": WIDE[1], "weights": NO_BIASES}
+    problem = generic(config, **how)
+    scores = np.asarray(reference.run(problem.config, problem.weights, problem.inputs).scores)
+    wanted = np.array([0.1, 3.0, size / 8.0, size])[None, :, None]
+    return generic(config, queries=problem.inputs.queries * wanted / np.abs(scores).max(axis=(1, 3))[:, :, None], **how)
+
+
+def rows_of_sizes(asker: Asker) -> list[Problem]:
+    far = 900.0 if asker.unit <= UNIT_ROUNDOFF["float64"] else 120.0  # where the exponential overflows
+    return [_of_size(config, size) for config in asker.configs[:2] for size in (30.0, far)]
+
+
+def batches(asker: Asker) -> list[Problem]:
+    """Several items without a mask."""
+    return [generic(config, batch=n) for config, n in zip(asker.configs * 2, (2, 3, 4, 8), strict=False)]
+
+
+def long(asker: Asker) -> list[Problem]:
+    """More queries or keys than blocks of 16, 32, 64 and 128 have."""
+    lengths = ((17, 33), (65, 5), (3, 130), (130, 3))
+    return [generic(config, query_len=a, key_len=b) for config in asker.configs[:1] for a, b in lengths]
+
+
+def bare(asker: Asker) -> list[Problem]:
+    """Layers whose inputs are the heads; none of a subject whose sizes are fixed."""
+    return [] if asker.fixed_weights is not None else [scored(config, *SMALL) for config in BARE]
+
+
+# Masks ----------------------------------------------------------------------------------------------------
+
+Masks = list[tuple[tuple[int, int], dict[str, Any]]]
+"""(Lq, Lk), and the fields of a mask."""
+
+EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}
+"""What makes all scores equal, for `generic`."""
+
+
+def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
+    """A call of some layers with each mask; scores are equal unless `how` says otherwise."""
+    return lambda asker: [
+        generic(config, query_len=lengths[0], key_len=lengths[1], mask=AttentionMask(**fields), **{**EQUAL, **how})
+        for config in asker.configs[:most]
+        for lengths, fields in rows(config)
+    ]
+
+
+def pattern(shape: tuple[int, ...], seed: int = 0) -> NDArray[np.bool_]:
+    """Return bools of a shape whose last axis has keys: each row lets in at least two and keeps out at least one."""
+    rng = np.random.default_rng([seed, *shape])
+    order = rng.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1)
+    return np.asarray(order < rng.integers(2, shape[-1], size=shape[:-1])[..., None])
+
+
+def _infinite(allowed: NDArray) -> NDArray:
+    return np.where(allowed, 0.0, -np.inf)
+
+
+def lengths(config: AttentionConfig) -> Masks:
+    rows = ((SMALL, 2), (WIDE, 5), (SMALL, [3, 2, 4]), (WIDE, [2, 6, 3, 5]))
+    return [(size, {"valid_lens": np.array([lens])}) for size, lens in rows]
+
+
+def causal(config: AttentionConfig) -> Masks:
+    rows = ((SMALL, 0), (SQUARE, 0), (LARGE, 0), (SMALL, 1), (WIDE, 2))
+    return [(size, {"causal": True, "query_offset": offset}) for size, offset in rows]
+
+
+def window(config: AttentionConfig) -> Masks:
+    found: Masks = [(WIDE, {"window": window}) for window in ((2, 1), (1, 3), (0, 2), (1, None), (None, 1))]
+    return [
+        *found,
+        (SQUARE, {"window": (1, 0)}),
+        (LARGE, {"window": (3, 2)}),
+        (WIDE, {"window": (2, 1), "query_offset": 2}),
+    ]
+
+
+def allowed(config: AttentionConfig) -> Masks:
+    heads, key_len = config.num_heads, SMALL[1]
+    shapes = ((1, 1, 1, key_len), SMALL, (heads, *SMALL), (1, heads, *SMALL), (key_len,), (heads, 1, key_len))
+    found: Masks = [(SMALL, {"allowed": pattern(shape)}) for shape in shapes]
+    found += [(SMALL, {"bias": _infinite(pattern(shape))}) for shape in (SMALL, (1, heads, *SMALL))]
+    return [*found, (SQUARE, {"allowed": pattern((1, heads, *SQUARE))})]
+
+
+def two_sources(config: AttentionConfig) -> Masks:
+    """Every two sources, and all; each takes keys away from every two, and some stay."""
+    array = pattern((1, config.num_heads, *WIDE))
+    kept = np.arange(WIDE[1]) == np.minimum(np.arange(WIDE[0]), 2)[:, None]
+    given: dict[str, Any] = {
+        "valid_lens": np.array([3]),
+        "allowed": array | kept,
+        "bias": _infinite(np.roll(array, 1, axis=2) | kept),
+        "causal": True,
+        "window": (2, 1),
+    }
+    return [(WIDE, {name: given[name] for name in names}) for names in (*combinations(given, 2), tuple(given))]
+
+
+def masks_of_items(asker: Asker) -> list[Problem]:
+    """Items of a mask each: as many as there are queries, or keys, and other numbers of them."""
+    found = []
+    lens = np.array([5, 2, 3, 6, 4, 7, 1])
+    of_queries = np.array([[3, 2, 5, 6], [6, 3, 2, 4], [2, 5, 4, 3], [4, 6, 3, 2]])
+    for config, batch in zip(asker.configs, (3, WIDE[0]), strict=False):
+        rows: list[tuple[int, dict[str, Any]]] = [
+            (batch, {"valid_lens": lens[:batch]}),
+            (batch, {"valid_lens": of_queries[:batch]}),
+            (batch, {"valid_lens": lens[:batch], "causal": True}),
+            (batch, {"causal": True, "query_offset": np.array([2, 0, 1, 3])[:batch]}),
+            (batch, {"bias": _infinite(pattern((batch, 1, *WIDE)))}),
+            *((batch, {"allowed": pattern((batch, *s))}) for s in ((1, 1, WIDE[1]), (config.num_heads, *WIDE))),
+            (WIDE[1], {"valid_lens": lens}),
+        ]
+        for items, fields in rows:
+            how = {"query_len": WIDE[0], "key_len": WIDE[1], "mask": AttentionMask(**fields)}
+            found.append(generic(config, batch=items, **how, **EQUAL))
+    return found
+
+
+def one_source(config: AttentionConfig) -> Masks:
+    some = pattern((1, config.num_heads, *SMALL))
+    return [(SMALL, {"causal": True}), (SMALL, {"valid_lens": np.array([3])}), (SMALL, {"allowed": some})]
+
+
+def biases(config: AttentionConfig) -> Masks:
+    rng = np.random.default_rng(0)
+    numbers, square = (rng.normal(size=(1, config.num_heads, *lengths)) for lengths in (SMALL, SQUARE))
+    some = np.where(pattern(numbers.shape), numbers, -np.inf)
+    shapes = (numbers, numbers[0, 0], numbers[0, :, :1], numbers[:, :1, :1])
+    beside: list[dict[str, Any]] = [{"causal": True, "bias": numbers}, {"bias": some, "valid_lens": np.array([4])}]
+    return [(SQUARE, {"bias": square}), *((SMALL, one) for one in (*({"bias": b} for b in (*shapes, some)), *beside))]
+
+
+def empty(config: AttentionConfig) -> Masks:
+    last = np.broadcast_to(np.arange(SMALL[1]) >= 3, SMALL)
+    but_one = np.arange(SMALL[0])[:, None] != np.ones(SMALL)
+    rows: list[dict[str, Any]] = [
+        {"allowed": but_one},
+        {"valid_lens": np.array([[2, 0, 4]])},
+        {"valid_lens": np.array([0])},
+        {"allowed": np.zeros((1, 1, 1, SMALL[1]), np.bool_)},
+        {"bias": _infinite(but_one)},
+        {"causal": True, "query_offset": -1},
+        {"window": (1, 0), "query_offset": -1},
+        {"valid_lens": np.array([3]), "allowed": last},
+    ]
+    return [(SMALL, fields) for fields in rows]
+
+
+def steep(asker: Asker) -> list[Problem]:
+    """Return causal calls in which key j scores size * (j - Lk), for every query and head."""
+    found = []
+    for config in (one for one in asker.configs[:1] if one.projections):
+        plain = generic(config, query_len=WIDE[0], key_len=WIDE[1], mask=AttentionMask(causal=True))
+        weights: dict[str, Any] = {**NO_BIASES}
+        for name in ("q_proj.weight", "k_proj.weight"):  # of the inputs channel 0 alone is not 0
+            weights[name] = np.array(plain.weights[name])
+            weights[name][:, 0] = np.arange(len(weights[name])) % config.head_dim == 0
+        for size in (30.0, 3e3) if asker.precision.storage == "float16" else (30.0, 3e3, 3e4, 3e6, 3e9, 3e12):
+            queries, keys = np.zeros_like(plain.inputs.queries), np.zeros_like(plain.inputs.keys)
+            queries[..., 0], keys[..., 0] = size / config.softmax_scale, np.arange(WIDE[1]) - WIDE[1]
+            found.append(changed(plain, weights, queries=queries, keys=keys))
+    return found
+
+
+# Around the scores, items, dropout, a past, NaN --------------------------------------------------------------
+
+SCALES, CAPS, RATES = (0.31, 1.7, 0.83), (0.8, 1.3, 0.6), (0.25, 0.4, 0.3)
+
+
+def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problems:
+    """A call of each layer, with other fields of its config."""
+
+    def problems(asker: Asker) -> list[Problem]:
+        found = []
+        for place, config in enumerate(asker.configs):
+            try:
+                other = replace(config, **{name: choice[place % len(choice)] for name, choice in fields.items()})
+            except SpecError:
+                continue
+            found.append(scored(other, *SMALL, weights=weights))
+        return found
+
+    return problems
+
+
+def dropped(config: AttentionConfig, rate: float, batch: int, *, training: bool = True) -> Problem:
+    """Return a call of a layer with dropout, with a keep-mask or without one."""
+    shape = (batch, config.num_heads, *SMALL)
+    keep = np.random.default_rng(batch).random(shape) >= max(rate, 0.3) if training else None
+    return generic(replace(config, dropout=rate), seed=1, batch=batch, dropout_keep=keep)
+
+
+def with_dropout(*batches: int, training: bool = True) -> Problems:
+    return lambda asker: [
+        dropped(config, rate, batch, training=training)
+        for batch in batches
+        for config, rate in zip(asker.configs, RATES, strict=False)
+    ]
+
+
+def with_past(
+    config: AttentionConfig, past: int, new: int, batch: int = 1, mask: AttentionMask | None = None
+) -> Problem:
+    """Return a call of random numbers with a past, and as many queries as keys."""
+    problem = generic(config, batch=batch, query_len=past + new, key_len=new)
+    rng = np.random.default_rng([past, new, batch])
+    of_each = (batch, config.num_kv_heads, past)
+    given = {
+        "past_keys": rng.normal(size=(*of_each, config.head_dim)),
+        "past_values": rng.normal(size=(*of_each, config.value_head_dim)),
+    }
+    return changed(problem, mask=mask or AttentionMask(), **given)
+
+
+def own_keys(asker: Asker) -> list[Problem]:
+    """Return calls in which query i attends to key i alone, so that nothing of the keys can show."""
+    some = zip(asker.configs, (SQUARE, SMALL, (2, 4)), strict=False)
+    return [with_past(c, *lengths, mask=AttentionMask(allowed=np.eye(sum(lengths), dtype=bool))) for c, lengths in some]
+
+
+def pasts(asker: Asker) -> list[Problem]:
+    found = [
+        with_past(config, *lengths) for config, lengths in zip(asker.configs, (SQUARE, SMALL, (2, 4)), strict=False)
+    ]
+    for config, batch in zip(asker.configs, (2, 3), strict=False):
+        lens = np.array([2, 5, 7])[:batch]
+        found += [with_past(config, 3, 4, batch), with_past(config, 3, 4, batch, AttentionMask(valid_lens=lens))]
+    return [*found, *(with_past(c, 3, 4, 1, AttentionMask(causal=True, query_offset=2)) for c in asker.configs[:2])]
+
+
+def padding(name: str) -> Problems:
+    """Calls with NaN, infinity and a large number in what is padded."""
+
+    def problems(asker: Asker) -> list[Problem]:
+        outside = np.arange(SMALL[1]) >= 3
+        found = []
+        for config in asker.configs[:1]:
+            for number in (np.nan, np.inf, 1e30):
+                array = np.where(outside[:, None], number, getattr(generic(config).inputs, name))
+                for mask in (
+                    AttentionMask(valid_lens=np.array([3])),
+                    AttentionMask(allowed=~outside[None, None, None]),
+                ):
+                    found.append(generic(config, mask=mask, **{name: array}))
+        return found
+
+    return problems
+
+
+def one_nan(asker: Asker) -> list[Problem]:
+    found = []
+    for config in asker.configs[:1]:
+        for name, row, causal in (("queries", 1, False), ("keys", 3, False), ("values", 3, False), ("keys", 2, True)):
+            array = getattr(generic(config).inputs, name).copy()
+            array[0, row, 1] = np.nan
+            found.append(generic(config, mask=AttentionMask(causal=causal), **{name: array}))
+    return found
+
+
+# Gradients ------------------------------------------------------------------------------------------------
+
+
+def with_gradients(asker: Asker) -> list[Problem]:
+    """Return plain calls, then calls with one thing more."""
+    found = [generic(config) for config in asker.configs]
+    for config in asker.configs[:1]:
+        masks = (
+            AttentionMask(valid_lens=np.array([3, 1])),
+            AttentionMask(causal=True),
+            AttentionMask(allowed=pattern((2, 1, *SMALL)) & (np.arange(2) > 0)[:, None, None, None]),
+            AttentionMask(bias=np.random.default_rng(0).normal(size=(config.num_heads, *SMALL))),
+        )
+        found += [generic(config, batch=2), *(generic(config, batch=2, mask=mask) for mask in masks)]
+        found += [dropped(config, RATES[0], 2), with_past(config, *SMALL, batch=2)]
+        found += [generic(replace(config, scale=SCALES[0])), generic(replace(config, softcap=CAPS[0]))]
+        found.append(generic(replace(config, score="additive")))
+    return [differentiated(problem) for problem in found]

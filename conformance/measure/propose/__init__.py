@@ -1,1 +1,0 @@
-"""Proposals: faults made of what was read at the places that a probe shows."""

@@ -1,1 +1,0 @@
-"""Reading: the array at a place of the layer, recovered from its answers."""

@@ -1,0 +1,202 @@
+"""Readings: what the sum of a row, the weight of an excluded key, and the keys with a weight say, in closed form.
+
+sum of a row            sum_j w_j = S / (S + c)     c is added to S, the sum of the exponentials
+an excluded key e       log w_e - log w_a = c - s_a or c + s_e - s_a for each allowed a
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
+from conformance.cases.problem import Problem
+from conformance.measure.call import Call
+from conformance.measure.changes import by_head, table_of_heads
+from conformance.measure.designs import NO_BIASES, generic
+from conformance.measure.evidence import Evidence
+from conformance.measure.expressions import Expression, expressions_of
+from conformance.measure.faults import bug_of
+from conformance.measure.places import PLACES
+from conformance.measure.probes import Probe
+from conformance.measure.problems import SMALL, many_heads
+from conformance.measure.sample import Setting
+from conformance.measure.solve import weights_of
+from conformance.zoo.bug import Bug
+from mha_core import AttentionMask
+from mha_core.reference.state import State, Step
+
+TOLERANCE, LITTLE = 1e-8, 1e-9
+"""Relative differences up to which numbers are equal, and weights up to which there is none."""
+
+EXCLUDE = "Exclude keys by a score of -inf, or by a weight of 0 before the sum."
+
+
+def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
+    """Yield the bugs that weights show where a row differs: of a mask what excluded keys have, else what rows sum to."""
+    configs = evidence.asker.configs
+    if probe.stage == "weights":
+        yield from _fills(_all_weighed(evidence, map(EXCLUDING, configs)))
+    elif not probe.stage:
+        yield from _sums(_all_weighed(evidence, [*map(PLAIN, configs), *MANY(evidence.asker)]))
+
+
+EXCLUDING = lru_cache(maxsize=64)(partial(generic, weights=NO_BIASES, mask=AttentionMask(causal=True)))
+PLAIN = lru_cache(maxsize=64)(partial(generic, weights=NO_BIASES))
+MANY = many_heads(partial(generic, weights=NO_BIASES), *SMALL)
+"""Calls in which excluded keys are read, and sums of rows: of each layer, and of one of many heads."""
+
+
+def _all_weighed(evidence: Evidence, problems: Iterable[Problem]) -> list[Weighed]:
+    answered = (one for one in problems if evidence.asker.output(one) is not None)
+    return [call for problem in answered if (call := _weighed(evidence, problem)) is not None]
+
+
+Weighed = tuple[NDArray, NDArray, NDArray, Setting]
+"""Of one call: the weights that were read, the model's scores and allowed keys (B, H, Lq, Lk), and the call."""
+
+
+def _weighed(evidence: Evidence, problem: Problem) -> Weighed | None:
+    call = Call(evidence, problem, PLACES["weights"])
+    if (
+        call.own is None
+        or not call.own.size
+        or problem.inputs.dropout_keep is not None
+        or not problem.config.projections
+    ):
+        return None
+    weights = weights_of(evidence, problem)
+    if weights is None or not np.isfinite(weights).all():
+        return None
+    return weights, call.state["scores"], np.broadcast_to(call.state["allowed"], weights.shape), Setting.of(problem)
+
+
+def _same(numbers: NDArray) -> float | None:
+    """Return the number that all of them are; None if they are none, or not the same."""
+    found = numbers[np.isfinite(numbers)]
+    if len(found) < len(numbers) or not len(found) or np.ptp(found) > TOLERANCE * max(1.0, np.abs(found).max()):
+        return None
+    return float(np.median(found))
+
+
+# The sum of a row -----------------------------------------------------------------------------------------
+
+
+def _sums(calls: Sequence[Weighed]) -> Iterator[Bug]:
+    """Yield what is added to the sum of the exponentials, of the scores as they are or less the highest of the row."""
+    for less_highest in (False, True) if calls else ():
+        with any_numbers:
+            added = [(_added(w, s, a, less_highest), setting) for w, s, a, setting in calls]
+        if any(np.abs(array).max() <= TOLERANCE for array, _ in added):
+            continue
+        numbers = [(_same(array.ravel()), setting) for array, setting in added]
+        if all(number is not None for number, _ in numbers):
+            for one in expressions_of([(number or 0.0, setting) for number, setting in numbers], unit=LITTLE / 1e3):
+                yield _with_sum(one.words, one.slug, lambda state, one=one: one.at(Setting.of(state)), less_highest)  # type: ignore[misc]
+        elif table := table_of_heads(
+            [[_same(array[:, h].ravel()) for h in range(array.shape[1])] for array, _ in added]
+        ):
+            words = f"a number of each head ({', '.join(f'{number:.6g}' for number in table)})"
+            yield _with_sum(words, "of-each-head", partial(_of_heads, table), less_highest)
+
+
+def _of_heads(table: Sequence[float], state: State) -> NDArray:
+    return by_head(table, state["scores"].shape[1])[:, None, None]
+
+
+def _exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
+    """Return exp(score - highest of the row), 0 where excluded; and exp(-highest), 1 in rows without a key."""
+    highest = np.where(allowed, scores, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+    shift = np.where(np.isfinite(highest), highest, 0.0)
+    return np.where(allowed, np.exp(scores - shift), 0.0), np.exp(-shift)
+
+
+def _added(weights: NDArray, scores: NDArray, allowed: NDArray, less_highest: bool) -> NDArray:
+    """Return (B, H, Lq): c of S / (S + c), which is what the weights of a row sum to."""
+    exponentials, unit = _exponentials(scores, allowed)
+    total, found = exponentials.sum(axis=-1), weights.sum(axis=-1)
+    return np.asarray(total * (1.0 - found) / found / (1.0 if less_highest else unit[..., 0]))
+
+
+def _with_sum(words: str, slug: str, number: Callable[[State], NDArray | float], less_highest: bool) -> Bug:
+    def change(state: State, beneath: Step) -> NDArray:
+        given, unit = _exponentials(state["scores"], state["allowed"])
+        total = given.sum(axis=-1, keepdims=True) + number(state) * (1.0 if less_highest else unit)
+        return np.where(state["allowed"], given / np.where(total == 0.0, 1.0, total), 0.0)
+
+    of = "exp(score - highest of the row)" if less_highest else "exp(score)"
+    sentence = f"The sum of {of} that each row is divided by has {words} added."
+    return bug_of(f"sum-plus-{slug}-{less_highest}", sentence, "Divide each row by its own sum.", {"weights": change})
+
+
+# Excluded keys --------------------------------------------------------------------------------------------
+
+
+def _fills(calls: Sequence[Weighed]) -> Iterator[Bug]:
+    """Yield the score that excluded keys have, or what is added to theirs."""
+    for added in (False, True) if calls else ():
+        numbers = []
+        for weights, scores, allowed, setting in calls:
+            with any_numbers:
+                logs = np.where(weights > LITTLE, np.log(weights), np.nan)
+                of_row = np.nanmean(np.where(allowed, logs - scores, np.nan), axis=-1, keepdims=True)
+                read = logs - of_row - (scores if added else 0.0)
+            numbers.append((_same(np.broadcast_to(read, weights.shape)[~allowed]), setting))
+        if all(number is not None for number, _ in numbers):
+            for one in expressions_of([(number or 0.0, setting) for number, setting in numbers], unit=LITTLE / 1e3)[:2]:
+                yield _filled(one, added)
+
+
+def _filled(number: Expression, added: bool) -> Bug:
+    def change(state: State, beneath: Step) -> NDArray:
+        scores, n = state["scores"], number.at(Setting.of(state))
+        other = np.where(state["allowed"], scores, scores + n if added else n)
+        given = _exponentials(other, np.ones_like(other, bool))[0]
+        return given / given.sum(axis=-1, keepdims=True) if other.size else beneath(state)
+
+    words = f"{number.words} is added to excluded scores" if added else f"Excluded scores become {number.words}"
+    slug = f"excluded-{'plus' if added else 'filled'}-{number.slug}"
+    return bug_of(slug, f"{words}, which leaves these keys a weight.", EXCLUDE, {"weights": change})
+
+
+# The keys that are let in -----------------------------------------------------------------------------------
+
+LONGEST, ROWS = 12, 4
+"""Most keys of a drawing, and most queries."""
+
+
+def drawn(evidence: Evidence, problem: Problem) -> list[str]:
+    """Return lines that show which keys each query attends to, beside those that are allowed; [] if they are the same.
+
+    # is a key with a weight, . one without.
+    """
+    found = _weighed(evidence, problem)
+    if found is None or not 1 < problem.sizes.key_len <= LONGEST:
+        return []
+    weights, _, allowed, _ = found
+    let_in = np.abs(weights) > LITTLE
+    different = np.argwhere((let_in != allowed).any(axis=(2, 3)))
+    if not len(different):
+        return []
+    item, head = map(int, different[0])
+    rows = enumerate(zip(let_in[item, head], allowed[item, head], strict=True))
+    drawing = [
+        f"    query {i}:  {_marks(own)}   allowed: {_marks(right)}" for i, (own, right) in rows if (own != right).any()
+    ]
+    return [f"  Keys that have a weight, in item {item}, head {head}, with {_sources(problem)}:", *drawing[:ROWS]]
+
+
+def _marks(row: NDArray) -> str:
+    return "".join("#" if one else "." for one in row)
+
+
+def _sources(problem: Problem) -> str:
+    """Return the mask of a call in words."""
+    mask = problem.inputs.mask
+    given = {name: getattr(mask, name) for name in ("valid_lens", "causal", "window", "query_offset")}
+    said = [f"{name} {np.array(value).tolist()}" for name, value in given.items() if np.any(value)]
+    said += [name for name in ("allowed", "bias") if getattr(mask, name) is not None]
+    return ", ".join(said) or "no mask"

@@ -1,1 +1,0 @@
-"""Softmaxes: what may stand where the softmax belongs: forms without a number, and families with one."""

@@ -1,0 +1,225 @@
+r"""Solve: the array at any place with which a model gives the subject's output.
+
+    X = \arg\min_x |o - m(x)|        o measured, m the model's output with x in place of its own array
+
+by Gauss and Newton's method. Attention weights are linear in the output, and their logarithms nearly so in what scores
+are made of: so weights are solved for first, and arrays before the softmax begin where these logarithms are right.
+Elements that the outputs do not tell are NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
+from conformance.cases.problem import Problem
+from conformance.measure.asker import Asker
+from conformance.measure.call import Call
+from conformance.measure.descent import descended, sums
+from conformance.measure.designs import changed
+from conformance.measure.evidence import ROUNDOFFS, Evidence
+from conformance.measure.places import AFTER_WEIGHTS, BEFORE_SOFTMAX, OF_VALUES, PLACES, Place
+from conformance.measure.sample import Sample, Setting
+from conformance.measure.weights import read_weights
+from conformance.zoo.bug import DoesNotApply
+
+MOST_UNKNOWN, MOST_CALLS = 400, 8
+"""Elements of an array that are looked for, each a run of the model; and calls that it may take."""
+
+MORE, OF_LOGARITHMS = 1.3, 1e-8
+"""So many times as many equations as unknowns; what may be left of log weights, more in coarser arithmetic."""
+
+Solved = tuple[NDArray, NDArray]
+"""(measured, the model's): elements that the outputs don't tell are NaN."""
+
+
+def solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
+    """Return the array with which the model gives what the subject does, and the model's own.
+
+    As many calls besides this one are asked as are needed, in which the array is the same. None if no such array is
+    found, or it has too many elements. What was solved for a model is kept: probes of one step ask for the same again.
+    """
+    known = _found.setdefault(evidence.asker, {})
+    key = tuple(bug.id for bug in evidence.model), problem, place.id
+    if key not in known:
+        try:
+            with any_numbers:
+                found = _solved(evidence, problem, place)
+        except (DoesNotApply, np.linalg.LinAlgError):
+            found = None
+        if evidence.asker.out_of_time:  # an answer that lacks may come when there is time again
+            return found
+        known[key] = found
+    return known[key]
+
+
+_found: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem, str], Solved | None]] = WeakKeyDictionary()
+
+
+def _solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
+    first = Call(evidence, problem, place)
+    own, got = first.own, evidence.asker.output(problem)
+    if own is None or got is None or not 0 < own.size <= MOST_UNKNOWN or not np.isfinite(own).all():
+        return None
+    axes = _apart(first, own)
+    start = _grouped(own[None], axes)[0]
+    fixed = sums(_shape_of_group(own.shape, axes), place.gauge)
+    if place.id in BEFORE_SOFTMAX:
+        found = _by_logarithms(first, axes, start, fixed)
+        if found is not None:
+            made = first.given(_put_together(found[0][None], own.shape, axes))[0]
+            if np.abs(made - got).max(initial=0.0) <= evidence.allowed(got):
+                return _put_together(found[1][None], own.shape, axes)[0], own
+            start = found[0]
+    calls = [first, *(Call(evidence, one, place) for one in _alike(evidence, problem, first))]
+    answers = [evidence.asker.output(call.problem) for call in calls]
+    given = [answer for answer in answers if answer is not None and np.isfinite(answer).all()]
+    if len(given) < len(calls):
+        return None
+    of_output = axes and ((0, 1) if len(axes) > 1 else (0,))
+
+    def made_by(groups: NDArray) -> NDArray:
+        arrays = _put_together(groups, own.shape, axes)
+        return np.concatenate([_grouped(call.given(arrays), of_output) for call in calls], axis=-1)
+
+    wanted = np.concatenate([_grouped(answer[None], of_output) for answer in given], axis=-1)[0]
+    descent = descended(made_by, start, wanted, fixed)
+    if descent is None or np.abs(descent.left).max() > evidence.allowed(wanted):
+        return None
+    return _put_together(np.where(descent.told, descent.found, np.nan)[None], own.shape, axes)[0], own
+
+
+# Groups of unknowns ---------------------------------------------------------------------------------------
+
+Axes = tuple[int, ...]
+
+
+def _apart(call: Call, own: NDArray) -> Axes:
+    """Return the axes along which parts of an array make outputs of their own: items, and queries if it has them."""
+    if not call.is_of_items:
+        return ()
+    axes: Axes = (0, call.place.axes.index("query")) if "query" in call.place.axes else (0,)
+    if not call.evidence.model or (own.shape[0] == 1 and len(axes) == 1):
+        return axes
+    groups = _grouped(own[None], axes)
+    moved = groups.copy()
+    moved[:, 0] += 0.1 * (1.0 + np.abs(moved[:, 0]))
+    before, after = call.given(_put_together(np.concatenate([groups, moved]), own.shape, axes))
+    of_others = np.abs(after - before).reshape(*before.shape[: len(axes)], -1).max(axis=-1).ravel()[1:]
+    return axes if of_others.max(initial=0.0) == 0.0 else ()
+
+
+def _shape_of_group(shape: Sequence[int], axes: Axes) -> tuple[int, ...]:
+    return tuple(size for axis, size in enumerate(shape) if axis not in axes)
+
+
+def _grouped(arrays: NDArray, axes: Axes) -> NDArray:
+    """Return (n, groups, unknowns) of (n, ...)."""
+    moved = np.moveaxis(arrays, [axis + 1 for axis in axes], range(1, len(axes) + 1))
+    return moved.reshape(len(arrays), int(np.prod(moved.shape[1 : len(axes) + 1])), -1)
+
+
+def _put_together(groups: NDArray, shape: Sequence[int], axes: Axes) -> NDArray:
+    """Return (n, *shape) of (n, groups, unknowns)."""
+    first = [shape[axis] for axis in axes]
+    moved = groups.reshape(len(groups), *first, *_shape_of_group(shape, axes))
+    return np.moveaxis(moved, range(1, len(axes) + 1), [axis + 1 for axis in axes])
+
+
+def _alike(evidence: Evidence, problem: Problem, call: Call) -> Iterable[Problem]:
+    """Yield as many calls more as it takes to tell the array, which is the same in them."""
+    assert call.own is not None
+    place = call.place
+    if place.step == "output":
+        return
+    sizes, config = problem.sizes, problem.config
+    unknown = call.own.size
+    if place.id in BEFORE_SOFTMAX:  # these calls tell the weights
+        unknown = sizes.batch * config.num_heads * sizes.query_len * sizes.key_len
+    # Outputs of more queries than keys are sums of those of some of them.
+    outputs = sizes.batch * min(sizes.query_len, sizes.key_len) * config.output_dim
+    names = ("out_proj.weight",) if place.id in OF_VALUES | AFTER_WEIGHTS else ("out_proj.weight", "values")
+    fixed = evidence.asker.fixed_weights is not None
+    for number in range(1, max(2, min(math.ceil(MORE * unknown / max(outputs, 1)), MOST_CALLS))):
+        yield varied(problem, names, number, fixed=fixed)
+
+
+@lru_cache(maxsize=2048)
+def varied(problem: Problem, names: tuple[str, ...], number: int, *, fixed: bool = False) -> Problem:
+    """Return the call with other numbers in some inputs, and in some weights unless these are fixed."""
+    rng = np.random.default_rng([abs(number), int(number < 0)])
+    weights = {name: rng.normal(size=problem.weights[name].shape) for name in names if name in problem.weights}
+    given = {name: rng.normal(size=getattr(problem.inputs, name).shape) for name in names if "." not in name}
+    return changed(problem, {} if fixed else weights, **given)
+
+
+# Through the softmax --------------------------------------------------------------------------------------
+
+
+def _by_logarithms(call: Call, axes: Axes, start: NDArray, fixed: NDArray) -> tuple[NDArray, NDArray] | None:
+    """Return the groups that make the logarithms of the weights right, and the same with NaN where they aren't told."""
+    weights, model = weights_of(call.evidence, call.problem), call.state["kept_weights"]
+    there = model > 0.0
+    if weights is None or call.own is None or not np.isfinite(weights).all() or not (weights[there] > 0.0).all():
+        return None
+    shape, of_weights = call.own.shape, axes and ((0, 2) if len(axes) > 1 else (0,))
+
+    def made(groups: NDArray) -> NDArray:
+        return _grouped(logs(call.given(_put_together(groups, shape, axes), "kept_weights"), there), of_weights)
+
+    found = descended(made, start, _grouped(logs(weights[None], there), of_weights)[0], fixed)
+    if found is None or np.abs(found.left).max(initial=0.0) > max(OF_LOGARITHMS, ROUNDOFFS * call.evidence.asker.unit):
+        return None
+    return found.found, np.where(found.told, found.found, np.nan)
+
+
+def logs(weights: NDArray, there: NDArray) -> NDArray:
+    """Return log weights less their mean in each row, where there are weights."""
+    found = np.where(there, np.log(np.where(there, np.maximum(weights, 1e-300), 1.0)), 0.0)
+    mean = found.sum(axis=-1, keepdims=True) / np.maximum(there.sum(axis=-1, keepdims=True), 1)
+    return np.where(there, found - mean, 0.0)
+
+
+_weights: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem], NDArray | None]] = WeakKeyDictionary()
+
+
+def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
+    """Return (B, H, Lq, Lk): the weights that meet the values.
+
+    Each is as exact as it is large or small where unit vectors as values show it.
+    """
+    known = _weights.setdefault(evidence.asker, {})
+    key = tuple(bug.id for bug in evidence.model), problem
+    if key not in known:
+        if problem.config.projections and evidence.asker.fixed_weights is None:
+            known[key] = read_weights(evidence.asker.output, problem)
+        else:
+            read = solved(evidence, problem, PLACES["kept_weights"])
+            known[key] = None if read is None else read[0]
+    return known[key]
+
+
+# Samples --------------------------------------------------------------------------------------------------
+
+
+def samples_of(evidence: Evidence, problems: Iterable[Problem], place: Place) -> list[Sample]:
+    """Return what is solved for at a place in each problem that has such an array; [] if one can't be."""
+    found = []
+    for problem in problems:
+        own = Call(evidence, problem, place).own
+        if own is None or not 0 < own.size <= MOST_UNKNOWN:
+            continue
+        read = solved(evidence, problem, place)
+        if read is None:
+            return []
+        if np.isfinite(read[0]).any():
+            unit = max(1e-12, 100.0 * evidence.asker.unit)
+            least = 1e-9 * float(np.abs(own).max(initial=0.0))
+            found.append(Sample(*read, place.axes, Setting.of(problem), unit=unit, least=least))
+    return found

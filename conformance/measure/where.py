@@ -1,0 +1,94 @@
+"""Where: calls in which a fault acts, told by their sizes and by what they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+
+from conformance.measure.expressions import SIZES
+from conformance.measure.sample import MASKS, Setting
+from mha_core.features import FEATURES
+
+
+@dataclass(frozen=True, eq=False)
+class Where:
+    """Some calls.
+
+    Args:
+        slug: in kebab-case.
+        words: to be read after "in": "calls with a past".
+        holds: whether a call is one of them.
+    """
+
+    slug: str
+    words: str
+    holds: Callable[[Setting], bool]
+
+
+NAMED = {
+    **{row.name: f"calls with {row.words}" for row in FEATURES if row.words},
+    **{name: f"calls with {said}" for name, said in MASKS.items()},
+}
+"""Feature -> the calls that have it, in words."""
+
+MASKING = frozenset((*MASKS, "bias"))
+
+
+def _has(name: str) -> Where:
+    return Where(f"with-{name}", NAMED[name], lambda s: name in s.has)
+
+
+def _lacks(name: str) -> Where:
+    return Where(f"without-{name}", NAMED[name].replace("with", "without", 1), lambda s: name not in s.has)
+
+
+KINDS: tuple[Where, ...] = (
+    *map(_has, NAMED),
+    Where("with-a-mask", "calls with a mask", lambda s: bool(s.has & MASKING)),
+    Where("without-a-mask", "calls without a mask", lambda s: not s.has & MASKING),
+    Where("of-several-items", "calls of more than one item", lambda s: s.sizes.batch > 1),
+    Where("of-one-item", "calls of one item", lambda s: s.sizes.batch == 1),
+    *map(_lacks, NAMED),
+)
+"""Kinds of calls to which a fault may be limited."""
+
+LENGTHS = ("key length", "query length", "batch size", "past length")
+
+
+def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterator[Where]:
+    """Yield what the calls that differ have in common and none of the others has: features, two, then sizes."""
+    if not right or not wrong:
+        return
+
+    def tells(where: Where) -> bool:
+        return all(map(where.holds, wrong)) and not any(map(where.holds, right))
+
+    found = list(filter(tells, KINDS))
+    yield from found
+    if not found:
+        yield from filter(tells, (_both(one, other) for one, other in combinations(NAMED, 2)))
+    yield from filter(tells, _limits(wrong))
+
+
+def _both(one: str, other: str) -> Where:
+    words = f"{NAMED[one]} and {NAMED[other].removeprefix('calls with ')}"
+    return Where(f"with-{one}-and-{other}", words, lambda s: one in s.has and other in s.has)
+
+
+def _limits(wrong: Sequence[Setting]) -> Iterator[Where]:
+    """Yield lower limits of the lengths, and two of them in an order."""
+    for name in LENGTHS:
+        least = int(min(map(SIZES[name], wrong)))
+        yield Where(f"{name}-from-{least}", f"calls where the {name} is at least {least}", _from(name, least))
+    for one, other in permutations(LENGTHS[:3], 2):
+        words = f"{one} > {other}"
+        yield Where(words.replace(" ", "-"), f"calls where the {words}", _above(one, other))
+
+
+def _from(name: str, least: int) -> Callable[[Setting], bool]:
+    return lambda s: SIZES[name](s) >= least
+
+
+def _above(one: str, other: str) -> Callable[[Setting], bool]:
+    return lambda s: SIZES[one](s) > SIZES[other](s)
