@@ -11,7 +11,10 @@ from importlib import import_module
 from conformance.bounds.precision import Precision
 from conformance.subjects.ask import CannotExpress
 
-THEMES = ("scores", "masks", "softmaxes", "heads", "parameters", "positions", "calls")
+THEMES = (
+    *("scores", "masks", "softmaxes", "heads", "parameters", "positions", "calls"),
+    *("threads", "ports", "papers", "proposals"),
+)
 
 _ROWS = {}
 
