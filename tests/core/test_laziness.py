@@ -15,7 +15,7 @@ IMPORTS = {
     "help": "from mha.cli.main import main; main(['--help'], standalone_mode=False)",
     "help on check": "from mha.cli.main import main; main(['check', '--help'], standalone_mode=False)",
     "converting": "import mha.convert.convert",
-    "the table of cases": "from mha.cli.main import main; main(['cases'], standalone_mode=False)",
+    "the table of cases": "from mha.cli.main import main; main(['check', '--list'], standalone_mode=False)",
 }
 
 
