@@ -32,6 +32,7 @@ from mha.cli.suite.matrix import matrix
 
 GONE = {
     "cases": "`mha check --list`",
+    "deviations --probe": "`pytest -m nightly tests/conformance/deviations` in a clone",
     "determinism": "`mha check --twice`",
     "calibrate": "`pytest -m nightly tests/conformance/calibration` in a clone",
     "trials": "`python -m tests.conformance.heldout.measure open` in a clone",

@@ -29,7 +29,8 @@ def test_every_deviation_is_a_card(site):
     missing = [entry.id for entry in load().entries if f'id="{entry.id}"' not in page]
     assert missing == []
     seen = json.loads(traps.SEEN.read_text())["seen"]
-    assert list(seen) == [entry.id for entry in load().entries], "docs/_data/seen.py makes seen.json anew"
+    made = "python -m tests.conformance.deviations.seen"
+    assert list(seen) == [entry.id for entry in load().entries], f"`{made}` makes seen.json anew"
     assert {found["outcome"] for found in seen.values()} <= {"happens", "not here", "other version"}
 
 

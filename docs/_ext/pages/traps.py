@@ -6,7 +6,7 @@
 `releases` instead of a framework says with which releases each was last seen; `worst` lists ten, and `choices` lets
 readers choose a framework and an argument, by a style sheet alone.
 
-`docs/_data/seen.json` has what `mha deviations --probe` saw; `python docs/_data/seen.py` makes it anew.
+`python -m tests.conformance.deviations.seen` writes `docs/_data/seen.json`, what the last probe saw.
 """
 
 from __future__ import annotations
