@@ -29,10 +29,9 @@ class Deviation:
         link: a page that shows or discusses it.
         versions: what must be installed for it to happen, such as torch>=2.0; all of them.
         cases, dtypes, arrays: where it shows: in each of these cases, in each of these dtypes, some of
-            these arrays are over their bound, and no others are. No cases: `probe` shows it.
+            these arrays are over their bound, and no others are. No cases: no case of the suite can show it.
         only_where: the condition under which it happens with these versions, such as "TensorFlow runs without
             oneDNN"; "" if it always happens. An entry with a condition may be seen, but need not.
-        probe: "package.module:function", which returns a sentence on what it saw, or None if it does not happen.
     """
 
     id: str
@@ -45,7 +44,6 @@ class Deviation:
     cases: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ("float64", "float32")
     arrays: tuple[str, ...] = ()
-    probe: str = ""
     only_where: str = ""
 
     @property

@@ -23,7 +23,7 @@ EVERY = ("id", "subject", "summary", "definition", "reason", "link", "versions")
 """Fields that every entry has."""
 
 PLACES = ("cases", "dtypes", "arrays")
-"""Fields for the cases that show it; an entry that no case shows has `probe` in their place."""
+"""Fields for the cases that show it; an entry that no case can show has none of them."""
 
 GRADIENTS = tuple(f"{GRADIENT}{name}" for name in (*LEAVES, *NAMES))
 """Every gradient that a Trace can have, as `Trace.arrays` names it."""
@@ -78,11 +78,9 @@ def entry_of(table: Mapping[str, Any], number: int, source: str) -> Deviation:
         if name not in table:
             raise SpecError(f"{where} lacks {name!r}, which every entry has")
     places = [name for name in PLACES if name in table]
-    if "probe" in table and places:
-        raise SpecError(f"{where} has 'probe' and {places[0]!r}; it must have a probe, or cases and arrays")
-    for name in ("cases", "arrays") if "probe" not in table else ():
+    for name in ("cases", "arrays") if places else ():
         if name not in table:
-            raise SpecError(f"{where} lacks {name!r}; it must have cases and arrays, or a probe")
+            raise SpecError(f"{where} has {places[0]!r} and lacks {name!r}; it must have cases and arrays, or neither")
     return Deviation(**{name: FIELDS[name](f"{where}: {name}", table[name]) for name in FIELDS if name in table})
 
 
@@ -185,7 +183,6 @@ FIELDS: Mapping[str, Callable[[str, Any], Any]] = {
     "cases": _some_of(_case_ids, "`mha check --list` lists them"),
     "dtypes": _some_of(lambda: DTYPES, ", ".join(DTYPES)),
     "arrays": _some_of(lambda: _ARRAYS, "stages, gradients.NAME, gradients.*, or *"),
-    "probe": _matching(_SPEC, "package.module:function"),
     "only_where": _text,
 }
 """Every field of an entry, and what checks it."""

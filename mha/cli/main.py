@@ -29,6 +29,7 @@ GONE = {
     "calibrate": "`pytest -m nightly tests/conformance/calibration` in a clone",
     "cases": "`mha check --list`",
     "compare": "`mha where ORIGINAL.safetensors PORT.safetensors`",
+    "deviations --probe": "`pytest -m nightly tests/conformance/deviations` in a clone",
     "determinism": "`mha check --twice`",
     "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
     "infer": "`mha convert FILE --infer --recorded CALL`",

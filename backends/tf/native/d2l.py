@@ -3,7 +3,7 @@
 Kept as it is, with its difference from the definition: a row without a valid key averages all values,
 because its scores are all -1e6, and a softmax of equal scores is uniform. One
 thing is repaired: the book divides the scores by a float32 square root whatever they are, which in
-float64 is an error (`backends.tf.native.probes.d2l_divides_by_float32`); here the root has their dtype.
+float64 is an error (deviation `d2l-tf-refuses-float64`); here the root has their dtype.
 (https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html; the book's
 code is under the MIT-0 licence.)
 """

@@ -99,7 +99,7 @@ def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
     """Whether some query may attend to a key that is NaN, or is NaN itself, so that its scores are NaN.
 
     With oneDNN, which TensorFlow has on where the processor suits it, a float32 softmax gives 0 beside a NaN,
-    and NaN without. No case can list that; `backends.tf.native.softmax_probes.softmax_hides_nan` shows it.
+    and NaN without. No case can list that; the deviation is `keras-softmax-hides-nan`.
     """
     allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads).any(axis=1)  # (B, Lq, Lk)
     if inputs.is_split or not allowed.size:

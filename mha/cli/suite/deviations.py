@@ -7,22 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mha.cli import options
-from mha.cli.common import CouldNotRun, consoles, finish, say, write_asked
+from mha.cli.common import CouldNotRun, consoles, write_asked
 from mha.cli.options import Options, argument
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from conformance.deviations.entry import Deviation
-    from conformance.reprobe import Finding
 
 SCHEMA_VERSION = 1
 """Version of the JSON file; a change that readers would notice raises it."""
 
 ID_WIDTH = 22
 """Width of the first column, where ids are broken at their hyphens, and least width of the second."""
-
-STYLES = {"happens": "green", "gone": "bold red", "failed": "bold red"}
 
 
 class DeviationsOptions(Options):
@@ -34,32 +29,23 @@ class DeviationsOptions(Options):
         "--subject", "-s", help="Only of this layer; wildcards work (repeatable)."
     )
     frameworks: tuple[str, ...] = options.several("--framework", "-f", help="Only of this framework (repeatable).")
-    probe: bool = options.flag("--probe", "Look whether each still happens with what is installed.")
     table_path: Path | None = options.deviations_file("Also the entries of a table of your own.")
     json_path: Path | None = options.json_file("Also write the entries to this file.")
 
 
 @options.command(DeviationsOptions)
 def deviations(asked: DeviationsOptions) -> None:
-    """List where other people's layers do not follow the definition, and since when; with ID, one in full.
-
-    Exit status: 0, or 1 if one no longer happens (--probe), 2 could not run.
-    """
+    """List where other people's layers do not follow the definition, and since when; with ID, one in full."""
     from conformance.deviations.known import load
 
     selected = _selected(load(asked.table_path).entries, asked)
     console, _ = consoles()
-    findings: list[Finding] = []
-    if asked.probe:
-        findings = _probe(console, selected)
-    elif asked.identifier and len(selected) == 1:
+    if asked.identifier and len(selected) == 1:
         console.print(_full(selected[0]))
     else:
         console.print(_table(selected, wide=console.width >= 110))
-    found = [finding.to_dict() for finding in findings] or [entry.to_dict() for entry in selected]
-    write_asked(asked.json_path, lambda: {"schema": SCHEMA_VERSION, "deviations": found})
-    outcomes = {finding.outcome for finding in findings}
-    finish("gone" in outcomes, "failed" in outcomes)
+    whole = {"schema": SCHEMA_VERSION, "deviations": [entry.to_dict() for entry in selected]}
+    write_asked(asked.json_path, lambda: whole)
 
 
 def _selected(entries: Sequence[Deviation], asked: DeviationsOptions) -> list[Deviation]:
@@ -132,14 +118,14 @@ def _full(entry: Deviation) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    shows = entry.probe or f"{', '.join(entry.cases)} ({', '.join(entry.dtypes)}): {', '.join(entry.arrays)}"
+    shows = f"{', '.join(entry.cases)} ({', '.join(entry.dtypes)}): {', '.join(entry.arrays)}"
     rows = {
         "id": entry.id,
         "layer": entry.subject,
         "what it does": entry.summary,
         "what the definition says": entry.definition,
         "why": entry.reason,
-        "shows in": shows,
+        "shows in": shows if entry.cases else "no case of the suite",
         **({"only where": entry.only_where} if entry.only_where else {}),
         "versions": ", ".join(entry.versions),
         "installed": entry.why_not_here() or "yes",
@@ -151,22 +137,3 @@ def _full(entry: Deviation) -> Any:
     for name, text in rows.items():
         table.add_row(name, Text(text))
     return table
-
-
-def _probe(console: Console, selected: Sequence[Deviation]) -> list[Finding]:
-    """Probe, print a line for each as it comes, and count."""
-    from collections import Counter
-
-    from conformance.reprobe import probe_all
-    from conformance.subjects.quiet import quiet_stderr
-
-    findings = []
-    with quiet_stderr():
-        for finding in probe_all(selected):
-            findings.append(finding)
-            style = STYLES.get(finding.outcome, "yellow")
-            console.print(f"[{style}]{finding.outcome}[/]  [bold]{finding.entry.id}[/]", highlight=False)
-            say(console, f"    {finding.seen}")
-    counts = Counter(finding.outcome for finding in findings)
-    console.print(", ".join(f"{number} {outcome}" for outcome, number in counts.items()) or "nothing to probe")
-    return findings

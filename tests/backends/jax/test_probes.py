@@ -9,7 +9,7 @@ pytest.importorskip("jax", reason="belongs to the extra jax")
 import jax
 import jax.numpy as jnp
 
-from backends.jax.native import probes
+from tests.backends.jax import probes
 
 ALWAYS = (
     "linen_additive_mask",

@@ -9,7 +9,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from backends.tf.native import d2l, probes, softmax_probes
+from backends.tf.native import d2l
+from tests.backends.tf import probes, softmax_probes
 
 pytestmark = pytest.mark.same_on_newest  # TensorFlow's release is the same there
 
@@ -23,7 +24,7 @@ PROBES = {
 
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_says_what_it_saw(name, monkeypatch):
-    # What another process says takes many seconds; `mha deviations --probe` asks it.
+    # What another process says takes many seconds; the nightly tests ask it.
     monkeypatch.setattr(
         softmax_probes, "_softmax_elsewhere", lambda row, onednn: [0.99999994] if len(row) == 1 else [0.0] * 3
     )

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from backends.torch import from_weights
-from backends.torch.native import probes
 from mha_core import AttentionConfig, init_weights
+from tests.backends.torch import probes
 
 pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
 

@@ -24,15 +24,6 @@ def mean_of_values(weights, queries, keys, values, mask, *, config):
 
 def raises(weights, queries, keys, values, mask, *, config):
     raise RuntimeError("not today")
-
-def seen():
-    return "saw 0.25 instead of 0"
-
-def unseen():
-    return None
-
-def mistaken():
-    return 3
 """
 
 ENTRY = {

@@ -1,4 +1,4 @@
-"""The commands and pytest with a table: `mha check` obeys it, `mha deviations` shows and probes it."""
+"""The commands and pytest with a table: `mha check` obeys it, `mha deviations` shows it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 import conformance
-from conformance.deviations.entry import installed
-from conformance.deviations.table import read
-from conformance.reprobe import probe_all
 from mha.cli.suite.check import check
 from mha.cli.suite.deviations import deviations
-from tests.conformance.deviations.listed_layer import ENTRY, toml
+from tests.conformance.deviations.listed_layer import ENTRY
 
 pytestmark = pytest.mark.same_on_newest  # the command line and the plugin, with a layer of NumPy
 
@@ -94,57 +91,6 @@ def test_listing_imports_no_framework():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
     )
     assert done.stdout.strip().endswith("[]"), done.stdout
-
-
-PROBED = {name: ENTRY[name] for name in ("subject", "summary", "definition", "reason", "link", "versions")}
-
-
-def probe(*entries: dict):
-    return {finding.entry.id: finding for finding in probe_all(read(toml(*entries), source=""))}
-
-
-def test_probing_says_what_it_saw(table):
-    table()
-    found = probe(
-        ENTRY,
-        {**ENTRY, "id": "gone", "cases": ["one-key", "prime", "causal"]},
-        {**PROBED, "id": "seen", "probe": "their_layer:seen"},
-        {**PROBED, "id": "unseen", "probe": "their_layer:unseen"},
-        {**PROBED, "id": "mistaken", "probe": "their_layer:mistaken"},
-        {**PROBED, "id": "no-probe", "probe": "their_layer:nothing"},
-        {**ENTRY, "id": "raises", "subject": "their_layer:raises"},
-        {**ENTRY, "id": "other", "versions": "numpy<1"},
-        {**ENTRY, "id": "absent", "versions": "no-such-package>=1"},
-    )
-    assert {name: finding.outcome for name, finding in found.items()} == {
-        "empty-row-is-mean": "happens",
-        "gone": "gone",
-        "seen": "happens",
-        "unseen": "gone",
-        "mistaken": "failed",
-        "no-probe": "failed",
-        "raises": "failed",
-        "other": "other version",
-        "absent": "not installed",
-    }
-    assert found["empty-row-is-mean"].seen.startswith("valid-lens-per-query, float64: weights differs in")
-    assert found["gone"].seen == "not in prime, causal, float64"
-    assert found["seen"].seen == "saw 0.25 instead of 0"
-    assert "it must return a sentence, or None" in found["mistaken"].seen
-    assert "there is no probe their_layer:nothing" in found["no-probe"].seen
-    assert "RuntimeError: not today" in found["raises"].seen
-    assert found["other"].seen == f"numpy {installed('numpy')}, it is known of numpy<1"
-    assert found["absent"].seen == "no-such-package"
-
-
-@pytest.mark.parametrize(("probe_name", "status"), [("seen", 0), ("unseen", 1), ("mistaken", 2)])
-def test_the_exit_status_of_probing(table, tmp_path, probe_name, status):
-    path = table({**PROBED, "id": "probed", "probe": f"their_layer:{probe_name}"})
-    found = invoke(deviations, "--probe", "probed", "--deviations", path, "--json", tmp_path / "out.json")
-    assert found.exit_code == status, found.output
-    (entry,) = json.loads((tmp_path / "out.json").read_text())["deviations"]
-    assert entry["outcome"] == {0: "happens", 1: "gone", 2: "failed"}[status]
-    assert entry["seen"] in found.output
 
 
 @pytest.mark.parametrize(

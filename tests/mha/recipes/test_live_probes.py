@@ -117,7 +117,7 @@ def test_a_model_that_can_not_be_run_is_refused_with_the_switch():
     ["eager_empty_row", "eager_without_a_mask_is_not_causal", "eager_adds_a_bool_mask", "vit_softmax_in_float32"],
 )
 def test_probes_see_what_the_page_says(name):
-    from mha.recipes import probes
+    from tests.mha.recipes import probes
 
     before = torch.get_rng_state()
     seen = getattr(probes, name)()

@@ -140,8 +140,7 @@ def test_bugs_and_deviations(tmp_path, monkeypatch):
     assert ends(0, "bugs", *chosen, "--case", "prime")["smallest_set"] == ["prime"]
     assert ends(1, "bugs", "--kill", "--bug", "window-*", "--workers", 0, "--case", "one-head")["bugs"]
     assert len(ends(0, "deviations")["deviations"]) > 100
-    first = ends(0, "deviations", "-f", "torch")["deviations"][0]["id"]
-    assert ends(0, "deviations", "--probe", "--id", first)["deviations"][0]["outcome"] == "happens"
+    assert ends(0, "deviations", "-f", "torch")["deviations"][0]["cases"]
 
 
 def test_learn(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """Probes: what the softmax of TensorFlow and Keras does otherwise than the definition, by dtype, value and processor.
 
-Each probe is called as one of `backends.tf.native.probes`: it returns what was seen, or None if it does not happen.
+Each probe is called as one of `tests.backends.tf.probes`: it returns what was seen, or None if it does not happen.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+ROOT = Path(__file__).parents[3]
 
 
 def softmax_fill() -> str | None:
@@ -86,9 +89,9 @@ def _elsewhere(expression: str, *, onednn: bool) -> list[float]:
 
     By itself it does so on processors with AVX512_VNNI and the like.
     """
-    code = f"import backends.tf.native.softmax_probes as probes; print(*eval({expression!r}, vars(probes)))"
+    code = f"import tests.backends.tf.softmax_probes as probes; print(*eval({expression!r}, vars(probes)))"
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": str(int(onednn)), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=True
     )
     return [float(number) for number in done.stdout.split()]

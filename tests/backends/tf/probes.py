@@ -1,6 +1,6 @@
 """Probes: what Keras's own layers do otherwise than the definition, where no case of the suite can show it.
 
-Those of a softmax by itself are in `backends.tf.native.softmax_probes`.
+Those of a softmax by itself are in `tests.backends.tf.softmax_probes`.
 
 Each probe is called without arguments and does the thing on the installed version. It returns what was
 seen, in a sentence with its numbers, or None if it does not happen (any more).
