@@ -31,7 +31,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # Linux's names for bfloat16 instructions, on x86 and on Arm
 
-LINE = "| {:9} | {:8} | {:21} | {:8} | {:9} | {:>6} | {:>5} | {:30} | {:>12} |"
+LINE = "| {:9} | {:8} | {:21} | {:8} | {:9} | {:>6} | {:>5} | {:34} | {:>12} |"
 HEAD = ("framework", "setting", "(B, L, E, H)", "dtype", "direction", "ms", "ratio", "best peer", "extra MB")
 
 

@@ -90,21 +90,17 @@ def of_result(result: Result) -> str:
 
 
 @contextmanager
-def progress(
-    console: Console, total: int, text: Callable[[Item], str], *, counted: bool = True
-) -> Iterator[Callable[[Item], None]]:
+def progress(console: Console, total: int, text: Callable[[Item], str]) -> Iterator[Callable[[Item], None]]:
     """A progress bar on stderr; yields a function that moves it on by one item and shows the item's text.
 
     Args:
         console: a console on stderr.
         total: the number of items.
         text: the text to show after an item, such as `of_result`.
-        counted: whether the numbers of finished items and of all are shown.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    numbers = [MofNCompleteColumn()] if counted else []
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *numbers, TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # On a terminal the bar takes the place of both streams, and puts back what it found, even if it is closed by now.
     with kept_surroundings(), Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=total)

@@ -188,13 +188,3 @@ def unseen(help: str = "Whether to say which bugs these calls would not have sho
 def flag(name: str, help: str) -> Any:
     """A switch, which is off unless it is given."""
     return option(name, is_flag=True, help=help)
-
-
-def gone(name: str, instead: str, *, is_flag: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for a command that had this option once: who gives it is told what to do `instead`."""
-
-    def refuse(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-        if value:
-            raise CouldNotRun(f"{name} is no longer there: {instead}")
-
-    return click.option(name, is_flag=is_flag, hidden=True, expose_value=False, is_eager=True, callback=refuse)

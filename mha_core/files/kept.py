@@ -91,18 +91,13 @@ def kept_folder() -> Path | None:
     setting = os.environ.get(SETTING, "")
     if setting:
         return None if setting.lower() == OFF else Path(os.path.abspath(os.path.expanduser(setting)))
-    found = users_cache()
-    return None if found is None else found / "mha-parity"
-
-
-def users_cache() -> Path | None:
-    """The folder that the system, or XDG_CACHE_HOME, has for a user's caches; None if the user has no home folder."""
     base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
     try:
         home = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     except RuntimeError:  # there is none
         home = None
-    return Path(base) if os.path.isabs(base) else home
+    found = Path(base) if os.path.isabs(base) else home
+    return None if found is None else found / "mha-parity"
 
 
 def is_ours(status: os.stat_result) -> bool:
