@@ -87,8 +87,8 @@ def families(candidates: Candidates, observed: Observed) -> list[Family]:
         for sizes in product(*choices, whole["o"]):
             q, k, v, o = sizes
             if not (q % k or o % v or q // k != o // v):
-                slices = [tuple(choice[size]) for choice, size in zip((*choices, whole["o"]), sizes, strict=True)]
-                found.append(Family(*slices, q // k, rarity + (q != k) + (q != o)))
+                of_q, of_k, of_v = (tuple(choice[size]) for choice, size in zip(choices, (q, k, v), strict=True))
+                found.append(Family(of_q, of_k, of_v, tuple(whole["o"][o]), q // k, rarity + (q != k) + (q != o)))
 
     add(0, *(whole[role] for role in ROLES))
     for (source, kind, parts, _), here in cut.items():

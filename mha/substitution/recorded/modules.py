@@ -40,17 +40,16 @@ def recorded_apart(
     files = [_opened(one) for one in (original, port)]
     calls = [one.attention if isinstance(one, ModuleRecording) else one for one in files]
     own, theirs = files
+    first, second = calls
     if not (isinstance(own, ModuleRecording) and isinstance(theirs, ModuleRecording)):
-        for one, call in zip(files, calls, strict=True):
-            if call is None:
-                assert isinstance(one, ModuleRecording)
-                raise SpecError(f"{one.path} holds modules and no attention layer, and the other recording no modules")
-        return recordings_apart(*calls, pairs=pairs, progress=progress)
+        if first is None or second is None:
+            raise SpecError("one recording holds modules and no attention layer, and the other no modules")
+        return recordings_apart(first, second, pairs=pairs, progress=progress)
     before, layers = Before(), WhereReport((), (), theirs.dtype, theirs.versions, original="recording")
-    if calls[0] is not None and calls[1] is not None:
-        names = [{layer.name for layer in one.layers} for one in calls if one is not None]
+    if first is not None and second is not None:
+        names = [{layer.name for layer in one.layers} for one in (first, second)]
         named = {one: other for one, other in (pairs or {}).items() if one in names[0] and other in names[1]}
-        layers = recordings_apart(*calls, pairs=named, before=before, progress=progress)
+        layers = recordings_apart(first, second, pairs=named, before=before, progress=progress)
     return modules_apart(own, theirs, layers, rows=before.rows, pairs=pairs, progress=progress)
 
 
@@ -104,11 +103,11 @@ def modules_apart(
         one = _with_layer(_judged(about, (original, other), (port, port.calls[position]), before, inside), known)
         if module not in results or results[module].status == "equal":
             results[module] = one
-    rows = tuple(results[module] for module in range(len(port.modules)))
-    open_ = uncovered(found, lambda module: rows[module].status != "not judged")
+    every = tuple(results[module] for module in range(len(port.modules)))
+    open_ = uncovered(found, lambda module: every[module].status != "not judged")
     named = {both[0][one].name: both[1][other].name for one, other in found.found.items()}
     notes = tuple(note for note in layers.notes if not note.startswith(("Paired", "Not judged")))
-    return replace(layers, results=rows, uncovered=open_, dtype=port.dtype, pairs=named, notes=notes)
+    return replace(layers, results=every, uncovered=open_, dtype=port.dtype, pairs=named, notes=notes)
 
 
 def _inner_first(calls: Sequence[ModuleCall]) -> list[int]:

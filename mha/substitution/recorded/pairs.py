@@ -55,8 +55,8 @@ def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = Non
         SpecError: `named` has a name that no layer has.
     """
     own, other = _calls_by_name(a), _calls_by_name(b)
-    for names, there, whose in ((named or {}, own, "original"), ((named or {}).values(), other, "port")):
-        for name in names:
+    for pair in (named or {}).items():
+        for name, there, whose in zip(pair, (own, other), ("original", "port"), strict=True):
             if name not in there:
                 raise SpecError(f"the map names {name!r}, and no layer of the {whose} that was called has that name")
     if named:

@@ -78,7 +78,7 @@ def recordings_apart(
         tuple(name for names in left.values() for name in names),
         port.layers[0].dtype,
         port.versions,
-        {one.original: one.name for one in results if one.original is not None},
+        {original.layer_of(a).name or "layer": port.layer_of(b).name or "layer" for a, b in pairing.pairs},
         original="recording",
         notes=(*_unread(original, port), *pairing.notes(left), *_dtypes(dtypes), *unjudged(original, port, ends)),
     )

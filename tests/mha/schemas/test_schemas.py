@@ -23,6 +23,7 @@ pytestmark = pytest.mark.same_on_newest  # what is written has the same form the
 COMMANDS = {name for name, one in main.commands.items() if any("--json" in param.opts for param in one.params)}
 
 ATTENTION = """
+import numpy as np
 
 
 def right(weights, queries, keys, values, mask, *, num_heads, scale=None):

@@ -120,7 +120,7 @@ def test_what_can_not_be_compared(both, tmp_path):
     layer, x = nn.MultiheadAttention(12, 4).eval(), torch.ones(3, 2, 12)
     with mha.capture(layer, tmp_path / "layer.safetensors"):
         layer(x, x, x)
-    with pytest.raises(SpecError, match="holds modules and no attention layer"):
+    with pytest.raises(SpecError, match="one recording holds modules and no attention layer"):
         mha.where(tmp_path / "bare.safetensors", tmp_path / "layer.safetensors")
     with pytest.raises(SpecError, match="inputs are what a live original is called with"):
         mha.where(tmp_path / "bare.safetensors", tmp_path / "bare.safetensors", inputs={"input": np.ones((2, 6))})
