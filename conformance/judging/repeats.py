@@ -1,9 +1,9 @@
 """Repeats: a subject that is asked again must give equal numbers, also with its batch in another order.
 
 A layer is a function of its weights and inputs. One that keeps something from call to call, or mixes the items of a
-batch, can be right when each case is asked once: so each is asked a second time, with its items in another order, and
-once more after that. The numbers must be equal within the bound of the case; the last bits may depend on the item's
-place in memory.
+batch, can be right when each case is asked once: so each is asked again with its items in another order, and, if all
+is asked (see `conformance.plan`), a second time before that and once more after it. The numbers must be equal within
+the bound of the case; the last bits may depend on the item's place in memory.
 """
 
 from __future__ import annotations
