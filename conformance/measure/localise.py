@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.call import Call
+from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence
 from conformance.measure.faults import TROUBLE
 from conformance.measure.places import PLACES
@@ -22,7 +23,7 @@ from conformance.measure.readings import drawn
 from conformance.measure.search import Measured
 from conformance.measure.solve import logs, solved, weights_of
 from conformance.zoo.variants import Variants
-from mha_core import STAGES
+from mha_core import STAGES, AttentionMask
 
 NEAR = 1e-6
 """Relative differences up to which what is read is equal."""
@@ -137,9 +138,20 @@ def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
         if _is_product(measured, keys) or not _is_product(measured.swapaxes(2, 3), queries):
             return "queries"
         return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
-    if _are_mixed(weights, own) or _follow(measured, expected):
+    if _are_mixed(weights, own):
         return "weights"
+    if _follow(measured, expected):
+        return "scores" if _takes_bias_as_it_is(evidence, problem, measured) else "weights"
     return "scores" if min(weights.shape[2:]) > d + 2 else None
+
+
+def _takes_bias_as_it_is(evidence: Evidence, problem: Problem, measured: NDArray) -> bool:
+    """Return whether a bias is added to the log weights: then what bends the scores stands before it."""
+    bias = np.random.default_rng(0).normal(size=measured.shape)
+    weights = weights_of(evidence, changed(problem, mask=AttentionMask(bias=bias)))
+    if weights is None or not (weights > 0.0).all():
+        return False
+    return _near(logs(weights, weights > 0.0), logs(np.exp(measured + bias), weights > 0.0))
 
 
 def _rank(arrays: NDArray) -> int:
