@@ -1,7 +1,7 @@
 """Localise: the first wrong step of a subject that no bug explains.
 
-The first row of problems that differs says the stage where its name does. Otherwise what is read in closed form says it,
-of values with one key, and of weights that unit vectors as values show; the earlier of the two counts.
+The first row of problems that differs says the stage where its name does. Otherwise what is read in closed form says
+it, of values with one key, and of weights that unit vectors as values show; the earlier of the two counts.
 """
 
 from __future__ import annotations
@@ -89,9 +89,6 @@ def _near(array: NDArray, other: NDArray) -> bool:
     return bool(np.allclose(array, other, rtol=0.0, atol=NEAR * float(np.abs(other).max(initial=1e-300))))
 
 
-# One key --------------------------------------------------------------------------------------------------
-
-
 def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     """Return where a call with one key goes wrong: heads that no output projection contradicts, or values."""
     read = solved(evidence, problem, PLACES["heads"])
@@ -106,9 +103,6 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     of_group = heads.reshape(heads.shape[0], groups, -1, *heads.shape[2:])
     alike = _near(of_group, np.broadcast_to(of_group[:, :, :1, :1], of_group.shape))
     return "values" if alike else "heads"
-
-
-# Scores ---------------------------------------------------------------------------------------------------
 
 
 def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
@@ -187,9 +181,6 @@ def _follow(measured: NDArray, expected: NDArray) -> bool:
     return bool((np.diff(np.take_along_axis(measured, order, -1), axis=-1) >= -NEAR).all())
 
 
-# Any other call -------------------------------------------------------------------------------------------
-
-
 def _of_call(evidence: Evidence, problem: Problem) -> str | None:
     """Return the latest place whose array gives the answer, also that of other output projections and values."""
     if not problem.config.projections:
@@ -217,9 +208,6 @@ def _of_past(evidence: Evidence, problem: Problem) -> str | None:
     read = solved(evidence, problem, PLACES["kept_weights"])
     lost = read is not None and not _near(read[0].sum(axis=-1), read[1].sum(axis=-1))
     return "weights" if lost else "values"
-
-
-# Gradients ------------------------------------------------------------------------------------------------
 
 
 def _first_gradient(evidence: Evidence, problem: Problem) -> list[str]:

@@ -1,7 +1,7 @@
 """What is said of an exercise, level by level, so that the answer is not given away.
 
 Level 1: right, or the first wrong element, as `mha learn check` says it. 2: what is wrong, in the bug's own sentence;
-where no bug explains it, what experiments measure, else the smallest case that fails, in numbers. 3: what to change,
+where no bug explains it, the smallest case that fails, in numbers. 3: what to change,
 where that is known. 4: a short answer that is right.
 """
 
@@ -32,7 +32,6 @@ from mha.learn.names import Answer, explained, same
 from mha.learn.rows import of_rows
 from mha.learn.running.catching import Chosen, chosen, never_asked
 from mha.learn.running.layering import diagnosed
-from mha.learn.running.measuring import Said, measured_in
 from mha.learn.running.workshop import ask
 from mha.learn.tracks.own import OWN, Candidate, for_other_arguments
 from mha.learn.tracks.translate import FUNCTIONS
@@ -53,9 +52,6 @@ MOST = 2
 
 NEEDS = 6
 """Most needs of a call that are listed."""
-
-MEASURING_LIMIT = 2 * TIME_LIMIT
-"""Seconds that measuring may take before its process is ended: it ends itself long before, unless a file hangs."""
 
 
 class Hint(NamedTuple):
@@ -117,8 +113,8 @@ def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) ->
 
     If a shape or a dtype is wrong, as the verdict says, that comes first. Then each of these is run and compared, and
     the first that gives what the file gives in every case is told: mistakes of the exercise, bugs of the zoo, what is
-    true of rows of a softmax, how all numbers lie to the right ones, the right answer for other arguments, what was
-    measured. Else where it is wrong.
+    true of rows of a softmax, how all numbers lie to the right ones, the right answer for other arguments. Else where
+    it is wrong.
     """
     answers = verdict.answers
     if verdict.form:
@@ -136,8 +132,6 @@ def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) ->
         return same_as + "\n".join([told(found.explanations, exercise), *([rest] * bool(found.unknown))])
     if said := relation(exercise, answers) or _for_others(exercise, answers):
         return f"No known mistake; but in every case:\n  {said}"
-    if folder is not None and (measured := _measured(exercise, verdict, folder)):
-        return measured
     said = location(exercise, answers)
     lines = [
         "No known mistake, and no two of them, give what yours gives in every case.",
@@ -234,23 +228,6 @@ def _of_bug(bug: Bug, exercise: Exercise) -> str:
     name = "measured" if is_measured(bug) else bug.id
     fix = "" if is_measured(bug) and foreign(exercise, bug.fix) else f"\n{FIX}{in_words(exercise, bug.fix)}"
     return f"  {name}: {in_words(exercise, bug.sentence)}{seen}{fix}"
-
-
-def _measured(exercise: StepExercise, verdict: Verdict, folder: Path) -> str:
-    """What experiments show of a step that no bug explains; "" if they don't, or its process ends."""
-    path = str((folder / exercise.file).resolve())
-    try:
-        found: tuple[Said, ...] = ask(
-            exercise.dialect, MEASURING_LIMIT, measured_in, path, exercise.name, verdict.answers
-        )
-    except WorkerDied:
-        return ""
-    found = tuple(said for said in found if not foreign(exercise, in_words(exercise, said.sentence)))
-    lines = ["No known mistake; measured, and the same as yours in every case:"] if found else []
-    for said in found:
-        lines.append(f"  {in_words(exercise, said.sentence)}")
-        lines += [f"{FIX}{in_words(exercise, said.fix)}"] * (not foreign(exercise, said.fix))
-    return "\n".join(lines)
 
 
 def _smallest(exercise: StepExercise, verdict: Verdict, folder: Path) -> list[str]:
