@@ -17,12 +17,10 @@ from _ext.pages import (
     heads,
     masks,
     parallel,
-    probes,
     promise,
     proof,
     public,
     traps,
-    trials,
 )
 from _ext.phrasebook import layers, operations
 
@@ -43,13 +41,11 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "masks": masks.markdown,
     "parallel": parallel.markdown,
     "phrases": operations.markdown,
-    "probes": probes.markdown,
     "promise": promise.markdown,
     "proof": proof.markdown,
     "public": public.public,
     "symbols": symbols.markdown,
     "traps": traps.markdown,
-    "trials": trials.table,
 }
 """Name -> what makes its Markdown, from as many words behind the name as it has arguments."""
 
