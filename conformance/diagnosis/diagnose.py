@@ -1,9 +1,8 @@
 """Diagnosis: find the stage since which a subject differs, and the bugs that explain it.
 
-A hypothesis is the reference with a bug or two in it. One that gives all arrays of the subject in *every* case, the
-failing and the passing ones, and every answer to the isolating problems (see `conformance.measure`), is the cause. If
-there is none, the one is named that explains nearly all failing cases, with what it does not explain (see `evidence` for
-what it means to explain a case, and `hypotheses` for the ranking), and the first wrong step.
+A hypothesis is the reference with a bug or two in it. One that explains *every* case, failing and passing, and every
+answer to the isolating problems (see `conformance.measure`), is the cause. If there is none, the first wrong step is
+said, and what explains most of the failing cases (see `evidence` for what that means, `hypotheses` for the ranking).
 """
 
 from __future__ import annotations

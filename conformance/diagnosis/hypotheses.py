@@ -19,9 +19,9 @@ from conformance.zoo.bug import Bug
 from mha_core import STAGES
 
 NAMED, CLOSEST, CLOSEST_LEAST = 0.75, 0.25, 2
-"""Shares of the failing cases that a hypothesis must explain, those that it breaks taken off, to be named though not all
-are, and to be listed as close; and the least number of them. Layers that have a bug of the zoo differ from it in extreme
-cases too (NaN, empty rows, sizes of 0), which are up to a quarter of the table; by chance a bug explains a tenth."""
+"""Shares of the failing cases that a hypothesis must explain, those that it breaks taken off, to be named, and to be
+listed as close; and the least number of them. Layers with a bug of the zoo differ from it in extreme cases too (NaN,
+empty rows, sizes of 0), which are up to a quarter of the table; by chance a bug explains a tenth."""
 
 MOST_PAIRS, EXTENDED, SHOWN = 5000, 3, 3
 """Pairs that are tried, bugs that are extended by another one, and hypotheses that are shown."""

@@ -65,9 +65,8 @@ class Runs:
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
         """Every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
-        Where one of several can't be (a bias that is missing, in a layer without projections), what the others give.
-        Nothing ({}) where they contradict each other. Only the results of single bugs are kept, and the latest: there
-        are too many sets of several. Of a recorded call these are the stages that were recorded.
+        Where one of several can't be (a bias that is missing, in a layer without projections), what the others give;
+        nothing ({}) where they contradict each other. Of a recorded call these are the stages that were recorded.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem

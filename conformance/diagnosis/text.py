@@ -147,7 +147,8 @@ def _explained(diagnosis: Diagnosis, total: int) -> str:
 
 def _partly(diagnosis: Diagnosis) -> str:
     best = diagnosis.partly[0]
-    head = f"Likely: this explains {best.failing} of {best.of_failing} failing cases, {best.explained} of {best.total} in all:"
+    said = f"{best.failing} of {best.of_failing} failing cases, {best.explained} of {best.total} in all"
+    head = f"Likely: this explains {said}:"
     if best.failing == best.of_failing:
         passing = "1 case that passes" if len(best.misses) == 1 else f"{len(best.misses)} cases that pass"
         head = f"Likely: this explains what fails, though it would show in {passing} as well:"
@@ -218,7 +219,7 @@ def _sizes(problem: Problem) -> str:
 
 
 def _details(measured: Measured) -> str:
-    """Return a line about each row of problems, with the worst place of the first that differs, and what was refused."""
+    """Return a line about each row of problems, with the worst place where it differs, and what was refused."""
     width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
     lines = [f"  {outcome.probe.id:{width}}  {_row(measured, outcome)}" for outcome in measured.outcomes]
     refused = [f"  {times} times: {reason}" for reason, times in measured.asker.refused.most_common(REFUSALS_SHOWN)]

@@ -132,7 +132,7 @@ class Asker:
         return self.spent >= self.seconds or self._unanswered >= MOST_UNANSWERED
 
     def ask(self, problem: Problem) -> Trace | None:
-        """Return its answer, as float64, to a problem rounded to its dtype; None, with a note of why, if it gives none."""
+        """Return its answer, as float64, to a problem rounded to its dtype; None, with a note of why, without one."""
         if problem not in self._answers:
             digest = _digest(problem)  # what one probe reads, the next often asks for again
             if digest not in self._by_digest:

@@ -60,9 +60,6 @@ def observe(asker: Asker) -> Behaviour:
     return Behaviour((*_of_repeats(asker, problem), *_of_gradients(asker, problem), *_of_chance(asker, problem)))
 
 
-# Precision --------------------------------------------------------------------------------------------------
-
-
 def narrower(outputs: Sequence[NDArray], dtype: str) -> str | None:
     """Return the narrowest dtype of which all outputs are numbers, if it is narrower than `dtype`.
 
@@ -99,9 +96,6 @@ def rounds_inside(asker: Asker) -> bool:
     little, much = nearer - at, (further - at) * (NUDGES[0] / NUDGES[1])
     size = float(np.abs(much).max(initial=0.0))
     return size > 0.0 and float(np.abs(little - much).max(initial=0.0)) > 0.1 * size
-
-
-# Repeats ----------------------------------------------------------------------------------------------------
 
 
 def _output(asker: Asker, problem: Problem) -> NDArray | None:
@@ -146,7 +140,7 @@ def _of_chance(asker: Asker, problem: Problem) -> Iterator[str]:
     with_rate = replace(problem, config=replace(problem.config, dropout=RATE))
     first, again = (_output(asker, with_rate) for _ in range(2))
     if first is not None and again is not None and not _alike(asker, first, again):
-        yield "With a rate of dropout its answers are random though no keep-mask is given: dropout is active outside training."
+        yield "With a rate of dropout and no keep-mask its answers are random: dropout is active outside training."
 
 
 def _of_repeats(asker: Asker, problem: Problem) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Changes: what turns every sample's expected array into the measured one: a factor, an order, a function, a rounding."""
+"""Changes: what turns expected arrays into the measured ones: a factor, an order, a function, a rounding."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def _centred(array: NDArray, axis: int) -> NDArray:
 
 
 def _gauged(samples: Sequence[Sample], axis: int) -> Iterator[list[Sample]]:
-    """Yield the samples such that both arrays are comparable: less their means, then with the expected mean, or first."""
+    """Yield the samples such that both arrays compare: less their means, then with the expected mean, or first."""
     yield [replace(s, measured=_centred(s.measured, axis), expected=_centred(s.expected, axis)) for s in samples]
     for part in (lambda x: x.mean(axis=axis, keepdims=True), lambda x: np.take(x, [0], axis=axis)):
         yield [replace(s, measured=s.measured + part(s.expected - s.measured)) for s in samples]

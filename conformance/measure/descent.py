@@ -22,7 +22,7 @@ AGAIN = 0.03
 
 
 class Descent(NamedTuple):
-    """An end of the descent: the unknowns (G, U), what is left of each equation (G, E), and which unknowns are told (G, U)."""
+    """The unknowns (G, U), what is left of each equation (G, E), and which unknowns are told (G, U)."""
 
     found: NDArray
     left: NDArray

@@ -1,7 +1,7 @@
 """Localise: the first wrong step of a subject that no bug explains.
 
-The first row of problems that differs says the stage where its name does. Otherwise what is read in closed form says it,
-of values with one key, and of weights that unit vectors as values show; the earlier of the two counts.
+The first row of problems that differs says the stage where its name does. Otherwise what is read in closed form says
+it, of values with one key, and of weights that unit vectors as values show; the earlier of the two counts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.call import Call
+from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence
 from conformance.measure.faults import TROUBLE
 from conformance.measure.places import PLACES
@@ -22,7 +23,7 @@ from conformance.measure.readings import drawn
 from conformance.measure.search import Measured
 from conformance.measure.solve import logs, solved, weights_of
 from conformance.zoo.variants import Variants
-from mha_core import STAGES
+from mha_core import STAGES, AttentionMask
 
 NEAR = 1e-6
 """Relative differences up to which what is read is equal."""
@@ -88,9 +89,6 @@ def _near(array: NDArray, other: NDArray) -> bool:
     return bool(np.allclose(array, other, rtol=0.0, atol=NEAR * float(np.abs(other).max(initial=1e-300))))
 
 
-# One key --------------------------------------------------------------------------------------------------
-
-
 def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     """Return where a call with one key goes wrong: heads that no output projection contradicts, or values."""
     read = solved(evidence, problem, PLACES["heads"])
@@ -105,9 +103,6 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     of_group = heads.reshape(heads.shape[0], groups, -1, *heads.shape[2:])
     alike = _near(of_group, np.broadcast_to(of_group[:, :, :1, :1], of_group.shape))
     return "values" if alike else "heads"
-
-
-# Scores ---------------------------------------------------------------------------------------------------
 
 
 def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
@@ -137,9 +132,20 @@ def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
         if _is_product(measured, keys) or not _is_product(measured.swapaxes(2, 3), queries):
             return "queries"
         return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
-    if _are_mixed(weights, own) or _follow(measured, expected):
+    if _are_mixed(weights, own):
         return "weights"
+    if _follow(measured, expected):
+        return "scores" if _takes_bias_as_it_is(evidence, problem, measured) else "weights"
     return "scores" if min(weights.shape[2:]) > d + 2 else None
+
+
+def _takes_bias_as_it_is(evidence: Evidence, problem: Problem, measured: NDArray) -> bool:
+    """Return whether a bias is added to the log weights: then what bends the scores stands before it."""
+    bias = np.random.default_rng(0).normal(size=measured.shape)
+    weights = weights_of(evidence, changed(problem, mask=AttentionMask(bias=bias)))
+    if weights is None or not (weights > 0.0).all():
+        return False
+    return _near(logs(weights, weights > 0.0), logs(np.exp(measured + bias), weights > 0.0))
 
 
 def _rank(arrays: NDArray) -> int:
@@ -175,9 +181,6 @@ def _follow(measured: NDArray, expected: NDArray) -> bool:
     return bool((np.diff(np.take_along_axis(measured, order, -1), axis=-1) >= -NEAR).all())
 
 
-# Any other call -------------------------------------------------------------------------------------------
-
-
 def _of_call(evidence: Evidence, problem: Problem) -> str | None:
     """Return the latest place whose array gives the answer, also that of other output projections and values."""
     if not problem.config.projections:
@@ -205,9 +208,6 @@ def _of_past(evidence: Evidence, problem: Problem) -> str | None:
     read = solved(evidence, problem, PLACES["kept_weights"])
     lost = read is not None and not _near(read[0].sum(axis=-1), read[1].sum(axis=-1))
     return "weights" if lost else "values"
-
-
-# Gradients ------------------------------------------------------------------------------------------------
 
 
 def _first_gradient(evidence: Evidence, problem: Problem) -> list[str]:

@@ -53,10 +53,6 @@ RULES: dict[str, tuple[str, Callable[[int], Indices]]] = {
     "clamped-late": ("shifted by one, the first twice", lambda n: np.maximum(np.arange(n) - 1, 0)),
     "clamped-early": ("shifted by one, the last twice", lambda n: np.minimum(np.arange(n) + 1, n - 1)),
     "evens-first": ("evens first, then odds", _evens_first),
-    "evens-first-undone": (
-        "the first half at even places, the second at odd ones",
-        lambda n: np.argsort(_evens_first(n)),
-    ),
 }
 """Name -> (words, rule)."""
 

@@ -84,7 +84,6 @@ PROBES: tuple[Probe, ...] = (
     Probe("no-keys", "No key at all.", lambda asker: [generic(c, key_len=0) for c in asker.configs[:1]], "weights"),
     Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", p.padding("keys"), "keys"),
     Probe("padded-values", "NaN, infinity and 1e30 in padded values.", p.padding("values"), "values"),
-    Probe("open-nan", "One NaN where attention is allowed.", p.one_nan, "weights"),
     Probe("gradients", "All gradients, of plain calls and others.", p.with_gradients, "gradients", gradients=True),
 )
 """The first row that differs comes before all that it makes harmless."""

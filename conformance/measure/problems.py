@@ -37,8 +37,6 @@ Problems = Callable[[Asker], Sequence[Problem]]
 SMALL, WIDE, SQUARE, LARGE = (3, 5), (4, 7), (4, 4), (6, 11)
 """(Lq, Lk) of most calls."""
 
-# One key, equal scores, scores ----------------------------------------------------------------------------
-
 
 def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Problems:
     """One problem of each layer, of lengths in turn: different ones, so that what depends on one is no constant."""
@@ -111,8 +109,6 @@ def bare(asker: Asker) -> list[Problem]:
     """Layers whose inputs are the heads; none of a subject whose sizes are fixed."""
     return [] if asker.fixed_weights is not None else [scored(config, *SMALL) for config in BARE]
 
-
-# Masks ----------------------------------------------------------------------------------------------------
 
 Masks = list[tuple[tuple[int, int], dict[str, Any]]]
 """(Lq, Lk), and the fields of a mask."""
@@ -250,8 +246,6 @@ def steep(asker: Asker) -> list[Problem]:
     return found
 
 
-# Around the scores, items, dropout, a past, NaN --------------------------------------------------------------
-
 SCALES, CAPS, RATES = (0.31, 1.7, 0.83), (0.8, 1.3, 0.6), (0.25, 0.4, 0.3)
 
 
@@ -333,19 +327,6 @@ def padding(name: str) -> Problems:
         return found
 
     return problems
-
-
-def one_nan(asker: Asker) -> list[Problem]:
-    found = []
-    for config in asker.configs[:1]:
-        for name, row, causal in (("queries", 1, False), ("keys", 3, False), ("values", 3, False), ("keys", 2, True)):
-            array = getattr(generic(config).inputs, name).copy()
-            array[0, row, 1] = np.nan
-            found.append(generic(config, mask=AttentionMask(causal=causal), **{name: array}))
-    return found
-
-
-# Gradients ------------------------------------------------------------------------------------------------
 
 
 def with_gradients(asker: Asker) -> list[Problem]:

@@ -36,7 +36,7 @@ EXCLUDE = "Exclude keys by a score of -inf, or by a weight of 0 before the sum."
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
-    """Yield the bugs that weights show where a row differs: of a mask what excluded keys have, else what rows sum to."""
+    """Yield the bugs that weights show where a row differs: what excluded keys have, or what rows sum to."""
     configs = evidence.asker.configs
     if probe.stage == "weights":
         yield from _fills(_all_weighed(evidence, map(EXCLUDING, configs)))
@@ -80,9 +80,6 @@ def _same(numbers: NDArray) -> float | None:
     if len(found) < len(numbers) or not len(found) or np.ptp(found) > TOLERANCE * max(1.0, np.abs(found).max()):
         return None
     return float(np.median(found))
-
-
-# The sum of a row -----------------------------------------------------------------------------------------
 
 
 def _sums(calls: Sequence[Weighed]) -> Iterator[Bug]:
@@ -132,9 +129,6 @@ def _with_sum(words: str, slug: str, number: Callable[[State], NDArray | float],
     return bug_of(f"sum-plus-{slug}-{less_highest}", sentence, "Divide each row by its own sum.", {"weights": change})
 
 
-# Excluded keys --------------------------------------------------------------------------------------------
-
-
 def _fills(calls: Sequence[Weighed]) -> Iterator[Bug]:
     """Yield the score that excluded keys have, or what is added to theirs."""
     for added in (False, True) if calls else ():
@@ -161,8 +155,6 @@ def _filled(number: Expression, added: bool) -> Bug:
     slug = f"excluded-{'plus' if added else 'filled'}-{number.slug}"
     return bug_of(slug, f"{words}, which leaves these keys a weight.", EXCLUDE, {"weights": change})
 
-
-# The keys that are let in -----------------------------------------------------------------------------------
 
 LONGEST, ROWS = 12, 4
 """Most keys of a drawing, and most queries."""

@@ -95,8 +95,6 @@ def _solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None
     return _put_together(np.where(descent.told, descent.found, np.nan)[None], own.shape, axes)[0], own
 
 
-# Groups of unknowns ---------------------------------------------------------------------------------------
-
 Axes = tuple[int, ...]
 
 
@@ -159,9 +157,6 @@ def varied(problem: Problem, names: tuple[str, ...], number: int, *, fixed: bool
     return changed(problem, {} if fixed else weights, **given)
 
 
-# Through the softmax --------------------------------------------------------------------------------------
-
-
 def _by_logarithms(call: Call, axes: Axes, start: NDArray, fixed: NDArray) -> tuple[NDArray, NDArray] | None:
     """Return the groups that make the logarithms of the weights right, and the same with NaN where they aren't told."""
     weights, model = weights_of(call.evidence, call.problem), call.state["kept_weights"]
@@ -203,9 +198,6 @@ def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
             read = solved(evidence, problem, PLACES["kept_weights"])
             known[key] = None if read is None else read[0]
     return known[key]
-
-
-# Samples --------------------------------------------------------------------------------------------------
 
 
 def samples_of(evidence: Evidence, problems: Iterable[Problem], place: Place) -> list[Sample]:

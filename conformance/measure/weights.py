@@ -1,7 +1,7 @@
 """Weights of every head, item and query, read off the output, which is linear in the values.
 
-With W_v and W_o that pass channels through, and keys whose values are unit vectors, output channel (h, c) of query i *is*
-the weight of head h on key j0 + c. A few calls tell all heads and keys if the output is too narrow for all of them:
+With W_v and W_o that pass channels through, and keys whose values are unit vectors, output channel (h, c) of query i
+*is* the weight of head h on key j0 + c. A few calls tell all heads and keys if the output is too narrow for that:
 
     output[b, i, (h, c)] = sum_j weights[b, h, i, j] values[b, j, c] = weights[b, h, i, j0 + c]
 """

@@ -13,13 +13,7 @@ from mha_core.features import FEATURES
 
 @dataclass(frozen=True, eq=False)
 class Where:
-    """Some calls.
-
-    Args:
-        slug: in kebab-case.
-        words: to be read after "in": "calls with a past".
-        holds: whether a call is one of them.
-    """
+    """Some calls: a name in kebab-case, words such as "calls with a past", and whether a call is one of them."""
 
     slug: str
     words: str

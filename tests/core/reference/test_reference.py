@@ -18,7 +18,8 @@ CASES = {case.id: case for case in all_cases()}
 LOOP_CASES = [
     name
     for name in CASES
-    if not name.startswith("trained") and name not in ("long", "nan-in-open-key", "nan-under-softcap", "infinity-in-open-value")
+    if not name.startswith("trained")
+    and name not in ("long", "nan-in-open-key", "nan-under-softcap", "infinity-in-open-value")
 ]
 """Loops are slow, and Python's math.exp has no NaN rules worth comparing."""
 

@@ -1,0 +1,124 @@
+"""What is no function, keeps something, or computes in less precision is seen before any problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conformance.measure.asker import Asker
+from conformance.measure.behaviour import narrower, observe, rounds_inside
+from conformance.measure.designs import CONFIGS
+from conformance.measure.search import Probing
+from conformance.zoo.bug import BuggySubject
+from mha_core import Trace, reference
+from mha_core.dtypes import round_to
+from tests.conformance.measure.wrong import OutputAlone, wrong_at
+
+pytestmark = pytest.mark.same_on_newest  # it computes in NumPy alone
+
+
+class Odd(BuggySubject):
+    """Its output is `answer(self, config, weights, inputs, output, memory)`; each prepared layer has a new memory."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer, self.always = answer, {"calls": 0}
+
+    def prepare(self, config, weights):
+        memory = {"calls": 0}
+
+        def run(inputs):
+            memory["calls"] += 1
+            self.always["calls"] += 1
+            output = reference.run(config, weights, replace(inputs, cotangent=None)).output
+            return Trace(output=self.answer(self, config, weights, inputs, output, memory))
+
+        return run
+
+
+def noisy(self, config, weights, inputs, output, memory):
+    return output + 0.1 * np.random.default_rng(self.always["calls"]).normal(size=output.shape)
+
+
+def growing(self, config, weights, inputs, output, memory):
+    return output * (0.5 + 0.5 * memory["calls"])
+
+
+def first_mask(self, config, weights, inputs, output, memory):
+    return reference.run(config, weights, replace(inputs, mask=memory.setdefault("mask", inputs.mask))).output
+
+
+def drops(self, config, weights, inputs, output, memory):
+    return output * (np.random.default_rng(self.always["calls"]).random(output.shape) >= config.dropout)
+
+
+def of_the_first_layer(self, config, weights, inputs, output, memory):
+    """The scale is kept by the shapes of a call, for all layers."""
+    scale = self.always.setdefault((inputs.queries.shape, inputs.keys.shape), config.scale)
+    other = replace(config, scale=scale) if config.score == "scaled_dot" else config
+    return reference.run(other, weights, replace(inputs, cotangent=None)).output
+
+
+SAID = {
+    noisy: "Equal calls have different answers",
+    growing: "asked after other calls, the same call has another answer",
+    first_mask: "a call with a mask has another answer",
+    drops: "dropout is active outside training",
+    of_the_first_layer: "The scale is that of the first layer that was called with these shapes",
+}
+
+
+@pytest.mark.parametrize("answer", SAID, ids=lambda one: one.__name__)
+def test_what_is_odd_is_said(answer):
+    behaviour = observe(Asker(Odd(answer), configs=CONFIGS[:1]))
+    assert SAID[answer] in " ".join(behaviour.remarks)
+    assert behaviour.is_function == (answer is not noisy)
+    assert (behaviour.shared == "scores") == (answer is of_the_first_layer)
+
+
+def test_nothing_is_measured_of_noise():
+    found = Probing(Asker(Odd(noisy)), ()).run()
+    assert found.outcomes == ()
+    assert found.asker.questions < 20
+
+
+def test_a_function_is_not_remarked_on():
+    for dtype in ("float64", "float32"):
+        assert observe(Asker(BuggySubject(dtype=dtype), configs=CONFIGS[:1])).remarks == ()
+
+
+def test_gradients_that_add_up_are_said():
+    class Adding(BuggySubject):
+        def prepare(self, config, weights):
+            calls = []
+
+            def run(inputs):
+                calls.append(None)
+                trace = reference.run(config, weights, inputs)
+                gradients = {name: len(calls) * array for name, array in (trace.gradients or {}).items()}
+                return Trace(output=trace.output, gradients=gradients or None)
+
+            return run
+
+    said = " ".join(observe(Asker(Adding(), configs=CONFIGS[:1])).remarks)
+    assert "Gradients are added up from call to call" in said
+
+
+def test_a_softmax_in_float32_is_told_from_one_that_is_right_or_wrong():
+    def in_float32(state, scores):
+        return scores.astype(np.float32).astype(np.float64)
+
+    assert rounds_inside(Asker(OutputAlone(wrong_at("scores", in_float32))))
+    assert not rounds_inside(Asker(OutputAlone()))
+    assert not rounds_inside(Asker(OutputAlone(wrong_at("scores", lambda state, scores: scores + 1e-7 * scores**2))))
+    assert not rounds_inside(Asker(OutputAlone(wrong_at("weights", lambda state, weights: (weights > 0.2) * 1.0))))
+
+
+def test_the_narrowest_dtype_is_told_and_zeros_tell_none():
+    array = np.random.default_rng(0).normal(size=50)
+    for dtype in ("float32", "float16", "bfloat16"):
+        assert narrower([round_to(array, dtype).astype(np.float64)], "float64") == dtype
+    assert narrower([array], "float64") is None
+    assert narrower([np.zeros(3)], "float64") is None

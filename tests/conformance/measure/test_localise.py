@@ -1,0 +1,62 @@
+"""The first wrong step of layers whose faults nobody describes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conformance.measure.localise import localise
+from conformance.zoo.registry import all_bugs
+from tests.conformance.measure.wrong import measured, wrong_at
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+
+def _rough(array):
+    """A change that no list of functions has."""
+    return array + 0.3 * np.sin(3.0 * array) * np.cos(array) ** 2
+
+
+def _uneven(state, array):
+    return _rough(array) * (1.0 + 0.1 * np.arange(array.shape[-2])[:, None])
+
+
+STEPS = {
+    "queries": ("queries", lambda s, x: _rough(x)),
+    "keys": ("keys", lambda s, x: _rough(x)),
+    "values": ("values", lambda s, x: _rough(x)),
+    "similarity": ("scores", lambda s, x: _rough(x)),
+    "unscaled": ("scores", _uneven),
+    "weights": ("weights", lambda s, x: _rough(x) * (x > 0.0)),
+    "allowed": ("weights", lambda s, x: x & (np.arange(x.shape[-1]) % 3 > 0) if x.shape[-1] > 3 else x),
+    "heads": ("heads", _uneven),
+    "output": ("output", lambda s, x: _rough(x)),
+}
+"""Step -> the stage at which it shows first, and what is done to its result."""
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_first_wrong_step_of_an_odd_function_is_found(step):
+    stage, change = STEPS[step]
+    found = measured(wrong_at(step, change))
+    assert not found.models
+    located = localise(found)
+    assert located is not None
+    assert located.stage == stage
+
+
+def test_of_a_mask_the_keys_that_have_a_weight_are_drawn():
+    bug = next(bug for bug in all_bugs() if bug.id == "causal-one-ahead")
+    located = localise(measured(bug))
+    assert located is not None
+    assert located.stage == "weights"
+    assert located.seen[0] == "  Keys that have a weight, in item 0, head 0, with causal True:"
+    assert located.seen[1:] == (
+        "    query 0:  ##...   allowed: #....",
+        "    query 1:  ###..   allowed: ##...",
+        "    query 2:  ####.   allowed: ###..",
+    )
+
+
+def test_of_a_right_layer_no_step_is_said():
+    assert localise(measured()) is None
