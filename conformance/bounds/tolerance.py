@@ -128,13 +128,14 @@ def _of_gradients(bounds: Bounds) -> dict[str, Bounded]:
 def _of_steps(bounds: Bounds) -> dict[str, Bounded]:
     """Step, or "STEP.NAME" of a gradient that it gives in a dict -> its bound."""
     found: dict[str, Bounded] = {}
-    for step, bound in _of_all(bounds).steps.items():
+    for step, bound in of_all(bounds).steps.items():
         named = {f"{step}.{name}": one for name, one in bound.items()} if isinstance(bound, dict) else {step: bound}
         found.update({name: one for name, one in named.items() if isinstance(one, Bounded)})
     return found
 
 
-def _of_all(bounds: Bounds) -> Bounds:
+def of_all(bounds: Bounds) -> Bounds:
+    """Return the same `bounds` with those of every step that the reference ran."""
     _run(FORWARD_BOUNDS, bounds)
     if bounds.state.inputs.cotangent is not None:
         _run(BACKWARD_BOUNDS, bounds)
@@ -144,8 +145,3 @@ def _of_all(bounds: Bounds) -> Bounds:
 def _run(each: Mapping[str, Bound], bounds: Bounds) -> None:
     for name, bound in each.items():
         bounds.steps[name] = bound(bounds)
-
-
-def step_bounds(state: State, rounding: Rounding) -> Bounds:
-    """The bound of every step that the reference ran."""
-    return _of_all(Bounds(state, rounding))

@@ -168,7 +168,8 @@ def check(asked: CheckOptions) -> None:
     status = status_by(results, failed=interrupted or bool(found.broken))
     asked.write(report.to_json(results, found.versions, known, found.broken, looked), results, status)
     if not interrupted and not asked.no_diagnosis:
-        _explain(console, errors, found.own, cases, results, known=known, settings=settings)
+        if found.own:
+            _explain(console, errors, found.own, cases, results, known=known, settings=settings)
         if asked.count is not None:
             _show_smallest(console, errors, found.subjects, results, settings)
     raise SystemExit(status)

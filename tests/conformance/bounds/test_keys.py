@@ -9,7 +9,8 @@ from conformance.bounds.backward import BACKWARD_BOUNDS
 from conformance.bounds.bounded import Bounded, Rounding
 from conformance.bounds.forward import FORWARD_BOUNDS, WITHOUT_BOUND
 from conformance.bounds.precision import Precision
-from conformance.bounds.tolerance import step_bounds
+from conformance.bounds.steps import Bounds
+from conformance.bounds.tolerance import of_all
 from conformance.cases.table import all_cases
 from mha_core.reference import BACKWARD, FORWARD
 from mha_core.reference import pipeline as reference
@@ -40,7 +41,7 @@ def test_a_bound_has_the_form_of_what_its_step_gives(case):
     problem = case.build()
     state = reference.run_state(problem.config, problem.weights, problem.inputs)
     with np.errstate(all="ignore"):
-        bounds = step_bounds(state, Rounding(Precision.of("float64"), probabilistic=False))
+        bounds = of_all(Bounds(state, Rounding(Precision.of("float64"), probabilistic=False)))
     for name in (*FORWARD_BOUNDS, *BACKWARD_BOUNDS):
         _compare(name, bounds[name], state[name], state)
 
