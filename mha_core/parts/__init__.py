@@ -1,7 +1,7 @@
-"""Parts that an attention layer may have beside the plain ones: a file each, with settings, weights and steps.
+"""Parts that an attention layer may have beside the plain ones: a file each, with settings, weights and arithmetic.
 
-A part is a file of the same name in every room that has it: `find -name 'rotary*'` shows it whole. docs/architecture.md
-lists the rooms.
+A part is a file of the same name in most rooms that have it, and its steps stand in `mha_core.reference`.
+docs/architecture.md lists the rooms.
 """
 
 from __future__ import annotations

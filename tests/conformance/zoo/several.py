@@ -19,7 +19,6 @@ SEVERAL = {
     "the same for the gradients of queries and keys": "gradient-without-scale gradient-scaled-twice",
     "an operation left out in one place and done in another": """
         bias-after-softmax dropout-on-scores dropout-as-exclusion dropout-in-returned-weights
-        query-scale-of-keys query-scale-on-scores
         """,
     "recomputed once, used for two gradients": """
         gradient-recomputed-unnormalised gradient-recomputed-without-mask gradient-recomputed-without-bias

@@ -13,6 +13,7 @@ SMALLEST_SET = (
     "softcap-windowed",
     "bare-capped",
     "unscaled-by-head",
+    "query-key-norm-before",
     "query-key-norm-after",
     "query-key-norm-layer",
     "rotary-last-interleaved",
