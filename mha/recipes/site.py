@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -174,7 +175,8 @@ class Site:
 
         recipe, core = self.recipe, self.core
         for name, plain in recipe.refused.items():
-            if setting(core, name, plain) != plain:
+            # A limit of infinity is none. DBRX of transformers does not run with None, which it hands to torch.clamp.
+            if setting(core, name, plain) not in (plain, math.inf):
                 raise SpecError(f"{name}={setting(core, name)!r} of the model's config has no translation")
         layout = recipe.layout(self.module)
         arrays = arrays_of(self.module, (*layout.required, *layout.optional))
