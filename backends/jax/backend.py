@@ -158,7 +158,7 @@ def _program(
     # What an accelerator's programs depend on is more than `kept_in` knows.
     if kept is None or device.platform != "cpu":
         return compiled
-    return KeptProgram(compiled, static, device, kept, origin=origin(layer, path))
+    return KeptProgram(compiled, static, device, kept, origin=origin(layer, path), options=options)
 
 
 @cache

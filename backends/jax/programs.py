@@ -62,16 +62,25 @@ class KeptProgram:
         device: where it runs.
         kept: where programs are looked for, and put.
         origin: all that the function is made of, as `origin` says it; None if that can't be said.
+        options: those of the compiler; None for JAX's own settings.
     """
 
     def __init__(
-        self, compiled: Any, static: tuple[int, ...], device: jax.Device, kept: Kept, *, origin: str | None = None
+        self,
+        compiled: Any,
+        static: tuple[int, ...],
+        device: jax.Device,
+        kept: Kept,
+        *,
+        origin: str | None = None,
+        options: CompilerOptions | None = None,
     ) -> None:
         self._compiled = compiled
         self._static = static
         self._device = device
         self._kept = kept
         self._origin = origin
+        self._options = options
         self._programs: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -85,7 +94,7 @@ class KeptProgram:
 
     def _program(self, arguments: tuple[Any, ...], signature: tuple[Any, ...]) -> Callable[..., Any]:
         """The program for these arguments: one that is kept, or a new one."""
-        settings = f"{sorted(jax.config.values.items(), key=str)}"
+        settings = f"{sorted(jax.config.values.items(), key=str)} {self._options}"
         source = self._source(signature, settings)
         if source is not None and (found := self._kept.get(source)) is not None:
             with suppress(Exception):  # what can't be read is made anew, and put in its place

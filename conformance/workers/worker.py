@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -14,7 +15,7 @@ from functools import cache
 from typing import Any, TextIO
 
 from conformance.subjects.in_time import abandoned_threads
-from conformance.workers.answering import answered
+from conformance.workers.answering import LOOKS, answered
 from conformance.workers.described import use_line
 from conformance.workers.interpreters import Home
 from conformance.workers.protocol import BEAT_SECONDS, LEFT, Channel, Frame, Hello, Unit, WorkerDied
@@ -39,6 +40,7 @@ def main() -> None:
     threading.Thread(target=_beat, args=(link, silence + ALONE_SECONDS), name="mha-beat", daemon=True).start()
     if is_ours:
         use_line(_Line(link))
+        gc.set_threshold(LOOKS)
     while (request := link.receive()) is not None:
         link.set_busy(True)
         if is_ours:

@@ -38,7 +38,7 @@ def cases() -> list[Case]:
             same_sizes="self-attention of a trained model",
             source=partial(_problem, prefix),
             expensive=True,
-            as_users_run=which == "first",
+            as_users_run=True,
         )
         for which, prefix in LAYERS.items()
     ]

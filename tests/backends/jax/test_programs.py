@@ -27,6 +27,7 @@ def compilations(monkeypatch):
     """The programs that XLA compiles, one entry each; none is known from other tests."""
     import jax
 
+    jax_backend.options_for("cpu")  # compiles something to learn which options there are
     made = []
     own = jax.stages.Lowered.compile
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *args, **told: made.append(1) or own(*args, **told))
