@@ -27,7 +27,7 @@ from conformance.subjects.ask import SubjectFailed
 from conformance.subjects.in_time import in_time
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
-from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
+from conformance.zoo.registry import all_bugs, bugs_of_large_blocks, bugs_of_parts
 from mha_core import STAGES, SpecError
 from mha_core.errors import one_line
 from mha_core.parts import PARTS
@@ -218,7 +218,13 @@ def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) 
 def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Iterator[Diagnosis]:
     subject, bugs, progress = asked.subject, asked.bugs, asked.progress
     observations = [one for one in observed if one.case.id not in found.deviating]
-    zoo = [bug for bug in (all_bugs() if bugs is None else bugs) if not bug.equivalent]
+    with_parts = any(one.case.config.parts for one in observations)
+    with_gradients = any(one.shows_gradients for one in observations)
+    zoo = [
+        bug
+        for bug in (all_bugs() if bugs is None else bugs)
+        if not bug.equivalent and (bug.forward or with_gradients) and (with_parts or bug.id not in bugs_of_parts())
+    ]
     larger = bugs_of_large_blocks() if bugs is None else ()
     runs, asker = asked.runs or Runs(), asked.asker(observations)
 

@@ -22,7 +22,7 @@ from conformance.judging.near import Nearness
 from conformance.measure.behaviour import narrower
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
-from mha_core.stages import STAGES, is_gradient
+from mha_core.stages import is_gradient
 
 LAST_PLACES = 4.0
 """Units in the last place, of a narrower dtype, that a number may be off which needs no arithmetic there: a bias."""
@@ -80,11 +80,7 @@ class Evidence:
         if len(observation.arrays) == 1:
             return False
         gradients = [name for name in observation.arrays if is_gradient(name)]
-        if not wrong:
-            return self._are_close(observation, ["output", *gradients], arrays)
-        of_stages = [name for name in wrong if name in STAGES]  # one that is wrong may not reach the output
-        decisive = ["output"] if "output" in wrong else of_stages or gradients
-        return self._are_close(observation, decisive, arrays)
+        return self._are_close(observation, ["output", *(gradients if "output" not in wrong else ())], arrays)
 
     def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
         """The first array by which these bugs do not explain this case: the output, or a stage or gradient."""

@@ -15,7 +15,7 @@ from itertools import combinations
 from conformance.diagnosis.evidence import Evidence, Miss
 from conformance.diagnosis.observations import Observation
 from conformance.measure.faults import Model, is_measured
-from conformance.zoo.bug import Bug
+from conformance.zoo.bug import Bug, compatible
 from mha_core import STAGES
 
 NAMED, CLOSEST, CLOSEST_LEAST = 0.75, 0.25, 2
@@ -87,7 +87,9 @@ class Search:
         )
         self.failing = [one for one in self.observations if evidence.wrong(one)]
         self.total = len(self.observations)
-        ordinary = ([one for one in self.failing if one.extremity <= most] for most in (0, 1, 2))
+        # A stage that is wrong and does not reach the output tells nothing, where others do.
+        reached = [one for one in self.failing if not {*STAGES[:-1]}.issuperset(evidence.wrong(one))] or self.failing
+        ordinary = ([one for one in reached if one.extremity <= most] for most in (0, 1, 2))
         self._decisive = next((found for found in ordinary if found), [])
         # Where cheap cases fail, what bugs change is told by these alone.
         cheap = [one for one in self.observations if not one.case.expensive]
@@ -115,10 +117,18 @@ class Search:
         found = []
         for first, second in combinations(touching, 2):
             touched = self._changes(first) | self._changes(second)
-            if failing <= touched:
+            if failing <= touched and (compatible(first, second) or self._may_share_a_step(first, second)):
                 found.append((len(touched - failing), first, second))
         found.sort(key=lambda pair: pair[0])
         return [(first, second) for _, first, second in found[:MOST_PAIRS]]
+
+    def _may_share_a_step(self, first: Bug, second: Bug) -> bool:
+        """Return whether, of two bugs of one step, each explains the cases that it alone changes."""
+        return all(
+            self.evidence.whole(self._telling[index], (bug,))
+            for bug, other in ((first, second), (second, first))
+            for index in sorted(self._changes(bug) - self._changes(other))
+        )
 
     def _changed_by(self, bug: Bug) -> frozenset[int]:
         return frozenset(index for index, one in enumerate(self._telling) if self.evidence.changes(one, bug))

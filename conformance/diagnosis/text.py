@@ -119,7 +119,7 @@ def cause(diagnosis: Diagnosis) -> str:
     elif diagnosis.closest:
         lines += ["No bug on file explains all of it. The closest:", *map(_close, diagnosis.closest[:REASONS_SHOWN])]
     elif not diagnosis.remarks:
-        lines.append("No bug on file, nor two of them, explains what it gives.")
+        lines.append("No bug on file, nor several of them, explains what it gives.")
     if diagnosis.unasked and not diagnosis.partly:
         lines.append(f"Every case that fails has {' and '.join(diagnosis.unasked)}, which further calls don't ask for.")
     return inside + "\n".join(lines)

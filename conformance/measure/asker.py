@@ -28,8 +28,8 @@ MOST_CONFIGS = 3
 SECONDS = 30.0
 """Default of the time that all questions of one diagnosis may take."""
 
-SLOW = 0.02
-"""Seconds of a call, the fastest aside, from which on a subject is asked less: it compiles each size."""
+SLOW = 0.1
+"""Seconds of a call, the longest aside, from which on a subject is asked less: it compiles each size."""
 
 FIRST_WAIT, LATER_WAIT, TIMES_LONGER, MOST_UNANSWERED = 10.0, 1.0, 20.0, 4
 """Seconds that a call may take before one had no answer, and after, at least; so many times the longest with one; and

@@ -67,12 +67,14 @@ def localise(measured: Measured) -> Located | None:
             if stage:
                 seen = drawn(evidence, outcome.differing[0]) if stage == "weights" else ()
                 found.append(Located(stage, outcome.differing[0], tuple(seen)))
-    # One factor of all values is what other weights sum to, where these are wrong.
-    told = [one for one in found if one.stage != FACTOR] or [replace(one, stage="values") for one in found]
+    # Factors of values or heads are what other weights sum to, where these are wrong; what bends them bends such sums.
+    bent = any(one.stage in ("values", "heads", "output") for one in found)
+    told = [one for one in found if not one.stage.startswith(FACTOR) and not (bent and one.stage == "weights")]
+    told = told or [replace(one, stage=one.stage.removeprefix(FACTOR)) for one in found]
     return min(told, key=lambda one: STAGES.index(one.stage), default=None)
 
 
-FACTOR = "a factor"
+FACTOR = "a factor of "
 
 Reading = Callable[[Evidence, Problem], str | None]
 
@@ -98,7 +100,9 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     ratio = heads / own
     each = np.median(ratio, axis=-1, keepdims=True)
     if _near(heads, each * own):  # each is a multiple of the right one
-        return "weights" if np.ptp(each, axis=2).max() > NEAR else FACTOR if np.ptp(each) <= NEAR else "heads"
+        if np.ptp(each, axis=2).max() > NEAR:
+            return "weights"
+        return f"{FACTOR}{'values' if np.ptp(each) <= NEAR else 'heads'}"
     groups = problem.config.num_kv_heads
     of_group = heads.reshape(heads.shape[0], groups, -1, *heads.shape[2:])
     alike = _near(of_group, np.broadcast_to(of_group[:, :, :1, :1], of_group.shape))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -94,19 +94,23 @@ OF_BLOCKS: dict[str, tuple[str, Callable[[Indices, int], Indices]]] = {
 @lru_cache(maxsize=1)
 def orders() -> tuple[Order, ...]:
     """Return every rule, the simplest first."""
-    plain = [Order(name, words, lambda n, s, rule=rule: rule(n)) for name, (words, rule) in RULES.items()]  # type: ignore[misc]
-    return (
-        *plain,
-        *(
-            Order(
-                f"{name}-{size}".replace(" ", "-"),
-                words.format(size),
-                lambda n, s, rule=rule, of=of: rule(np.arange(n), max(1, of(s))),
-            )  # type: ignore[misc]
-            for size, of in BLOCKS.items()
-            for name, (words, rule) in OF_BLOCKS.items()
-        ),
-    )
+    plain = [Order(name, words, partial(_plain, rule)) for name, (words, rule) in RULES.items()]
+    for size, of in BLOCKS.items():
+        for name, (words, of_block) in OF_BLOCKS.items():
+            plain.append(
+                Order(f"{name}-{size}".replace(" ", "-"), words.format(size), partial(_of_blocks, of_block, of))
+            )
+    return tuple(plain)
+
+
+def _plain(rule: Callable[[int], Indices], n: int, setting: Setting) -> Indices:
+    return rule(n)
+
+
+def _of_blocks(
+    rule: Callable[[Indices, int], Indices], size: Callable[[Setting], int], n: int, setting: Setting
+) -> Indices:
+    return rule(np.arange(n), max(1, size(setting)))
 
 
 def indices_of(order: Order, n: int, setting: Setting) -> Indices:

@@ -103,7 +103,8 @@ def _number(name: str, get: Callable[[Any], Any]) -> tuple[Get, Put]:
     def put(state: State, beneath: Step, array: Any) -> Any:
         found = state.copy()
         try:
-            found.config = replace(state.config, **{name: float(array[0])})
+            given: dict[str, Any] = {name: float(array[0])}
+            found.config = replace(state.config, **given)
         except SpecError as error:
             raise DoesNotApply(str(error)) from error
         return beneath(found)

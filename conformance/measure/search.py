@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, observe
@@ -28,12 +30,20 @@ from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.stages import is_gradient
 
-OPTIONAL = frozenset((*MASKS, "additive", "dot", "scale", "bias", "dropout_keep", "softcap", "bare", "past"))
+EXTREME, HUGE = "extreme", 1e20
+OPTIONAL = frozenset((*MASKS, "additive", "dot", "scale", "bias", "dropout_keep", "softcap", "bare", "past", EXTREME))
 """What a call or a layer may have, and is asked with only if some case has it."""
 
 MOST_BUGS, KEPT, CONDITIONS = 3, 8, 3
 """Bugs of a model (an ordinary layer that was never compared differs in padding and empty rows too), models that are
 extended by another bug, and conditions that are tried for one bug."""
+
+
+def features_of(problem: Problem) -> frozenset[str]:
+    """Return what a call and its layer have; EXTREME if numbers are huge or none, or a row has no key."""
+    usual = all((np.abs(getattr(problem.inputs, name)) < HUGE).all() for name in ("queries", "keys", "values"))
+    extreme = not usual or not problem.allowed().any(axis=-1).all()
+    return Setting.of(problem).has | ({EXTREME} if extreme else frozenset())
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,7 @@ class Probing:
 
     @cached_property
     def _features(self) -> frozenset[str]:
-        return OPTIONAL if self.like is None else frozenset().union(*(Setting.of(one).has for one in self.like))
+        return OPTIONAL if self.like is None else frozenset().union(*map(features_of, self.like))
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
@@ -123,7 +133,7 @@ class Probing:
         for problem in self.asker.made(probe.problems):
             if asked and not differing and self.asker.slow:
                 break
-            if not Setting.of(problem).has & OPTIONAL <= self._features:
+            if not features_of(problem) & OPTIONAL <= self._features:
                 continue
             trace = self.asker.ask(problem)
             if trace is None:

@@ -211,7 +211,7 @@ def samples_of(evidence: Evidence, problems: Iterable[Problem], place: Place) ->
         if read is None:
             return []
         if np.isfinite(read[0]).any():
-            unit = max(1e-12, 100.0 * evidence.asker.unit)
-            least = 1e-9 * float(np.abs(own).max(initial=0.0))
+            unit = max(1e-11, 100.0 * evidence.asker.unit)
+            least = OF_LOGARITHMS * float(np.abs(own).max(initial=0.0))
             found.append(Sample(*read, place.axes, Setting.of(problem), unit=unit, least=least))
     return found

@@ -66,5 +66,10 @@ def _passing(problem: Problem, heads: range, keys: range, width: int) -> Problem
         past = np.zeros((sizes.batch, config.num_kv_heads, sizes.past_len, dv))
         past[..., :width] = codes[None, None, : sizes.past_len]
         inputs["past_values"] = past
-    weights = {"v_proj.weight": v_proj, "out_proj.weight": out_proj, "v_proj.bias": 0.0, "out_proj.bias": 0.0}
+    weights: dict[str, NDArray | float] = {
+        "v_proj.weight": v_proj,
+        "out_proj.weight": out_proj,
+        "v_proj.bias": 0.0,
+        "out_proj.bias": 0.0,
+    }
     return changed(problem, weights, **inputs)

@@ -85,7 +85,7 @@ def test_what_fails_in_an_expensive_case_alone_is_diagnosed(command):
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 1
     assert "Large (float64) differs in 1 of 3 cases: blocks-long." in done.output
-    assert "This explains what fails, though it would show in 1 case that passes as well:" in done.output
+    assert "Likely: this explains what fails, though it would show in 1 case that passes as well:" in done.output
     assert "window-ignored: The window is ignored." in done.output
 
 
@@ -133,7 +133,7 @@ def hanging(*args, **options):
 def test_whatever_becomes_of_the_search_the_verdict_stands(command, search, reason, monkeypatch):
     """What differs is said, with the exit status of that, the bug on file that was found first, and why it ended."""
     monkeypatch.setattr(apart, "call", lambda settings, function, *arguments: function(*arguments))
-    monkeypatch.setattr(diagnosis, "measure", search)
+    monkeypatch.setattr(diagnosis, "Probing", search)
     monkeypatch.setattr(diagnosis, "LONGEST", 2.0 if search is hanging else 60.0)  # the bug on file takes 0.3 s
     subject = f"{__name__}:SingleOnly"
     done = CliRunner().invoke(main, [command, "-s", subject, "--workers", "0", "-d", "float32", "-c", "prime"])
@@ -144,7 +144,7 @@ def test_whatever_becomes_of_the_search_the_verdict_stands(command, search, reas
 
 
 def test_a_search_that_ends_before_it_has_found_a_reason_says_that_none_is_known(monkeypatch):
-    monkeypatch.setattr(diagnosis, "measure", raising)
+    monkeypatch.setattr(diagnosis, "Probing", raising)
     bug = next(bug for bug in all_bugs() if bug.id == "out-proj-bias-missing")
     found = diagnose(BuggySubject(bug), SOME, bugs=(), experiments=True)
     assert found.differs

@@ -27,12 +27,14 @@ def _of_heads(state, array):
 
 
 def _sink(state, weights):
-    exponentials = np.where(state["allowed"], np.exp(state["scores"]), 0.0)
-    return exponentials / (exponentials.sum(axis=-1, keepdims=True) + 0.37)
+    highest = np.where(state["allowed"], state["scores"], 0.0).max(axis=-1, keepdims=True, initial=0.0)
+    exponentials = np.where(state["allowed"], np.exp(state["scores"] - highest), 0.0)
+    return exponentials / (exponentials.sum(axis=-1, keepdims=True) + 0.37 * np.exp(-highest))
 
 
 def _filled(state, weights):
-    exponentials = np.exp(np.where(state["allowed"], state["scores"], -2.5))
+    scores = np.where(state["allowed"], state["scores"], -2.5)
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
