@@ -90,7 +90,7 @@ class Diagnosis:
         located = None if self.located is None else self.located.stage
         if self.again is not None:
             return self.again.first_stage
-        return stage_of(self.explanations) or located or stage_of(self.partly) or stage_of(self.closest)
+        return stage_of(self.explanations) or located or stage_of((*self.partly, *self.closest))
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -278,7 +278,8 @@ def _nearly(found: Diagnosis, search: Search, zoo: Sequence[Bug], progress: Call
     progress("looking for what explains the most")
     best = search.closest(zoo, pairs=found.measured is None)
     if best and search.gain(best[0].bugs) >= NAMED:
-        return replace(found, partly=tuple(best))
+        contradicted = found.measured is not None and found.measured.against is not None
+        return replace(found, partly=tuple(best), located=found.located if contradicted else None)
     if search.only_large:
         return replace(found, partly=tuple(search.of_large_cases(zoo)))
     return replace(found, closest=tuple(best))

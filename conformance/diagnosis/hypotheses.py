@@ -141,8 +141,6 @@ class Search:
                 return self.acting(rest)
         return bugs
 
-    # Those that explain the most ---------------------------------------------------------------------
-
     def closest(self, zoo: Sequence[Bug], *, pairs: bool) -> list[Hypothesis]:
         """Return one bug, or with `pairs` two, that explain the most failing cases; none that explain only a few."""
         ranked = self._ranked((bug,) for bug in zoo)
@@ -186,8 +184,6 @@ class Search:
         some = [bug for bug in zoo if all(self.evidence.explains(one, (bug,)) for one in self.failing)]
         found = sorted((self.hypothesis((bug,)) for bug in some), key=lambda one: -one.explained)
         return [one for one in found if one.explained == found[0].explained][:SHOWN]
-
-    # What is told of them ----------------------------------------------------------------------------
 
     def hypothesis(self, bugs: Model) -> Hypothesis:
         """Return the Hypothesis of these bugs, with the cases that they explain and miss."""

@@ -222,8 +222,9 @@ class Asker:
             return f"{MOST_UNANSWERED} calls had no answer in time, so no more were made"
         return f"the time for experiments, {self.seconds:g} s, was spent"
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str) -> Trace | None:
         self.refused[reason] += 1
+        return None
 
 
 _answers: OrderedDict[tuple[bytes, Precision], Expected] = OrderedDict()

@@ -118,9 +118,6 @@ def times(number: Expression) -> Change:
     return Change(f"times-{number.slug}", words, lambda array, axes, setting: array * number.at(setting), fix)
 
 
-# What each head has of its own ----------------------------------------------------------------------------
-
-
 def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
     """Return the number of each head, read in layers of several numbers of heads; [] if they differ or one lacks."""
     longest = max(read, key=len)
@@ -209,9 +206,6 @@ def _to_integers(bits: int, axis: str) -> Apply:
         return to_integers(array, bits, others)
 
     return apply
-
-
-# Arrays that are known up to a number along an axis -------------------------------------------------------
 
 
 def _centred(array: NDArray, axis: int) -> NDArray:

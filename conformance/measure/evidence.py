@@ -58,4 +58,6 @@ def gives(asker: Asker, variants: Variants, problem: Problem, model: Model, *, g
     except TROUBLE:
         return False
     near, allowed = asker.nearness.near, wanted.allowed_error
-    return bool(made) and all(name in made and near(made[name], arrays[name], allowed[name]) for name in names)
+    if not made:
+        return False
+    return all(name in made and near(made[name], arrays[name], allowed[name]) for name in names)

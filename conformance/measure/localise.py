@@ -47,10 +47,10 @@ class Located:
 def localise(measured: Measured) -> Located | None:
     """Return the first wrong step of a subject that no model explains; None if that can't be told."""
     first = measured.first
-    if measured.behaviour.shared is not None:
-        return first and Located(measured.behaviour.shared, first.differing[0])
     if first is None or not measured.behaviour.is_function:
         return None
+    if measured.behaviour.shared is not None:
+        return Located(measured.behaviour.shared, first.differing[0])
     evidence = Evidence(measured.asker, Variants())
     problem = first.differing[0]
     if first.probe.gradients:
@@ -65,10 +65,12 @@ def localise(measured: Measured) -> Located | None:
             way = read.get(outcome.probe.id, _of_past if outcome.probe.id == "past-values" else _of_call)
             stage = next((stage for one in outcome.differing if (stage := _told(way, evidence, one))), None)
             if stage:
-                seen = drawn(evidence, outcome.differing[0]) if stage == "weights" else ()
+                seen = drawn(evidence, outcome.differing[0]) if stage == "weights" else []
                 found.append(Located(stage, outcome.differing[0], tuple(seen)))
-    # Factors of values or heads are what other weights sum to, where these are wrong; what bends them bends such sums.
-    bent = any(one.stage in ("values", "heads", "output") for one in found)
+    # Factors of values or heads are what other weights sum to, where these are wrong; what bends them bends such sums,
+    # and weights are not read through another output projection at all.
+    bent = any(one.stage in ("values", "heads") for one in found)
+    found = [one for one in found if one.stage == "output"] or found
     told = [one for one in found if not one.stage.startswith(FACTOR) and not (bent and one.stage == "weights")]
     told = told or [replace(one, stage=one.stage.removeprefix(FACTOR)) for one in found]
     return min(told, key=lambda one: STAGES.index(one.stage), default=None)

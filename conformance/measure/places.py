@@ -88,9 +88,6 @@ def fault(place: Place, change: Change) -> Bug:
     return bug_of(slug, f"{words} are the right ones {change.words}.", change.fix, {place.step: changed})
 
 
-# What steps read ------------------------------------------------------------------------------------------
-
-
 def _parameter(name: str) -> tuple[Get, Put]:
     def put(state: State, beneath: Step, array: Any) -> Any:
         given = name in state.parameters
@@ -137,8 +134,6 @@ def _keep(state: State, beneath: Step) -> Any:
         return None
     return np.broadcast_to(dropout_factor(state), state["weights"].shape)
 
-
-# The table ------------------------------------------------------------------------------------------------
 
 SCORED = ("item", "head", "query", "key")
 _QUERIED, _KEYED = ("item", "query", "channel"), ("item", "new key", "channel")

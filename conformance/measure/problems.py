@@ -7,7 +7,7 @@ them, items of a batch, dropout, a past, and numbers that are not finite. `probe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import combinations
@@ -54,7 +54,7 @@ def many_heads(make: Callable[..., Problem], query_len: int, key_len: int) -> Pr
     return lambda asker: [] if asker.fixed_weights is not None else [made()]
 
 
-def of(weights: dict[str, Any], **given: Any) -> Callable[..., Problem]:
+def of(weights: Mapping[str, Any], **given: Any) -> Callable[..., Problem]:
     return lambda config, **lengths: generic(config, weights=weights, **given, **lengths)
 
 
@@ -70,7 +70,10 @@ def bias_alone(name: str) -> Problems:
 
 def scored(config: AttentionConfig, query_len: int, key_len: int, *, weights: Any = NO_BIASES, **how: Any) -> Problem:
     """Return a call with more queries and keys than a head has channels; key 0 scores 0, and rows differ in size."""
-    lengths = {"query_len": max(query_len, config.head_dim + 3), "key_len": max(key_len, config.head_dim + 3)}
+    lengths: dict[str, Any] = {
+        "query_len": max(query_len, config.head_dim + 3),
+        "key_len": max(key_len, config.head_dim + 3),
+    }
     plain = generic(config, seed=3, weights=weights, **lengths, **how)
     sizes = np.geomspace(0.3, 3.0, lengths["query_len"])[None, :, None]
     return changed(plain, keys=with_zero(plain.inputs.keys), queries=plain.inputs.queries * sizes)
@@ -195,7 +198,7 @@ def masks_of_items(asker: Asker) -> list[Problem]:
             (WIDE[1], {"valid_lens": lens}),
         ]
         for items, fields in rows:
-            how = {"query_len": WIDE[0], "key_len": WIDE[1], "mask": AttentionMask(**fields)}
+            how: dict[str, Any] = {"query_len": WIDE[0], "key_len": WIDE[1], "mask": AttentionMask(**fields)}
             found.append(generic(config, batch=items, **how, **EQUAL))
     return found
 
@@ -287,7 +290,7 @@ def with_past(
     problem = generic(config, batch=batch, query_len=past + new, key_len=new)
     rng = np.random.default_rng([past, new, batch])
     of_each = (batch, config.num_kv_heads, past)
-    given = {
+    given: dict[str, Any] = {
         "past_keys": rng.normal(size=(*of_each, config.head_dim)),
         "past_values": rng.normal(size=(*of_each, config.value_head_dim)),
     }
@@ -315,15 +318,13 @@ def padding(name: str) -> Problems:
 
     def problems(asker: Asker) -> list[Problem]:
         outside = np.arange(SMALL[1]) >= 3
+        masks = (AttentionMask(valid_lens=np.array([3])), AttentionMask(allowed=~outside[None, None, None]))
         found = []
         for config in asker.configs[:1]:
             for number in (np.nan, np.inf, 1e30):
-                array = np.where(outside[:, None], number, getattr(generic(config).inputs, name))
-                for mask in (
-                    AttentionMask(valid_lens=np.array([3])),
-                    AttentionMask(allowed=~outside[None, None, None]),
-                ):
-                    found.append(generic(config, mask=mask, **{name: array}))
+                padded = np.where(outside[:, None], number, getattr(generic(config).inputs, name))
+                given: dict[str, Any] = {name: padded}
+                found += [generic(config, mask=mask, **given) for mask in masks]
         return found
 
     return problems
