@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -73,11 +74,12 @@ def twice(
         SpecError: no case has such a name; or a process can't be started, failed or died.
     """
     select(patterns)
-    submitted = []
+    submitted: list[tuple[list[BackendSubject], Any, Any]] = []
     for (backend, dtype), group in groupby(subjects, key=lambda one: (one.backend.name, one.dtype)):
         some = list(group)
         request = (backend, dtype, tuple(one.path for one in some), patterns)
-        submitted.append((some, *(executor.submit(_in_a_process, settings, times, *request) for times in (2, 1))))
+        in_one, in_another = (executor.submit(_in_a_process, settings, times, *request) for times in (2, 1))
+        submitted.append((some, in_one, in_another))
     for some, in_one, in_another in submitted:
         for subject, (first, again), (fresh,) in zip(some, in_one.result(), in_another.result(), strict=True):
             differing = (tuple(name for name in first if first[name] != other[name]) for other in (again, fresh))
@@ -111,7 +113,7 @@ def _runs(
 
 
 def _run(subject: BackendSubject, patterns: tuple[str, ...]) -> Bits:
-    found = {}
+    found: Bits = {}
     for case in select(patterns):
         problem = case.build().rounded(subject.dtype)
         trace = subject.prepare(problem.config, problem.weights)(problem.inputs)

@@ -116,4 +116,5 @@ def _array(array: Any, task: Task) -> Any:
 
 def _excluded(task: Task) -> Any:
     """What is added to scores, of the shape of `Task.allowed`: a large negative number where a key is excluded."""
+    assert task.allowed is not None
     return _array(np.where(task.allowed, np.float32(0), np.float32(-LARGE)), task)

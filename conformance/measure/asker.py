@@ -195,17 +195,20 @@ class Asker:
     def ask_again(self, problem: Problem) -> Trace | None:
         """Return as `ask` does, but ask even if it has been asked before."""
         if self.out_of_time:
-            return self._refuse(self._late)
+            self._refuse(self._late)
+            return None
         limit, start = self._patience, time.perf_counter()
         self.questions += 1
         try:
             asked = self.rounded(problem)
             arrays = ask(within(self.subject, limit), asked).arrays()
         except CannotExpress as reason:
-            return self._refuse(str(reason))
+            self._refuse(str(reason))
+            return None
         except SubjectFailed as reason:
             self._unanswered += time.perf_counter() - start >= limit
-            return self._refuse(str(reason))
+            self._refuse(str(reason))
+            return None
         finally:
             seconds = time.perf_counter() - start
             self.spent += seconds if seconds < limit else 0.0  # what is waited for in vain has a limit of its own
@@ -213,7 +216,8 @@ class Asker:
         output = arrays["output"]
         shape = (asked.sizes.batch, asked.sizes.query_len, asked.config.output_dim)
         if output.shape != shape or output.dtype.kind != "f":
-            return self._refuse(f"its output is {output.dtype} {output.shape} where {shape} was expected")
+            self._refuse(f"its output is {output.dtype} {output.shape} where {shape} was expected")
+            return None
         return Trace.of_arrays({name: np.asarray(array, np.float64) for name, array in arrays.items()})
 
     @property

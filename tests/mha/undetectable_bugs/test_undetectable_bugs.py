@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from mha.cli.porter.compare import compare
 
 from conformance.cases import table as cases
 from conformance.zoo.registry import all_bugs, select
 from mha.cli.porter.replay import replay
+from mha.cli.porter.where import where
 from mha.cli.suite.diagnose import diagnose
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha.recordings.replay import judge_recording
@@ -155,7 +155,7 @@ def file(tmp_path):
 def test_the_commands_say_it(file, tmp_path):
     for command, arguments in (
         (replay, (file, "--subject", "examples.subject_numpy:attention")),
-        (compare, (file, file)),
+        (where, (file, file)),
         (diagnose, (file,)),
     ):
         done = CliRunner().invoke(command, list(map(str, arguments)))
@@ -166,7 +166,7 @@ def test_the_commands_say_it(file, tmp_path):
         assert "would not have shown" not in done.output
     for command, arguments in (
         (replay, (file, "--subject", "examples.subject_numpy:attention")),
-        (compare, (file, file)),
+        (where, (file, file)),
     ):
         CliRunner().invoke(command, [*map(str, arguments), "--json", str(tmp_path / "report.json")])
         written = json.loads((tmp_path / "report.json").read_text())
