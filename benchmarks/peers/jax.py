@@ -58,9 +58,7 @@ def _nnx(task: Task) -> Layer:
 
 def _dot_product_attention(task: Task) -> Layer:
     window = task.setting.window
-    turns: Any = task.turns and [
-        jnp.asarray(table, JAX_DTYPES[task.dtype])[:, None] for table in task.turns
-    ]  # (L, 1, d)
+    turns = [jnp.asarray(table, JAX_DTYPES[task.dtype])[:, None] for table in task.turns or ()]  # (L, 1, d)
 
     def forward(params: Any, x: Array, told: Told) -> Array:
         queries, keys, values = (

@@ -43,7 +43,7 @@ def _scaled_dot_product(task: Task) -> Prepared:
     weights = {name: _tensor(array, task).requires_grad_() for name, array in task.weights.items()}
     is_diagonal = task.setting.causal and task.setting.window is None
     mask = None if is_diagonal else _as_it_is(task.allowed)
-    turns: Any = task.turns and [_tensor(table, task) for table in task.turns]  # (L, d) each
+    turns = [_tensor(table, task) for table in task.turns or ()]  # (L, d) each
     room = [(0, 0), (0, 0), (0, 0 if task.gradients else task.setting.length), (0, 0)]
     past = [_tensor(np.pad(array, room), task) for array in task.past.values()]
 
