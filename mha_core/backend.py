@@ -114,7 +114,7 @@ class Backend(ABC):
         return SoftmaxKernel()
 
     def as_users_run(self, path: str) -> str:
-        """Return the path that computes what `path` does, compiled with the framework's own settings, if there is one."""
+        """Return the path like `path` that is compiled with the framework's own settings; `path` if there is none."""
         optimized = OPTIMIZED.get(path, path)
         return optimized if optimized in self.paths() else path
 
