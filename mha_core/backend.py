@@ -29,6 +29,9 @@ ENTRY_POINT_GROUP = "mha.backends"
 BLOCK = 2
 """Queries that the path "blocks" computes at once: with so few, a small call has as many blocks as it can."""
 
+OPTIMIZED = {"compiled": "optimized", "fast": "fast-optimized"}
+"""Path -> the one that computes the same, compiled with the framework's own settings where a backend has others."""
+
 Run = Callable[[AttentionInputs], Trace]
 """Runs one prepared layer: inputs in NumPy -> Trace in NumPy."""
 
@@ -96,8 +99,8 @@ class Backend(ABC):
 
         "eager" and "compiled" compute all stages: operation by operation, or as one program made by the
         framework's compiler. "fast" is what the layer does when nobody asks for stages or weights: its Trace
-        holds the output and gradients alone; "fast-compiled" and the like are compiled variants. "blocks" is the
-        fast path in blocks of `BLOCK` queries.
+        holds the output and gradients alone; "fast-compiled" and the like are compiled variants, and those of
+        `OPTIMIZED` too. "blocks" is the fast path in blocks of `BLOCK` queries.
         """
         return ("eager",)
 
@@ -111,8 +114,9 @@ class Backend(ABC):
         return SoftmaxKernel()
 
     def as_users_run(self, path: str) -> str:
-        """The path that computes what `path` does, compiled as the framework does it for its users; `path` if it is."""
-        return path
+        """Return the path like `path` that is compiled with the framework's own settings; `path` if there is none."""
+        optimized = OPTIMIZED.get(path, path)
+        return optimized if optimized in self.paths() else path
 
     def use_cache(self, folder: Path | None) -> None:
         """Keep programs that take long to compile in `folder`, for layers made from now on; None: keep none.

@@ -19,7 +19,7 @@ from backends.jax.ops import framework
 from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
 from backends.jax.programs import CompilerOptions, KeptProgram, accepted, kept_in, origin
 from backends.jax.weights import Variables, from_weights, to_canonical
-from mha_core.backend import BLOCK, Backend, Prepared, Run
+from mha_core.backend import BLOCK, OPTIMIZED, Backend, Prepared, Run
 from mha_core.call.call import FLOATS, Call
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
@@ -41,9 +41,6 @@ METHODS: dict[str, dict[str, Any]] = {
 Arrays = dict[str, Array]
 Rules = tuple[tuple[str, Any], ...]
 """(name, value) of the mask's fields that are no arrays; jax.jit compiles a program for each value of them."""
-
-OPTIMIZED = {"compiled": "optimized", "fast": "fast-optimized"}
-"""Path -> the one that computes the same, compiled with JAX's own settings."""
 
 METHODS |= {optimized: METHODS[path] for path, optimized in OPTIMIZED.items()}
 
@@ -83,9 +80,6 @@ class JaxBackend(Backend):
 
     def paths(self) -> tuple[str, ...]:
         return ("compiled", "eager", "fast", "blocks", "optimized", "fast-optimized")
-
-    def as_users_run(self, path: str) -> str:
-        return OPTIMIZED.get(path, path)
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         jax_device, jax_dtype = framework.device_of(device), JAX_DTYPES[dtype]

@@ -191,7 +191,6 @@ def described_backend(name: str) -> dict[str, Any]:
         "_dtypes": {device: found.dtypes(device) for device in devices},
         "_paths": found.paths(),
         "_default_paths": found.default_paths(),
-        "_as_users_run": {path: found.as_users_run(path) for path in found.paths()},
         "_kernels": {
             (device, path): found.softmax_kernel(device, path) for device in devices for path in found.paths()
         },

@@ -203,7 +203,6 @@ class DescribedBackend(Backend):
     _dtypes: dict[str, tuple[str, ...]]
     _paths: tuple[str, ...]
     _default_paths: tuple[str, ...]
-    _as_users_run: dict[str, str]
     _kernels: dict[tuple[str, str], SoftmaxKernel]
     settings: Settings = field(default_factory=Settings)
 
@@ -227,9 +226,6 @@ class DescribedBackend(Backend):
 
     def default_paths(self) -> tuple[str, ...]:
         return self._default_paths
-
-    def as_users_run(self, path: str) -> str:
-        return self._as_users_run[path]
 
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
         return self._kernels[device, path]
