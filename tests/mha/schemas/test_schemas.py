@@ -180,10 +180,9 @@ def test_recipes(tmp_path, monkeypatch):
     assert (one["family"], one["softcap"], one["models"]) == ("qwen3", "", ["Qwen 3", "Qwen 3-VL"])
 
 
-def test_calibrate_and_trials(tmp_path, monkeypatch):
+def test_calibrate(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert ends(0, "calibrate", "--runs", 2, "--formulation", "plain", "--workers", 0)["rejected"] == []
-    ends(0, "trials", "--singles", 1, "--seed", 1, "--no-experiments", "--workers", 0)
     figures = Figures()
     figures.add_measured(Outcome("plain", "float32", "0-1", {"output": 2.0}, "output", "output differs"), {})
     environment = {"python": "3", "numpy": "2", "platform": "here", "backends": {}}
