@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 SMALLEST_SET = (
+    "valid-lens-as-many-items-as-queries",
+    "valid-lens-as-many-items-as-keys",
     "window-zero",
     "every-source",
     "dropout-off",
@@ -14,7 +16,7 @@ SMALLEST_SET = (
     "softcap",
     "blocks-of-uneven-lengths",
     "unscaled-by-head",
-    "query-key-norm-after",
+    "query-key-norm-all",
     "query-key-norm-half-precision",
     "query-scale",
     "query-scale-positions",
