@@ -176,7 +176,8 @@ class Probing:
     def _companions(self) -> list[Model]:
         """Return bugs on file that give rows without a key: such rows turn up where another fault empties them."""
         empty = next((one for one in self.outcomes if one.probe.id == "empty-rows" and one.differing), None)
-        return [] if empty is None else [(bug,) for bug in self.zoo if self._fits((bug,), empty)][:CONDITIONS]
+        fitting: list[Model] = [] if empty is None else [(bug,) for bug in self.zoo if self._fits((bug,), empty)]
+        return fitting[:CONDITIONS]
 
     def _right(self, model: Model) -> int:
         """Return in how many rows a model gives the first problem that differs, or the first of all."""
