@@ -294,6 +294,3 @@ def _earliest(failing: Sequence[Observation]) -> Mismatch | None:
 
     firsts = [observation.mismatches[0] for observation in failing]
     return min(firsts, key=rank, default=None)
-
-
-__all__ = ["Diagnosis", "Hypothesis", "Observation", "Runs", "diagnose", "observe"]

@@ -35,8 +35,8 @@ OPTIONAL = frozenset((*MASKS, "additive", "dot", "scale", "bias", "dropout_keep"
 """What a call or a layer may have, and is asked with only if some case has it."""
 
 MOST_BUGS, KEPT, CONDITIONS = 3, 8, 3
-"""Bugs of a model (an ordinary layer that was never compared differs in padding and empty rows too), models that are
-extended by another bug, and conditions that are tried for one bug."""
+"""Bugs of a model (an ordinary layer differs in padding and empty rows too), models that are extended by another bug,
+and conditions that are tried for one bug."""
 
 
 def features_of(problem: Problem) -> frozenset[str]:
