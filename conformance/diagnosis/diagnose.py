@@ -276,7 +276,7 @@ def _told(search: Search, models: Sequence[Model]) -> tuple[Hypothesis, ...]:
 def _nearly(found: Diagnosis, search: Search, zoo: Sequence[Bug], progress: Callable[[str], None]) -> Diagnosis:
     """Return the diagnosis with what explains most of what fails, if anything does."""
     progress("looking for what explains the most")
-    best = search.closest(zoo, pairs=found.measured is None)
+    best = search.closest(zoo)
     if best and search.gain(best[0].bugs) >= NAMED:
         contradicted = found.measured is not None and found.measured.against is not None
         return replace(found, partly=tuple(best), located=found.located if contradicted else None)
@@ -294,6 +294,3 @@ def _earliest(failing: Sequence[Observation]) -> Mismatch | None:
 
     firsts = [observation.mismatches[0] for observation in failing]
     return min(firsts, key=rank, default=None)
-
-
-__all__ = ["Diagnosis", "Hypothesis", "Observation", "Runs", "diagnose", "observe"]

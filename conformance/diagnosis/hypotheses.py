@@ -23,8 +23,8 @@ NAMED, CLOSEST, CLOSEST_LEAST = 0.75, 0.25, 2
 listed as close; and the least number of them. Layers with a bug of the zoo differ from it in extreme cases too (NaN,
 empty rows, sizes of 0), which are up to a quarter of the table; by chance a bug explains a tenth."""
 
-MOST_PAIRS, EXTENDED, SHOWN = 5000, 3, 3
-"""Pairs that are tried, bugs that are extended by another one, and hypotheses that are shown."""
+MOST_PAIRS, EXTENDED, MOST_RANKED, SHOWN = 5000, 3, 8, 3
+"""Pairs that are tried, bugs that are extended by another one, hypotheses that are compared, and that are shown."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,10 @@ class Search:
         return all(one.case.expensive for one in self.failing)
 
     def wholly(self, candidates: Iterable[Model]) -> list[Model]:
-        """Return the candidates that give all exposed arrays in every case."""
-        whole = self.evidence.whole
-        return [bugs for bugs in candidates if all(whole(one, bugs) for one in self.observations)]
+        """Return the candidates that give all exposed arrays in every case, else those that explain every case."""
+        explained = [bugs for bugs in candidates if self.explained(bugs)]
+        whole = [bugs for bugs in explained if all(self.evidence.whole(one, bugs) for one in self.observations)]
+        return whole or explained
 
     def explained(self, bugs: Model) -> bool:
         """Return whether bugs explain every case."""
@@ -141,15 +142,14 @@ class Search:
                 return self.acting(rest)
         return bugs
 
-    def closest(self, zoo: Sequence[Bug], *, pairs: bool) -> list[Hypothesis]:
-        """Return one bug, or with `pairs` two, that explain the most failing cases; none that explain only a few."""
-        ranked = self._ranked((bug,) for bug in zoo)
-        if pairs:
-            price = 1.0 / max(1, len(self._decisive))  # of a further bug: one case
-            more = (pair for _, base in ranked[:EXTENDED] for pair in self._helped(base, zoo))
-            ranked += [(gain - price, bugs) for gain, bugs in self._ranked(more)]
-            ranked.sort(key=lambda one: (-one[0], len(one[1])))
-        return [self.hypothesis(bugs) for gain, bugs in ranked[:SHOWN] if gain == ranked[0][0]]
+    def closest(self, zoo: Sequence[Bug]) -> list[Hypothesis]:
+        """Return one bug, or two, that explain the most cases; none that explain only a few of those that fail."""
+        ranked = self._ranked((bug,) for bug in zoo)[:MOST_RANKED]
+        ranked += self._ranked(pair for base in ranked[:EXTENDED] for pair in self._helped(base, zoo))[:MOST_RANKED]
+        found = sorted(map(self.hypothesis, ranked), key=lambda one: len(one.bugs) - one.explained)
+        return [one for one in found if one.explained == found[0].explained and len(one.bugs) == len(found[0].bugs)][
+            :SHOWN
+        ]
 
     def _helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
         """Yield the pairs that explain the first failing case that one bug does not."""
@@ -159,9 +159,9 @@ class Search:
             if bug not in base and missing is not None and self.evidence.explains(missing, pair):
                 yield pair
 
-    def _ranked(self, models: Iterable[Model]) -> list[tuple[float, Model]]:
+    def _ranked(self, models: Iterable[Model]) -> list[Model]:
         found = [(gain, bugs) for bugs in models if (gain := self.gain(bugs)) >= CLOSEST]
-        return sorted(found, key=lambda one: -one[0])
+        return [bugs for _, bugs in sorted(found, key=lambda one: -one[0])]
 
     def gain(self, bugs: Model) -> float:
         """Return the ordinary failing cases explained, less passing ones broken, as a share of the failing ones.

@@ -17,13 +17,7 @@ from mha_core.stages import is_gradient
 
 @dataclass(eq=False)
 class Evidence:
-    """One subject, and one model of it.
-
-    Args:
-        asker: asks the subject.
-        variants: runs models.
-        model: the bugs that are known so far.
-    """
+    """One subject, what runs models of it, and the model of the bugs that are known so far."""
 
     asker: Asker
     variants: Variants
@@ -58,6 +52,9 @@ def gives(asker: Asker, variants: Variants, problem: Problem, model: Model, *, g
     except TROUBLE:
         return False
     near, allowed = asker.nearness.near, wanted.allowed_error
+    if made is None:  # a bias that is missing, in a layer without projections: what the others give
+        possible = tuple(bug for bug in model if variants.run(asker.rounded(problem), (bug,)) is not None)
+        return len(possible) < len(model) and gives(asker, variants, problem, possible, gradients=gradients)
     if not made:
         return False
     return all(name in made and near(made[name], arrays[name], allowed[name]) for name in names)

@@ -48,6 +48,7 @@ CAPPED = p.joined(p.with_fields(softcap=p.CAPS), p.with_fields(softcap=p.CAPS, w
 DOT, ADDITIVE = (p.with_fields(score=(score,), scale=(None,)) for score in ("dot", "additive"))
 EXCLUDED, BIAS = p.masked(p.one_source, queries=1.0, seed=1), p.masked(p.biases, queries=1.0)
 EMPTY = p.masked(p.empty, 1, queries=1.0, weights={})
+EMPTY_BY_POSITION = p.masked(p.empty_by_position, 1, queries=1.0, weights={})
 
 PROBES: tuple[Probe, ...] = (
     Probe("no-values", "One key whose value is 0, no biases.", p.each_layer(NO_VALUES, ONE_KEY), "output", "output"),
@@ -81,6 +82,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("past", "A past and generic scores, also of several items.", p.pasts, "keys", f"past_keys keys {IN_CALLS}"),
     Probe("without-projections", "A layer whose inputs are the heads.", p.bare, "", "similarity heads"),
     Probe("empty-rows", "Rows without an allowed key.", EMPTY),
+    Probe("empty-positions", "Rows without an allowed key, by their positions.", EMPTY_BY_POSITION),
     Probe("no-keys", "No key at all.", lambda asker: [generic(c, key_len=0) for c in asker.configs[:1]], "weights"),
     Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", p.padding("keys"), "keys"),
     Probe("padded-values", "NaN, infinity and 1e30 in padded values.", p.padding("values"), "values"),

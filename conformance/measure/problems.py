@@ -226,11 +226,13 @@ def empty(config: AttentionConfig) -> Masks:
         {"valid_lens": np.array([0])},
         {"allowed": np.zeros((1, 1, 1, SMALL[1]), np.bool_)},
         {"bias": _infinite(but_one)},
-        {"causal": True, "query_offset": -1},
-        {"window": (1, 0), "query_offset": -1},
         {"valid_lens": np.array([3]), "allowed": last},
     ]
     return [(SMALL, fields) for fields in rows]
+
+
+def empty_by_position(config: AttentionConfig) -> Masks:
+    return [(SMALL, {**fields, "query_offset": -1}) for fields in ({"causal": True}, {"window": (1, 0)})]
 
 
 def steep(asker: Asker) -> list[Problem]:

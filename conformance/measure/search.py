@@ -35,8 +35,8 @@ OPTIONAL = frozenset((*MASKS, "additive", "dot", "scale", "bias", "dropout_keep"
 """What a call or a layer may have, and is asked with only if some case has it."""
 
 MOST_BUGS, KEPT, CONDITIONS = 3, 8, 3
-"""Bugs of a model (an ordinary layer that was never compared differs in padding and empty rows too), models that are
-extended by another bug, and conditions that are tried for one bug."""
+"""Bugs of a model (an ordinary layer differs in padding and empty rows too), models that are extended by another bug,
+and conditions that are tried for one bug."""
 
 
 def features_of(problem: Problem) -> frozenset[str]:
@@ -160,7 +160,7 @@ class Probing:
 
     def _found(self) -> list[Model]:
         """Return the models of one bug, else of two, or three, that give every answer; of the zoo if there are such."""
-        bases: list[Model] = [()]
+        bases: list[Model] = [(), *self._companions()]
         for size in range(1, MOST_BUGS + 1):
             self.progress(f"trying {size} at once")
             partly: list[Model] = []
@@ -172,6 +172,12 @@ class Probing:
                 partly += tried
             bases = sorted(partly, key=lambda model: -self._right(model))[: KEPT // size]
         return []
+
+    def _companions(self) -> list[Model]:
+        """Return bugs on file that give rows without a key: such rows turn up where another fault empties them."""
+        empty = next((one for one in self.outcomes if one.probe.id == "empty-rows" and one.differing), None)
+        fitting: list[Model] = [] if empty is None else [(bug,) for bug in self.zoo if self._fits((bug,), empty)]
+        return fitting[:CONDITIONS]
 
     def _right(self, model: Model) -> int:
         """Return in how many rows a model gives the first problem that differs, or the first of all."""

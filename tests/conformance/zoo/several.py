@@ -10,6 +10,14 @@ SEVERAL = {
         q-k-weights-exchanged k-v-weights-exchanged q-k-biases-exchanged keys-and-values-exchanged
         """,
     "every product, in another format": "products-in-bfloat16 products-in-tf32",
+    "every parameter, in another format": """
+        parameters-in-float32 parameters-in-float16 parameters-in-bfloat16 weights-in-8-bits
+        """,
+    "one value of a setting, for queries and keys": """
+        rotary-always-halves rotary-always-interleaved rotary-always-first rotary-always-last
+        norm-always-rms norm-always-layer norm-eps-always-1e-05 norm-eps-always-1e-06
+        norm-always-over-one-head norm-always-over-all-heads norm-always-before norm-always-after
+        """,
     "one mistake in the split of queries, keys and values": "split-d-h split-without-transpose",
     "the same for keys as for values": """
         padding-not-zeroed past-dropped past-behind past-reversed past-not-padded
