@@ -151,8 +151,9 @@ def rows_of(name: str, asked: BenchmarkOptions, results: dict[str, Any]) -> Iter
     except BackendError as error:
         problem(str(error))
     finally:
-        for worker in workers:
-            worker.close()
+        with undisturbed():  # or a second interrupt would leave one at work
+            for worker in workers:
+                worker.close()
 
 
 def tasks_of(asked: BenchmarkOptions, known: tuple[str, ...]) -> Iterator[Task]:

@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from benchmarks import measure
@@ -100,19 +100,18 @@ def serve(pipe: Any, calling: Any, framework: str, threads: int, seconds: float,
     os.environ.update(environment)
     try:
         module, backend = importlib.import_module(f"benchmarks.peers.{framework}"), load(framework)
-        getattr(module, "set_threads", int)(threads)  # JAX and MXNet have gone by the environment
+        if hasattr(module, "set_threads"):  # JAX and MXNet have gone by the environment
+            module.set_threads(threads)
     except Exception as error:  # whatever a framework raises while it is imported
         pipe.send(f"{framework} can't be used: {one_line(error)}")
         return
     gc.freeze()  # garbage is looked for before each measurement, and not among the framework's objects
     measure.limit_memory()
     pipe.send({"versions": backend.versions(), "dtypes": backend.dtypes("cpu")})
-    while True:
-        try:
+    with suppress(EOFError, BrokenPipeError):  # who asks has ended
+        while True:
             task, lost = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(measured(module.CONTESTANTS, task, seconds, calling, lost))
+            pipe.send(measured(module.CONTESTANTS, task, seconds, calling, lost))
 
 
 def measured(
