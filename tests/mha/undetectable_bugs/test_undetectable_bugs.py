@@ -164,10 +164,10 @@ def test_the_commands_say_it(file, tmp_path):
         assert "scale-missing" in done.output
         done = CliRunner().invoke(command, [*map(str, arguments), "--no-unseen"])
         assert "would not have shown" not in done.output
-    for command, arguments in (
-        (replay, (file, "--subject", "examples.subject_numpy:attention")),
-        (where, (file, file)),
+    for command, arguments, field in (
+        (replay, (file, "--subject", "examples.subject_numpy:attention"), "unseen"),
+        (where, (file, file), "undetectable"),
     ):
         CliRunner().invoke(command, [*map(str, arguments), "--json", str(tmp_path / "report.json")])
         written = json.loads((tmp_path / "report.json").read_text())
-        assert "scale-missing" in written["unseen"]["within"]
+        assert "scale-missing" in written[field]["within"]
