@@ -9,7 +9,8 @@ import numpy as np
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
-from conformance.diagnosis.diagnose import Diagnosis, Hypothesis
+from conformance.diagnosis.diagnose import Diagnosis
+from conformance.diagnosis.hypotheses import Hypothesis
 from conformance.judging.compare import Mismatch
 from conformance.measure.faults import is_measured
 from conformance.measure.localise import Located
