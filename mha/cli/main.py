@@ -31,6 +31,7 @@ GONE = {
     "compare": "`mha where ORIGINAL.safetensors PORT.safetensors`",
     "deviations --probe": "`pytest -m nightly tests/conformance/deviations` in a clone",
     "determinism": "`mha check --twice`",
+    "diagnose --probe": "`mha diagnose --details`",
     "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
     "infer": "`mha convert FILE --infer --recorded CALL`",
     "matrix": "`nox` in a clone",
