@@ -19,7 +19,6 @@
         d2l.py         the layer of d2l.ai's chapter
         subjects.py    each as a subject of the suite
         capture.py     how a call of one is recorded
-        probes.py      where they differ from the definition: the probe behind each known deviation
         live_probe.py  whether a live one computes what its parameters say
         modules.py     any module of a model, by itself, in another dtype
 

@@ -155,7 +155,7 @@ PLACES: Mapping[str, Place] = {
         Place("weights", "the weights", SCORED),
         Place("values", "the values of all keys, also those of a past,", _BY_KEY),
         Place("past_values", "the past values", _BY_KEY, "values", *_past("past_values")),
-        Place("new_values", "the values split into heads", _BY_NEW_KEY),
+        Place("projected_values", "the values split into heads", _BY_NEW_KEY),
         Place("value_inputs", "the inputs that values are projected from", _KEYED),
         Place("scores", "scores with the additive bias", SCORED, gauge=-1),
         Place("bias", "the numbers of the additive bias, as they are added,", SCORED, "scores", _bias, _with_bias, -1),

@@ -32,7 +32,7 @@ class Probe:
 
 IN_CALLS = "output heads weights scores"
 SUMS = "kept_weights weights heads output"
-VALUES = "output merged heads new_values value_inputs"
+VALUES = "output merged heads projected_values value_inputs"
 SCORES = "scale similarity queries new_keys query_inputs key_inputs weights"
 BIASES = "q_proj.bias k_proj.bias queries"
 ITEMS = "output heads weights values queries keys"
@@ -55,7 +55,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "output-bias", "The same with the output's bias.", p.bias_alone("out_proj"), "output", "out_proj.bias output"
     ),
-    Probe("value-bias", "The same with the values' bias.", p.bias_alone("v_proj"), "", "v_proj.bias new_values"),
+    Probe("value-bias", "The same with the values' bias.", p.bias_alone("v_proj"), "", "v_proj.bias projected_values"),
     Probe("one-key", "One key, whose weight is 1: only values, heads and the output can show.", ONE_KEYS, "", VALUES),
     Probe("equal-scores", "Queries of 0: only the sum over the keys can show.", SUMMED, "", SUMS),
     Probe("lengths", "Equal scores, lengths of padding alone.", p.masked(p.lengths), "weights", IN_CALLS),

@@ -172,6 +172,6 @@ def test_dropout_acts_in_training_alone(driver, normal):
 
 def test_every_backend_has_the_same_files(backend_name):
     ops = [f"ops.{role}" for role in ("framework", "heads", "masks", "attention", "scores")]
-    native = [f"native.{role}" for role in ("convert", "d2l", "subjects", "capture", "probes", "live_probe")]
+    native = [f"native.{role}" for role in ("convert", "d2l", "subjects", "capture", "live_probe")]
     for role in ("layers", "single_head", "positional", "weights", "backend", *ops, "fast.attend", *native):
         importlib.import_module(f"backends.{backend_name}.{role}")

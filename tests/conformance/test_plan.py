@@ -23,6 +23,7 @@ ASKED = (*all_cases(), *all_sequences())
 
 ONLY_WITH_ALL = """
     trained-first-layer trained-last-layer ragged-square no-bias no-key-bias grouped-heads multi-query valid-lens
+    valid-lens-as-many-items-as-queries valid-lens-as-many-items-as-keys
     valid-lens-per-query causal causal-more-queries causal-bottom-right causal-bottom-right-more-queries
     causal-padding causal-offset-per-item window window-zero window-causal allowed allowed-per-head bias-per-head
     dropout dropout-off dot scale additive square-window square-allowed-per-head square-bias-per-head square-dot

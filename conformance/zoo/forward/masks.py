@@ -108,12 +108,14 @@ LENGTHS = (
         "lens-of-queries-where-as-many",
         "Lengths (B,) are taken for those of the queries where there are as many queries as items.",
         _keys_by_lens(lambda j, lens, total: (j < lens[:, 0])[None], lambda s: _are_as_many(s, s.sizes.query_len)),
+        stage="keys",
         fix="Give the mask its axes, (B, 1, 1, Lk): don't guess them from sizes.",
     ),
     _row(
         "lens-of-keys-where-as-many",
         "A padding mask (B, Lk) is read as (Lk, B) where there are as many keys as items.",
         _keys_by_lens(lambda j, lens, total: (j < lens[:, 0]).T[:, None], lambda s: _are_as_many(s, s.sizes.key_len)),
+        stage="keys",
         fix="Give the mask its axes, (B, 1, 1, Lk): don't guess them from sizes.",
     ),
     _row(

@@ -81,8 +81,8 @@ def to_integers(array: NDArray, bits: int, axis: int | tuple[int, ...] | None = 
     """Rounded to integers of some bits times a scale, by which the largest along the axes is the largest integer.
 
     >>> to_integers(np.array([[1.0, 0.3], [127.0, 50.4]]), 8, 1)
-    array([[  1.        ,   0.2992126 ],
-           [127.        ,  50.        ]])
+    array([[  1.       ,   0.2992126],
+           [127.       ,  50.       ]])
     """
     step = np.abs(array).max(axis=axis, keepdims=True, initial=0.0) / (2 ** (bits - 1) - 1)
     return np.where(step > 0.0, np.round(array / np.where(step > 0.0, step, 1.0)) * step, array)

@@ -48,7 +48,7 @@ FAULTS = {
         lambda s, x: x * (s.config.head_dim / s.config.query_dim) ** 0.5,
         "times sqrt(head_dim / query_dim)",
     ),
-    "a constant": ("new_values", lambda s, x: 0.707 * x, "times 0.707"),
+    "a constant": ("projected_values", lambda s, x: 0.707 * x, "times 0.707"),
     "a factor of each head": ("heads", _of_heads, "times a number of each head: 0.50"),
     "an order": ("heads", lambda s, x: x[..., ::-1], "with the channel axis in reverse order"),
     "a function": ("queries", lambda s, x: np.tanh(x), "through tanh"),

@@ -76,8 +76,8 @@ def asked(*arguments):
     return ended.exit_code, " ".join(ended.output.split())
 
 
-def test_compare_names_a_wrong_base(ported):
-    status, said = asked("compare", ported / "original.safetensors", ported / "port.safetensors")
+def test_where_names_a_wrong_base_of_two_recordings(ported):
+    status, said = asked("where", ported / "original.safetensors", ported / "port.safetensors")
     assert status == 1
     assert "by base 10000 and no rule, the original's by base 500000 and no rule" in said
 

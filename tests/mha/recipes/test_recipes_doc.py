@@ -46,7 +46,7 @@ def test_a_model_is_of_one_family_and_counted_once():
     every = rows()
     for names in ([name for row in every for name in row.models], [name for row in every for name in row.model_types]):
         assert len(set(names)) == len(names)
-    assert counts() == {"expressed": 57, "refused": 21}
+    assert counts() == {"expressed": 55, "refused": 23}
     assert all(row.models for row in every)
 
 
