@@ -23,7 +23,7 @@ NAMED, CLOSEST, CLOSEST_LEAST = 0.75, 0.25, 2
 listed as close; and the least number of them. Layers with a bug of the zoo differ from it in extreme cases too (NaN,
 empty rows, sizes of 0), which are up to a quarter of the table; by chance a bug explains a tenth."""
 
-MOST_PAIRS, EXTENDED, MOST_RANKED, SHOWN = 5000, 3, 8, 3
+MOST_PAIRS, EXTENDED, MOST_RANKED, SHOWN = 40_000, 3, 8, 3
 """Pairs that are tried, bugs that are extended by another one, hypotheses that are compared, and that are shown."""
 
 
