@@ -10,14 +10,14 @@ _TASK = (
 )
 
 ROWS = (
-    ("scale-missing", "prime", 60),
-    ("mask-ignored", "valid-lens", 70),
-    ("keys-and-values-exchanged", "ragged-square", 80),
-    ("lens-per-query-read-per-item", "valid-lens-per-query", 90),
-    ("causal-bottom-right", "causal-more-queries", 100),
-    ("groups-tiled", "grouped-heads", 110),
-    ("fill-lowest", "ragged-square", 120),
-    ("maximum-of-tensor", "one-loud-item", 140),
+    ("scale-missing", "prime", 80),
+    ("mask-ignored", "valid-lens", 90),
+    ("keys-and-values-exchanged", "ragged-square", 100),
+    ("lens-per-query-read-per-item", "valid-lens-per-query", 110),
+    ("causal-bottom-right", "causal-more-queries", 120),
+    ("groups-tiled", "grouped-heads", 130),
+    ("fill-lowest", "ragged-square", 140),
+    ("maximum-of-tensor", "one-loud-item", 160),
 )
 """The hidden bug, a case that shows it, and the level's target: how many bugs a call must show."""
 

@@ -55,9 +55,9 @@ CATCH = """
 def test_a_call_that_shows_the_hidden_bug_must_show_as_many_as_the_level_asks(write):
     one, folder = write("catch-3", CATCH)
     verdict = judge(one, folder)
-    number = re.fullmatch(r"caught; your call shows (\d+) of \d+ bugs; 80 is the level's", verdict.line)
+    number = re.fullmatch(r"caught; your call shows (\d+) of \d+ bugs; 100 is the level's", verdict.line)
     assert number is not None
-    assert (verdict.status, int(number[1]) < 80) == ("wrong", True)
+    assert (verdict.status, int(number[1]) < 100) == ("wrong", True)
     asks = r"never asks: gradients: a cotangent among the inputs \(\d+\), rotary positions \(\d+\), query-key norm"
     assert re.search(asks, hint(one, folder, 2, "numpy").text)
     assert judge(*write("catch-1", CATCH)).status == "right"
