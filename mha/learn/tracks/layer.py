@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.cases.case import Case
-from conformance.cases.parts import case, fixed, poison_past
+from conformance.cases.parts import case, fixed, poison_padding, poison_past
 from mha.learn.exercise import LayerExercise, Value
 from mha.learn.tracks.table import NUM_HEADS, tiny
 from mha_core import AttentionConfig
@@ -95,6 +95,13 @@ def _example(num_kv_heads: int = 2, **sizes: Any) -> Case:
     return tiny(AttentionConfig(2, 2, num_kv_heads=num_kv_heads), mask=fixed(causal=True), **sizes)[1]
 
 
+_PADDED_LEFT = case(
+    "padding-on-the-left",
+    "padding that is looked for behind the keys alone; queries taken for padding where keys are",
+    allowed=[False, False, True, True, True, True, True],
+    change=poison_padding,
+)
+
 _PADDED_PAST = case(
     "past-padded-alone",
     "NaN in the unused rows of a cache",
@@ -114,6 +121,7 @@ EXERCISES = (
         first=("no-bias", "prime", "causal", "valid-lens", "ragged-square", "nan-in-padding"),
         arguments=_ARGUMENTS,
         tiny=_example(),
+        own=(_PADDED_LEFT,),
         code=_FUNCTION,
     ),
     LayerExercise(
@@ -128,6 +136,7 @@ EXERCISES = (
         first=("prime", "no-bias", "grouped-heads", "multi-query", "ragged-square", "scale"),
         arguments=_OF_OBJECT,
         tiny=_example(num_kv_heads=1),
+        own=(_PADDED_LEFT,),
         has_state=True,
         code=_OBJECT,
     ),
@@ -140,7 +149,7 @@ EXERCISES = (
         first=("prime", "past", "causal", "valid-lens", "ragged-square", "nan-in-padding"),
         arguments=(*_ARGUMENTS, *_PAST),
         tiny=_example(past_len=1),
-        own=(_PADDED_PAST,),
+        own=(_PADDED_PAST, _PADDED_LEFT),
         code=_DECODING,
     ),
 )
