@@ -14,7 +14,7 @@ from conformance.diagnosis.hypotheses import Hypothesis
 from conformance.judging.compare import Mismatch
 from conformance.measure.faults import is_measured
 from conformance.measure.localise import Located
-from conformance.measure.search import Measured, Outcome
+from conformance.measure.search import Measured, ProbeResult
 from conformance.zoo.bug import Bug
 from mha_core.errors import listed
 
@@ -227,7 +227,7 @@ def _details(measured: Measured) -> str:
     return "\n".join(["Problems:", *lines, *(["Refused:", *refused] if refused else [])])
 
 
-def _row(measured: Measured, outcome: Outcome) -> str:
+def _row(measured: Measured, outcome: ProbeResult) -> str:
     if not outcome.differing:
         return f"right in all {len(outcome.asked)}" if outcome.asked else "no answer"
     said = f"differs in {len(outcome.differing)} of {len(outcome.asked)}: {outcome.probe.says}"

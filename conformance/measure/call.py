@@ -1,4 +1,4 @@
-"""Call: one call of the subject, and the model's run of it with another array at one place."""
+"""PlacedCall: one call of the subject, and the model's run of it with another array at one place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mha_core.reference.state import State, Step
 
 
 @dataclass(eq=False)
-class Call:
+class PlacedCall:
     """One call, and the model's run of it.
 
     Args:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
-from conformance.measure.call import Call
+from conformance.measure.call import PlacedCall
 from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence
 from conformance.measure.faults import TROUBLE
@@ -117,7 +117,7 @@ def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
     Scores of another queries or keys are products of d channels; a factor is the scores'; weights that follow the
     right scores, or mix the right weights of heads, are another softmax's.
     """
-    weights, call = weights_of(evidence, problem), Call(evidence, problem, PLACES["weights"])
+    weights, call = weights_of(evidence, problem), PlacedCall(evidence, problem, PLACES["weights"])
     if weights is None or call.own is None or not np.isfinite(weights).all():
         return None
     own, d = call.own, problem.config.head_dim
@@ -192,7 +192,7 @@ def _of_call(evidence: Evidence, problem: Problem) -> str | None:
     if not problem.config.projections:
         return None
     output = evidence.asker.output(problem)
-    empty = ~np.asarray(Call(evidence, problem, PLACES["weights"]).state["allowed"]).any(axis=(1, 3))
+    empty = ~np.asarray(PlacedCall(evidence, problem, PLACES["weights"]).state["allowed"]).any(axis=(1, 3))
     if empty.any():
         return "output" if output is not None and not np.asarray(output)[empty].any() else "weights"
     if solved(evidence, problem, PLACES["heads"]) is None:

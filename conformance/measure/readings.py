@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
-from conformance.measure.call import Call
+from conformance.measure.call import PlacedCall
 from conformance.measure.changes import by_head, table_of_heads
 from conformance.measure.designs import NO_BIASES, generic
 from conformance.measure.evidence import Evidence
@@ -60,7 +60,7 @@ Weighed = tuple[NDArray, NDArray, NDArray, Setting]
 
 
 def _weighed(evidence: Evidence, problem: Problem) -> Weighed | None:
-    call = Call(evidence, problem, PLACES["weights"])
+    call = PlacedCall(evidence, problem, PLACES["weights"])
     if (
         call.own is None
         or not call.own.size

@@ -47,7 +47,7 @@ def features_of(problem: Problem) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProbeResult:
     """What came of one row of problems.
 
     Attributes:
@@ -75,13 +75,13 @@ class Measured:
     """
 
     models: tuple[Model, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ProbeResult, ...]
     asker: Asker
     behaviour: Behaviour = field(default_factory=Behaviour)
-    against: Outcome | None = None
+    against: ProbeResult | None = None
 
     @property
-    def first(self) -> Outcome | None:
+    def first(self) -> ProbeResult | None:
         """The first row in which it differs from the definition."""
         return next((outcome for outcome in self.outcomes if outcome.differing), None)
 
@@ -104,7 +104,7 @@ class Probing:
     like: Sequence[Problem] | None = None
     progress: Callable[[str], None] = lambda what: None
     variants: Variants = field(default_factory=Variants)
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[ProbeResult, ...] = ()
 
     @cached_property
     def _features(self) -> frozenset[str]:
@@ -126,7 +126,7 @@ class Probing:
         models = found or self._found()
         return Measured(tuple(models), self.outcomes, self.asker, behaviour, against)
 
-    def _asked(self, probe: Probe) -> Outcome:
+    def _asked(self, probe: Probe) -> ProbeResult:
         """Ask the problems of a row; of a subject whose calls take long the others only if the first one differs."""
         asked: list[Problem] = []
         differing: list[Problem] = []
@@ -143,16 +143,16 @@ class Probing:
             asked.append(problem)
             if not self._gives((), probe, problem):
                 differing.append(problem)
-        return Outcome(probe, tuple(asked), tuple(differing))
+        return ProbeResult(probe, tuple(asked), tuple(differing))
 
     def _gives(self, model: Model, probe: Probe, problem: Problem) -> bool:
         return gives(self.asker, self.variants, problem, model, gradients=probe.gradients)
 
-    def _fits(self, model: Model, outcome: Outcome) -> bool:
+    def _fits(self, model: Model, outcome: ProbeResult) -> bool:
         order = (*outcome.differing, *(one for one in outcome.asked if one not in outcome.differing))
         return all(self._gives(model, outcome.probe, problem) for problem in order)
 
-    def _against(self, model: Model) -> Outcome | None:
+    def _against(self, model: Model) -> ProbeResult | None:
         """Return the first row that a model does not give; a wrong forward bug's gradients are not held against it."""
         forward = any(bug.forward for bug in model)
         rows = (one for one in self.outcomes if not (one.probe.gradients and forward))
@@ -202,7 +202,7 @@ class Probing:
             if broken or self._against((*base, bug)) is not None:
                 yield from self._conditioned(base, bug, outcome)
 
-    def _conditioned(self, base: Model, bug: Bug, outcome: Outcome) -> Iterator[Model]:
+    def _conditioned(self, base: Model, bug: Bug, outcome: ProbeResult) -> Iterator[Model]:
         """Yield the models with a bug in calls like those that differ alone, told by those that it would break."""
         wrong, right = [], []
         for one in self.outcomes:
@@ -217,7 +217,7 @@ class Probing:
             if self._fits(model, outcome):
                 yield model
 
-    def _measured(self, base: Model, outcome: Outcome) -> Iterator[Bug]:
+    def _measured(self, base: Model, outcome: ProbeResult) -> Iterator[Bug]:
         """Yield what is read of a row, and the changes fitted to what is solved for at each of its places.
 
         Where the row does not tell the stage, the later ones that do not may show the array at which it is.
@@ -240,7 +240,7 @@ class Probing:
                 return
 
 
-Candidates = Callable[[Model, Outcome], Iterable[Bug]]
+Candidates = Callable[[Model, ProbeResult], Iterable[Bug]]
 
 
 def _tried(bugs: Iterator[Bug]) -> Iterator[Bug]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.call import Call
+from conformance.measure.call import PlacedCall
 from conformance.measure.descent import descended, sums
 from conformance.measure.designs import changed
 from conformance.measure.evidence import ROUNDOFFS, Evidence
@@ -63,7 +63,7 @@ _found: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem, str], Solv
 
 
 def _solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
-    first = Call(evidence, problem, place)
+    first = PlacedCall(evidence, problem, place)
     own, got = first.own, evidence.asker.output(problem)
     if own is None or got is None or not 0 < own.size <= MOST_UNKNOWN or not np.isfinite(own).all():
         return None
@@ -77,7 +77,7 @@ def _solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None
             if np.abs(made - got).max(initial=0.0) <= evidence.allowed(got):
                 return _put_together(found[1][None], own.shape, axes)[0], own
             start = found[0]
-    calls = [first, *(Call(evidence, one, place) for one in _alike(evidence, problem, first))]
+    calls = [first, *(PlacedCall(evidence, one, place) for one in _alike(evidence, problem, first))]
     answers = [evidence.asker.output(call.problem) for call in calls]
     given = [answer for answer in answers if answer is not None and np.isfinite(answer).all()]
     if len(given) < len(calls):
@@ -98,7 +98,7 @@ def _solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None
 Axes = tuple[int, ...]
 
 
-def _apart(call: Call, own: NDArray) -> Axes:
+def _apart(call: PlacedCall, own: NDArray) -> Axes:
     """Return the axes along which parts of an array make outputs of their own: items, and queries if it has them."""
     if not call.is_of_items:
         return ()
@@ -130,7 +130,7 @@ def _put_together(groups: NDArray, shape: Sequence[int], axes: Axes) -> NDArray:
     return np.moveaxis(moved, range(1, len(axes) + 1), [axis + 1 for axis in axes])
 
 
-def _alike(evidence: Evidence, problem: Problem, call: Call) -> Iterable[Problem]:
+def _alike(evidence: Evidence, problem: Problem, call: PlacedCall) -> Iterable[Problem]:
     """Yield as many calls more as it takes to tell the array, which is the same in them."""
     assert call.own is not None
     place = call.place
@@ -157,7 +157,7 @@ def varied(problem: Problem, names: tuple[str, ...], number: int, *, fixed: bool
     return changed(problem, {} if fixed else weights, **given)
 
 
-def _by_logarithms(call: Call, axes: Axes, start: NDArray, fixed: NDArray) -> tuple[NDArray, NDArray] | None:
+def _by_logarithms(call: PlacedCall, axes: Axes, start: NDArray, fixed: NDArray) -> tuple[NDArray, NDArray] | None:
     """Return the groups that make the logarithms of the weights right, and the same with NaN where they aren't told."""
     weights, model = weights_of(call.evidence, call.problem), call.state["kept_weights"]
     there = model > 0.0
@@ -204,7 +204,7 @@ def samples_of(evidence: Evidence, problems: Iterable[Problem], place: Place) ->
     """Return what is solved for at a place in each problem that has such an array; [] if one can't be."""
     found = []
     for problem in problems:
-        own = Call(evidence, problem, place).own
+        own = PlacedCall(evidence, problem, place).own
         if own is None or not 0 < own.size <= MOST_UNKNOWN:
             continue
         read = solved(evidence, problem, place)
