@@ -142,8 +142,8 @@ def _explained(diagnosis: Diagnosis, total: int) -> str:
     where = "that case" if total == 1 else f"all {total} cases, failing and passing"
     more = 0 if diagnosis.measured is None else sum(len(one.asked) for one in diagnosis.measured.outcomes)
     further = f", and {more} further calls confirm it" if more else ""
-    what = "explains" if best.others else "gives the same numbers in"
-    return "\n".join([f"Cause: this {what} {where}{further}.", *_told(diagnosis.explanations), *_others(best)])
+    what = f"the same {'output' if best.others else 'numbers'}"
+    return "\n".join([f"Cause: this gives {what} in {where}{further}.", *_told(diagnosis.explanations), *_others(best)])
 
 
 def _partly(diagnosis: Diagnosis) -> str:
@@ -175,9 +175,9 @@ def _told(hypotheses: Sequence[Hypothesis]) -> list[str]:
 
 
 def _others(hypothesis: Hypothesis) -> list[str]:
-    """Return lines about arrays that differ from the hypothesis although the outputs are explained."""
+    """Return lines about arrays that are not those of the hypothesis, where its output is the subject's."""
     counts = ", ".join(f"{name} ({_cases(count)})" for name, count in hypothesis.others.items())
-    return [f"  Of what it shows besides, this leaves unexplained: {counts}."] if counts else []
+    return [f"  Besides, it shows other arrays, which leave the output as it is: {counts}."] if counts else []
 
 
 def _cases(count: int) -> str:

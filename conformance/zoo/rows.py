@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import Bug, DoesNotApply
-from mha_core import AttentionMask
+from mha_core import AttentionMask, SpecError
 from mha_core.call.masks import allowed_keys
 from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import FORWARD
@@ -54,8 +54,14 @@ class Table:
     fix: str
 
     def __call__(self, id: str, sentence: str, *operations: Steps, **words: str) -> Bug:
-        """The bug of one row; `words`: stage, fix, seen_in and equivalent, as of a `Bug`."""
+        """The bug of one row; `words`: stage, fix, seen_in and equivalent, as of a `Bug`.
+
+        Raises:
+            SpecError: an operation names a step that the definition does not have.
+        """
         steps = {name: step for operation in operations for name, step in operation.items()}
+        if unknown := [name for name in steps if name not in FORWARD and name not in BACKWARD]:
+            raise SpecError(f"bug {id!r} replaces {unknown[0]!r}, which is no step of the definition")
         forward = {name: step for name, step in steps.items() if name in FORWARD}
         backward = {name: step for name, step in steps.items() if name in BACKWARD}
         return Bug(id, sentence, **{**vars(self), **words}, forward=forward, backward=backward)

@@ -16,13 +16,16 @@ from mha_core.reference.state import State
 Sides: TypeAlias = tuple[int | None, int | None]
 
 
-def _ahead(rule: Callable[[NDArray], NDArray]) -> Steps:
-    """Causal by `rule(how far the key stands ahead of the query)` in place of <= 0."""
+def _own(state: State) -> NDArray:
+    return np.asarray(state.inputs.mask.query_offset)
+
+
+def _ahead(rule: Callable[[NDArray], NDArray], offset: Callable[[State], NDArray | int] = _own) -> Steps:
+    """Causal by `rule(how far the key stands ahead of the query)` in place of <= 0; query i stands at offset + i."""
 
     def allowed(state: State, right: NDArray) -> NDArray:
-        mask = state.inputs.mask
-        position = np.asarray(mask.query_offset).reshape(-1, 1, 1, 1) + np.arange(state.sizes.query_len)[:, None]
-        return keys_of(state, mask, causal=False) & rule(np.arange(state.sizes.key_len) - position)
+        position = np.reshape(offset(state), (-1, 1, 1, 1)) + np.arange(state.sizes.query_len)[:, None]
+        return keys_of(state, state.inputs.mask, causal=False) & rule(np.arange(state.sizes.key_len) - position)
 
     return after("allowed", allowed, is_causal)
 
@@ -56,7 +59,7 @@ CAUSAL = (
     _placed(
         "causal-bottom-right",
         "Causal rows are aligned at the last query and key instead of the first.",
-        other_mask(is_causal, query_offset=lambda s, offset: offset + s.sizes.key_len - s.sizes.query_len),
+        _ahead(lambda ahead: ahead <= 0, lambda s: s.sizes.key_len - s.sizes.query_len),
         seen_in="pytorch/pytorch#103082, onnx/onnx#8068",
     ),
 )

@@ -21,6 +21,7 @@ from conformance.zoo.bug import GRADIENTS, Bug, BuggySubject, Contradiction, Doe
 from conformance.zoo.kill import first_difference, kill, smallest_cover
 from conformance.zoo.registry import all_bugs, select
 from conformance.zoo.rerun import noted_run, rerun
+from conformance.zoo.rows import Table
 from mha.cli.suite.bugs import bugs as command
 from mha_core import STAGES, SpecError
 from mha_core.reference import forward
@@ -76,6 +77,11 @@ def test_each_replaces_steps_that_exist():
         assert set(bug.forward) <= set(FORWARD), bug.id
         assert set(bug.backward) <= set(BACKWARD), bug.id
         assert (bug.stage == GRADIENTS) == (not bug.forward), bug.id
+
+
+def test_a_row_with_a_step_that_does_not_exist_is_refused():
+    with pytest.raises(SpecError, match="bug 'slip' replaces 'wieghts', which is no step of the definition"):
+        Table("weights", "")("slip", "A slip.", {"wieghts": lambda state: 0.0})
 
 
 def test_each_replaces_one_step_unless_it_is_listed():
