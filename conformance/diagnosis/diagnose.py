@@ -20,7 +20,7 @@ from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
 from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, rounds_inside
-from conformance.measure.faults import Model, unwarned
+from conformance.measure.faults import Model, unwarned, with_padding_zeroed
 from conformance.measure.localise import Located, localise
 from conformance.measure.search import Measured, Probing
 from conformance.subjects.ask import SubjectFailed
@@ -225,6 +225,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         for bug in (all_bugs() if bugs is None else bugs)
         if not bug.equivalent and (bug.forward or with_gradients) and (with_parts or bug.id not in bugs_of_parts())
     ]
+    zoo += with_padding_zeroed(zoo)
     larger = bugs_of_large_blocks() if bugs is None else ()
     runs, asker = asked.runs or Runs(), asked.asker(observations)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from conformance.measure.sample import Setting
 from conformance.measure.where import Where
 from conformance.zoo.bug import GRADIENTS, Bug, OnTop
 from mha_core.call.arguments import with_fields
+from mha_core.call.masks import padding_keys
 from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import FORWARD, PART_OF
 from mha_core.reference.state import State, Step
@@ -100,6 +101,15 @@ def only_in(bug: Bug, where: Where) -> Bug:
     changes = {name: _only_in(step, where) for name, step in {**bug.forward, **bug.backward}.items()}
     sentence = f"In {where.words} only: {lower(bug.sentence)}"
     return bug_of(f"{bug.id.removeprefix(PREFIX)}-in-{where.slug}", sentence, bug.fix, changes, stage=bug.stage)
+
+
+def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
+    """Yield the bugs that let padding in, as layers have them that set padded keys and values to 0 all the same."""
+    for bug in bugs:
+        if bug.stage == "keys" and "allowed" in bug.forward and "padding" not in bug.forward:
+            sentence = f"{bug.sentence.rstrip('.')}, though padded keys and values are set to 0."
+            steps = {**bug.forward, "padding": lambda state: padding_keys(state.inputs.mask, state.sizes)}
+            yield replace(bug, id=f"{PREFIX}{bug.id}-zeroed", sentence=sentence, stage="weights", forward=steps)
 
 
 def _only_in(step: Step, where: Where) -> Change:

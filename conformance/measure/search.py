@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -71,7 +71,7 @@ class Measured:
         asker: whom was asked what.
         behaviour: whether it is a function. If it is none, no problem was asked.
         against: of models that were known to explain it elsewhere and do not give every answer, the first row that
-            tells so.
+            tells so, with the problems that do.
     """
 
     models: tuple[Model, ...]
@@ -122,7 +122,7 @@ class Probing:
         if behaviour.shared:
             return Measured((), self.outcomes, self.asker, behaviour)
         found = [model for model in start if self._against(model) is None]
-        against = self._against(start[0]) if start and not found else None
+        against = self._contradiction(start[0]) if start and not found else None
         models = found or self._found()
         return Measured(tuple(models), self.outcomes, self.asker, behaviour, against)
 
@@ -157,6 +157,12 @@ class Probing:
         forward = any(bug.forward for bug in model)
         rows = (one for one in self.outcomes if not (one.probe.gradients and forward))
         return next((one for one in rows if not self._fits(model, one)), None)
+
+    def _contradiction(self, model: Model) -> ProbeResult | None:
+        """Return the first row that a model does not give, with what it does not give there alone."""
+        row = self._against(model)
+        missed = () if row is None else tuple(one for one in row.asked if not self._gives(model, row.probe, one))
+        return None if row is None else replace(row, asked=missed)
 
     def _found(self) -> list[Model]:
         """Return the models of one bug, else of two, or three, that give every answer; of the zoo if there are such."""

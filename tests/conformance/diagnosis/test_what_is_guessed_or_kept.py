@@ -1,0 +1,141 @@
+"""Layers that guess axes from sizes, know one value of a setting, keep something, or round: what is said of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conformance.cases.table import select
+from conformance.diagnosis.diagnose import diagnose
+from conformance.diagnosis.text import describe
+from conformance.subjects.function import subject_from_function
+from conformance.zoo.bug import BuggySubject
+from mha_core import Trace
+from mha_core.dtypes import round_to
+from mha_core.reference import pipeline as reference
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+
+def layer(remask=lambda mask, padding: mask, rounded=lambda array: array, scaled=lambda q, k, scale: scale):
+    """A right layer in plain NumPy, but for what is done to its mask, its parameters or its scale."""
+
+    def attention(weights, queries, keys, values, mask, *, num_heads, num_kv_heads, scale, padding):
+        held = {name: rounded(array) for name, array in weights.items()}
+
+        def heads(name, x, count):
+            y = x @ held[f"{name}.weight"].T + held.get(f"{name}.bias", 0.0)
+            return np.moveaxis(y.reshape(*y.shape[:2], count, y.shape[2] // count), 2, 1)
+
+        keys, values = (np.where(padding[..., None], 0.0, x) for x in (keys, values))
+        q = heads("q_proj", queries, num_heads)
+        k, v = (
+            heads(name, x, num_kv_heads).repeat(num_heads // num_kv_heads, axis=1)
+            for name, x in (("k_proj", keys), ("v_proj", values))
+        )
+        scores = np.einsum("bhid,bhjd->bhij", q, k) * scaled(q, k, scale)
+        scores = np.where(remask(mask, padding), scores, -np.inf)
+        weighed = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), -1e300))
+        total = weighed.sum(axis=-1, keepdims=True)
+        merged = np.moveaxis(weighed / np.where(total, total, 1.0) @ v, 1, 2)
+        merged = merged.reshape(*merged.shape[:2], merged.shape[2] * merged.shape[3])
+        return merged @ held["out_proj.weight"].T + held.get("out_proj.bias", 0.0)
+
+    return attention
+
+
+def of_queries(mask, padding):
+    """Padding (B, Lk), taken for (Lq, Lk) where B == Lq."""
+    as_many = len(padding) == mask.shape[2]
+    return (mask | padding[:, None, None]) & ~padding if as_many else mask
+
+
+def of_keys(mask, padding):
+    """Padding (B, Lk), taken for (Lk, B) where B == Lk."""
+    as_many = padding.shape[0] == padding.shape[1]
+    return (mask | padding[:, None, None]) & ~padding.T[:, None, None] if as_many else mask
+
+
+def one_long(mask, padding):
+    """One padded key let in, which is a 0 all the same."""
+    padded = padding & ~np.pad(~padding, ((0, 0), (1, 0)))[:, :-1]
+    return (mask | padding[:, None, None]) & ~padded[:, None, None]
+
+
+def in_8_bits(array):
+    largest = np.abs(array).max(axis=-1, keepdims=True, initial=0.0)
+    step = np.where(largest, largest, 1.0) / 127
+    return np.round(array / step) * step if array.ndim == 2 else array
+
+
+def kept_by_shape():
+    kept = {}
+    return lambda q, k, scale: kept.setdefault((q.shape, k.shape), scale)
+
+
+SIZES = ("ragged-square", "prime", "valid-lens", "valid-lens-as-many*")
+PLAIN = ("prime", "causal", "grouped-heads", "square-causal", "dot", "scale", "square-dot")
+LAYERS = {
+    "padding of queries": (layer(of_queries), SIZES, "weights", "Give the mask its axes, (B, 1, 1, Lk)"),
+    "padding of keys": (layer(of_keys), SIZES, "weights", "Give the mask its axes, (B, 1, 1, Lk)"),
+    "one long": (
+        layer(one_long),
+        ("prime", "valid-lens", "square-lens-per-query"),
+        "weights",
+        "One key beyond the length is let in, though padded",
+    ),
+    "float16": (
+        layer(rounded=lambda x: round_to(x, "float16").astype(x.dtype)),
+        PLAIN,
+        "queries",
+        "rounded to float16",
+    ),
+    "8 bits": (layer(rounded=in_8_bits), PLAIN, "queries", "8-bit integers times a scale of each output channel"),
+    "scale of the first": (
+        layer(scaled=kept_by_shape()),
+        PLAIN,
+        "scores",
+        "kept by the shapes of a call for all layers",
+    ),
+}
+"""What is wrong: (the function, its cases, the first wrong stage, what is said)."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_wrong_is_said_with_its_stage(name):
+    function, patterns, stage, words = LAYERS[name]
+    found = diagnose(subject_from_function(function, name="layer"), select(patterns), experiments=True)
+    assert found.failing
+    assert found.first_stage == stage, describe(found)
+    assert words in describe(found), describe(found)
+
+
+class TakenAlways(BuggySubject):
+    """The reference, of a part of a layer that knows one value of a setting."""
+
+    def __init__(self, part, **setting):
+        super().__init__()
+        self.part, self.setting = part, setting
+
+    def prepare(self, config, weights):
+        part = getattr(config, self.part)
+        taken = config if part is None else replace(config, **{self.part: replace(part, **self.setting)})
+        return lambda inputs: Trace(output=reference.run(taken, weights, replace(inputs, cotangent=None)).output)
+
+
+@pytest.mark.parametrize(
+    ("subject", "patterns", "words"),
+    [
+        (TakenAlways("rotary", interleaved=False), ("rotary", "rotary-interleaved"), "rotary-always-halves: "),
+        (TakenAlways("query_key_norm", kind="rms"), ("query-key-norm", "query-key-norm-layer"), "norm-always-rms: "),
+    ],
+)
+def test_one_value_of_a_setting_always_is_no_exchange(subject, patterns, words):
+    """The exchange of both values would fail the case that is right."""
+    found = diagnose(subject, select(patterns), experiments=True)
+    assert (len(found.failing), len(found.passing)) == (1, 1)
+    assert found.first_stage == "queries"
+    assert words in describe(found), describe(found)
+    assert "exchanged" not in describe(found)
