@@ -38,7 +38,7 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     if diagnosis.mismatch is not None:
         lines.append(f"First array over its bound: {shown(diagnosis.mismatch)}.")
         if diagnosis.ended is None or _said(diagnosis):
-            lines.append(cause(diagnosis))
+            lines += filter(None, [cause(diagnosis)])
         lines += diagnosis.remarks
     if diagnosis.ended is not None:
         lines.append(f"{ENDED_AFTER if _said(diagnosis) else ENDED} {diagnosis.ended}")
@@ -131,7 +131,7 @@ def _precision(diagnosis: Diagnosis) -> str:
         return f"What is listed errs as {diagnosis.inside} does; that is allowed for."
     said = "every output is such a number"
     if diagnosis.rounds:
-        said = "a move of the queries by 1e-10 is lost. What to change: keep scores and softmax in the inputs' dtype"
+        said = "a move of the queries by 1e-10 is lost. What to change: keep scores and all else in the inputs' dtype"
     return f"It computes in {diagnosis.inside}, at least in part: {said}. What follows allows for that."
 
 

@@ -26,8 +26,8 @@ from mha_core.stages import GRADIENT
 RATE, SCALE = 0.4, 0.37
 """Of dropout, and of scores, in layers that are compared with those without."""
 
-NUDGES = (1e-10, 1e-4)
-"""How far queries are moved, as a share of them, to see whether answers move smoothly."""
+NUDGES, SMOOTH = (1e-10, 1e-4, 3e-4), 0.1
+"""How far queries are moved, as a share of them, and how far answers may be from moving as much."""
 
 NAMES_SHOWN = 4
 
@@ -83,19 +83,20 @@ def _is_held_by(array: NDArray, dtype: str) -> bool:
 def rounds_inside(asker: Asker) -> bool:
     """Return whether a float64 subject rounds what becomes of its queries to about float32.
 
-    Its answer follows a small move of them, and not one that float32 does not see.
+    Its answer follows small moves of them, each as the other, and not one that float32 does not see.
     """
     if asker.subject.dtype != "float64" or not asker.configs:
         return False
     problem = generic(asker.configs[0])
     moved = [changed(problem, queries=problem.inputs.queries * (1.0 + by)) for by in (0.0, *NUDGES)]
-    outputs = [asker.output(one) for one in moved]
+    outputs = [*map(asker.output, moved), _output(asker, moved[0])]
     if any(output is None or not np.isfinite(output).all() for output in outputs):
         return False
-    at, nearer, further = (np.asarray(output) for output in outputs)
-    little, much = nearer - at, (further - at) * (NUDGES[0] / NUDGES[1])
+    at, *others, again = (np.asarray(output) for output in outputs)
+    little, much, more = ((other - at) * (NUDGES[0] / by) for other, by in zip(others, NUDGES, strict=True))
     size = float(np.abs(much).max(initial=0.0))
-    return size > 0.0 and float(np.abs(little - much).max(initial=0.0)) > 0.1 * size
+    apart = [float(np.abs(one - much).max(initial=0.0)) / size for one in (little, more)] if size else [0.0, 0.0]
+    return np.array_equal(at, again) and apart[0] > SMOOTH > apart[1]
 
 
 def _output(asker: Asker, problem: Problem) -> NDArray | None:

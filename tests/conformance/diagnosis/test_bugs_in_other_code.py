@@ -53,7 +53,9 @@ def test_there_are_enough_in_every_style():
         assert sum(issubclass(subject.layer, style) for subject in KNOWN) >= 8
 
 
-@pytest.mark.parametrize(("bug", "stages"), [("v-proj-bias-missing", False), ("bias-subtracted", True), ("causal-bottom-right", False)])
+@pytest.mark.parametrize(
+    ("bug", "stages"), [("v-proj-bias-missing", False), ("bias-subtracted", True), ("causal-bottom-right", False)]
+)
 def test_known_bugs_are_named(bug, stages):
     word, told = answer(in_other_code(KNOWN, bug).showing(stages=stages), RUNS, SOME)
     assert word in ("named", "k of n"), told

@@ -116,6 +116,12 @@ def test_a_softmax_in_float32_is_told_from_one_that_is_right_or_wrong():
     assert not rounds_inside(Asker(OutputAlone(wrong_at("weights", lambda state, weights: (weights > 0.2) * 1.0))))
 
 
+def test_neither_noise_nor_a_coarser_rounding_is_float32():
+    assert not rounds_inside(Asker(Odd(noisy)))
+    coarse = wrong_at("queries", lambda state, x: round_to(x, "bfloat16").astype(np.float64))
+    assert not rounds_inside(Asker(OutputAlone(coarse)))
+
+
 def test_the_narrowest_dtype_is_told_and_zeros_tell_none():
     array = np.random.default_rng(0).normal(size=50)
     for dtype in ("float32", "float16", "bfloat16"):
