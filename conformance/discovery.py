@@ -7,8 +7,8 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 
-def members(package: ModuleType, *, folders: bool = False) -> list[ModuleType]:
-    """The modules of a package, or else its folders, imported.
+def members(package: ModuleType, *, folders: bool = False, but: frozenset[str] = frozenset()) -> list[ModuleType]:
+    """The modules of a package, or else its folders, imported; those named in `but` are not.
 
     Those that the package's ORDER names come first, in that order; the others follow by name.
 
@@ -19,4 +19,4 @@ def members(package: ModuleType, *, folders: bool = False) -> list[ModuleType]:
     order: tuple[str, ...] = getattr(package, "ORDER", ())
     found = {member.name for member in iter_modules(package.__path__) if member.ispkg == folders}
     others = sorted(found - set(order))
-    return [import_module(f"{package.__name__}.{name}") for name in (*order, *others)]
+    return [import_module(f"{package.__name__}.{name}") for name in (*order, *others) if name not in but]

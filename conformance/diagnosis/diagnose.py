@@ -27,7 +27,7 @@ from conformance.subjects.ask import SubjectFailed
 from conformance.subjects.in_time import in_time
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
-from conformance.zoo.registry import all_bugs, bugs_of_large_blocks, bugs_of_parts
+from conformance.zoo.registry import LARGE_BLOCKS, bugs_of, bugs_of_large_blocks
 from mha_core import STAGES, SpecError
 from mha_core.errors import one_line
 from mha_core.parts import PARTS
@@ -222,11 +222,12 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     with_gradients = any(one.shows_gradients for one in observations)
     zoo = [
         bug
-        for bug in (all_bugs() if bugs is None else bugs)
-        if not bug.equivalent and (bug.forward or with_gradients) and (with_parts or bug.id not in bugs_of_parts())
+        for bug in (bugs_of(parts=with_parts, gradients=with_gradients) if bugs is None else bugs)
+        if not bug.equivalent and (bug.forward or with_gradients)
     ]
     zoo += with_padding_zeroed(zoo)
-    larger = bugs_of_large_blocks() if bugs is None else ()
+    longest = min((max(one.wanted.where.shape) for one in observations if one.mismatches), default=0)
+    larger = bugs_of_large_blocks() if bugs is None and longest >= LARGE_BLOCKS[0] else ()
     runs, asker = asked.runs or Runs(), asked.asker(observations)
 
     def tried(inside: str | None) -> tuple[Search, list[Model]]:

@@ -165,18 +165,32 @@ class Probing:
         return None if row is None else replace(row, asked=missed)
 
     def _found(self) -> list[Model]:
-        """Return the models of one bug, else of two, or three, that give every answer; of the zoo if there are such."""
-        bases: list[Model] = [(), *self._companions()]
-        for size in range(1, MOST_BUGS + 1):
-            self.progress(f"trying {size} at once")
-            partly: list[Model] = []
-            for candidates in (lambda base, outcome: self.zoo, self._measured):
-                tried = [model for base in bases for model in self._extended(base, candidates)]
-                whole = [model for model in tried if self._against(model) is None and self.suffices(model)]
-                if whole:
-                    return whole
-                partly += tried
-            bases = sorted(partly, key=lambda model: -self._right(model))[: KEPT // size]
+        """Return the models of one bug, else of two, or three, that give every answer.
+
+        Those of bugs on file alone come first: trying them measures nothing.
+        """
+        on_file: dict[Model, list[Model]] = {}
+
+        def extended(base: Model) -> list[Model]:
+            if base not in on_file:
+                on_file[base] = list(self._extended(base, lambda base, outcome: self.zoo))
+            return on_file[base]
+
+        def measured(base: Model) -> list[Model]:
+            return list(self._extended(base, self._measured))
+
+        for ways in ((extended,), (extended, measured)):
+            bases: list[Model] = [(), *self._companions()]
+            for size in range(1, MOST_BUGS + 1):
+                self.progress(f"trying {size} at once")
+                partly: list[Model] = []
+                for way in ways:
+                    tried = [model for base in bases for model in way(base)]
+                    whole = [model for model in tried if self._against(model) is None and self.suffices(model)]
+                    if whole:
+                        return whole
+                    partly += tried
+                bases = sorted(partly, key=lambda model: -self._right(model))[: KEPT // size]
         return []
 
     def _companions(self) -> list[Model]:

@@ -9,7 +9,6 @@ from conformance import zoo
 from conformance.cases.select import select_by_id
 from conformance.discovery import members
 from conformance.zoo import parts
-from conformance.zoo.blocked import gradients, keys, queries
 from conformance.zoo.bug import Bug
 
 
@@ -20,8 +19,21 @@ def all_bugs() -> tuple[Bug, ...]:
     >>> all_bugs()[0].id
     'q-proj-weight-transposed'
     """
-    topics = (topic for folder in members(zoo, folders=True) for topic in members(folder))
-    return tuple(bug for topic in topics for bug in topic.BUGS)
+    return bugs_of()
+
+
+@cache
+def bugs_of(*, parts: bool = True, gradients: bool = True) -> tuple[Bug, ...]:
+    """Return the bugs, or those that layers without a part show, and calls whose gradients nobody sees.
+
+    The modules of the others are not imported.
+
+    >>> len(bugs_of(parts=False)) == len(all_bugs()) - len(bugs_of_parts())
+    True
+    """
+    but = frozenset(["parts"] * (not parts) + ["backward", "gradients"] * (not gradients))
+    topics = (topic for folder in members(zoo, folders=True, but=but) for topic in members(folder, but=but))
+    return tuple(bug for topic in topics for bug in topic.BUGS if gradients or bug.forward)
 
 
 @cache
@@ -52,6 +64,8 @@ def bugs_of_large_blocks() -> tuple[Bug, ...]:
     >>> bugs_of_large_blocks()[0].id
     'block-of-last-queries-dropped-of-16'
     """
+    from conformance.zoo.blocked import gradients, keys, queries
+
     overwritten = [bug for bug in gradients.BUGS if bug.id.endswith("-from-last-block")]
     some = (*queries.BUGS, *keys.KEY_BLOCKS, *overwritten)
     return tuple(queries.in_blocks_of(bug, size) for size in LARGE_BLOCKS for bug in some)

@@ -103,6 +103,13 @@ LAYERS = {
 """What is wrong: (the function, its cases, the first wrong stage, what is said)."""
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_layer_without_a_fault_is_right(dtype):
+    found = diagnose(subject_from_function(layer(), dtype=dtype), select(("*",)), experiments=True)
+    assert not found.differs, describe(found)
+    assert len(found.passing) > 50
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_wrong_is_said_with_its_stage(name):
     function, patterns, stage, words = LAYERS[name]
