@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
-from conformance.diagnosis.evidence import Evidence, inside_of
-from conformance.diagnosis.hypotheses import NAMED, Hypothesis, Search, preferred, stage_of
-from conformance.diagnosis.observations import Observation, Runs, observe
-from conformance.diagnosis.seen import Exchanged, SecondCall, Seen, is_exchanged
+from conformance.diagnosis.hypotheses import NAMED, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
+from conformance.diagnosis.observations import Observation, Runs, is_exchanged, observe
+from conformance.diagnosis.seen import Exchanged, SecondCall, Seen
 from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
 from conformance.measure.asker import Asker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -126,3 +126,10 @@ def observe(
             continue
         observations.append(Observation(case, wanted, trace.arrays(), wanted.judge(trace, subject.dtype)[1]))
     return observations, left_out
+
+
+def is_exchanged(observations: Sequence[Observation]) -> bool:
+    """Whether every output is (Lq, B, Do) in place of (B, Lq, Do); B and Lq differ in some."""
+    got = [one.arrays["output"].shape for one in observations]
+    right = [one.wanted.trace.arrays()["output"].shape for one in observations]
+    return got != right and got == [(length, batch, width) for batch, length, width in right]

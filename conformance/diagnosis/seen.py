@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from conformance.diagnosis.observations import Observation
 from conformance.subjects.ask import within
 from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.backend import Run
@@ -58,10 +56,3 @@ class Exchanged(Seen):
             return Trace(output=np.swapaxes(output, 0, 1))
 
         return exchanged
-
-
-def is_exchanged(observations: Sequence[Observation]) -> bool:
-    """Whether every output is (Lq, B, Do) in place of (B, Lq, Do); B and Lq differ in some."""
-    got = [one.arrays["output"].shape for one in observations]
-    right = [one.wanted.trace.arrays()["output"].shape for one in observations]
-    return got != right and got == [(length, batch, width) for batch, length, width in right]

@@ -21,8 +21,7 @@ from conformance.measure.evidence import Evidence
 from conformance.measure.expressions import Expression, expressions_of
 from conformance.measure.faults import bug_of
 from conformance.measure.places import PLACES
-from conformance.measure.probes import Probe
-from conformance.measure.problems import SMALL, many_heads
+from conformance.measure.problems import SMALL, Probe, many_heads
 from conformance.measure.sample import Setting
 from conformance.measure.solve import weights_of
 from conformance.zoo.bug import Bug

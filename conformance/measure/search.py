@@ -21,7 +21,7 @@ from conformance.measure.changes import fit
 from conformance.measure.evidence import Evidence, gives
 from conformance.measure.faults import TROUBLE, Model, only_in, unwarned
 from conformance.measure.places import PLACES, Place, fault
-from conformance.measure.probes import PROBES, Probe
+from conformance.measure.problems import PROBES, Probe
 from conformance.measure.readings import readings
 from conformance.measure.sample import MASKS, Setting
 from conformance.measure.solve import samples_of

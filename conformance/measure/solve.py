@@ -10,8 +10,10 @@ Elements that the outputs do not tell are NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,13 +23,143 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.call import PlacedCall
-from conformance.measure.descent import descended, sums
 from conformance.measure.designs import changed
 from conformance.measure.evidence import ROUNDOFFS, Evidence
 from conformance.measure.places import AFTER_WEIGHTS, BEFORE_SOFTMAX, OF_VALUES, PLACES, Place
 from conformance.measure.sample import Sample, Setting
-from conformance.measure.weights import read_weights
 from conformance.zoo.bug import DoesNotApply
+
+STEPS = 16
+"""Most steps of Gauss and Newton."""
+
+RANK = 1e-7
+"""Singular values below this part of the largest count as 0."""
+
+CLOSE = 1e-13
+"""Of the numbers that are wanted, what may be left when no further step is made."""
+
+AGAIN = 0.03
+"""While a step leaves less than this of what was left, the next one takes the same slopes."""
+
+
+class Descent(NamedTuple):
+    """The unknowns (G, U), what is left of each equation (G, E), and which unknowns are told (G, U)."""
+
+    found: NDArray
+    left: NDArray
+    told: NDArray[np.bool_]
+
+
+def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArray, fixed: NDArray) -> Descent | None:
+    """Return the unknowns with which equations give what is wanted; None if they don't come closer.
+
+    Args:
+        made: unknowns (n, G, U) -> what each of n choices gives, (n, G, E). Group g of them depends on group g alone.
+        start: (G, U).
+        wanted: (G, E).
+        fixed: (k, U): sums of a group's unknowns that stay as they are.
+    """
+    groups, unknowns = start.shape
+    width = 1e-6 * max(1e-3, float(np.abs(start).max(initial=0.0)))
+    norm = np.linalg.norm(wanted)
+    here, inverse = start, None
+    off = wanted - made(here[None])[0]
+    size = np.linalg.norm(off)
+    told = np.zeros(start.shape, bool)
+    for step in range(STEPS):
+        if inverse is None:
+            units = here + width * np.eye(unknowns)[:, None, :]
+            slopes = np.moveaxis(made(units) - (wanted - off), 0, -1) / width  # (G, E, U)
+            if not np.isfinite(slopes).all():
+                return None
+            held = np.broadcast_to(fixed * np.abs(slopes).max(initial=0.0), (groups, *fixed.shape))
+            left, sizes, right = np.linalg.svd(np.concatenate([slopes, held], axis=1), full_matrices=False)
+            seen = sizes > RANK * sizes[:, :1]
+            told = (np.where(seen[..., None], right, 0.0) ** 2).sum(axis=1) > 1.0 - 1e-9
+            scaled = np.where(seen, 1.0 / np.where(seen, sizes, 1.0), 0.0)[..., None] * right
+            inverse = scaled.swapaxes(1, 2) @ left.swapaxes(1, 2)  # (G, U, E + k)
+        forward = (inverse[..., : off.shape[1]] @ off[..., None])[..., 0]
+        for shorter in (1.0, 0.3, 0.1):
+            after = here + shorter * forward
+            rest = wanted - made(after[None])[0]
+            if np.linalg.norm(rest) < size:
+                break
+        else:
+            break
+        before, size = size, np.linalg.norm(rest)
+        here, off = after, rest
+        if not np.isfinite(size) or (step > 3 and size > 0.5 * before and size > 1e-6 * norm):
+            return None
+        if size <= CLOSE * norm:
+            break
+        if size > AGAIN * before:
+            inverse = None
+    return Descent(here, off, told)
+
+
+def sums(shape: tuple[int, ...], axis: int | None) -> NDArray:
+    """Return (k, elements): what each sum along an axis is made of; no rows without an axis."""
+    size = int(np.prod(shape))
+    if axis is None:
+        return np.zeros((0, size))
+    return np.eye(size).reshape(size, *shape).sum(axis=axis).reshape(size, -1).T
+
+
+def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem) -> NDArray | None:
+    """Return (B, H, Lq, Lk): the weights that meet the values in a layer with projections.
+
+    None if an answer was refused. `answer` gives the output of a problem.
+
+    >>> from conformance.measure.designs import CONFIGS, generic
+    >>> from mha_core import reference
+    >>> problem = generic(CONFIGS[0])
+    >>> trace = lambda one: reference.run(one.config, one.weights, one.inputs)
+    >>> bool(np.allclose(read_weights(lambda one: trace(one).output, problem), trace(problem).weights))
+    True
+    """
+    config, sizes = problem.config, problem.sizes
+    found = np.zeros((sizes.batch, config.num_heads, sizes.query_len, sizes.key_len))
+    width = min(config.value_head_dim, config.value_dim, config.output_dim)
+    together = config.output_dim // width
+    for head, key in product(range(0, config.num_heads, together), range(0, sizes.key_len, width)):
+        heads = range(head, min(head + together, config.num_heads))
+        keys = range(key, min(key + width, sizes.key_len))
+        output = answer(_passing(problem, heads, keys, width))
+        if output is None:
+            return None
+        for place, one in enumerate(heads):
+            found[:, one, :, keys.start : keys.stop] = output[:, :, place * width : place * width + len(keys)]
+    return found
+
+
+@lru_cache(maxsize=2048)
+def _passing(problem: Problem, heads: range, keys: range, width: int) -> Problem:
+    """Return the problem with values and W_v, W_o that show the weights of these heads on these keys."""
+    config, sizes, channels = problem.config, problem.sizes, np.arange(width)
+    dv = config.value_head_dim
+    codes = np.zeros((sizes.key_len, width))
+    codes[np.arange(keys.start, keys.stop), np.arange(len(keys))] = 1.0
+    v_proj = np.zeros((config.num_kv_heads * dv, config.value_dim))
+    for group in range(config.num_kv_heads):
+        v_proj[group * dv + channels, channels] = 1.0
+    out_proj = np.zeros((config.output_dim, config.num_heads * dv))
+    for place, head in enumerate(heads):
+        out_proj[place * width + channels, head * dv + channels] = 1.0
+    values = np.zeros((sizes.batch, sizes.key_len, config.value_dim))
+    values[:, :, :width] = codes
+    inputs = {"values": values[:, sizes.past_len :]}
+    if sizes.past_len:
+        past = np.zeros((sizes.batch, config.num_kv_heads, sizes.past_len, dv))
+        past[..., :width] = codes[None, None, : sizes.past_len]
+        inputs["past_values"] = past
+    weights: dict[str, NDArray | float] = {
+        "v_proj.weight": v_proj,
+        "out_proj.weight": out_proj,
+        "v_proj.bias": 0.0,
+        "out_proj.bias": 0.0,
+    }
+    return changed(problem, weights, **inputs)
+
 
 MOST_UNKNOWN, MOST_CALLS = 400, 8
 """Elements of an array that are looked for, each a run of the model; and calls that it may take."""

@@ -64,11 +64,11 @@ def bugs_of_large_blocks() -> tuple[Bug, ...]:
     >>> bugs_of_large_blocks()[0].id
     'block-of-last-queries-dropped-of-16'
     """
-    from conformance.zoo.blocked import gradients, keys, queries
+    from conformance.zoo.blocked import blocks, gradients
 
     overwritten = [bug for bug in gradients.BUGS if bug.id.endswith("-from-last-block")]
-    some = (*queries.BUGS, *keys.KEY_BLOCKS, *overwritten)
-    return tuple(queries.in_blocks_of(bug, size) for size in LARGE_BLOCKS for bug in some)
+    some = (*blocks.QUERY_BLOCKS, *blocks.KEY_BLOCKS, *overwritten)
+    return tuple(blocks.in_blocks_of(bug, size) for size in LARGE_BLOCKS for bug in some)
 
 
 def select(patterns: tuple[str, ...]) -> list[Bug]:

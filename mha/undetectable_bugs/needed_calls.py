@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.zoo.blocked import queries as blocks
+from conformance.zoo.blocked import blocks
 from conformance.zoo.bug import GRADIENTS, Bug
 from conformance.zoo.registry import beginnings_of_parts
 from mha_core import AttentionMask, Rotary

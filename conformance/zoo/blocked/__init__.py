@@ -1,4 +1,4 @@
 """Bugs of attention in blocks of queries and keys."""
 
-ORDER = ("queries", "keys", "gradients")
+ORDER = ("blocks", "gradients")
 """The order of the modules in `mha bugs`; one that is not named comes last."""

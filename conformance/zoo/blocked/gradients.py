@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.backward.attention import d_values_by
-from conformance.zoo.blocked.keys import exponentials, finite
-from conformance.zoo.blocked.queries import blocks_of_queries
+from conformance.zoo.blocked.blocks import blocks_of_queries, exponentials, finite
 from conformance.zoo.bug import GRADIENTS
 from conformance.zoo.forward.softmax import highest_of, open_scores
 from conformance.zoo.rows import Steps, Table

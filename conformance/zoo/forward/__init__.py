@@ -1,4 +1,4 @@
 """Bugs of the forward pass."""
 
-ORDER = ("projections", "scores", "masks", "positions", "softmax", "precision", "dropout", "heads", "decoding")
+ORDER = ("projections", "scores", "masks", "softmax", "precision", "dropout", "heads", "decoding")
 """The order of the modules in `mha bugs`; one that is not named comes last."""

@@ -11,7 +11,7 @@ import pytest
 
 from conformance.cases.table import all_cases
 from conformance.diagnosis.diagnose import Runs, diagnose, observe
-from conformance.diagnosis.evidence import Evidence
+from conformance.diagnosis.hypotheses import Evidence
 from conformance.diagnosis.seen import SecondCall
 from conformance.diagnosis.text import describe
 from conformance.subjects.ask import within
