@@ -231,6 +231,8 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
 
     def tried(inside: str | None) -> tuple[Search, list[Model]]:
         search = Search(observations, Evidence(runs, subject.dtype, inside))
+        if search.are_right:  # a bug that changes nothing would explain as much
+            return search, []
         progress(f"trying {len(zoo)} bugs")
         return search, search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
 
@@ -244,6 +246,10 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         if not search.failing:  # in the precision that it has inside, everything is right
             yield replace(found, explanations=(search.hypothesis(()),))
             return
+    elif search.are_right:
+        formal = all(mismatch.index is None for one in search.failing for mismatch in one.mismatches)
+        yield replace(found, explanations=(search.hypothesis(()),) if formal else ())
+        return
     yield replace(found, explanations=_told(search, whole))
     if asker is not None:
         if inside is not None and asker.subject.dtype != inside:

@@ -234,6 +234,11 @@ class Search:
         self._changes: Callable[[Bug], frozenset[int]] = cache(self._changed_by)
 
     @property
+    def are_right(self) -> bool:
+        """Whether all numbers are the definition's, and it is their dtype, or their last places, that differ."""
+        return all(self.evidence.whole(one, ()) for one in self.observations)
+
+    @property
     def only_large(self) -> bool:
         """Whether only expensive cases fail, as for a bug that acts in large cases alone."""
         return all(one.case.expensive for one in self.failing)

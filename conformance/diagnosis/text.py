@@ -137,6 +137,8 @@ def _precision(diagnosis: Diagnosis) -> str:
 
 def _explained(diagnosis: Diagnosis, total: int) -> str:
     best = diagnosis.explanations[0]
+    if not best.bugs and diagnosis.inside is None:
+        return f"The numbers are right in {_all(total)}: nothing else is wrong."
     if not best.bugs:
         return f"Nothing else has to explain it: {_all(total)} are right then."
     where = "that case" if total == 1 else f"all {total} cases, failing and passing"

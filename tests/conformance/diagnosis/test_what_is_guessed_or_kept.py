@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def layer(remask=lambda mask, padding: mask, rounded=lambda array: array, scaled
         total = weighed.sum(axis=-1, keepdims=True)
         merged = np.moveaxis(weighed / np.where(total, total, 1.0) @ v, 1, 2)
         merged = merged.reshape(*merged.shape[:2], merged.shape[2] * merged.shape[3])
-        return merged @ held["out_proj.weight"].T + held.get("out_proj.bias", 0.0)
+        return (merged @ held["out_proj.weight"].T + held.get("out_proj.bias", 0.0)).astype(queries.dtype)
 
     return attention
 
@@ -108,6 +109,21 @@ def test_the_layer_without_a_fault_is_right(dtype):
     found = diagnose(subject_from_function(layer(), dtype=dtype), select(("*",)), experiments=True)
     assert not found.differs, describe(found)
     assert len(found.passing) > 50
+
+
+def test_of_an_output_in_another_dtype_alone_no_bug_is_said():
+    """Bugs that change nothing in the cases give its numbers too."""
+    function = layer()
+
+    def wider(weights, queries, keys, values, mask, **options):
+        return function(weights, queries, keys, values, mask, **options).astype(np.float64)
+
+    wider.__signature__ = signature(function)
+    found = diagnose(subject_from_function(wider, dtype="float32"), select(SIZES), experiments=True)
+    said = describe(found)
+    assert "output is float64; a run in float32 must give float32" in said
+    assert "The numbers are right in all 5 cases: nothing else is wrong." in said
+    assert "Cause" not in said
 
 
 @pytest.mark.parametrize("name", LAYERS)
