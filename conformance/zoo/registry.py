@@ -22,7 +22,6 @@ def all_bugs() -> tuple[Bug, ...]:
     return bugs_of()
 
 
-@cache
 def bugs_of(*, parts: bool = True, gradients: bool = True) -> tuple[Bug, ...]:
     """Return the bugs, or those that layers without a part show, and calls whose gradients nobody sees.
 
