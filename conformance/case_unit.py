@@ -78,7 +78,7 @@ class CaseUnit(Unit):
         return self.before is None or item > 0
 
     def run(self, start: int) -> Iterator[Result | None]:
-        keep_answers(_shelf())
+        keep_answers(shelf())
         runner = self._runner()
         for item, case in enumerate(self._asked[start:], start=start):
             found = _case(case)
@@ -176,7 +176,7 @@ def case_by_id(name: str) -> Asked:
 
 
 @cache
-def _shelf() -> Shelf | None:
+def shelf() -> Shelf | None:
     """Where this process finds what others have expected; None if nothing is to be kept."""
     folder = kept_folder()
     if folder is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -104,7 +105,7 @@ class Suite:
         from conformance.workers.execute import call
 
         asked = tuple(case.id for case in self.cases if isinstance(case, Case))
-        return explained(call, self.settings, diagnosed, subject, asked, self.known)
+        return explained(partial(call, self.settings, diagnosed), subject, asked, self.known).text
 
     def pytest_unconfigure(self) -> None:
         """End the processes in which cases were judged."""

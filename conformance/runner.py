@@ -13,7 +13,7 @@ from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.cases.sequence import Asked, CallSequence
 from conformance.deviations.known import Deviations, with_known
-from conformance.judging.compare import Mismatch
+from conformance.judging.compare import Mismatch, in_float64
 from conformance.judging.expected import Expected, expected
 from conformance.judging.kept import what_is_kept
 from conformance.judging.repeats import Again, Question, can_be_asked_again, questions
@@ -105,15 +105,17 @@ class CaseRunner:
         except SubjectFailed as error:
             return result("failed", message=str(error))
         recorded = _distance_from_recording(trace, wanted.problem)
+        wide = in_float64(trace, subject.dtype) if getattr(subject, "own", False) else ()
         judged = _judged(trace, wanted.trace)
-        ratios, mismatches = wanted.judge(trace, subject.dtype)
+        ratios, mismatches = wanted.judge_of(subject, trace)
         try:
             first = _Right(case.id, session, trace, wanted)
             mismatches = mismatches or tuple(self._repeated(first, again, answers))
         except SubjectFailed as error:
             return result("failed", message=str(error))
         status: Status = "different" if mismatches else "equal"
-        return result(status, ratios=ratios, mismatches=mismatches, recorded=recorded, judged=judged)
+        found = {"ratios": ratios, "mismatches": mismatches, "recorded": recorded, "judged": judged}
+        return result(status, **found, in_float64=wide)
 
     def _judge_sequence(self, sequence: CallSequence) -> Result:
         subject = self.subject
@@ -162,7 +164,7 @@ class CaseRunner:
             trace = next(answers)
         except SubjectFailed as error:
             raise SubjectFailed(f"{question.call}: {error}") from error
-        yield from question.mismatches(trace, first, self.subject.dtype)
+        yield from question.mismatches(self.subject, trace, first)
 
 
 def run_all(

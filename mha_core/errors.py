@@ -7,6 +7,7 @@ that rewrite a terminal, a text that fails while it is made. So every message is
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -47,6 +48,18 @@ def listed(texts: Sequence[str], most: int) -> str:
     """
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
+
+
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Return a text in rows of at most so many columns, those after the first with an indent.
+
+    >>> wrapped("  one two three", 20, "  "), wrapped("x" * 30, 20)
+    (['  one two three'], ['xxxxxxxxxxxxxxxxxxxx', 'xxxxxxxxxx'])
+    """
+    deep = " " * (len(text) - len(text.lstrip()))
+    return textwrap.wrap(
+        text.strip(), max(width, 20), initial_indent=deep, subsequent_indent=deep + indent, break_on_hyphens=False
+    )
 
 
 def one_line(error: BaseException, *, whole: bool = False) -> str:

@@ -1,16 +1,19 @@
-"""Diagnoses as texts, which can be made in a process of ours where the subject lives in this one."""
+"""What is said of subjects, which can be made in a process of ours where the subject lives in this one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from conformance.case_unit import case_by_id
+from conformance.case_unit import case_by_id, shelf
 from conformance.cases.case import Case
 from conformance.deviations.known import Deviations
+from conformance.diagnosis.brief import FIXES, Brief, Cause, brief
 from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.observations import listed_in
-from conformance.diagnosis.text import ENDED, NOTHING, describe, shown
+from conformance.diagnosis.text import ENDED, NOTHING, shown
+from conformance.judging.expected import keep_answers
 from conformance.runner import CaseRunner
 from conformance.subjects.subject import Subject
 from conformance.workers.execute import call
@@ -34,8 +37,8 @@ def diagnosed(
     details: bool = False,
     *,
     progress: Progress = _nothing,
-) -> tuple[str, int]:
-    """Return the diagnosis of a subject in words, and 1 if it differs, 2 if it could not be judged, else 0.
+) -> Brief:
+    """Return what is said of a subject; its `status` is 1 if it differs, 2 if it could not be judged, else 0.
 
     What is right when asked once is asked again, and in sequences of calls, as `mha check` asks it: this never says 0
     of what that fails.
@@ -49,40 +52,49 @@ def diagnosed(
     Raises:
         SpecError: the subject could not run a single case.
     """
+    keep_answers(shelf())  # a check beside this one has computed what is expected
     asked = [case_by_id(id) for id in cases]
     known = listed_in(table, subject)
     plain = [case for case in asked if isinstance(case, Case)]
     found = diagnose(subject, plain, experiments=experiments, known=known, progress=progress)
-    text = describe(found, details=details)
+    told = brief(found, details=details)
     if found.differs:
-        return text, 1
+        return told
     progress("asking again, and in sequences of calls")
     runner = CaseRunner(subject, table)
     results = [result for case in asked if (result := runner.run(case)).status in ("different", "failed")]
     again = [result for result in results if result.case not in found.left_out]
-    if again:
-        ids, one = listed([result.case for result in again], SHOWN), again[0]
-        seen = [one.message, *(f"{first.call or 'at first'}: {shown(first)}" for first in one.mismatches[:1]), one.kept]
-        head = text.replace(NOTHING, "")
-        lines = [f"{head}\nBut asked again, or in sequences of calls, it fails in {ids}:", *filter(None, seen)]
-        text = "\n  ".join([*lines, f"rerun: {one.rerun}"])
-    return text, 1 if any(result.status == "different" for result in results) else 2 if results else 0
+    status = 1 if any(result.status == "different" for result in results) else 2 if results else 0
+    if not again:
+        return replace(told, status=status)
+    ids, one = listed([result.case for result in again], SHOWN), again[0]
+    seen = [one.message, *(f"{first.call or 'at first'}: {shown(first)}" for first in one.mismatches[:1]), one.kept]
+    head = told.text.replace(NOTHING, "")
+    but = f"But asked again, or in sequences of calls, it fails in {ids}:"
+    more = (*filter(None, seen), f"rerun: {one.rerun}")
+    text = "\n  ".join([f"{head}\n{but}", *more])
+    what = one.kept or "It is right at first, and differs when it is asked again."
+    kept = [Cause(first.stage, what, FIXES["keeps"]) for first in one.mismatches[:1]]
+    extent = f"{told.extent.replace(NOTHING, '')} {but}"
+    return replace(told, status=status, text=text, extent=extent, causes=tuple(kept), more=more)
 
 
 SHOWN = 3
 """Most cases that are named."""
 
 
-def explained(way: Callable[..., tuple[str, int]], *arguments: Any) -> str:
-    """The words of `diagnosed`, for a verdict that stands already: if it raises, one line says so.
+def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> Brief:
+    """What `diagnosed` says, for a verdict that stands already: if it raises, one line says so.
 
     Args:
-        way, arguments: what calls it.
+        way: what calls it.
+        subject, arguments: its arguments.
     """
     try:
-        return way(*arguments)[0]
+        return way(subject, *arguments)
     except Exception as error:  # whatever it is, it is no verdict
-        return f"{ENDED} {one_line(error)}"
+        said = f"{ENDED} {one_line(error)}"
+        return Brief(subject.name, subject.dtype, 1, said, seen=(said,))
 
 
 def beside_no_subject(

@@ -124,7 +124,7 @@ def observe(
         except (CannotExpress, SubjectFailed) as reason:  # the other cases still tell something
             left_out[case.id] = reason
             continue
-        observations.append(Observation(case, wanted, trace.arrays(), wanted.judge(trace, subject.dtype)[1]))
+        observations.append(Observation(case, wanted, trace.arrays(), wanted.judge_of(subject, trace)[1]))
     return observations, left_out
 
 

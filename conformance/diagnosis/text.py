@@ -32,7 +32,7 @@ CASES_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 3, 2, 12
 
 def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     """Return the diagnosis in plain words; with `details` also a line about each isolating problem."""
-    lines = [_extent(diagnosis)]
+    lines = [extent(diagnosis)]
     if diagnosis.exchanged is not None:
         return "\n".join([*lines, EXCHANGED, describe(diagnosis.exchanged, details=details)])
     if diagnosis.mismatch is not None:
@@ -46,10 +46,10 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
         again = diagnosis.again
         total = len(again.failing) + len(again.passing)
         lines += [
-            f"Each called twice, the second calls differ in {len(again.failing)} of {_cases(total)}.",
+            f"Each called twice, the second calls differ in {len(again.failing)} of {cases(total)}.",
             cause(again),
         ]
-    lines += _left_out(diagnosis)
+    lines += left_out(diagnosis)
     if details and diagnosis.measured is not None:
         lines.append(_details(diagnosis.measured))
     return "\n".join(lines)
@@ -59,25 +59,26 @@ def _said(diagnosis: Diagnosis) -> bool:
     return bool(diagnosis.explanations or diagnosis.partly or diagnosis.closest)
 
 
-def _left_out(diagnosis: Diagnosis) -> list[str]:
+def left_out(diagnosis: Diagnosis) -> list[str]:
     """Return one line about the cases that were left out, by reason."""
     said = []
     for raised, words in ((False, "can't be expressed"), (True, "raised")):
         reasons = [why for id, why in diagnosis.left_out.items() if (id in diagnosis.raised) is raised]
         if reasons:
             ranked = Counter(why.partition(";")[0].partition(" (")[0] for why in reasons).most_common()
-            said.append(f"{_cases(len(reasons))} {words} ({listed([why for why, _ in ranked], CASES_SHOWN)})")
+            said.append(f"{cases(len(reasons))} {words} ({listed([why for why, _ in ranked], CASES_SHOWN)})")
     return [f"Left out: {'; '.join(said)}."] if said else []
 
 
-def _extent(diagnosis: Diagnosis) -> str:
+def extent(diagnosis: Diagnosis) -> str:
+    """Return in one line who was diagnosed, and in how many cases it differs."""
     total = len(diagnosis.failing) + len(diagnosis.passing)
     who = f"{diagnosis.subject} ({diagnosis.dtype})"
     if diagnosis.raised:
-        who += f" raised in {_cases(len(diagnosis.raised))} ({listed(diagnosis.raised, CASES_SHOWN)}). Else it"
+        who += f" raised in {cases(len(diagnosis.raised))} ({listed(diagnosis.raised, CASES_SHOWN)}). Else it"
     if diagnosis.deviating:
         ids = ", ".join(dict.fromkeys(id for ids in diagnosis.deviating.values() for id in ids))
-        who += f" differs in {_cases(len(diagnosis.deviating))} as is listed ({ids})"
+        who += f" differs in {cases(len(diagnosis.deviating))} as is listed ({ids})"
         if not total:
             return f"{who}.{NOTHING}"
         who += ". Else it"
@@ -108,10 +109,10 @@ def shown(mismatch: Mismatch) -> str:
 
 def cause(diagnosis: Diagnosis) -> str:
     """Return the bugs that explain what differs, and what to change; or where it begins if none does."""
-    inside = "" if diagnosis.inside is None else f"{_precision(diagnosis)}\n"
+    inside = "" if diagnosis.inside is None else f"{precision(diagnosis)}\n"
     total = len(diagnosis.failing) + len(diagnosis.passing)
     if diagnosis.explanations:
-        return inside + _explained(diagnosis, total)
+        return inside + _explained(diagnosis)
     lines = []
     if diagnosis.located is not None:
         lines.append(_located(diagnosis.located))
@@ -126,7 +127,8 @@ def cause(diagnosis: Diagnosis) -> str:
     return inside + "\n".join(lines)
 
 
-def _precision(diagnosis: Diagnosis) -> str:
+def precision(diagnosis: Diagnosis) -> str:
+    """Return in one line what shows that it computes in a narrower dtype than its own."""
     if diagnosis.deviating:
         return f"What is listed errs as {diagnosis.inside} does; that is allowed for."
     said = "every output is such a number"
@@ -135,20 +137,34 @@ def _precision(diagnosis: Diagnosis) -> str:
     return f"It computes in {diagnosis.inside}, at least in part: {said}. What follows allows for that."
 
 
-def _explained(diagnosis: Diagnosis, total: int) -> str:
+def _explained(diagnosis: Diagnosis) -> str:
     best = diagnosis.explanations[0]
-    if not best.bugs and diagnosis.inside is None:
-        return f"The numbers are right in {_all(total)}: nothing else is wrong."
     if not best.bugs:
+        return how_sure(diagnosis)
+    return "\n".join([how_sure(diagnosis), *_told(diagnosis.explanations), *_others(best)])
+
+
+def how_sure(diagnosis: Diagnosis) -> str:
+    """Return how sure the reasons are: in what they give the same numbers, in one sentence; "" if there are none."""
+    if diagnosis.explanations:
+        return _wholly(diagnosis)
+    return _nearly(diagnosis) if diagnosis.partly else "The closest:" if diagnosis.closest else ""
+
+
+def _wholly(diagnosis: Diagnosis) -> str:
+    total = len(diagnosis.failing) + len(diagnosis.passing)
+    if not diagnosis.explanations[0].bugs and diagnosis.inside is None:
+        return f"The numbers are right in {_all(total)}: nothing else is wrong."
+    if not diagnosis.explanations[0].bugs:
         return f"Nothing else has to explain it: {_all(total)} are right then."
     where = "that case" if total == 1 else f"all {total} cases, failing and passing"
     more = 0 if diagnosis.measured is None else sum(len(one.asked) for one in diagnosis.measured.outcomes)
     further = f", and {more} further calls confirm it" if more else ""
-    what = f"the same {'output' if best.others else 'numbers'}"
-    return "\n".join([f"Cause: this gives {what} in {where}{further}.", *_told(diagnosis.explanations), *_others(best)])
+    what = f"the same {'output' if diagnosis.explanations[0].others else 'numbers'}"
+    return f"Cause: this gives {what} in {where}{further}."
 
 
-def _partly(diagnosis: Diagnosis) -> str:
+def _nearly(diagnosis: Diagnosis) -> str:
     best = diagnosis.partly[0]
     said = f"{best.failing} of {best.of_failing} failing cases, {best.explained} of {best.total} in all"
     head = f"Likely: this explains {said}:"
@@ -159,8 +175,13 @@ def _partly(diagnosis: Diagnosis) -> str:
     if best.complete and against is not None:
         shown = _sizes(against.asked[0])
         head = f"This explains every case, but not further calls ({against.probe.id}, such as {shown}):"
+    return head
+
+
+def _partly(diagnosis: Diagnosis) -> str:
+    best = diagnosis.partly[0]
     misses = [f"  Not in {miss.case}, {miss.message}" for miss in best.misses[:REASONS_SHOWN]]
-    return "\n".join([head, *_told(diagnosis.partly), *_others(best), *misses])
+    return "\n".join([how_sure(diagnosis), *_told(diagnosis.partly), *_others(best), *misses])
 
 
 def _told(hypotheses: Sequence[Hypothesis]) -> list[str]:
@@ -170,7 +191,9 @@ def _told(hypotheses: Sequence[Hypothesis]) -> list[str]:
     if len(hypotheses) > 1:
         lines.append("  and one of these, which nothing tells apart:" if common else ONE_OF)
         rest = [[bug for bug in one.bugs if bug not in common] for one in hypotheses]
-        lines += ["  - " + "; and ".join(f"{_name(bug)} ({bug.stage}): {bug.sentence}" for bug in one) for one in rest]
+        lines += [
+            "  - " + "; and ".join(f"{name_of(bug)} ({bug.stage}): {bug.sentence}" for bug in one) for one in rest
+        ]
         fixes = dict.fromkeys(bug.fix for one in rest for bug in one if bug.fix)
         lines += [f"    What to change: {' Or: '.join(fixes)}"] * bool(fixes)
     return lines
@@ -178,22 +201,24 @@ def _told(hypotheses: Sequence[Hypothesis]) -> list[str]:
 
 def _others(hypothesis: Hypothesis) -> list[str]:
     """Return lines about arrays that are not those of the hypothesis, where its output is the subject's."""
-    counts = ", ".join(f"{name} ({_cases(count)})" for name, count in hypothesis.others.items())
+    counts = ", ".join(f"{name} ({cases(count)})" for name, count in hypothesis.others.items())
     return [f"  Besides, it shows other arrays, which leave the output as it is: {counts}."] if counts else []
 
 
-def _cases(count: int) -> str:
+def cases(count: int) -> str:
+    """Return so many cases in words."""
     return "1 case" if count == 1 else f"{count} cases"
 
 
 def _close(hypothesis: Hypothesis) -> str:
     broken = hypothesis.total - hypothesis.explained - (hypothesis.of_failing - hypothesis.failing)
     against = f", and would fail {broken} that it passes" if broken else ""
-    sentences = " ".join(f"{_name(bug)}: {bug.sentence}" for bug in hypothesis.bugs)
-    return f"  {sentences} (explains {hypothesis.failing} of the {_cases(hypothesis.of_failing)} that fail{against})"
+    sentences = " ".join(f"{name_of(bug)}: {bug.sentence}" for bug in hypothesis.bugs)
+    return f"  {sentences} (explains {hypothesis.failing} of the {cases(hypothesis.of_failing)} that fail{against})"
 
 
-def _name(bug: Bug) -> str:
+def name_of(bug: Bug) -> str:
+    """Return a bug's id, or that it was measured."""
     return "measured" if is_measured(bug) else bug.id
 
 
@@ -201,7 +226,7 @@ def _bug(bug: Bug) -> str:
     """Return two lines: the bug; the stage at which it shows first, and what to change where that is known."""
     seen = f" Seen in {bug.seen_in}." if bug.seen_in else ""
     fix = f" What to change: {bug.fix}" if bug.fix else ""
-    return f"  {_name(bug)}: {bug.sentence}\n    First wrong stage: {bug.stage}.{fix}{seen}"
+    return f"  {name_of(bug)}: {bug.sentence}\n    First wrong stage: {bug.stage}.{fix}{seen}"
 
 
 # What the isolating problems showed ---------------------------------------------------------------------------

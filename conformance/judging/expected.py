@@ -18,6 +18,7 @@ from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.judging.compare import Mismatch, ParityError, compare, is_allowed
 from conformance.subjects.handout import in_layout_of, input_arrays, with_arrays
+from conformance.subjects.subject import Subject
 from mha_core import Trace
 from mha_core.files.kept import Kept
 from mha_core.reference import pipeline as reference
@@ -40,12 +41,19 @@ class Expected:
     allowed_error: Mapping[str, NDArray]
     where: NDArray[np.bool_]
 
-    def judge(self, trace: Trace, dtype: str) -> tuple[dict[str, float], tuple[Mismatch, ...]]:
-        """Compare a trace that was computed in `dtype`: the worst error / allowed error by array, and what differs."""
+    def judge(self, trace: Trace, dtype: str, *, own: bool = False) -> tuple[dict[str, float], tuple[Mismatch, ...]]:
+        """Compare a trace that was computed in `dtype`: the worst error / allowed error by array, and what differs.
+
+        With `own`, arrays in float64 are judged by their numbers, as `compare` has it.
+        """
         try:
-            return compare(trace, self.trace, self.allowed_error, self.where, dtype), ()
+            return compare(trace, self.trace, self.allowed_error, self.where, dtype, own=own), ()
         except ParityError as error:
             return error.ratios, tuple(error.mismatches)
+
+    def judge_of(self, subject: Subject, trace: Trace) -> tuple[dict[str, float], tuple[Mismatch, ...]]:
+        """Compare what a subject gave, as `judge` does."""
+        return self.judge(trace, subject.dtype, own=getattr(subject, "own", False))
 
     def allows(self, name: str, array: NDArray, dtype: str) -> bool:
         """Whether `judge` finds nothing wrong with one stage, or with the gradient "gradients.NAME"."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from conformance.judging.compare import Mismatch, same_bits
 from conformance.judging.expected import Expected
 from conformance.subjects.items import reordered, take_items
+from conformance.subjects.subject import Subject
 from mha_core import AttentionInputs, Trace
 
 Again = Literal["in every way", "in two ways", "never"]
@@ -44,14 +45,14 @@ class Question:
     wanted: Expected
     order: NDArray[np.integer] | None = None
 
-    def mismatches(self, trace: Trace, first: Trace, dtype: str) -> Iterator[Mismatch]:
+    def mismatches(self, subject: Subject, trace: Trace, first: Trace) -> Iterator[Mismatch]:
         """What is wrong with an answer; nothing if it has the bits of the first one, which was right."""
         before = first.arrays()
         if self.order is not None:
             before = reordered(before, self.wanted.problem.inputs, self.order)
         if same_bits(trace.arrays(), before):
             return
-        for mismatch in self.wanted.judge(trace, dtype)[1]:
+        for mismatch in self.wanted.judge_of(subject, trace)[1]:
             yield replace(mismatch, call=self.call, message=f"{self.call}, {mismatch.message}")
 
 

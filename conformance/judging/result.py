@@ -30,6 +30,7 @@ class Result:
         gone: the ids of those that should have been and were not.
         kept: of a sequence that shows it, what the layer keeps from call to call, in a sentence.
         left_out: of a sequence, why some calls can't be expressed -> these calls, in words.
+        in_float64: the arrays that a user's own code gave in float64 in a run of another dtype.
     """
 
     case: str
@@ -49,6 +50,7 @@ class Result:
     gone: tuple[str, ...] = ()
     kept: str = ""
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    in_float64: tuple[str, ...] = ()
 
     @property
     def rerun(self) -> str:

@@ -141,9 +141,9 @@ def verdict(
         if not any(case is other and same_bits(trace.arrays(), same.arrays()) for other, same in judged):
             judged.append((case, trace))
     for case, trace in judged:
-        own, mismatches = expected(case, subject.precision).judge(trace, subject.dtype)
+        own, mismatches = expected(case, subject.precision).judge_of(subject, trace)
         if mismatches and step.instead is not None:
-            own, instead = expected(step.instead, subject.precision).judge(trace, subject.dtype)
+            own, instead = expected(step.instead, subject.precision).judge_of(subject, trace)
             mismatches = mismatches if instead else ()
         if mismatches:
             return mismatches

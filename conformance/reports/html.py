@@ -64,6 +64,8 @@ def render(report: Mapping[str, Any]) -> str:
     return template("conformance.reports", "report.html.j2", "report.js").render(
         environment=report["environment"],
         verdict=_verdict(results),
+        diagnoses=report.get("diagnoses", ()),
+        float64=_in_float64(results),
         looked_at=(report.get("looked_at") or {}).get("line", ""),
         counts=_counts(results),
         results=results,
@@ -83,6 +85,11 @@ def render(report: Mapping[str, Any]) -> str:
         ratio=ratio,
         rounded=rounded,
     )
+
+
+def _in_float64(results: Sequence[ResultView]) -> str:
+    """The subjects that gave float64 in a run of another dtype."""
+    return ", ".join(dict.fromkeys(str(one.column) for one in results if one.entry.get("in_float64")))
 
 
 def _verdict(results: Sequence[ResultView]) -> tuple[str, str]:

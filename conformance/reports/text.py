@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,10 @@ from conformance.deviations.known import Deviations
 from conformance.judging.result import Result
 from conformance.reports.looked_at import LookedAt
 from mha_core import STAGES
+from mha_core.errors import listed
 from mha_core.stages import is_gradient
+
+WHY_FLOAT64 = "under NumPy 2 x / np.sqrt(8) is float64; write x * 8 ** -0.5"
 
 SCHEMA_VERSION = 1
 """Version of the JSON report; a change that readers would notice raises it."""
@@ -35,6 +38,7 @@ def print_results(console: Console, results: Sequence[Result], looked_at: Looked
     failures = (failure_text(result) for result in results if result.status in ("different", "failed"))
     print_lines(console, *failures)
     print_lines(console, *repeat_lines(results), *gradient_lines(results), *deviation_lines(results))
+    print_lines(console, *float64_lines(results))
     said = [] if looked_at is None else [looked_at.line]
     print_lines(console, *unsupported_lines(results), *said, verdict(results))
 
@@ -128,6 +132,15 @@ def gradient_lines(results: Sequence[Result]) -> list[str]:
     return lines
 
 
+def float64_lines(results: Sequence[Result]) -> list[str]:
+    """One line for each subject that gave float64 where a run is of another dtype."""
+    names: dict[str, dict[str, None]] = {}
+    for result in results:
+        if result.in_float64:
+            names.setdefault(_subject(result), {}).update(dict.fromkeys(result.in_float64))
+    return [f"{who} returns float64 ({listed(list(found), 3)}): {WHY_FLOAT64}" for who, found in names.items()]
+
+
 def deviation_lines(results: Sequence[Result]) -> list[str]:
     """One line for each subject and known deviation that was seen."""
     return [
@@ -177,6 +190,7 @@ def to_json(
     known: Deviations | None = None,
     could_not_run: Sequence[str] = (),
     looked_at: LookedAt | None = None,
+    diagnoses: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The report as JSON can hold it.
 
@@ -186,6 +200,7 @@ def to_json(
         known: the table that the results were judged with; the report holds the entries that they name.
         could_not_run: a line for each subject or backend that could not be used.
         looked_at: what the calls of the results were; None if none had an answer.
+        diagnoses: why subjects differ, as `conformance.diagnosis.brief.Brief.to_dict` has it.
     """
     found = list(results)
     named = {identifier for result in found for identifier in (*result.deviations, *result.gone)}
@@ -202,6 +217,7 @@ def to_json(
         "deviations": [entry.to_dict() for entry in entries if entry.id in named],
         "could_not_run": list(could_not_run),
         "looked_at": None if looked_at is None else looked_at.to_dict(),
+        "diagnoses": list(diagnoses),
     }
 
 

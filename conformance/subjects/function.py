@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -64,6 +64,7 @@ class FunctionSubject:
     dtypes: tuple[str, ...] = DEFAULT_DTYPES
     device: str = "cpu"
     own_supports: Supports | None = None
+    own: ClassVar[bool] = True
 
     @property
     def precision(self) -> Precision:

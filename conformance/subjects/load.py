@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from conformance.bounds.precision import Precision
 from conformance.subjects.ask import CannotExpress, place
@@ -72,6 +72,7 @@ class LoadedSubject:
     precision: Precision
     time_limit: float = DEFAULT_TIME_LIMIT
     origin: str = ""
+    own: ClassVar[bool] = True
 
     @property
     def selector(self) -> str:

@@ -15,8 +15,9 @@ class Subject(Protocol):
 
     It may also have `supports(config, inputs)`, which gives None or what it can't express of a case;
     `time_limit`, the seconds that it may take for one answer; `recorded`, true if it gives what was recorded and can't
-    compute anything else; `selector`, the options of `mha check` that choose it; and `slow_to_prepare`, as
-    `mha_core.backend.Backend` has it.
+    compute anything else; `selector`, the options of `mha check` that choose it; `slow_to_prepare`, as
+    `mha_core.backend.Backend` has it; and `own`, true of a user's own code, whose arrays in float64 are judged by their
+    numbers in every dtype.
     """
 
     @property

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -287,6 +287,7 @@ class RemoteSubject:
     settings: Settings = field(default_factory=Settings)
     source: Source = ()
     place: str = ""
+    own: ClassVar[bool] = True
 
     @property
     def home(self) -> Home:

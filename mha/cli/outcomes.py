@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,6 +27,7 @@ RULES = {
     "different": "It gives something else than the reference.",
     "failed": "It gave no answer.",
     "unsupported": "It can't express the case.",
+    "diagnosed": "Why the subject differs, and what to change.",
     "could-not-run": "Something could not run, or nothing was judged.",
     "wrong-by-itself": "The module gives something else than its original on what it was given.",
     "wrong-in-its-own-lines": "The module's parts are right, and what it does between them is not.",
@@ -70,12 +71,18 @@ class Reported(Options):
     )
     sarif_path: Path | None = options.output_file("--sarif", help="Also write what did not pass to this file as SARIF.")
 
-    def write_outcomes(self, outcomes: Callable[[], Sequence[Outcome]], status: int) -> None:
+    def write_outcomes(
+        self,
+        outcomes: Callable[[], Sequence[Outcome]],
+        status: int,
+        diagnoses: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Write the files that were asked for.
 
         Args:
             outcomes: gives what was judged.
             status: the exit status of the command. Where it is not 0 and every outcome passed, one more says so.
+            diagnoses: why subjects differ, as the JSON of `mha check` has it.
         """
         from mha_core.files.writing import write_json, write_whole
 
@@ -86,9 +93,9 @@ class Reported(Options):
             said = f"It ended with exit status {status}."
             found.append(Outcome("mha", "the command", "error", "could-not-run", said))
         if self.junit_path is not None:
-            write_whole(self.junit_path, junit(found))
+            write_whole(self.junit_path, junit(found, diagnoses))
         if self.sarif_path is not None:
-            write_json(self.sarif_path, sarif(found))
+            write_json(self.sarif_path, sarif(found, diagnoses))
 
 
 def of_results(results: Sequence[Result], could_not_run: Sequence[str] = ()) -> list[Outcome]:
@@ -134,8 +141,8 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
     return Outcome("port", one.name or "the model", status, rule, "\n".join(said))
 
 
-def junit(outcomes: Sequence[Outcome]) -> bytes:
-    """JUnit's XML: a testsuite for each suite, a testcase for each outcome."""
+def junit(outcomes: Sequence[Outcome], diagnoses: Sequence[Mapping[str, Any]] = ()) -> bytes:
+    """JUnit's XML: a testsuite for each suite, a testcase for each outcome; a diagnosis is what a suite prints."""
     root = ElementTree.Element("testsuites")
     for suite in dict.fromkeys(one.suite for one in outcomes):
         own = [one for one in outcomes if one.suite == suite]
@@ -151,6 +158,9 @@ def junit(outcomes: Sequence[Outcome]) -> bytes:
                 text = _plain(one.message)
                 reason = ElementTree.SubElement(case, one.status, type=one.rule, message=text.partition("\n")[0])
                 reason.text = text
+        for told in diagnoses:
+            if suite.startswith(f"{told['subject']} {told['dtype']} "):
+                ElementTree.SubElement(element, "system-out").text = _plain(told["text"])
     return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
 
 
@@ -163,9 +173,13 @@ def _plain(text: str) -> str:
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
 
 
-def sarif(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """SARIF 2.1.0: a result for each outcome that did not pass; what was not judged is a note."""
-    wrong = [one for one in outcomes if one.status != "passed"]
+def sarif(outcomes: Sequence[Outcome], diagnoses: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """SARIF 2.1.0: a result for each outcome that did not pass; what was not judged, and each diagnosis, is a note."""
+    told = [
+        Outcome(f"{one['subject']} {one['dtype']}", "diagnosis", "skipped", "diagnosed", one["text"])
+        for one in diagnoses
+    ]
+    wrong = [*told, *(one for one in outcomes if one.status != "passed")]
     rules = list(dict.fromkeys(one.rule for one in wrong))
     try:
         own = version("mha-parity")

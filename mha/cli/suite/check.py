@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from conformance.cases.sequence import Asked
     from conformance.deviations.known import Deviations
+    from conformance.diagnosis.brief import Brief
     from conformance.judging.result import Result
     from conformance.plan import Plan
     from conformance.subjects.subject import Subject
@@ -82,6 +84,7 @@ class CheckOptions(Reported, Apart):
     json_path: Path | None = options.json_file("Also write every result to this file.")
     html_path: Path | None = options.output_file("--html", help="Also write a report page to this file.")
 
+    verbose: bool = option("-v", "--verbose", is_flag=True, help="Of your own subject, every case with its numbers.")
     badge_path: Path | None = options.output_file(
         "--badge", help="Also write how many are equal to this file, as shields.io's endpoint takes it."
     )
@@ -93,7 +96,7 @@ class CheckOptions(Reported, Apart):
     def write(self, whole: dict[str, Any], results: Sequence[Result], status: int) -> None:
         """Write the report, and the outcomes of a run with this exit status, to the files that were asked for."""
         write_asked(self.json_path, lambda: whole)
-        self.write_outcomes(lambda: of_results(results, whole["could_not_run"]), status)
+        self.write_outcomes(lambda: of_results(results, whole["could_not_run"]), status, whole["diagnoses"])
         write_asked(self.badge_path, lambda: badge(results, status))
         if self.html_path is not None:
             from conformance.reports.html import write_html
@@ -162,17 +165,56 @@ def check(asked: CheckOptions) -> None:
     runs = [(case, subject) for subject in found.subjects for case in plan.asked(subject, cases)]
     results, interrupted = _judged(errors, runs, asked, settings, known, plan=plan)
     looked = looked_at(cases, results, found.subjects, plan)
-    report.print_results(console, results, looked)
+    own = [] if asked.verbose else found.own
+    others = [one for one in results if not any(_is_of(one, subject) for subject in own)]
+    if others or not own:
+        report.print_results(console, others, looked)
     if interrupted:
         warn(errors, [f"interrupted: {len(results)} of {len(runs)} results are there"])
     status = status_by(results, failed=interrupted or bool(found.broken))
-    asked.write(report.to_json(results, found.versions, known, found.broken, looked), results, status)
-    if not interrupted and not asked.no_diagnosis:
-        if found.own:
-            _explain(console, errors, found.own, cases, results, known=known, settings=settings)
-        if asked.count is not None:
-            _show_smallest(console, errors, found.subjects, results, settings)
+    told: dict[str, Brief] = {}
+    seen = [one for one in results if one not in others]
+    try:
+        _print_answers(console, seen)
+        if found.own and not interrupted and not asked.no_diagnosis:
+            told = _explained(errors, found.own, cases, results, known=known, settings=settings)
+    finally:  # also where the user has waited long enough
+        diagnoses = [brief.to_dict() for brief in told.values()]
+        whole = report.to_json(results, found.versions, known, found.broken, looked, diagnoses)
+        asked.write(whole, results, status)
+    for name in dict.fromkeys(one.subject for one in seen):
+        _print_about(console, [one for one in seen if one.subject == name], told.get(name), asked, found.own, cases)
+    if asked.verbose:
+        say(console, *(f"\n{brief.text}" for brief in told.values()))
+    if asked.count is not None and not interrupted and not asked.no_diagnosis:
+        _show_smallest(console, errors, found.subjects, results, settings, verbose=asked.verbose)
     raise SystemExit(status)
+
+
+def _print_answers(console: Console, results: Sequence[Result]) -> None:
+    from mha.cli.suite.screen import answers
+
+    for row, is_right in answers(results, console.width):
+        say(console, row, style="green" if is_right else "bold red")
+
+
+def _print_about(
+    console: Console,
+    results: Sequence[Result],
+    told: Brief | None,
+    asked: CheckOptions,
+    subjects: Sequence[Subject],
+    cases: Sequence[Asked],
+) -> None:
+    """Print what is said of one of the user's subjects after the answers."""
+    from conformance.reports.looked_at import looked_at
+    from mha.cli.suite.screen import about
+
+    looked = looked_at(cases, results, [one for one in subjects if one.name == results[0].subject])
+    catches = None
+    if asked.count is None or asked.no_diagnosis:  # else a smaller one is shown
+        catches = {case.id: case.catches for case in cases}
+    say(console, *about(results, told, looked, console.width, catches))
 
 
 def _judged(
@@ -200,7 +242,8 @@ def _judged(
             yield number, result  # moves the bar on, before a line is printed above it
             row = (result.subject, result.dtype, result.device)
             rows.setdefault(row, []).append(result)
-            if len(total) > 1 and len(rows[row]) == total[row]:
+            shown_later = result.selector.startswith("--subject") and not asked.verbose
+            if len(total) > 1 and len(rows[row]) == total[row] and not shown_later:
                 say(errors, row_line(rows[row]))
 
     found, interrupted = asked.gathered(errors, len(runs), lambda item: of_result(item[1]), judging)
@@ -297,8 +340,15 @@ def _check_onnx(console: Console, errors: Console, asked: CheckOptions) -> NoRet
     judged, interrupted = _judged(errors, runs, asked, settings, None, whole=True)
     # What ONNX recorded has a row of its own.
     results = [replace(result, recorded={}) for result in judged]
-    looked = looked_at([case for case, _ in runs], results, [subject for _, subject in runs])
-    report.print_results(console, results, looked)
+    subjects = [subject for _, subject in runs]
+    looked = looked_at([case for case, _ in runs], results, subjects)
+    if asked.verbose or asked.backend_names or not asked.specs:
+        report.print_results(console, results, looked)
+    else:
+        _print_answers(console, results)
+        for name in dict.fromkeys(one.subject for one in results):
+            own = [one for one in results if one.subject == name]
+            _print_about(console, own, None, asked, subjects, [case for case, _ in runs])
     status = status_by(results, failed=interrupted or bool(found.broken))
     asked.write(report.to_json(results, found.versions, looked_at=looked), results, status)
     raise SystemExit(status)
@@ -321,8 +371,7 @@ def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> 
     return [*map(case_from_text, texts), *(cases.select_asked(named) if named or not texts else [])]
 
 
-def _explain(
-    console: Console,
+def _explained(
     errors: Console,
     subjects: list[Subject],
     cases: list[Asked],
@@ -330,25 +379,31 @@ def _explain(
     *,
     known: Deviations,
     settings: Settings,
-) -> None:
-    """Diagnose each subject that differs somewhere, once, in the first dtype in which it differs."""
+) -> dict[str, Brief]:
+    """What is said of each subject that differs somewhere, by its name; in the first dtype in which it differs."""
     from conformance.cases.case import Case
     from conformance.diagnosis.apart import beside_no_subject, diagnosed, explained
 
     ids = tuple(case.id for case in cases if isinstance(case, Case))  # of a sequence its result says what is kept
-    done: set[str] = set()
+    found: dict[str, Brief] = {}
     for subject in subjects:
         wrong = [result for result in _of(subject, results) if result.status == "different" and result.wrong_at_once]
-        if subject.name in done or not {result.case for result in wrong} & set(ids):
+        if subject.name in found or not {result.case for result in wrong} & set(ids):
             continue
-        done.add(subject.name)
         with errors.status("") as status:
-            text = explained(beside_no_subject, settings, says(status), diagnosed, subject, ids, known)
-        say(console, f"\n{text}")
+            way = partial(beside_no_subject, settings, says(status), diagnosed)
+            found[subject.name] = explained(way, subject, ids, known)
+    return found
 
 
 def _show_smallest(
-    console: Console, errors: Console, subjects: list[Subject], results: list[Result], settings: Settings
+    console: Console,
+    errors: Console,
+    subjects: list[Subject],
+    results: list[Result],
+    settings: Settings,
+    *,
+    verbose: bool,
 ) -> None:
     """Shrink the first random case that each subject fails, and say how to run the small one."""
     from rich.markup import escape
@@ -356,6 +411,7 @@ def _show_smallest(
     from conformance.case_unit import FAILING, smallest
     from conformance.reports.text import failure_text
     from conformance.workers.execute import call
+    from mha.cli.suite.screen import of_one
 
     for subject in subjects:
         wrong = [result for result in _of(subject, results) if result.status in FAILING]
@@ -363,9 +419,15 @@ def _show_smallest(
             continue
         with errors.status(escape(f"looking for a small case that {subject.name} fails")):
             result = call(settings, smallest, wrong[0].case, subject)
-        say(console, f"\nA small one of the {len(wrong)} random cases that fail:\n{failure_text(result)}")
+        is_short = not verbose and getattr(subject, "own", False)
+        text = "\n".join(of_one(result, {})) if is_short else failure_text(result)
+        say(console, f"\nA small one of the {len(wrong)} random cases that fail:\n{text}")
 
 
 def _of(subject: Subject, results: list[Result]) -> list[Result]:
     """The results of one subject in its dtype."""
-    return [result for result in results if (result.subject, result.dtype) == (subject.name, subject.dtype)]
+    return [result for result in results if _is_of(result, subject)]
+
+
+def _is_of(result: Result, subject: Subject) -> bool:
+    return (result.subject, result.dtype, result.device) == (subject.name, subject.dtype, subject.device)

@@ -13,6 +13,7 @@ from mha.cli.common import consoles, finish, say, says, write_asked
 from mha.cli.options import option
 
 if TYPE_CHECKING:
+    from conformance.diagnosis.brief import Brief
     from conformance.diagnosis.diagnose import Diagnosis
     from mha.recordings.recording import Recording
     from mha.substitution.reports.report import WhereReport
@@ -46,7 +47,7 @@ class DiagnoseOptions(Apart):
         default=True,
         help="Whether a subject is asked more than the cases, so that what no bug on file explains is measured.",
     )
-    details: bool = options.flag("--details", "What each isolating problem showed.")
+    details: bool = options.flag("--details", "All of it, and what each isolating problem showed.")
     json_path: Path | None = options.json_file("Also write to this file whether it differs, and what is said.")
 
     def check(self) -> None:
@@ -81,9 +82,9 @@ def diagnose(asked: DiagnoseOptions) -> None:
 
     asked.check()
     if asked.file is None:
-        text, status = _of_subject(str(asked.spec), asked)
-        click.echo(text)
-        asked.end(status, [text])
+        told = _of_subject(str(asked.spec), asked)
+        click.echo(told.text if asked.details else "\n".join(told.rows(consoles()[0].width)))
+        asked.end(told.status, [told.text])
     found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
     texts = [describe(one, details=asked.details) for one in found]
     click.echo("\n\n".join(texts))
@@ -96,8 +97,8 @@ def diagnose(asked: DiagnoseOptions) -> None:
     asked.end(int(parted or differs), texts)
 
 
-def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, int]:
-    """Return the diagnosis in words and the exit status, of the dtype that was asked for.
+def _of_subject(spec: str, asked: DiagnoseOptions) -> Brief:
+    """Return what is said of the subject, in the dtype that was asked for; its status is the exit status.
 
     By default that is the first dtype in which something is wrong, else the first in which the subject answers.
 
@@ -112,7 +113,7 @@ def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, int]:
 
     chosen = tuple(case.id for case in cases.select_asked(asked.patterns))
     arguments = (chosen, load_deviations(), asked.experiments, asked.details)
-    first: SpecError | tuple[str, int] | None = None
+    first: SpecError | Brief | None = None
     with asked.kept(), consoles()[1].status("") as status:
         settings = asked.settings((spec,))
         load = asked.loader(asked.time_limit, settings)
@@ -122,7 +123,7 @@ def _of_subject(spec: str, asked: DiagnoseOptions) -> tuple[str, int]:
             except SpecError as error:
                 first = first or error
                 continue
-            if found[1]:
+            if found.status:
                 return found
             first = found if first is None or isinstance(first, SpecError) else first
     if isinstance(first, SpecError):

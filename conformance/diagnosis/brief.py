@@ -1,0 +1,196 @@
+"""A Diagnosis in brief: each cause with its stage and what to change, how sure that is, in at most a dozen rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from conformance.diagnosis.diagnose import Diagnosis
+from conformance.diagnosis.text import EXCHANGED, cases, describe, extent, how_sure, left_out, name_of, precision, shown
+from conformance.measure.faults import is_measured
+from conformance.zoo.bug import Bug
+from mha_core import STAGES
+from mha_core.errors import wrapped
+
+ROWS = 12
+"""Most rows of a brief diagnosis, of 80 columns."""
+
+NO_CAUSE = "No bug on file, nor several of them, explains what it gives."
+
+SHOW_STAGES = "To be told more, return a dict by stage: scores, weights, heads and output."
+"""What to do about a subject that nothing explains, if it shows its output alone."""
+
+FIXES = {
+    "dropout is active": "Switch dropout off outside training.",
+    "added up": "Set gradients to zero before each call.",
+    "kept": "Keep nothing of one layer for another.",
+    "keeps": "Keep nothing of one call for the next.",
+}
+"""Words of a remark -> what to change."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause of what differs.
+
+    Attributes:
+        stage: the first wrong stage; several, with "or", where nothing tells some bugs apart.
+        what: what is wrong, in a sentence.
+        change: what to change; "" where that is not known.
+        bugs: the ids of the bugs on file that are this; several where nothing tells them apart.
+    """
+
+    stage: str
+    what: str
+    change: str = ""
+    bugs: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """All of it in one line.
+
+        >>> Cause("scores", "They are doubled.", "Halve them.", ("scores-doubled",)).line
+        'scores: They are doubled. Change: Halve them. (scores-doubled)'
+        """
+        change = f" Change: {self.change}" if self.change else ""
+        ids = f" ({' or '.join(self.bugs)})" if self.bugs else ""
+        return f"{self.stage}: {self.what}{change}{ids}"
+
+
+@dataclass(frozen=True)
+class Brief:
+    """What is said of one subject.
+
+    Attributes:
+        subject, dtype: who was diagnosed, and in which dtype.
+        status: 0: nothing differs; 1: it differs; 2: it could not be judged.
+        text: the whole diagnosis in words.
+        extent: who differs in how many cases.
+        sure: how sure the causes are.
+        causes: the causes; of what is not known, where it begins.
+        seen: lines that show what is wrong.
+        more: further lines.
+    """
+
+    subject: str
+    dtype: str
+    status: int
+    text: str
+    extent: str = ""
+    sure: str = ""
+    causes: tuple[Cause, ...] = ()
+    seen: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+
+    def rows(self, width: int = 80, most: int = ROWS, *, head: bool = True) -> list[str]:
+        """Return it in rows.
+
+        Args:
+            width: columns of a row.
+            most: rows; what does not fit is counted in the last one.
+            head: whether it stands alone: then the first rows say who differs in how many cases, and `more` is said.
+        """
+        numbered = len(self.causes) > 1
+        said = [f"{number}. {one.line}" if numbered else one.line for number, one in enumerate(self.causes, 1)]
+        first = [*wrapped(self.extent, width)] if head and self.extent else []
+        rows = [*first, *wrapped(self.sure, width), *(row for line in said for row in wrapped(line, width, "  "))]
+        further = [*self.seen, *(self.more if head else ())]
+        if not self.causes and not further:
+            further = self.text.splitlines()[1:]
+        for line in further:
+            added = [line] if line.startswith("rerun: ") else wrapped(line, width, "  ")  # which is copied
+            rows += added if len(rows) + len(added) <= most or not self.causes else []
+        if len(rows) > most:
+            rows[most - 1 :] = [f"... and {len(rows) - most + 1} rows more, which the whole diagnosis has."]
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        names = ("subject", "dtype", "text", "sure")
+        causes = [{**asdict(one), "bugs": list(one.bugs)} for one in self.causes]
+        return {**{name: getattr(self, name) for name in names}, "causes": causes}
+
+
+def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
+    """Return a diagnosis in brief; its text is that of `describe`."""
+    told = Brief(
+        diagnosis.subject,
+        diagnosis.dtype,
+        int(diagnosis.differs),
+        describe(diagnosis, details=details),
+        _extent(diagnosis),
+    )
+    if not diagnosis.differs:
+        return told
+    if diagnosis.exchanged is not None:
+        inner = brief(diagnosis.exchanged)
+        what, _, change = EXCHANGED.removesuffix(". Then:").partition(": ")
+        axes = Cause("output", f"{what}.", f"{change.capitalize()}.")
+        return replace(told, sure=inner.sure, causes=(axes, *inner.causes), seen=inner.seen, more=inner.more)
+    seen = diagnosis if diagnosis.again is None else diagnosis.again
+    ended = [] if diagnosis.ended is None else [f"The diagnosis ended early: {diagnosis.ended}"]
+    located = () if diagnosis.located is None else diagnosis.located.seen
+    first = [] if diagnosis.mismatch is None else [f"First over its bound: {shown(diagnosis.mismatch)}."]
+    found = (*_of_remarks(diagnosis), *_of_hypotheses(seen))
+    if not found and diagnosis.ended is None:
+        stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
+        found = (Cause(stage, NO_CAUSE, SHOW_STAGES if diagnosis.visible == ("output",) else ""),)
+    more = (*first, *left_out(diagnosis))
+    return replace(told, sure=_sure(seen), causes=found, seen=(*ended, *located), more=more)
+
+
+def _extent(diagnosis: Diagnosis) -> str:
+    """Return `extent` without the names of cases, where something differs at once."""
+    if not diagnosis.failing:
+        return extent(diagnosis)
+    who = f"{diagnosis.subject} ({diagnosis.dtype}) differs in {len(diagnosis.failing)} of "
+    listed_too = f", and as listed in {len(diagnosis.deviating)}" if diagnosis.deviating else ""
+    raised = f"; it raised in {len(diagnosis.raised)}" if diagnosis.raised else ""
+    return f"{who}{cases(len(diagnosis.failing) + len(diagnosis.passing))}{listed_too}{raised}."
+
+
+def _sure(diagnosis: Diagnosis) -> str:
+    if diagnosis.closest and not (diagnosis.explanations or diagnosis.partly):
+        one = diagnosis.closest[0]
+        return f"No bug on file explains all of it. The closest explains {one.failing} of {one.of_failing} that fail:"
+    return how_sure(diagnosis)
+
+
+def _of_remarks(diagnosis: Diagnosis) -> Iterator[Cause]:
+    """Yield what equal questions had other answers to, and in which precision it computes."""
+    if diagnosis.inside is not None and not diagnosis.deviating:
+        what, _, change = precision(diagnosis).partition(" What to change: ")
+        fix = "Keep scores and softmax in the inputs' dtype." if change else ""
+        yield Cause(
+            "scores" if diagnosis.rounds else "output", what.removesuffix(" What follows allows for that."), fix
+        )
+    for remark in diagnosis.remarks:
+        fix = next((fix for word, fix in FIXES.items() if word in remark), "")
+        stage = "gradients" if remark.startswith("Gradients") else diagnosis.first_stage or "output"
+        yield Cause(stage, remark, fix)
+
+
+def _of_hypotheses(diagnosis: Diagnosis) -> Iterator[Cause]:
+    """Yield the bugs that all hypotheses have, one by one, and then those of which nothing says which it is."""
+    told = diagnosis.explanations or diagnosis.partly or diagnosis.closest[:1]
+    common = [bug for bug in told[0].bugs if all(bug in one.bugs for one in told)] if told else []
+    located = diagnosis.located
+    if located is not None and not diagnosis.explanations and not diagnosis.remarks:
+        what = f"This is the first wrong step. {NO_CAUSE}" if not told else "This is the first wrong step."
+        yield Cause(located.stage, what, SHOW_STAGES if diagnosis.visible == ("output",) and not told else "")
+    for bug in common:
+        yield Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,))
+    rest = [[bug for bug in one.bugs if bug not in common] for one in told]
+    if len(rest) > 1:
+        stages = dict.fromkeys(min(one, key=_position).stage for one in rest if one)
+        sentences = dict.fromkeys(" ".join(bug.sentence for bug in one) for one in rest)
+        fixes = dict.fromkeys(bug.fix for one in rest for bug in one if bug.fix)
+        ids = [" + ".join(map(name_of, one)) for one in rest]
+        # Where one change mends each of them, the ids alone say that it may be another.
+        said = list(sentences)[: 1 if len(fixes) == 1 and "measured" not in ids else None]
+        yield Cause(" or ".join(stages), " Or: ".join(said), " Or: ".join(fixes), tuple(ids))
+
+
+def _position(bug: Bug) -> int:
+    return STAGES.index(bug.stage) if bug.stage in STAGES else len(STAGES)

@@ -1,0 +1,182 @@
+"""What `mha check` says of a user's own subject, on one screen: the answer, the causes, what was not judged."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from conformance.diagnosis.brief import FIXES, ROWS, Brief, Cause
+from conformance.diagnosis.text import shown as shown_place
+from conformance.judging.result import Result
+from conformance.reports.looked_at import LookedAt
+from conformance.reports.text import deviation_lines, float64_lines, gradient_lines
+from mha_core.errors import listed, shown, wrapped
+
+SCREEN = 25
+"""Most rows about one subject, of 80 columns."""
+
+REASONS, NAMES = 2, 3
+"""Most reasons of failures, or things that are kept, and most names of cases, that are said."""
+
+LEAST = 6
+"""Rows that the causes have in any case."""
+
+
+def answers(results: Sequence[Result], width: int) -> list[tuple[str, bool]]:
+    """Return the answer for each subject, dtype and device in one row, and whether all that was judged is right.
+
+    Args:
+        results: those of users' own subjects.
+        width: columns of a row.
+    """
+    rows: dict[tuple[str, str, str], list[Result]] = {}
+    for one in results:
+        rows.setdefault((one.subject, one.dtype, one.device), []).append(one)
+    found = []
+    for (name, dtype, device), group in rows.items():
+        counts: Counter[str] = Counter(one.status for one in group)
+        judged = len(group) - counts["unsupported"]
+        right = counts["equal"] + counts["deviates"]
+        words = {"different": "differ", "failed": "did not run", "equal": "equal", "deviates": "as listed"}
+        said = [f"{counts[status]:,} {word}" for status, word in words.items() if counts[status]]
+        said[:1] = [said[0].replace(" ", f" of {judged:,} ", 1)] if said else []
+        text = f"equal in all {judged:,}" if judged and counts["equal"] == judged else ", ".join(said)
+        left_out = f"{counts['unsupported']:,} not judged" if counts["unsupported"] else ""
+        where = f"{dtype}:" if device == "cpu" else f"{dtype} {device}:"
+        tail = f" {where} {'; '.join(filter(None, [text, left_out]))}"
+        found.append((shown(name, max(12, width - len(tail))) + tail, bool(judged) and right == judged))
+    return found
+
+
+def about(
+    results: Sequence[Result],
+    told: Brief | None,
+    looked_at: LookedAt | None,
+    width: int,
+    catches: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Return what is said of one subject after its answers, in rows: the causes first.
+
+    Args:
+        results: its own, in all dtypes.
+        told: why it differs; None where nothing was diagnosed.
+        looked_at: what its calls were; None if none had an answer.
+        width: columns of a row.
+        catches: what each case catches, by its id; None where no case is to be shown.
+    """
+    before = [*float64_lines(results), *_kept(results)]
+    after = [*_raised(results), *([] if catches is None else _of_one(results, catches))]
+    after += [*gradient_lines(results), *deviation_lines(results)]
+    rows = [row for line in before for row in wrapped(shown(line, 4 * width), width, "  ")]
+    last = [row for line in after for row in _in_rows(line, width)]
+    last += [*_not_judged(results, width), *_covered(looked_at, width), "Every case, with its numbers: add -v"]
+    dtypes = len({(one.dtype, one.device) for one in results})
+    taken = sum(-(-len(row) // width) for row in (*rows, *last))
+    most = min(ROWS, max(LEAST, SCREEN - dtypes - taken))
+    causes = [] if told is None else told.rows(width, most, head=False)
+    return [*rows, *causes, *last]
+
+
+def _in_rows(line: str, width: int) -> list[str]:
+    """Three rows at most; a command is one, to be copied."""
+    return [line] if line.startswith("  rerun: ") else wrapped(shown(line, 3 * width - 20), width, "  ")
+
+
+def _kept(results: Sequence[Result]) -> list[str]:
+    """A line for each thing that is kept from call to call, as sequences of calls and second calls show it."""
+    later = [one for one in results if one.mismatches and one.mismatches[0].call]
+    said: dict[str, list[Result]] = {}
+    for one in sorted(later, key=lambda one: not one.kept):
+        what = one.kept or "It is right at first and different when asked again: something is kept, or items are mixed."
+        said.setdefault(what, []).append(one)
+    lines: list[str] = []
+    for what, ones in list(said.items())[:REASONS]:
+        cause = Cause(ones[0].mismatches[0].stage, what, FIXES["keeps"]).line
+        names = [one.case for one in ones]
+        if not lines:  # a layer prepared anew is wrong too, where something is kept for all layers
+            names += [one.case for one in results if one.status == "different" and one.case.startswith("sequence")]
+        lines.append(f"{cause} In {listed(list(dict.fromkeys(names)), NAMES)}.")
+    return lines
+
+
+def _raised(results: Sequence[Result]) -> list[str]:
+    """A line for each reason why cases did not run."""
+    said: dict[str, list[Result]] = {}
+    for one in results:
+        if one.status == "failed":
+            said.setdefault(re.sub(r"\d+", "0", _why(one)), []).append(one)
+    ranked = sorted(said.values(), key=len, reverse=True)
+    lines = []
+    for ones in ranked[:REASONS]:
+        names = list(dict.fromkeys(one.case for one in ones))
+        lines.append(f"Did not run: {shown(_why(ones[0]), 100)}, in {listed(names, NAMES)}")
+    more = len(ranked) - REASONS
+    return [*lines, f"Did not run: for {more} more reasons"] if more > 0 else lines
+
+
+def _why(result: Result) -> str:
+    """Why it did not run, without the call of a sequence."""
+    return re.sub(r"^call \d+ of [\w-]+ \(.*?\): ", "", result.message)
+
+
+def _of_one(results: Sequence[Result], catches: Mapping[str, str]) -> list[str]:
+    """One difference, where there is one that is a number, else one failure; and the command that runs it again."""
+    wrong = [one for one in results if one.status == "different"]
+    numbers = [one for one in wrong if one.mismatches and math.isfinite(one.mismatches[0].error or math.inf)]
+    numbers.sort(key=lambda one: (one.case.startswith("sequence"), one.mismatches[0].total))
+    chosen = next(iter([*numbers, *wrong, *(one for one in results if one.status == "failed")]), None)
+    few = len({one.case for one in wrong}) <= NAMES  # else they have more in common than what one of them catches
+    return [] if chosen is None else of_one(chosen, catches if few else {})
+
+
+def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:
+    """Return what is wrong in one case: the first array that differs, or why it did not run; and the command again.
+
+    Args:
+        result: of a case that is not right.
+        catches: the id of each case -> what it catches.
+    """
+    lines = [f"Case {result.case}, {result.dtype}: {result.message}"] * bool(result.message)
+    if result.mismatches:
+        first = result.mismatches[0]
+        lines = [f"Case {result.case}, {result.dtype}: {first.call}{', ' * bool(first.call)}{shown_place(first)}"]
+    if catches.get(result.case):
+        lines.append(f"  It catches: {catches[result.case]}.")
+    return [*lines, f"  rerun: {result.rerun}"]
+
+
+def _not_judged(results: Sequence[Result], width: int) -> list[str]:
+    """A row with what could not be expressed, the most frequent reason first."""
+    left_out = {one.case: one.message for one in results if one.status == "unsupported"}
+    reasons = Counter(
+        reason.partition(" (")[0]
+        for message in left_out.values()
+        for reason in dict.fromkeys(message.removeprefix("cannot express: ").split("; "))
+    )
+    head = f"Not judged: {len(left_out)} case{'s' * (len(left_out) != 1)} with "
+    return _fitted(head, [f"{reason} ({count})" for reason, count in reasons.most_common()], width)
+
+
+def _covered(looked_at: LookedAt | None, width: int) -> list[str]:
+    """A row with the largest sizes, and one with what no call was."""
+    if looked_at is None:
+        return []
+    words = {"batches": "items", "head_dim": "channels a head"}
+    sizes = [f"{size:,} {words.get(name, name)}" for name, size in looked_at.sizes.items()]
+    return [*_fitted("Covered to: ", sizes, width), *_fitted("Not covered: ", list(looked_at.never), width)]
+
+
+def _fitted(head: str, items: Sequence[str], width: int) -> list[str]:
+    """One row with as many of the items as it has room for, and how many there are besides; none without any."""
+    if not items:
+        return []
+    chosen: list[str] = []
+    for item in items:
+        more = len(items) - len(chosen) - 1
+        if len(head + ", ".join([*chosen, item])) + len(f" and {more} more") * bool(more) <= width:
+            chosen.append(item)
+    chosen = chosen or [items[0]]
+    more = len(items) - len(chosen)
+    return [shown(head + ", ".join(chosen) + f" and {more} more" * bool(more), max(width, 20))]
