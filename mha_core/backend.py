@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mha_core.call.inputs import AttentionInputs
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import check_dtype
-from mha_core.errors import BackendError, BackendNotInstalled
+from mha_core.errors import BackendError, BackendNotInstalled, install_command
 from mha_core.files.declared import declared
 from mha_core.files.kept import kept_folder, trim
 from mha_core.files.shadow import OURS, foreign_file
@@ -242,7 +242,7 @@ def install_line(name: str) -> str:
         return f"pip install {name}"
     extras = distribution.metadata.get_all("Provides-Extra") or []
     package = distribution.metadata["Name"]
-    return f"pip install '{package}[{name}]'" if name in extras else f"pip install {package}"
+    return install_command(name if name in extras else "", package)
 
 
 def _entry_points() -> dict[str, EntryPoint]:

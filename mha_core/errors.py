@@ -7,6 +7,7 @@ that rewrite a terminal, a text that fails while it is made. So every message is
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 from collections.abc import Sequence
 
@@ -60,6 +61,28 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text.strip(), max(width, 20), initial_indent=deep, subsequent_indent=deep + indent, break_on_hyphens=False
     )
+
+
+def install_command(extra: str = "", package: str = "mha-parity") -> str:
+    """Return the command that installs an installed package with an extra, from where it came: a clone or a wheel file.
+
+    >>> install_command("torch", "no-such-package")
+    "pip install 'no-such-package[torch]'"
+    """
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from pathlib import Path
+    from urllib.parse import unquote
+
+    clone = Path(__file__).parent.parent
+    source = str(clone) if package == "mha-parity" and (clone / "pyproject.toml").is_file() else package
+    try:
+        came_from = json.loads(distribution(package).read_text("direct_url.json") or "{}")["url"]
+        source = shown(unquote(came_from.removeprefix("file://"))) if came_from.startswith("file://") else source
+    except (PackageNotFoundError, ValueError, LookupError):  # it came from an index, or is no installed package
+        pass
+    named = f"{source}[{extra}]" if extra else source
+    return f"pip install {shlex.quote(named)}"
 
 
 def one_line(error: BaseException, *, whole: bool = False) -> str:

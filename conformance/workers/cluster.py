@@ -18,7 +18,7 @@ from conformance.workers.interpreters import Settings
 from conformance.workers.local import Local
 from conformance.workers.process import running
 from conformance.workers.protocol import Hello, code_hash
-from mha_core.errors import BackendError, SpecError, one_line, shown
+from mha_core.errors import BackendError, SpecError, install_command, one_line, shown
 
 ANSWER_SECONDS = 10.0
 """Time for a scheduler, and for its workers, to answer before there is any work."""
@@ -57,7 +57,7 @@ class Cluster(Executor):
         try:
             import distributed
         except ImportError as error:
-            raise SpecError("--scheduler needs Dask's distributed: pip install 'mha-parity[dask]'") from error
+            raise SpecError(f"--scheduler needs Dask's distributed: {install_command('dask')}") from error
         self.address = address
         self._workers, self._say = workers, say
         self._run = uuid.uuid4().hex

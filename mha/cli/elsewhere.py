@@ -62,8 +62,8 @@ def run_elsewhere(python: str, without: str) -> NoReturn:
 def _check(found: str, environment: dict[str, str]) -> None:
     """Raise CouldNotRun unless this is an interpreter that has this version of this project."""
     from conformance.workers.process import LONGEST_HELLO, START_SECONDS
-    from conformance.workers.protocol import DISTRIBUTION, Hello, project_version
-    from mha_core.errors import LONGEST_REASON, shown
+    from conformance.workers.protocol import DISTRIBUTION, Hello
+    from mha_core.errors import LONGEST_REASON, install_command, shown
 
     with tempfile.TemporaryFile() as errors:
         try:
@@ -96,7 +96,7 @@ def _check(found: str, environment: dict[str, str]) -> None:
     except (ValueError, TypeError):
         raise CouldNotRun(
             f"--python: {found} can't import {DISTRIBUTION}: {last}. Install it there, with the original's framework: "
-            f"{found} -m pip install {DISTRIBUTION}=={project_version()}"
+            f"{found} -m {install_command(package=DISTRIBUTION)}"
         ) from None
     if difference := hello.difference():
         raise CouldNotRun(f"--python: {found} {difference}")

@@ -12,7 +12,7 @@ from types import ModuleType
 from mha.formats.checkpoint import Add, Checkpoint
 from mha.formats.folder import INDEX, source_file
 from mha_core import AttentionConfig, SpecError
-from mha_core.errors import one_line
+from mha_core.errors import install_command, one_line
 
 __all__ = [
     *("FORMATS", "SUFFIXES", "Add", "Checkpoint", "Format", "create", "format_of", "found_file", "framework_of"),
@@ -175,5 +175,5 @@ def _module(form: Format, *, write: bool = False) -> ModuleType:
         extra = "convert" if error.name == "h5py" else form.framework
         raise SpecError(
             f"files of the format {form.name} ({', '.join(form.suffixes)}) need the package {error.name!r}, "
-            f"which is not installed: pip install 'mha-parity[{extra}]'"
+            f"which is not installed: {install_command(extra)}"
         ) from error

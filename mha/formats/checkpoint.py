@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES
-from mha_core.errors import one_line, shown
+from mha_core.errors import install_command, one_line, shown
 from mha_core.files.tensorfile import check_name
 
 Add = Callable[[str, NDArray], None]
@@ -117,7 +117,7 @@ def bfloat16() -> np.dtype:
     try:
         import ml_dtypes
     except ModuleNotFoundError as error:
-        raise SpecError("bfloat16 arrays need the package 'ml_dtypes': pip install 'mha-parity[convert]'") from error
+        raise SpecError(f"bfloat16 arrays need the package 'ml_dtypes': {install_command('convert')}") from error
     return np.dtype(ml_dtypes.bfloat16)
 
 

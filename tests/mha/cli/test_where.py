@@ -20,6 +20,7 @@ from mha.cli.main import main
 from mha.cli.porter.where import where
 from mha.substitution.reports.page import render
 from mha.substitution.reports.report import ModuleResult, WhereReport
+from mha_core.errors import install_command
 from tests.browser.driver import CONTRASTS, LOWEST_CONTRAST
 
 MHA = [sys.executable, "-c", "from mha.cli.main import run; run()"]
@@ -201,7 +202,7 @@ def test_an_interpreter_that_can_not_be_used_is_refused_in_one_line(tmp_path):
     bare = str(tmp_path / "bare" / "bin" / "python")
     said = refused_by(bare)
     assert f"{bare} can't import mha-parity" in said
-    assert "-m pip install mha-parity==" in said
+    assert f"-m {install_command()}" in said
     for package in ("conformance/workers", "mha/cli"):  # one that says that it is another version
         (tmp_path / "other" / package).mkdir(parents=True)
     (tmp_path / "other/mha/cli/main.py").touch()

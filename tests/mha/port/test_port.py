@@ -17,6 +17,7 @@ from mha.cli.porter.port import port as command  # noqa: E402
 from mha.port.encoder import load_encoder  # noqa: E402
 from mha.port.port import ORIGINAL, port  # noqa: E402
 from mha_core import backend  # noqa: E402
+from mha_core.errors import install_command  # noqa: E402
 from tests.mha.recipes.hf_models import save_encoder  # noqa: E402
 
 TEXTS = ("the cat sleeps .", "a train")
@@ -191,4 +192,4 @@ def test_a_missing_extra_is_named_with_the_line_that_installs_it(package, monkey
     monkeypatch.setitem(sys.modules, package, None)
     result = mha_port("--backend", "torch", "--text", "Hello.")
     assert result.exit_code == 2
-    assert f"needs the package '{package}'. Install it with: pip install 'mha-parity[torch,hf]'" in result.output
+    assert f"needs the package '{package}'. Install it with: {install_command('torch,hf')}" in result.output
