@@ -42,7 +42,8 @@ def answers(results: Sequence[Result], width: int) -> list[tuple[str, bool]]:
         words = {"different": "differ", "failed": "did not run", "equal": "equal", "deviates": "as listed"}
         said = [f"{counts[status]:,} {word}" for status, word in words.items() if counts[status]]
         said[:1] = [said[0].replace(" ", f" of {judged:,} ", 1)] if said else []
-        text = f"equal in all {judged:,}" if judged and counts["equal"] == judged else ", ".join(said)
+        text = f"equal in all {judged:,}" if counts["equal"] == judged else ", ".join(said)
+        text = text if judged else "none judged"
         left_out = f"{counts['unsupported']:,} not judged" if counts["unsupported"] else ""
         where = f"{dtype}:" if device == "cpu" else f"{dtype} {device}:"
         tail = f" {where} {'; '.join(filter(None, [text, left_out]))}"
@@ -128,7 +129,10 @@ def _of_one(results: Sequence[Result], catches: Mapping[str, str]) -> list[str]:
     numbers.sort(key=lambda one: (one.case.startswith("sequence"), one.mismatches[0].total))
     chosen = next(iter([*numbers, *wrong, *(one for one in results if one.status == "failed")]), None)
     few = len({one.case for one in wrong}) <= NAMES  # else they have more in common than what one of them catches
-    return [] if chosen is None else of_one(chosen, catches if few else {})
+    if chosen is None:
+        return []
+    lines = of_one(chosen, catches if few else {})
+    return lines if chosen.status == "different" else lines[-1:]  # why it did not run stands there already
 
 
 def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:
@@ -142,8 +146,8 @@ def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:
     if result.mismatches:
         first = result.mismatches[0]
         lines = [f"Case {result.case}, {result.dtype}: {first.call}{', ' * bool(first.call)}{shown_place(first)}"]
-    if catches.get(result.case):
-        lines.append(f"  It catches: {catches[result.case]}.")
+        if result.case in catches:
+            lines.append(f"  It catches: {catches[result.case]}.")
     return [*lines, f"  rerun: {result.rerun}"]
 
 

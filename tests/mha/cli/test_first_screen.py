@@ -1,0 +1,243 @@
+"""What `mha check` and `mha diagnose` say of a user's own subject fits on one screen: answer, cause, what to change."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.reports.text import WHY_FLOAT64
+from mha.cli.main import main
+from mha.cli.suite.screen import SCREEN
+
+pytestmark = pytest.mark.same_on_newest  # NumPy alone, and the command line
+
+LAYERS = """
+from dataclasses import replace
+
+import numpy as np
+from mha_core import Trace, reference
+
+
+def layer(weights, queries, keys, values, mask, *, num_heads, padding, scale=None, dtype=None):
+    def heads(x, name):
+        x = x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+        return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads).swapaxes(1, 2)
+
+    keys, values = (np.where(padding[:, :, None], 0, x) for x in (keys, values))
+    q, k, v = heads(queries, "q_proj"), heads(keys, "k_proj"), heads(values, "v_proj")
+    scores = np.where(mask, q @ k.swapaxes(2, 3) * (scale or q.shape[-1] ** -0.5), -1e30)
+    exp = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-1e30)) * mask
+    total = exp.sum(axis=-1, keepdims=True)
+    merged = (exp / np.where(total == 0, 1, total) @ v).swapaxes(1, 2)
+    merged = merged.reshape(*merged.shape[:2], merged.shape[2] * merged.shape[3])
+    return (merged @ weights["out_proj.weight"].T + weights.get("out_proj.bias", 0.0)).astype(dtype or queries.dtype)
+
+
+def right(weights, queries, keys, values, mask, *, num_heads, padding):
+    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
+
+
+def wide(weights, queries, keys, values, mask, *, num_heads, padding):
+    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding, dtype="float64")
+
+
+def wide_and_wrong(weights, queries, keys, values, mask, *, num_heads, padding):
+    return 1.5 * wide(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
+
+
+def input_width(weights, queries, keys, values, mask, *, num_heads, padding):
+    scale = queries.shape[-1] ** -0.5
+    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding, scale=scale)
+
+
+def half(weights, queries, keys, values, mask, *, num_heads, padding):
+    weights = {name: array.astype("float16").astype(array.dtype) for name, array in weights.items()}
+    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
+
+
+def turned(weights, queries, keys, values, mask, *, num_heads, padding):
+    if padding.shape[0] == padding.shape[1]:
+        mask = (mask | padding[:, None, None, :]) & ~padding.T[:, None, None, :]
+    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
+
+
+def raises(weights, queries, keys, values, mask, *, num_heads):
+    raise RuntimeError("\\x1b]0;title\\x07" + "x" * 10_000 + f" {queries.sum()}")
+
+
+class Kept:
+    name = "kept"
+
+    def prepare(self, config, weights):
+        first = []
+
+        def run(inputs):
+            first.append(inputs.queries.copy())
+            queries = first[0] if first[0].shape == inputs.queries.shape else inputs.queries
+            return reference.run(config, weights, replace(inputs, queries=queries)).output.astype(queries.dtype)
+
+        return run
+
+
+class Backward:
+    name = "backward"
+
+    def prepare(self, config, weights):
+        def run(inputs):
+            found = reference.run(config, weights, inputs)
+            if found.gradients is None:
+                return found
+            gradients = {**found.gradients, "values": 2.0 * found.gradients["values"]}
+            return Trace(**dict(found.stages()), gradients=gradients)
+
+        return run
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The name of a module with layers, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    name = f"own_{tmp_path.name}"
+    Path(f"{name}.py").write_text(LAYERS)
+    return name
+
+
+def said(*arguments: str, columns: int = 80) -> tuple[int, str]:
+    """The exit status and what a command prints. A command that is shown to be copied may be longer than a row."""
+    ended = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [*arguments, "--workers", "0"])
+    rows = ended.stdout.splitlines()
+    assert all(len(row) <= columns or "rerun: mha check" in row for row in rows), ended.stdout
+    taken = sum(-(-max(len(row), 1) // columns) for row in rows)
+    assert columns < 80 or taken <= SCREEN, ended.stdout
+    assert "Traceback" not in ended.output
+    return ended.exit_code, ended.stdout
+
+
+def flat(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+FEW = [part for id in ("prime", "causal", "valid-lens", "no-bias", "one-query") for part in ("-c", id)]
+
+CAUSES = {
+    "input_width": (FEW, "scores: Scores are divided by the root of the width of the query inputs", "Change: Multiply"),
+    "half": (FEW, "queries: Weights and biases of all projections are rounded to float16.", "Change: Keep the"),
+    "turned": (
+        [*FEW, "-c", "valid-lens-as-many-items-as-keys"],
+        "weights: ",
+        "It catches: a padding mask (B, Lk) read as (Lk, B)",
+    ),
+    "Kept": ([*FEW, "-c", "sequence-numbers"], "output: It keeps ", "Change: Keep nothing of one call for the next."),
+    "Backward": (["-c", "prime", "-c", "causal"], "gradients: ", "The first gradient that differs"),
+}
+"""Layer -> the cases that it is asked, what the screen says of the cause and its stage, and of what to change."""
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_cause_its_stage_and_what_to_change_are_on_the_first_screen(own, name):
+    cases, cause, change = CAUSES[name]
+    status, text = said("check", "--subject", f"{own}:{name}", *cases)
+    assert status == 1
+    answer, *rest = text.splitlines()
+    assert re.match(rf"{name.lower()} float64: \d of \d differ", answer)
+    assert cause in flat("\n".join(rest))
+    assert change in flat("\n".join(rest))
+    assert f"rerun: mha check --subject {own}:{name} --case " in text
+
+
+def test_a_right_layer_is_answered_in_its_first_rows(own):
+    status, text = said("check", "--subject", f"{own}:right", *FEW, "-c", "rotary", "-c", "grouped-heads")
+    assert status == 0
+    rows = text.splitlines()
+    assert rows[:2] == ["right float64: equal in all 5; 2 not judged", "right float32: equal in all 5; 2 not judged"]
+    assert rows[2].startswith("Not judged: 2 cases with ")
+    assert "grouped heads (1)" in rows[2]
+    assert rows[3].startswith("Covered to: 2 items, ")
+    assert rows[4].startswith("Not covered: float16, bfloat16, a GPU, ")
+    assert len(rows) == 6
+    assert said("check", "--subject", f"{own}:right", "-c", "rotary")[1].startswith(
+        "right float64: none judged; 1 not "
+    )
+
+
+def test_float64_in_another_dtype_is_judged_by_its_numbers_and_told_once(own):
+    status, text = said("check", "--subject", f"{own}:wide", *FEW)
+    assert status == 0
+    assert "wide float32: equal in all 5" in text
+    assert flat(text).count(f"wide float32 returns float64 (output): {WHY_FLOAT64}") == 1
+    status, text = said("check", "--subject", f"{own}:wide_and_wrong", *FEW, "-d", "float32", "--no-diagnosis")
+    assert status == 1
+    assert "wide_and_wrong float32: 5 of 5 differ" in text
+    assert said("check", "--subject", f"{own}:right", *FEW)[1].count("float64") == 1
+
+
+def test_what_raises_is_said_once_and_does_not_reach_the_terminal(own):
+    status, text = said("check", "--subject", f"{own}:raises", *FEW)
+    assert status == 2
+    assert text.startswith("raises float64: 5 of 5 did not run\nraises float32: 5 of 5 did not run\n")
+    assert flat(text).count("Did not run: RuntimeError: ") == 1
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_all_that_was_printed_before_is_there_when_it_is_asked_for(own):
+    arguments = ["check", "--subject", f"{own}:input_width", *FEW, "-v", "--workers", "0"]
+    text = CliRunner().invoke(main, arguments).stdout
+    for part in (
+        "Worst error / allowed error",
+        "case causal: different since stage 'output'",
+        "Covered: ",
+        "5 of 5 cases",
+    ):
+        assert part in text
+    assert "  scale-query-dim: Scores are divided" in text
+
+
+def test_a_narrow_terminal_and_random_cases(own):
+    narrow = said("check", "--subject", f"{own}:input_width", *FEW, columns=40)
+    assert narrow[0] == 1
+    assert "scores: Scores are divided" in flat(narrow[1])
+    status, text = said("check", "--subject", f"{own}:raises", "--random", "30", "--seed", "3")
+    assert status == 2
+    assert text.startswith("raises float64: ")
+
+
+def test_the_diagnosis_alone_has_at_most_a_dozen_rows_unless_all_is_asked_for(own):
+    status, text = said("diagnose", "--subject", f"{own}:input_width", *FEW)
+    assert status == 1
+    assert text.startswith(
+        "input_width (float64) differs in 5 of 5 cases.\nCause: this gives the same numbers in all 5 "
+    )
+    assert len(text.splitlines()) <= 12
+    arguments = ["diagnose", "--subject", f"{own}:input_width", *FEW, "--details", "--workers", "0"]
+    whole = CliRunner().invoke(main, arguments).stdout
+    assert "Problems:" in whole
+    assert "First array over its bound: " in whole
+    status, text = said("diagnose", "--subject", f"{own}:right", *FEW)
+    assert (status, text) == (
+        0,
+        "right (float64) is equal to the reference in all 5 cases. There is nothing to\nexplain.\n",
+    )
+
+
+def test_the_diagnosis_stands_in_every_report(own):
+    files = {flag: Path(f"report{flag}") for flag in ("--json", "--html", "--junit", "--sarif")}
+    named = [part for flag, path in files.items() for part in (flag, str(path))]
+    assert said("check", "--subject", f"{own}:input_width", *FEW, *named)[0] == 1
+    texts = {flag: path.read_text() for flag, path in files.items()}
+    assert all("Scores are divided by the root of the width of the query inputs" in text for text in texts.values())
+    (told,) = json.loads(texts["--json"])["diagnoses"]
+    assert (told["subject"], told["dtype"]) == ("input_width", "float64")
+    (cause,) = told["causes"]
+    assert cause["stage"] == "scores"
+    assert cause["bugs"] == ["scale-query-dim"]
+    assert cause["change"].startswith("Multiply queries")
+    assert "the same numbers in all 5 cases" in told["sure"]
+    assert said("check", "--subject", f"{own}:input_width", *FEW, *named, "--no-diagnosis")[0] == 1
+    assert json.loads(files["--json"].read_text())["diagnoses"] == []
+    assert not any("Scores are divided" in path.read_text() for path in files.values())
