@@ -9,7 +9,7 @@ import pytest
 
 from conformance.bounds.precision import Precision
 from conformance.cases.table import select
-from conformance.judging.compare import ParityError, compare, is_allowed
+from conformance.judging.compare import ParityError, compare, in_float64, is_allowed
 from conformance.judging.distance import worst
 from conformance.judging.expected import answer
 from mha_core import STAGES, Trace
@@ -121,6 +121,21 @@ def test_shapes_dtypes_and_missing_gradients(problem, expected):
     fewer = {name: array for name, array in expected.gradients.items() if name != "k_proj.weight"}
     with pytest.raises(ParityError, match=r"gradients.k_proj.weight is missing"):
         judge(problem, expected, replace(expected, gradients=fewer))
+
+
+def test_float64_of_a_users_own_code_is_judged_by_its_numbers_and_nobody_elses(problem):
+    wanted = answer(problem, Precision.of("float32"))
+    given = wanted.trace
+    assert in_float64(given, "float32") == tuple(given.arrays())
+    assert in_float64(given, "float64") == ()
+    ratios, wrong = wanted.judge(given, "float32", own=True)
+    assert (wrong, {*ratios.values()}) == ((), {0.0})
+    assert {one.stage for one in wanted.judge(given, "float32")[1]} == {*given.arrays()}
+    other = replace(given, output=given.output + np.where(np.arange(given.output.shape[-1]) == 3, 1e-2, 0.0))
+    (wrong,) = wanted.judge(other, "float32", own=True)[1]
+    assert (wrong.stage, wrong.index[-1]) == ("output", 3)
+    narrow = replace(given, output=given.output.astype(np.float16))
+    assert "output is float16" in wanted.judge(narrow, "float32", own=True)[1][0].message
 
 
 def test_every_offender_is_listed(problem, expected):

@@ -90,6 +90,7 @@ def one_result(**changes) -> dict:
         "gone": [],
         "kept": "",
         "left_out": {},
+        "in_float64": [],
     }
     return {**report.to_json([], {}), "results": [{**result, **changes}]}
 

@@ -58,13 +58,12 @@ def test_the_code_of_the_document_is_right(module):
     assert subject in (ROOT / "examples" / "subject_torch.py").read_text()
 
 
-def test_the_diagnosis_that_readme_shows_is_what_the_command_prints(module):
-    """But for what "..." stands for."""
+def test_the_screen_that_readme_shows_is_what_the_command_prints(module):
     readme = (ROOT / "README.md").read_text()
-    function, shown = re.search(
-        r"```python\n(.*?def attention.*?)```.*?```\n(attention .*?)```", readme, re.DOTALL
-    ).groups()
-    module(function)
-    said = CliRunner().invoke(main, ["diagnose", "--subject", "mine:attention"]).output
-    for part in re.split(r"^  \.\.\.\n", shown, flags=re.MULTILINE):
-        assert part.strip() in said
+    found = re.search(r"```python\n(.*?def attention.*?)```.*?```\n(attention .*?)```", readme, re.DOTALL)
+    assert found is not None
+    module("")
+    (Path.cwd() / "mine.py").write_text(found[1])  # the line of what raises is that of the file
+    said = CliRunner(env={"COLUMNS": "80"}).invoke(main, ["check", "--subject", "mine:attention"])
+    assert (said.exit_code, said.stdout) == (1, found[2])
+    assert len(found[2].splitlines()) <= 25
