@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import click
 
@@ -77,4 +78,8 @@ for command in (backends, bugs, cache):
 
 def run() -> None:
     """The entry point of the installed script `mha`."""
+    if sys.argv[1:2] in (["check"], ["diagnose"]) and "--twice" not in sys.argv:
+        # A diagnosis multiplies small matrices: threads would spend twice the time, waiting for each other. And the
+        # answers that workers have kept are those of one thread.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     run_program(main)
