@@ -190,7 +190,7 @@ def to_json(
     known: Deviations | None = None,
     could_not_run: Sequence[str] = (),
     looked_at: LookedAt | None = None,
-    diagnoses: Sequence[Mapping[str, Any]] | None = None,
+    diagnoses: Sequence[Mapping[str, Any]] | None = (),
 ) -> dict[str, Any]:
     """The report as JSON can hold it.
 
@@ -200,7 +200,7 @@ def to_json(
         known: the table that the results were judged with; the report holds the entries that they name.
         could_not_run: a line for each subject or backend that could not be used.
         looked_at: what the calls of the results were; None if none had an answer.
-        diagnoses: why subjects differ, as `conformance.diagnosis.brief.Brief.to_dict` has it. None: that was not asked.
+        diagnoses: why subjects differ, as `conformance.diagnosis.brief.Brief.to_dict` has it. None: not said.
     """
     found = list(results)
     named = {identifier for result in found for identifier in (*result.deviations, *result.gone)}

@@ -78,7 +78,7 @@ def replay(asked: ReplayOptions) -> None:
     write_asked(
         asked.json_path,
         lambda: {
-            **report.to_json([], found.versions),
+            **report.to_json([], found.versions, diagnoses=None),
             "made_with": dict(recording.versions),
             "coverage": None if recording.coverage is None else recording.coverage.to_dict(),
             "unseen": None if missed is None else missed.to_dict(),

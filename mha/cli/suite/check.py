@@ -159,7 +159,7 @@ def check(asked: CheckOptions) -> None:
     )
     warn(errors, [*found.left_out, *found.broken])
     if not found.subjects:
-        asked.write(report.to_json([], {}, known, found.broken, diagnoses=()), [], COULD_NOT_RUN)
+        asked.write(report.to_json([], {}, known, found.broken), [], COULD_NOT_RUN)
         raise SystemExit(COULD_NOT_RUN)
     plan = Plan(found.subjects, everything=asked.everything or bool(asked.patterns) or asked.count is not None)
     runs = [(case, subject) for subject in found.subjects for case in plan.asked(subject, cases)]
@@ -350,7 +350,7 @@ def _check_onnx(console: Console, errors: Console, asked: CheckOptions) -> NoRet
             own = [one for one in results if one.subject == name]
             _print_about(console, own, None, asked, subjects, [case for case, _ in runs])
     status = status_by(results, failed=interrupted or bool(found.broken))
-    asked.write(report.to_json(results, found.versions, looked_at=looked, diagnoses=()), results, status)
+    asked.write(report.to_json(results, found.versions, looked_at=looked), results, status)
     raise SystemExit(status)
 
 
