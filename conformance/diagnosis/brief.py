@@ -133,6 +133,9 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     located = () if diagnosis.located is None else diagnosis.located.seen
     first = [] if diagnosis.mismatch is None else [f"First over its bound: {shown(diagnosis.mismatch)}."]
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen))
+    right = diagnosis.explanations and not diagnosis.explanations[0].bugs
+    if not found and right and diagnosis.mismatch is not None:
+        found = (Cause(diagnosis.mismatch.stage, f"{diagnosis.mismatch.message}."),)
     if not found and diagnosis.ended is None:
         stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
         found = (Cause(stage, NO_CAUSE, SHOW_STAGES if diagnosis.visible == ("output",) else ""),)

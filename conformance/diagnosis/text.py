@@ -110,7 +110,6 @@ def shown(mismatch: Mismatch) -> str:
 def cause(diagnosis: Diagnosis) -> str:
     """Return the bugs that explain what differs, and what to change; or where it begins if none does."""
     inside = "" if diagnosis.inside is None else f"{precision(diagnosis)}\n"
-    total = len(diagnosis.failing) + len(diagnosis.passing)
     if diagnosis.explanations:
         return inside + _explained(diagnosis)
     lines = []
