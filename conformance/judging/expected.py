@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import safetensors.numpy
@@ -78,7 +78,7 @@ def expected(case: Case, precision: Precision) -> Expected:
         return _as_given(problem, kept)
     found = answer(problem, precision)
     if _shelf is not None:
-        _shelf.put(problem, precision, found)
+        found = _shelf.put(problem, precision, found)
     return _as_given(problem, found)
 
 
@@ -111,20 +111,71 @@ class Shelf:
         if data is None:
             return None
         arrays = safetensors.numpy.load(data)
-        # A file has its arrays in an order of its own: their names begin with a number.
-        traced, allowed = (
-            {name.split(".", 2)[2]: arrays[name] for name in sorted(arrays) if name.startswith(kind)}
-            for kind in (TRACE, ALLOWED)
-        )
-        return Expected(problem.rounded(precision.storage), Trace.of_arrays(traced), allowed, arrays[WHERE])
+        trace = Trace.of_arrays(_named(arrays, TRACE))
+        stages, gradients = _named(arrays, ALLOWED), partial(self._of_gradients, problem, precision, None)
+        allowed = _Bounds(stages, tuple(filter(is_gradient, trace.arrays())), gradients)
+        return Expected(problem.rounded(precision.storage), trace, allowed, arrays[WHERE])
 
-    def put(self, problem: Problem, precision: Precision, found: Expected) -> None:
-        """Keep an answer."""
-        arrays = {WHERE: found.where}
-        for kind, named in ((TRACE, found.trace.arrays()), (ALLOWED, found.allowed_error)):
-            arrays |= {f"{kind}{number:03}.{name}": array for number, (name, array) in enumerate(named.items())}
-        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        self._kept.put(_key(problem, precision), safetensors.numpy.save(whole))
+    def put(self, problem: Problem, precision: Precision, found: Expected) -> Expected:
+        """Keep an answer. Return it with bounds of gradients that are kept as well once they are looked at."""
+        stages = {name: found.allowed_error[name] for name in found.allowed_error if not is_gradient(name)}
+        arrays = {WHERE: found.where, **_numbered(found.trace.arrays(), TRACE), **_numbered(stages, ALLOWED)}
+        self._kept.put(_key(problem, precision), _data(arrays))
+        gradients = partial(self._of_gradients, problem, precision, found.allowed_error)
+        names = tuple(filter(is_gradient, found.allowed_error))
+        return replace(found, allowed_error=_Bounds(stages, names, gradients))
+
+    def _of_gradients(
+        self, problem: Problem, precision: Precision, allowed: Mapping[str, NDArray] | None
+    ) -> dict[str, NDArray]:
+        """The bounds of gradients: those that are kept, else those of `allowed`, else computed anew."""
+        key = f"{GRADIENT}{_key(problem, precision)}"
+        data = self._kept.get(key)
+        if data is not None:
+            return _named(safetensors.numpy.load(data), ALLOWED)
+        every = answer(problem, precision).allowed_error if allowed is None else allowed
+        found = {name: every[name] for name in every if is_gradient(name)}
+        self._kept.put(key, _data(_numbered(found, ALLOWED)))
+        return found
+
+
+class _Bounds(Mapping[str, NDArray]):
+    """Bounds of which those of gradients are found when one is looked at: many subjects show none.
+
+    Args:
+        stages: the bounds of stages.
+        names: those of the gradients.
+        gradients: gives their bounds.
+    """
+
+    def __init__(
+        self, stages: dict[str, NDArray], names: tuple[str, ...], gradients: Callable[[], dict[str, NDArray]]
+    ) -> None:
+        self._found, self._names, self._gradients = dict(stages), (*stages, *names), gradients
+
+    def __getitem__(self, name: str) -> NDArray:
+        if name not in self._found and name in self._names:
+            self._found |= self._gradients()
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _numbered(arrays: Mapping[str, NDArray], kind: str) -> dict[str, NDArray]:
+    """Arrays under names that begin with a number: a file has them in an order of its own."""
+    return {f"{kind}{number:03}.{name}": array for number, (name, array) in enumerate(arrays.items())}
+
+
+def _named(arrays: Mapping[str, NDArray], kind: str) -> dict[str, NDArray]:
+    return {name.split(".", 2)[2]: arrays[name] for name in sorted(arrays) if name.startswith(kind)}
+
+
+def _data(arrays: Mapping[str, NDArray]) -> bytes:
+    return bytes(safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
 
 
 TRACE, ALLOWED, WHERE = "trace.", "allowed.", "where"

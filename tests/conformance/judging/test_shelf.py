@@ -29,9 +29,10 @@ def test_a_kept_answer_has_the_same_bits(case, shelf):
     problem = case.build()
     wanted = answer(problem, PRECISION)
     assert shelf.get(problem, PRECISION) is None
-    shelf.put(problem, PRECISION, wanted)
+    put = shelf.put(problem, PRECISION, wanted)
     found = shelf.get(problem, PRECISION)
     for mine, theirs in (
+        (put.allowed_error, wanted.allowed_error),
         (found.trace.arrays(), wanted.trace.arrays()),
         (found.allowed_error, wanted.allowed_error),
         ({"where": found.where}, {"where": wanted.where}),
@@ -66,3 +67,15 @@ def test_a_damaged_answer_is_computed_anew(shelf, tmp_path, monkeypatch):
         expected(CASES[0], PRECISION)
     assert len(asked) == 2
     expected.cache_clear()
+
+
+def test_bounds_of_gradients_are_computed_and_kept_once_they_are_looked_at(shelf, tmp_path):
+    problem = CASES[1].build()
+    wanted = answer(problem, PRECISION)
+    found = shelf.put(problem, PRECISION, wanted)
+    assert found.allowed_error["output"].tobytes() == wanted.allowed_error["output"].tobytes()
+    assert len(list(pieces(tmp_path))) == 1
+    assert shelf.get(problem, PRECISION).allowed_error["gradients.keys"].any()
+    assert len(list(pieces(tmp_path))) == 2
+    with pytest.raises(KeyError):
+        found.allowed_error["gradients.nothing"]
