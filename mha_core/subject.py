@@ -18,6 +18,7 @@ from mha_core.config import AttentionConfig
 from mha_core.dtypes import check_dtype
 from mha_core.errors import SpecError
 from mha_core.features import WIDTHS
+from mha_core.parts import PARTS
 from mha_core.weights import Weights
 
 
@@ -70,6 +71,12 @@ class Capabilities:
             said.append("a mask that is not the first keys of each query, the same in all heads")
         return "; ".join(said) or None
 
+
+EVERYTHING = Capabilities(*(row.name for row in table.FEATURES))
+"""All features: an object with `capabilities = EVERYTHING` is asked every case."""
+
+FIRST = EVERYTHING.but(without=PARTS)
+"""Those that the definition had at first: an object that declares no capabilities may have been written then."""
 
 OPERATION = Capabilities("bias", "dot", "scale", "head_dim", "value_head_dim", "grouped", *WIDTHS, "bare")
 """The features of an operator that is given queries, keys and values in heads, without projections of its own."""

@@ -41,6 +41,9 @@ Supports = Callable[[AttentionConfig, AttentionInputs], "str | None"]
 RULE = f"a subject has prepare(config, weights), or is a function f({', '.join(ARGUMENTS)})"
 
 
+TO_BEGIN = "`mha check --new FILE.py` writes one to begin with"
+
+
 class OtherDtype(SpecError):
     """A subject that does not compute in the dtype asked for."""
 
@@ -145,7 +148,7 @@ def subject_from_function(
     Traceback (most recent call last):
     ...
     mha_core.errors.SpecError: 'mine' has the parameters (q, k, v); a function to be judged starts with \
-weights, queries, keys, values, mask
+weights, queries, keys, values, mask; `mha check --new FILE.py` writes one to begin with
     """
     name = getattr(function, "__name__", type(function).__name__) if name is None else name
     dtypes = check_dtypes(repr(name), dtypes)
@@ -153,7 +156,7 @@ weights, queries, keys, values, mask
     if not is_plain(parameters):
         raise SpecError(
             f"{name!r} has the parameters ({', '.join(map(str, parameters))}); a function to be judged starts with "
-            f"{', '.join(ARGUMENTS)}"
+            f"{', '.join(ARGUMENTS)}; {TO_BEGIN}"
         )
     rest, known = parameters[len(ARGUMENTS) :], known_options()
     for parameter in rest:
@@ -183,7 +186,7 @@ def parameters_of(where: str, function: Callable[..., Any]) -> list[inspect.Para
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise SpecError(f"{where} does not tell its parameters; {RULE}") from error
+        raise SpecError(f"{where} does not tell its parameters; {RULE}; {TO_BEGIN}") from error
 
 
 def is_plain(parameters: list[inspect.Parameter]) -> bool:

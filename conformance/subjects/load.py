@@ -23,6 +23,7 @@ from conformance.subjects.ask import CannotExpress, place
 from conformance.subjects.function import (
     DEFAULT_DTYPES,
     RULE,
+    TO_BEGIN,
     FunctionSubject,
     OtherDtype,
     check_dtypes,
@@ -36,6 +37,7 @@ from mha_core.backend import Run
 from mha_core.dtypes import check_dtype
 from mha_core.errors import one_line, shown
 from mha_core.files.shadow import HOME, OURS
+from mha_core.subject import FIRST, Capabilities
 from mha_core.weights import Weights
 
 __all__ = [
@@ -85,9 +87,22 @@ class LoadedSubject:
         return replace(self, time_limit=min(seconds, self.time_limit))
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """None, or what of a case the subject can't express, in words."""
+        """None, or what of a case the subject can't express, in words.
+
+        That is what its `supports` says, if it has one, and its `capabilities`. Features that came after the first
+        definition must be among these: an object that does not name them may have been written before.
+        """
         asked = getattr(self.original, "supports", None)
-        return None if asked is None else asked(config, inputs)
+        if isinstance(self.original, FunctionSubject):
+            return self.original.supports(config, inputs)
+        if asked is not None and (reason := asked(config, inputs)) is not None:
+            return reason
+        own = getattr(self.original, "capabilities", None)
+        if isinstance(own, Capabilities) and asked is None:
+            return own.why_not(config, inputs)
+        declared = FIRST.but(*own.features) if isinstance(own, Capabilities) else FIRST
+        lacking = declared.why_not(config, inputs)
+        return lacking and f"{lacking} (not named in its capabilities)"
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         return self.original.prepare(config, weights)
@@ -112,7 +127,7 @@ def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMI
     check_time_limit(time_limit)
     module_name, path = _parse(spec)
     where = f"subject {spec!r}"
-    named = _find(where, module_name, path)
+    named = _find(where, module_name, path, f"; {TO_BEGIN}")
     try:
         return _loaded(spec, where, named, name=path.split(".")[-1], dtype=dtype, time_limit=time_limit)
     except SpecError:
@@ -201,8 +216,12 @@ def _parse(spec: str, what: str = "subject") -> tuple[str, str]:
     return module_name, path
 
 
-def _find(where: str, module_name: str, path: str) -> Any:
-    """Import the module, from the current folder too as `python -m` does, and get what is named in it."""
+def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
+    """Import the module, from the current folder too as `python -m` does, and get what is named in it.
+
+    Raises:
+        SpecError: it is not there, and the message ends with this advice, or importing it fails.
+    """
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()
@@ -211,7 +230,7 @@ def _find(where: str, module_name: str, path: str) -> Any:
     except (Exception, SystemExit) as error:
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            hint = f"; name the module, not its file: {module_name[:-3]}" if module_name.endswith(".py") else ""
+            hint = f"; name the module, not its file: {module_name[:-3]}" if module_name.endswith(".py") else advice
             raise SpecError(
                 f"{where}: there is no module {missing!r} in {os.getcwd()} or among the installed packages{hint}"
             ) from error
@@ -225,7 +244,8 @@ def _find(where: str, module_name: str, path: str) -> Any:
     for name in path.split("."):
         if not hasattr(found, name):
             public = [known for known in vars(found) if not known.startswith("_")] if hasattr(found, "__dict__") else []
-            raise SpecError(f"{where}: {module_name} has no {path!r} (it has: {', '.join(public) or 'nothing'})")
+            there = f"{module_name} has no {path!r} (it has: {', '.join(public) or 'nothing'})"
+            raise SpecError(f"{where}: {there}{advice}")
         found = getattr(found, name)
     return found
 
@@ -263,13 +283,13 @@ def _make(where: str, named: Any, name: str, dtype: str) -> Any:
     if subject is not None:
         return subject
     if not callable(named):
-        raise SpecError(f"{where} is of type {type(named).__name__} and can't be called; {RULE}")
+        raise SpecError(f"{where} is of type {type(named).__name__} and can't be called; {RULE}; {TO_BEGIN}")
     parameters = parameters_of(where, named)
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if set(required) - {"dtype"}:
         raise SpecError(
             f"{where} has the parameters ({', '.join(map(str, parameters))}); {RULE}, "
-            "and a factory of one is called without arguments, or with dtype"
+            f"and a factory of one is called without arguments, or with dtype; {TO_BEGIN}"
         )
     takes_dtype = any(parameter.name == "dtype" for parameter in parameters)
     try:
@@ -278,7 +298,9 @@ def _make(where: str, named: Any, name: str, dtype: str) -> Any:
         raise SpecError(f"{where}: {name}() raised {one_line(error)}{place(error)}") from error
     subject = _as_subject(made, name)
     if subject is None:
-        raise SpecError(f"{where}: {name}() returned {'None' if made is None else type(made).__name__}; {RULE}")
+        raise SpecError(
+            f"{where}: {name}() returned {'None' if made is None else type(made).__name__}; {RULE}; {TO_BEGIN}"
+        )
     return subject
 
 

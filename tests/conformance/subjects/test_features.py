@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
+from conformance.cases.table import select
+from conformance.runner import run_case
 from conformance.subjects.function import known_options, subject_from_function
+from conformance.subjects.load import load_subject
 from mha.formats.layer import _plain
-from mha_core import AttentionConfig, AttentionInputs, SpecError, features, init_weights, layouts
+from mha_core import AttentionConfig, AttentionInputs, SpecError, features, init_weights, layouts, reference
 from mha_core.features import FEATURES, Feature, Need
 from mha_core.layouts.layout import plain_score
-from mha_core.subject import OPERATION, Capabilities
+from mha_core.subject import EVERYTHING, OPERATION, Capabilities
 
 
 @dataclass(frozen=True, init=False)
@@ -126,3 +130,51 @@ def test_names_and_options_are_given_once():
     for row in FEATURES:
         assert row.words or row.needs, row.name
         assert {option for need in row.needs for option in need.options} <= set(known_options())
+
+
+class Old:
+    """An object that was written before rotary positions and the query-key norm were part of the definition."""
+
+    def prepare(self, config, weights):
+        return lambda inputs: reference.run(config, weights, inputs)
+
+
+class Careful(Old):
+    def supports(self, config, inputs):
+        return "no windows here" if inputs.mask.window is not None else None
+
+
+class Listing(Old):
+    capabilities = EVERYTHING.but(without=("bias", "query_key_norm"))
+
+
+class CarefulAndListing(Careful):
+    capabilities = Capabilities("rotary")
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    {
+        Old: {"prime": None, "bias-per-head": None, "rotary": "rotary positions", "query-key-norm": "query-key norm"},
+        Careful: {"window": "no windows here", "rotary": "rotary positions", "query-key-norm": "query-key norm"},
+        Listing: {
+            "prime": None,
+            "bias-per-head": "an additive bias",
+            "rotary": None,
+            "query-key-norm": "query-key norm",
+        },
+        CarefulAndListing: {"bias-per-head": None, "rotary": None, "query-key-norm": "query-key norm"},
+    }.items(),
+)
+def test_an_object_is_asked_what_it_declares_and_what_the_definition_had_at_first(kind, wanted, monkeypatch):
+    module = ModuleType("mine")
+    module.Kind = kind
+    monkeypatch.setitem(sys.modules, "mine", module)
+    loaded = load_subject("mine:Kind", "float64")
+    for case, reason in wanted.items():
+        problem = select((case,))[0].build()
+        found = loaded.supports(problem.config, problem.inputs)
+        assert found is None if reason is None else found.startswith(reason), (case, found)
+    loaded = replace(loaded, original=SimpleNamespace(capabilities=EVERYTHING, prepare=kind().prepare))
+    for case in ("rotary", "query-key-norm", "bias-per-head"):
+        assert run_case(select((case,))[0], loaded).status == "equal"

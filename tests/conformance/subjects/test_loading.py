@@ -89,21 +89,24 @@ SPECS = {
     "mine:a b": "'mine:a b' must read",
     "folder/mine.py:subject": "'folder/mine.py:subject' must read package.module:factory, such as "
     "mine.layers:attention; name the module, not its file",
-    "nowhere:subject": "subject 'nowhere:subject': there is no module 'nowhere' in ",
+    "nowhere:subject": "or among the installed packages; `mha check --new FILE.py` writes one to begin with",
     "mine.sub:subject": "subject 'mine.sub:subject': there is no module 'mine.sub' in ",
     "mine.py:right": "or among the installed packages; name the module, not its file: mine",
     "mine.py": "must read package.module:factory, such as mine.layers:attention; name the module, not its file",
     "mine:attenshun": "mine has no 'attenshun' (it has: np, AttentionInputs, AttentionMask, reference, right, Right,",
-    "mine:right.sub": "mine has no 'right.sub'",
+    "mine:right.sub": "mine has no 'right.sub' (it has: nothing); `mha check --new FILE.py` writes one to begin with",
     "mine:number": "is of type int and can't be called; a subject has prepare(config, weights), or is a function "
     "f(weights, queries, keys, values, mask)",
     "mine:unprepared": "is of type SimpleNamespace and can't be called",
     "mine:raising": "raising() raised RuntimeError: no GPU today (mine.py:",
     "mine:exiting": "exiting() raised SystemExit: 3",
-    "mine:nothing": "nothing() returned None; a subject has prepare",
+    "mine:nothing": "nothing() returned None; a subject has prepare(config, weights), or is a function "
+    "f(weights, queries, keys, values, mask); `mha check --new FILE.py` writes one to begin with",
     "mine:texts": "texts() returned str; a subject has prepare",
     "mine:Layer": "has the parameters (embed_dim, num_heads); a subject has prepare(config, weights), or is a function "
-    "f(weights, queries, keys, values, mask), and a factory of one is called without arguments, or with dtype",
+    "f(weights, queries, keys, values, mask), and a factory of one is called without arguments, or "
+    "with dtype; `mha check --new FILE.py` "
+    "writes one to begin with",
     "mine:exchanged": "has the parameters (weights, keys, queries, values, mask);",
     "mine:demanding": "'demanding' needs 'causal', which is not known (known: config, num_heads,",
     "mine:Unnamed": "its name must be a text. Got 7.",
