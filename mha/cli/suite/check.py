@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
+from mha.adapters import FRAMEWORKS, new_adapter
 from mha.cli import options
 from mha.cli.apart import Apart, Loaded, backend_subjects
 from mha.cli.common import (
@@ -32,6 +34,7 @@ from mha.cli.common import (
 )
 from mha.cli.options import option
 from mha.cli.outcomes import Reported, badge, of_results
+from mha_core.errors import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,6 +69,10 @@ class CheckOptions(Reported, Apart):
     )
     seed: int = option("--seed", default=0, show_default=True, help="Of the random cases.")
     listed: bool = options.flag("--list", "List the cases, their sizes and what each one catches; run none.")
+    new_path: Path | None = options.any_path(
+        "--new", metavar="FILE", help="Write a file to begin with, which runs as it is: a function and a class."
+    )
+    framework: str | None = option("--framework", type=click.Choice(FRAMEWORKS), help="Of --new.  [default: numpy]")
     twice: bool = options.flag(
         "--twice", "Run the backends' cases twice in a process and once in a fresh one; compare bits."
     )
@@ -105,8 +112,9 @@ class CheckOptions(Reported, Apart):
 
 
 OF_LIST = {"listed", "patterns", "suite", "count", "seed"}
+OF_NEW = {"new_path", "framework"}
 OF_TWICE = {"twice", "backend_names", "patterns", "dtypes", "path", "workers", "pythons", "no_compile_cache"}
-"""The parameters that may be given with --list and with --twice."""
+"""The parameters that may be given with --list, with --new and with --twice."""
 
 
 @options.command(CheckOptions)
@@ -129,9 +137,16 @@ def check(asked: CheckOptions) -> None:
     from conformance.plan import Plan
     from conformance.reports import text as report
     from conformance.reports.looked_at import looked_at
+    from conformance.subjects.function import TO_BEGIN
     from mha_core.dtypes import check_dtype
 
     console, errors = consoles()
+    if asked.new_path is not None:
+        _only_with("--new", OF_NEW)
+        _begin_new(console, asked.new_path, asked.framework or FRAMEWORKS[0])
+        return
+    if asked.framework is not None:
+        raise CouldNotRun("--framework is for --new FILE, which writes a file to begin with")
     if asked.listed:
         _only_with("--list", OF_LIST)
         _list(console, asked)
@@ -184,6 +199,9 @@ def check(asked: CheckOptions) -> None:
         asked.write(whole, results, status)
     for name in dict.fromkeys(one.subject for one in seen):
         _print_about(console, [one for one in seen if one.subject == name], told.get(name), asked, found.own, cases)
+    of_own = [mismatch for one in found.own for each in _of(one, results) for mismatch in each.mismatches]
+    if any(mismatch.message.startswith("output has shape") for mismatch in of_own):
+        say(console, f"An output must be (B, Lq, Do): {TO_BEGIN}.")
     if asked.verbose:
         say(console, *(f"\n{brief.text}" for brief in told.values()))
     if asked.count is not None and not interrupted and not asked.no_diagnosis:
@@ -259,6 +277,14 @@ def _only_with(flag: str, parameters: set[str]) -> None:
     ]
     if others:
         raise CouldNotRun(f"{flag} takes no {', '.join(others)}")
+
+
+def _begin_new(console: Console, path: Path, framework: str) -> None:
+    """Write a file to begin with, and say how it is run."""
+    specs = new_adapter(path, framework)
+    there = "" if path.absolute().parent == Path.cwd() else f"cd {shlex.quote(str(path.parent))} && "
+    say(console, f"wrote {shown(path)}, a function and a class, equal as they are. Put your own in, and judge them:")
+    say(console, *(f"  {there}mha check --subject {spec}" for spec in specs))
 
 
 def _list(console: Console, asked: CheckOptions) -> None:

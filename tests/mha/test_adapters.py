@@ -1,0 +1,89 @@
+"""The files that `mha check --new` writes are equal as they are; what is not written is said in one line."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from mha.adapters import FRAMEWORKS
+from mha.cli.main import main
+
+NEEDED = {"torch": "torch", "keras": "tf", "jax": "jax", "nnx": "jax", "mxnet": "mxnet"}
+"""Framework -> the backend with which it is installed."""
+
+CASES = ("prime", "causal", "no-bias", "nan-in-padding", "one-key")
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["check", *arguments])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    return tmp_path
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_file_is_equal_as_it_is_written(framework, folder, backend_names):
+    if NEEDED.get(framework, "torch") not in backend_names and framework != "numpy":
+        pytest.skip(f"{framework} is not among what is under test")
+    written = run("--new", "made.py", "--framework", framework)
+    assert written.exit_code == 0, written.output
+    specs = re.findall(r"^  mha check --subject (\S+)$", written.output, re.MULTILINE)
+    assert specs == ["made:attention", "made:Layer"]
+    text = (folder / "made.py").read_text()
+    assert "mine" not in text
+    assert all(f"mha check --subject {spec}" in text for spec in specs)
+    cases = [word for case in CASES for word in ("--case", case)]
+    done = run(*[word for spec in specs for word in ("--subject", spec)], *cases, "--workers", "1")
+    # Each in two dtypes.
+    assert f"All {2 * 2 * len(CASES)} results are equal to the reference." in done.output, done.output
+    assert done.exit_code == 0
+
+
+def test_a_file_that_is_there_is_not_overwritten(folder):
+    (folder / "mine.py").write_text("precious = 1\n")
+    done = run("--new", "mine.py")
+    assert (done.exit_code, done.output) == (
+        2,
+        "Error: --new mine.py: it is there already, and is not overwritten; name another\n",
+    )
+    assert (folder / "mine.py").read_text() == "precious = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    {
+        ("--new", "no-module.py"): "--new no-module.py: its name must be that of a module, such as mine.py",
+        ("--new", "mine"): "--new mine: its name must be that of a module, such as mine.py",
+        ("--new", "nowhere/mine.py"): "No such file or directory: nowhere/mine.py",
+        ("--new", "mine.py", "--all"): "--new takes no --all",
+        ("--framework", "torch"): "--framework is for --new FILE, which writes a file to begin with",
+    }.items(),
+)
+def test_what_can_not_be_written_is_one_line(arguments, said, folder):
+    done = run(*arguments)
+    assert (done.exit_code, done.output) == (2, f"Error: {said}\n")
+    assert list(folder.iterdir()) == []
+
+
+def test_in_another_folder_the_command_says_where_it_runs(folder):
+    (folder / "some where").mkdir()
+    done = run("--new", "some where/mine.py")
+    assert "\n  cd 'some where' && mha check --subject mine:attention\n" in done.output
+
+
+def test_an_output_of_another_shape_leads_to_a_file_to_begin_with(folder):
+    (folder / "turned.py").write_text(
+        "def attention(weights, queries, keys, values, mask, *, num_heads):\n    return queries[:, :, :1]\n"
+    )
+    done = run("--subject", "turned:attention", "--case", "prime")
+    assert done.exit_code == 1
+    assert done.output.endswith(
+        "\nAn output must be (B, Lq, Do): `mha check --new FILE.py` writes one to begin with.\n"
+    )
