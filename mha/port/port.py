@@ -115,6 +115,7 @@ class PortReport:
         unseen: which bugs these calls would not have shown; None if they were not looked for.
         outputs: what the model gives: sentence embeddings, or logits of the last token.
         continued: ORIGINAL or backend -> what it goes on with after each text; empty for an encoder.
+        interrupted: whether the user ended it before all was there.
     """
 
     model: str
@@ -132,6 +133,7 @@ class PortReport:
     unseen: UndetectableBugs | None = None
     outputs: str = "sentence embeddings"
     continued: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    interrupted: bool = False
 
     @property
     def equal(self) -> bool:
@@ -176,8 +178,11 @@ def port(
     strict: bool = False,
     unseen: bool = False,
     progress: Callable[[str], None] = lambda text: None,
+    verdicts: Callable[[str], None] = lambda line: None,
 ) -> PortReport:
     """Port every attention layer of `encoder` into every backend, on these texts.
+
+    An interrupt by the user, once the model's own layers are judged, ends it with what is there.
 
     Args:
         encoder: an encoder or a decoder, loaded in `dtype`.
@@ -187,6 +192,7 @@ def port(
         strict: whether modules that look like attention and have no recipe are an error.
         unseen: whether to find out which bugs of the zoo the layers' outputs would not have shown.
         progress: is told, in words, what is being done.
+        verdicts: is told, in a line, what came of the model's own layers and of each backend, as it comes.
 
     Raises:
         SpecError: the texts or the model can't be used.
@@ -205,41 +211,51 @@ def port(
     results = [LayerResult.of(layer.site.name, ORIGINAL, layer.original) for layer in layers]
     ported, failed, diagnoses = [], {}, {}
     goes_on = {} if isinstance(encoder, Encoder) else {ORIGINAL: encoder.continued(batch, TOKENS)}
-    for backend in backends:
-        progress(f"{backend.name}: layers")
-        try:
-            runs = [backend.prepare(one.problem.config, one.problem.weights, dtype=dtype) for one in layers]
-            found = [
-                judge_trace(run(layer.wanted.problem.inputs), layer.wanted, dtype)
-                for run, layer in zip(runs, layers, strict=True)
-            ]
-            progress(f"{backend.name}: the whole model")
-            with ExitStack() as stack:
-                for layer, run in zip(layers, runs, strict=True):
-                    stack.enter_context(replaced(layer.site, run))
-                again = encoder.embed(batch)
-            if not isinstance(encoder, Encoder):
-                progress(f"{backend.name}: the rows as the file has them, and {TOKENS} tokens")
-                beside = layers if encoder.pairs_beside else []
-                found += [_as_in_the_file(layer, backend, dtype) for layer in beside]
+    interrupted, not_shown = False, None
+    verdicts(_counted(results, ORIGINAL))
+    try:
+        for backend in backends:
+            progress(f"{backend.name}: layers")
+            try:
+                runs = [backend.prepare(one.problem.config, one.problem.weights, dtype=dtype) for one in layers]
+                found = [
+                    judge_trace(run(layer.wanted.problem.inputs), layer.wanted, dtype)
+                    for run, layer in zip(runs, layers, strict=True)
+                ]
+                progress(f"{backend.name}: the whole model")
                 with ExitStack() as stack:
                     for layer, run in zip(layers, runs, strict=True):
-                        stack.enter_context(replaced(layer.site, padded(run)))
-                    goes_on[backend.name] = encoder.continued(batch, TOKENS)
-        except Exception as error:  # whatever a framework raises; the other backends still run
-            failed[backend.name] = one_line(error)
-            continue
-        names = [backend.name] * len(layers) + [f"{backend.name} {AS_IN_FILE}"] * (len(found) - len(layers))
-        results += [
-            LayerResult.of(layer.site.name, by, each)
-            for layer, by, each in zip(layers * (len(found) // len(layers)), names, found, strict=True)
-        ]
-        difference = float(np.abs(again - embeddings).max())
-        cosine = float(_cosines(again, embeddings).min())
-        ported.append(EmbeddingResult(backend.name, difference, allowed, cosine))
-        if not all(each.equal for each in found):
-            differing = [layer for layer, each in zip(layers, found, strict=False) if not each.equal]
-            diagnoses[backend.name] = _diagnosed(backend, differing[:DIAGNOSED], dtype, progress)
+                        stack.enter_context(replaced(layer.site, run))
+                    again = encoder.embed(batch)
+                if not isinstance(encoder, Encoder):
+                    progress(f"{backend.name}: the rows as the file has them, and {TOKENS} tokens")
+                    beside = layers if encoder.pairs_beside else []
+                    found += [_as_in_the_file(layer, backend, dtype) for layer in beside]
+                    with ExitStack() as stack:
+                        for layer, run in zip(layers, runs, strict=True):
+                            stack.enter_context(replaced(layer.site, padded(run)))
+                        goes_on[backend.name] = encoder.continued(batch, TOKENS)
+            except Exception as error:  # whatever a framework raises; the other backends still run
+                failed[backend.name] = one_line(error)
+                verdicts(f"{backend.name} did not run: {failed[backend.name]}")
+                continue
+            names = [backend.name] * len(layers) + [f"{backend.name} {AS_IN_FILE}"] * (len(found) - len(layers))
+            results += [
+                LayerResult.of(layer.site.name, by, each)
+                for layer, by, each in zip(layers * (len(found) // len(layers)), names, found, strict=True)
+            ]
+            difference = float(np.abs(again - embeddings).max())
+            cosine = float(_cosines(again, embeddings).min())
+            ported.append(EmbeddingResult(backend.name, difference, allowed, cosine))
+            through = "equal" if ported[-1].equal else "different"
+            verdicts(f"{_counted(results, backend.name)}; {encoder.outputs} {through}")
+            if not all(each.equal for each in found):
+                differing = [layer for layer, each in zip(layers, found, strict=False) if not each.equal]
+                diagnoses[backend.name] = _diagnosed(backend, differing[:DIAGNOSED], dtype, progress)
+        if unseen:
+            not_shown = undetectable_bugs(_recording(layers, dtype), progress=progress)
+    except KeyboardInterrupt:
+        interrupted = True
     return PortReport(
         model=encoder.name,
         texts=tuple(texts),
@@ -256,10 +272,18 @@ def port(
             ORIGINAL: {package: version(package) for package in ("torch", "transformers")},
             **{backend.name: backend.versions() for backend in backends},
         },
-        unseen=undetectable_bugs(_recording(layers, dtype), progress=progress) if unseen else None,
+        unseen=not_shown,
         outputs=encoder.outputs,
         continued=goes_on,
+        interrupted=interrupted,
     )
+
+
+def _counted(results: Sequence[LayerResult], by: str) -> str:
+    """How many layers are equal by these results, in a line."""
+    own = [one for one in results if one.by.removesuffix(f" {AS_IN_FILE}") == by]
+    equal = sum(one.equal for one in own)
+    return f"{by}: {equal} of {len(own)} layers equal, worst {max((one.ratio for one in own), default=0.0):.2g}"
 
 
 def _cosines(a: NDArray, b: NDArray) -> NDArray:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mha.cli import options
 from mha.cli.apart import Apart
-from mha.cli.common import consoles, finish, says, warn, write_asked
+from mha.cli.common import consoles, finish, say, says, warn, write_asked
 from mha.cli.options import argument, option
 
 TEXTS = ("The cat sleeps on the warm windowsill.", "Der Zug nach Berlin fährt heute später ab.", "Hello.")
@@ -75,8 +75,12 @@ def port(asked: PortOptions) -> None:
             strict=asked.strict,
             unseen=asked.unseen,
             progress=says(status),
+            verdicts=lambda line: say(errors, line),
         )
     warn(errors, [*absent, *broken])
     print_report(console, report)
     write_asked(asked.json_path, report.to_dict)
-    finish(not report.equal, report.failed or broken)
+    if report.interrupted:
+        there = len(report.embeddings) + len(report.failed)
+        warn(errors, [f"interrupted: {there} of {len(backends)} backends are there"])
+    finish(not report.equal, report.failed or broken or report.interrupted)

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
 
 from conformance.measure.asker import Asker  # noqa: E402
+from mha.cli.porter.port import PortOptions  # noqa: E402
 from mha.cli.porter.port import port as command  # noqa: E402
 from mha.port.encoder import load_encoder  # noqa: E402
 from mha.port.port import ORIGINAL, port  # noqa: E402
@@ -129,6 +130,38 @@ def test_a_backend_that_fails_exits_2_and_the_others_still_run(folder, monkeypat
     assert result.exit_code == 2
     assert "torch did not run: RuntimeError: no such kernel" in result.output
     assert "Nothing was ported." in result.output
+
+
+@pytest.mark.parametrize("request_to_end", ["SIGINT", "SIGTERM"])
+def test_what_is_there_is_kept_when_it_is_interrupted(request_to_end, folder, tmp_path, monkeypatch):
+    """The second backend is interrupted; the verdict on the first is said before, and all is in the report."""
+    import os
+    import signal
+
+    from backends.torch.backend import TorchBackend
+
+    class Waiting(TorchBackend):
+        name = "waiting"
+
+        def build(self, *_):
+            signal.raise_signal(getattr(signal, request_to_end))
+            os._exit(3)  # never
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `mha` has it
+    monkeypatch.setattr(PortOptions, "backends", lambda self, *_: ([TorchBackend(), Waiting()], [], []))
+    try:
+        result = mha_port(folder, "--text", TEXTS[0], "--json", tmp_path / "port.json")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert result.exit_code == 2, result.output
+    assert "original: 2 of 2 layers equal, worst 0." in result.stderr
+    assert "torch: 2 of 2 layers equal, worst 0." in result.stderr
+    assert "; sentence embeddings equal\n" in result.stderr
+    assert result.stderr.endswith("interrupted: 1 of 2 backends are there\n")
+    assert "Equal: the model's own layers, 2 ported ones, and the sentence embeddings through torch." in result.stdout
+    written = json.loads((tmp_path / "port.json").read_text())
+    assert (written["interrupted"], [one["by"] for one in written["embeddings"]]) == (True, ["torch"])
+    assert written["unseen"] is None
 
 
 @pytest.mark.parametrize(
