@@ -90,7 +90,7 @@ def _in_a_process(settings: Settings, times: int, backend: str, dtype: str, *ask
     """What `_runs` gives in a fresh process, which has as many threads as the framework takes by itself."""
     home = Home(backend, SILENCE_SECONDS)
     try:
-        process = WorkerProcess(home, settings.interpreter(home), threads=None)
+        process = WorkerProcess(home, settings.interpreter(home), threads=None, start_limit=settings.import_limit)
         try:
             answer = process.ask(request_of(_runs, backend, dtype, *asked, times), None)
             return Elsewhere(home, settings).read(answer, list)

@@ -28,7 +28,7 @@ from conformance.workers.answering import NotPrepared, Source
 from conformance.workers.execute import Strangers
 from conformance.workers.interpreters import NUMPY, Home, Settings, same_program
 from conformance.workers.process import GRACE_SECONDS
-from conformance.workers.protocol import Frame, Line, WorkerDied
+from conformance.workers.protocol import Frame, Line, TooLong, WorkerDied
 from mha_core import AttentionConfig, AttentionInputs, BackendError, SpecError, Trace
 from mha_core.backend import Backend, Run, SoftmaxKernel
 from mha_core.errors import ErrorElsewhere
@@ -255,10 +255,10 @@ def describe_backend(name: str, settings: Settings) -> DescribedBackend:
         BackendError: as `mha_core.backend.load`, or its process died.
     """
     try:
-        said = Elsewhere(Home(name), settings).asked(None, dict, answering.described_backend, name)
+        said = Elsewhere(Home(name), settings).asked(settings.import_limit, dict, answering.described_backend, name)
         return DescribedBackend(**said, settings=settings)
     except WorkerDied as death:
-        raise BackendError(f"backend {name!r} can't be used: while it was imported, {death}") from death
+        raise BackendError(f"backend {name!r} can't be used: {_while_imported(death, settings)}") from death
 
 
 @dataclass(frozen=True)
@@ -319,14 +319,14 @@ def describe_subjects(
     """
     with _importing(spec, time_limit, settings) as process:
         function = answering.described_subjects
-        found, left_out = process.asked(None, tuple, function, spec, tuple(dtypes), time_limit)
+        found, left_out = process.asked(settings.import_limit, tuple, function, spec, tuple(dtypes), time_limit)
     return [RemoteSubject(**said, settings=settings) for said in found], left_out
 
 
 def describe_subject(spec: str, dtype: str, time_limit: float, settings: Settings) -> RemoteSubject:
     """As `describe_subjects`, in one dtype. Raises OtherDtype if it does not compute in it."""
     with _importing(spec, time_limit, settings) as process:
-        said = process.asked(None, dict, answering.described_subject, spec, dtype, time_limit)
+        said = process.asked(settings.import_limit, dict, answering.described_subject, spec, dtype, time_limit)
     return RemoteSubject(**said, settings=settings)
 
 
@@ -336,7 +336,13 @@ def _importing(spec: str, time_limit: float, settings: Settings) -> Iterator[Els
     try:
         yield Elsewhere(home, settings)
     except WorkerDied as death:
-        raise SpecError(f"subject {spec!r}: while it was imported, {death}") from death
+        raise SpecError(f"subject {spec!r}: {_while_imported(death, settings)}") from death
+
+
+def _while_imported(death: WorkerDied, settings: Settings) -> str:
+    """How a process died in which something was imported, in words."""
+    limit = f" (--import-limit {settings.import_limit:g})" if isinstance(death, TooLong) else ""
+    return f"while it was imported, {death}{limit}"
 
 
 def home_of(subject: Subject) -> Home:

@@ -36,7 +36,7 @@ def take(home: Home, settings: Settings) -> WorkerProcess:
             if process.is_alive:
                 return process
             process.end()  # it died while it waited, which costs nobody anything
-    return WorkerProcess(home, interpreter)
+    return WorkerProcess(home, interpreter, start_limit=settings.import_limit)
 
 
 def give_back(process: WorkerProcess) -> None:

@@ -21,6 +21,9 @@ NUMPY = "numpy"
 OUR_SECONDS = 600.0
 """Far more than one item of our own work takes, besides the answers of others: nobody waits for ever."""
 
+IMPORT_SECONDS = 60.0
+"""Seconds for an interpreter to start, and then for a module to be imported and its factories to return."""
+
 FILES = {"mha.toml": ("python",), "pyproject.toml": ("tool", "mha", "python")}
 """File in the current folder -> its table that says which interpreter runs what. The first file with one counts."""
 
@@ -64,10 +67,12 @@ class Settings:
             the one that starts the process.
         here: whether frameworks and subjects without an interpreter of their own run in the process that starts others,
             as for a debugger.
+        import_limit: seconds for an interpreter to start, and then for a backend or a subject to be imported and made.
     """
 
     interpreters: Mapping[str, str] = field(default_factory=dict)
     here: bool = False
+    import_limit: float = IMPORT_SECONDS
 
     def interpreter(self, home: Home) -> str | None:
         """The interpreter that was asked for; None for this one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import pickle
 import signal
@@ -19,12 +20,9 @@ from typing import IO, Any
 
 from conformance.subjects.quiet import pass_on
 from conformance.workers.guard import END_SECONDS, descendants
-from conformance.workers.interpreters import Home, same_program
-from conformance.workers.protocol import LEFT, CannotStart, Channel, Frame, Hello, Line, Unit, WorkerDied
+from conformance.workers.interpreters import IMPORT_SECONDS, Home, same_program
+from conformance.workers.protocol import LEFT, CannotStart, Channel, Frame, Hello, Line, TooLong, Unit, WorkerDied
 from mha_core.errors import LONGEST_REASON, shown
-
-START_SECONDS = 60.0
-"""Time for an interpreter to start and to import the part of this project that is needed everywhere."""
 
 GRACE_SECONDS = 5.0
 """A process may be silent for so long beyond the limit of its home: a busy machine stops it too."""
@@ -63,6 +61,8 @@ class WorkerProcess:
         threads: how many threads a framework has (see `THREADS`), unless the environment says it. More of them than
             cores wait for each other in turn, which makes a small operation a hundred times slower. None: as many as
             it takes by itself.
+        start_limit: seconds for the interpreter to start and to import the part of this project that is needed
+            everywhere.
 
     Attributes:
         hello: what it said.
@@ -74,7 +74,14 @@ class WorkerProcess:
         CannotStart: it lacks this project, has another version of it, or does not start.
     """
 
-    def __init__(self, home: Home, interpreter: str | None = None, threads: int | None = 1) -> None:
+    def __init__(
+        self,
+        home: Home,
+        interpreter: str | None = None,
+        threads: int | None = 1,
+        *,
+        start_limit: float = IMPORT_SECONDS,
+    ) -> None:
         self.home = home
         self.is_ready = self.is_spent = False
         self.unit: Unit | None = None
@@ -110,7 +117,7 @@ class WorkerProcess:
             self._printed = pass_on(printed, home.name)
             theirs.close()  # so that the end of the process can be seen
             _all.add(self)
-            self.hello = self._greeted(words)
+            self.hello = self._greeted(words, start_limit)
             self.is_ready = True
 
     @property
@@ -127,19 +134,23 @@ class WorkerProcess:
         """The process in words."""
         return f"the interpreter {shown(self.interpreter or sys.executable)} of {self.home.name}"
 
-    def _greeted(self, words: IO[bytes]) -> Hello:
+    def _greeted(self, words: IO[bytes], limit: float) -> Hello:
         """The first message. Ends the process and raises CannotStart if it isn't one of the same project.
 
         Args:
             words: the file that the process writes its errors to.
+            limit: seconds until it must have come.
         """
         try:
             try:
-                self._wait_for(START_SECONDS)
+                self._wait_for(limit)
+                self._silent = math.inf  # it can't give signs of life yet
                 hello = Hello.from_bytes(self._received(LONGEST_HELLO)[1])
-            except (WorkerDied, ValueError, TypeError) as error:
+            except (WorkerDied, ValueError, TypeError, RecursionError) as error:  # the last of JSON nested deep
                 words.seek(0)
                 last = (words.read().decode(errors="replace").strip().splitlines() or [str(error)])[-1]
+                if isinstance(error, TooLong):
+                    last = f"it said nothing within {limit:g} s (--import-limit)"
                 raise CannotStart(f"{self.where} does not run mha-parity: {shown(last, LONGEST_REASON)}") from error
             if difference := hello.difference():
                 raise CannotStart(f"{self.where} {difference}")
@@ -231,12 +242,12 @@ class WorkerProcess:
         if now > self._silent:
             raise self._died(f"no sign of life within {self._silence:g} s, so its process was ended")
         if self._deadline is not None and now > self._deadline:
-            raise self._died("no answer in time, so its process was ended")
+            raise self._died("no answer in time, so its process was ended", TooLong)
 
-    def _died(self, how: str) -> WorkerDied:
+    def _died(self, how: str, kind: type[WorkerDied] = WorkerDied) -> WorkerDied:
         """End the process; the error that says how it ended, and which interpreter was asked for."""
         self.end()
-        return WorkerDied(how if same_program(self.interpreter) else f"{how} ({self.where})")
+        return kind(how if same_program(self.interpreter) else f"{how} ({self.where})")
 
     def _send(self, kind: bytes, content: bytes) -> None:
         try:

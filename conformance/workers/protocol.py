@@ -64,6 +64,10 @@ class WorkerDied(RuntimeError):
     """A worker process that ended, or had to be ended, before it answered; the message says how, in one line."""
 
 
+class TooLong(WorkerDied):
+    """A worker process that did not answer in time, and was ended."""
+
+
 class Unit(ABC):
     """Items of work on one subject, which a worker process of ours does one after the other.
 

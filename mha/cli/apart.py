@@ -61,6 +61,7 @@ class Apart(Options):
         workers: processes at a time; 0: none but this one. None: one for each core.
         pythons: "NAME=PATH", as they were given.
         scheduler: the address of a Dask cluster's scheduler; None: the work is done on this machine.
+        import_limit: seconds for an interpreter to start, and for a backend or a subject to be imported and made.
     """
 
     workers: int | None = option(
@@ -79,6 +80,16 @@ class Apart(Options):
         "--scheduler",
         metavar="ADDRESS",
         help="Work on the machines of a Dask cluster: its scheduler's address, such as tcp://10.0.0.1:8786.",
+    )
+
+    import_limit: float = option(
+        "--import-limit",
+        type=click.FloatRange(0.0, 1e6, min_open=True),
+        envvar="MHA_IMPORT_LIMIT",
+        metavar="SECONDS",
+        default=60.0,
+        show_default=True,
+        help="For an interpreter to start, and then for a backend or a subject to be imported.",
     )
 
     @property
@@ -105,7 +116,7 @@ class Apart(Options):
             warn(consoles()[1], [line])
         if self.scheduler is not None:
             self._cluster  # noqa: B018  # an address where nobody answers ends the command before any work
-        return Settings(found, here=self.in_this_process)
+        return Settings(found, here=self.in_this_process, import_limit=self.import_limit)
 
     @cached_property
     def _cluster(self) -> Cluster:
@@ -174,6 +185,7 @@ class Apart(Options):
         """
         from conformance.workers.described import describe_backend
         from conformance.workers.interpreters import Home
+        from conformance.workers.protocol import TooLong
         from mha_core.backend import names
         from mha_core.errors import BackendError, BackendNotInstalled
 
@@ -190,6 +202,8 @@ class Apart(Options):
                     if elsewhere is not None:
                         where = "" if elsewhere in str(error) else f" (in {elsewhere})"
                         broken.append(f"left out: {error}{where}")
+                    elif isinstance(error.__cause__, TooLong):
+                        broken.append(f"left out: {error}")
                     elif isinstance(error, BackendNotInstalled) and not requested:
                         absent.append(f"left out: {error}")
                     else:

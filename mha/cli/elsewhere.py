@@ -61,7 +61,8 @@ def run_elsewhere(python: str, without: str) -> NoReturn:
 
 def _check(found: str, environment: dict[str, str]) -> None:
     """Raise CouldNotRun unless this is an interpreter that has this version of this project."""
-    from conformance.workers.process import LONGEST_HELLO, START_SECONDS
+    from conformance.workers.interpreters import IMPORT_SECONDS
+    from conformance.workers.process import LONGEST_HELLO
     from conformance.workers.protocol import DISTRIBUTION, Hello
     from mha_core.errors import LONGEST_REASON, install_command, shown
 
@@ -76,7 +77,7 @@ def _check(found: str, environment: dict[str, str]) -> None:
             )
         except OSError as error:
             raise CouldNotRun(f"--python: {found} can't be started: {error.strerror}") from error
-        timer = Timer(START_SECONDS, process.kill)
+        timer = Timer(IMPORT_SECONDS, process.kill)
         timer.start()
         try:
             assert process.stdout is not None

@@ -113,7 +113,17 @@ class CheckOptions(Reported, Apart):
 
 OF_LIST = {"listed", "patterns", "suite", "count", "seed"}
 OF_NEW = {"new_path", "framework"}
-OF_TWICE = {"twice", "backend_names", "patterns", "dtypes", "path", "workers", "pythons", "no_compile_cache"}
+OF_TWICE = {
+    "twice",
+    "backend_names",
+    "patterns",
+    "dtypes",
+    "path",
+    "workers",
+    "pythons",
+    "import_limit",
+    "no_compile_cache",
+}
 """The parameters that may be given with --list, with --new and with --twice."""
 
 
@@ -384,6 +394,7 @@ def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> 
     """The cases and sequences of the table that match, or random cases."""
     from conformance.cases import table as cases
     from conformance.cases.random import case_from_text, is_case_text, random_cases
+    from conformance.cases.select import select_by_id
 
     if count is not None:
         from hypothesis.configuration import set_hypothesis_home_dir
@@ -391,7 +402,10 @@ def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> 
         # Hypothesis would keep notes in the current folder.
         set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "mha-hypothesis")
         drawn = random_cases(count, seed)
-        return [case for case in drawn if not patterns or case.id in patterns]
+        kind = (
+            f"{{}} is none of the {count} random cases of seed {seed}: {drawn[0].id} and so on; --case leaves nothing"
+        )
+        return select_by_id(drawn, patterns, kind) if patterns else drawn
     texts = [pattern for pattern in patterns if is_case_text(pattern)]
     named = tuple(pattern for pattern in patterns if not is_case_text(pattern))
     return [*map(case_from_text, texts), *(cases.select_asked(named) if named or not texts else [])]

@@ -9,16 +9,12 @@ from typing import Any
 from conformance.workers.described import Elsewhere
 from conformance.workers.execute import end_idle
 from conformance.workers.interpreters import LEARNERS, Home, Settings
-from conformance.workers.protocol import WorkerDied
+from conformance.workers.protocol import TooLong, WorkerDied
 from mha.learn.exercise import NUMPY
 from mha.learn.running.dialects import prepare
 
 IMPORT_SECONDS = 180.0
 """Seconds that importing a framework may take."""
-
-
-class TooLong(WorkerDied):
-    """The work did not finish in time, and its process was ended."""
 
 
 def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -33,7 +29,7 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
     try:
         return _called(dialect, seconds, function, *arguments)
     except WorkerDied as death:
-        if str(death).startswith("no answer in time"):
+        if isinstance(death, TooLong):
             raise TooLong(f"no answer within {seconds:g} s: an endless loop, or far too much work") from death
         raise
 

@@ -107,6 +107,17 @@ def test_a_negative_seed_is_refused():
         random_cases(1, -1)
 
 
+def test_a_pattern_that_leaves_no_random_case_is_refused():
+    arguments = ["check", "-b", "torch", "-d", "float64", "--random", "3", "--seed", "1", "--case"]
+    none = CliRunner().invoke(main, [*arguments, "prime"])
+    assert (none.exit_code, none.output) == (
+        2,
+        "Error: 'prime' is none of the 3 random cases of seed 1: random-1-0 and so on; --case leaves nothing\n",
+    )
+    some = CliRunner().invoke(main, [*arguments, "random-1-[02]*"])
+    assert (some.exit_code, "All 4 results are equal" in some.output) == (0, True), some.output
+
+
 def test_check_runs_shrinks_and_replays_random_cases(monkeypatch):
     torch_scores = pytest.importorskip("backends.torch.ops.scores")
     arguments = ["check", "-b", "torch", "-d", "float64", "--random", "30", "--seed", "1"]

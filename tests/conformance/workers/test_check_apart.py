@@ -77,6 +77,36 @@ def test_results_are_the_same_bits_as_in_this_process(hostile, tmp_path):
     assert len(apart) == len(CASES)
 
 
+HANGING = "import time\n\ndef factory():\n    time.sleep(1000)\n\nif __name__ == 'hanging_import':\n    factory()\n"
+
+
+def test_an_import_or_a_factory_that_never_returns_costs_that_subject(hostile, tmp_path):
+    for name in ("hanging", "hanging_import"):
+        (tmp_path / f"{name}.py").write_text(HANGING)
+    specs = ("hanging:factory", "hanging_import:factory")
+    options = [word for spec in specs for word in ("-s", spec)]
+    result, found = check("Right", *options, "--import-limit", "10", path=tmp_path / "report.json")
+    lines = result.stderr.splitlines()
+    for spec in specs:
+        assert (
+            f"subject '{spec}': while it was imported, no answer in time, so its process was ended (--import-limit 10)"
+        ) in lines
+    assert {row["status"] for row in found.values()} == {"equal"}
+    assert result.exit_code == 2
+
+
+def test_a_backend_whose_import_never_returns_is_one_line(hostile, tmp_path, monkeypatch):
+    (tmp_path / "first" / "torch").mkdir(parents=True)
+    (tmp_path / "first" / "torch" / "__init__.py").write_text("import time\ntime.sleep(1000)\n")
+    monkeypatch.syspath_prepend(tmp_path / "first")
+    result = CliRunner().invoke(main, ["check", "-b", "torch", "-c", "prime", "--import-limit", "10"])
+    assert (result.exit_code, result.output) == (
+        2,
+        "Error: no backend can be used:\nleft out: backend 'torch' can't be used: while it was imported, no answer in "
+        "time, so its process was ended (--import-limit 10)\n",
+    )
+
+
 def test_a_subject_that_harms_its_process_can_be_diagnosed(hostile, tmp_path):
     """Its diagnosis asks it from here, case by case."""
     from conformance.diagnosis.diagnose import diagnose

@@ -137,6 +137,26 @@ def test_a_program_that_lacks_the_project_is_one_line(tmp_path, text, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_program_that_says_nothing_is_ended_at_the_limit(tmp_path):
+    with pytest.raises(CannotStart) as error:
+        WorkerProcess(Home("torch"), program(tmp_path, "exec sleep 1000"), start_limit=0.3)
+    assert str(error.value).endswith(" of torch does not run mha-parity: it said nothing within 0.3 s (--import-limit)")
+
+
+def test_a_first_message_of_lists_nested_deep_is_one_line(tmp_path):
+    """4,000 of them fit into the longest first message, and are more than Python follows."""
+    text = f"""{sys.executable} -c '
+import socket, struct, sys
+channel = socket.socket(fileno=int(sys.argv[1]))
+channel.sendall(struct.pack("!Qc", 4000, b"H") + b"[" * 4000)
+' "$4"
+"""
+    with pytest.raises(CannotStart) as error:
+        WorkerProcess(Home("torch"), program(tmp_path, text))
+    assert "of torch does not run mha-parity: maximum recursion depth exceeded" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [("project_version", lambda: "0.0.9", "; this is 0.0.9"), ("code_hash", lambda: "other", "with other code")],
