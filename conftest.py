@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Commands run in the process that tests them, which has its frameworks already; tests/conformance/workers has its own.
 os.environ.setdefault("MHA_WORKERS", "0")
 
-# Several programs share the processors here, and a framework takes ten times as long to be imported as on an idle machine.
+# Several programs share the processors here: a framework takes ten times as long to be imported as on an idle machine.
 os.environ.setdefault("MHA_IMPORT_LIMIT", "300")
 
 # NumPy's own, of OpenBLAS, would wait in a loop whatever that says: products and decompositions of arrays as small as

@@ -10,7 +10,7 @@ import numpy
 
 if "bool" not in vars(numpy):
     numpy.bool = numpy.bool_  # MXNet 1.9.1 reads a name that NumPy 1.24 took out
-from mxnet import autograd, gluon, np, util
+from mxnet import autograd, gluon, init, np, util
 
 from conformance.subjects import CannotExpress
 from mha_core.call.masks import allowed_keys, padding_keys
@@ -105,7 +105,7 @@ class Layer:
     def prepare(self, config, weights):
         """The layer with these weights, which have the names of its own parameters."""
         layer = Attention(config, next(iter(weights.values())).dtype.name)
-        layer.initialize()
+        layer.initialize(init.Zero())  # what it draws by itself is float32
         parameters = {name: getattr(getattr(layer, name.split(".")[0]), name.split(".")[1]) for name in weights}
         for name, parameter in parameters.items():
             parameter.set_data(array(weights[name]))

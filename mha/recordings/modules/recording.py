@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +19,7 @@ from mha.recordings.modules.recorder import FORMAT, METADATA_KEY
 from mha.recordings.modules.values import Place
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES
-from mha_core.errors import LONGEST_REASON, one_line, shown
+from mha_core.errors import LONGEST_MESSAGE, LONGEST_REASON, one_line, shown
 from mha_core.files.outside import parse_json_object
 from mha_core.files.tensorfile import read_header
 
@@ -145,14 +146,18 @@ class ModuleRecording:
             raise SpecError(f"{path} holds no modules: record the port with mha.capture(model, FILE, modules=True)")
         try:
             self._file = safe_open(path, framework="numpy")
-            shapes = ((name, self._file.get_slice(name).get_shape()) for name in read_header(path).arrays)
-            self._shapes = {name: tuple(shape) for name, shape in shapes}
-            found = parse_json_object(metadata[METADATA_KEY], what=f"the modules in {path}")
+            self._names = {plain(name): name for name in read_header(path).arrays}
+            self._shapes = {name: tuple(self._file.get_slice(own).get_shape()) for name, own in self._names.items()}
+            found = plain(parse_json_object(metadata[METADATA_KEY], what=f"the modules in {path}"))
             if found["format"] != FORMAT:
                 raise SpecError(f"its format is {found['format']}, and this release reads {FORMAT}")
             self.versions: dict[str, str] = found["versions"]
             self.modules = tuple(_module(one) for one in found["modules"])
             self.calls = tuple(self._call(one, position) for position, one in enumerate(found["calls"]))
+            _check_each_called(self.modules, self.calls)
+            for name, array in ((name, array) for one in self.modules for name, array in one.values.items()):
+                if not isinstance(array, str) or array not in self._names:
+                    raise SpecError(f"{name!r} has an array of the name {shown(repr(array))}, which is not there")
         except Exception as error:  # whatever a description of another form brings out, or the package safetensors
             reason = error if isinstance(error, SpecError) else one_line(error)
             raise SpecError(f"{path} is a recording of modules that can't be used: {reason}") from error
@@ -162,7 +167,7 @@ class ModuleRecording:
     def array(self, at: ArrayAt) -> NDArray:
         """The numbers of an array. SpecError if the file is damaged."""
         try:
-            found: NDArray = self._file.get_tensor(at.name)
+            found: NDArray = self._file.get_tensor(self._names[at.name])
         except Exception as error:
             raise SpecError(f"{self.path} is damaged: {at.name} can't be read: {one_line(error)}") from error
         return found
@@ -206,7 +211,8 @@ class ModuleRecording:
 
     def _call(self, found: Mapping[str, Any], position: int) -> ModuleCall:
         module, within = found["module"], found["within"]
-        if not 0 <= module < len(self.modules) or (within is not None and not 0 <= within < position):
+        own = type(module) is int and 0 <= module < len(self.modules)
+        if not own or not (within is None or (type(within) is int and 0 <= within < position)):
             raise SpecError(f"call {position} names a module or a call that is not there")
         given = list(_values(found["given"]))
         gave = None if "gave" not in found else list(_values([["", found["gave"]]]))
@@ -232,13 +238,34 @@ class ModuleRecording:
         return tuple(ArrayAt(place, name, dtype, self._shapes[name]) for place, name, dtype in arrays)
 
 
+def plain(found: Any) -> Any:
+    """What a file says, with every name and class in it as `shown` writes it: this is where they come from.
+
+    Text that a module was given ("is") stays as it was: it is given to the original.
+    """
+    if isinstance(found, str):
+        return shown(found, LONGEST_MESSAGE)
+    if isinstance(found, dict):
+        return {plain(name): value if name == "is" else plain(value) for name, value in found.items()}
+    return [plain(value) for value in found] if isinstance(found, list) else found
+
+
+def _check_each_called(modules: tuple[RecordedModule, ...], calls: tuple[ModuleCall, ...]) -> None:
+    """SpecError if a name stands twice, or a module was never called: only those that were are recorded."""
+    names = [module.name for module in modules]
+    if twice := [name for name, often in Counter(names).items() if often > 1]:
+        raise SpecError(f"two modules have the name {twice[0]!r}")
+    if uncalled := set(range(len(modules))) - {call.module for call in calls}:
+        raise SpecError(f"no call is of module {min(uncalled)}, {names[min(uncalled)]!r}")
+
+
 def _module(found: Mapping[str, Any]) -> RecordedModule:
-    parameters = {
-        str(name): Parameter(
-            tuple(shape), Numbers(math.prod(shape), int(hashed)) if hashed is not None else unknown(shape)
-        )
-        for name, (shape, hashed) in found["parameters"].items()
-    }
+    parameters = {}
+    for name, (shape, hashed) in found["parameters"].items():
+        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise SpecError(f"the shape of {name!r} must be a list of sizes. Got {shown(repr(shape))}.")
+        numbers = Numbers(math.prod(shape), int(hashed)) if hashed is not None else unknown(shape)
+        parameters[name] = Parameter(tuple(shape), numbers)
     return RecordedModule(str(found["name"]), str(found["kind"]), parameters, dict(found.get("values", {})))
 
 
