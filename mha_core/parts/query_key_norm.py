@@ -102,6 +102,22 @@ class QueryKeyNorm:
                 raise SpecError(f"query_key_norm has no field {name!r} (known: {', '.join(known)})")
         return cls(**given)
 
+    def eps_in(self, tiny: float) -> float:
+        """Return `eps`. SpecError if it is below `tiny`, the smallest normal number of the dtype of the arithmetic.
+
+        Frameworks that flush smaller numbers make it 0, and a head of zeros NaN.
+
+        >>> QueryKeyNorm(eps=1e-50).eps_in(tiny=2.0**-126)
+        Traceback (most recent call last):
+        ...
+        mha_core.errors.SpecError: query_key_norm.eps rounds to 0 in this dtype, whose smallest is 1.18e-38. Got 1e-50.
+        """
+        if self.eps < tiny:
+            raise SpecError(
+                f"query_key_norm.eps rounds to 0 in this dtype, whose smallest is {tiny:.3g}. Got {self.eps!r}."
+            )
+        return self.eps
+
     @property
     def start(self) -> float:
         """The number that a new weight has: with it, the product changes nothing."""

@@ -166,3 +166,15 @@ def test_a_block_of_no_queries(backend_name, query_block):
     driver.call(layer, QUERIES, KEYS, VALUES)
     with pytest.raises(SpecError, match=f"query_block must be a positive integer. Got {query_block}."):
         driver.ask("attend", layer, QUERIES, KEYS, VALUES, query_block=query_block)
+
+
+def test_an_eps_that_rounds_to_0(backend_name):
+    driver = drive(backend_name)
+    for eps, refused in ((1e-50, True), (1e-30, False)):
+        layer = driver.new("MultiHeadAttention", 12, 3, query_key_norm={"eps": eps})
+        if not refused:
+            assert np.isfinite(driver.call(layer, np.zeros_like(QUERIES), KEYS, VALUES)).all()
+            continue
+        said = "query_key_norm.eps rounds to 0 in this dtype, whose smallest is 1.18e-38. Got 1e-50."
+        with pytest.raises(SpecError, match=said):
+            driver.call(layer, QUERIES, KEYS, VALUES)

@@ -52,7 +52,8 @@ class HeadNorm(nn.Module):
         exact = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # half precision is too coarse for a mean of squares
         if settings.kind == "layer":
             exact = exact - exact.mean(axes, keepdims=True)
-        normed = exact * lax.rsqrt(jnp.square(exact).mean(axes, keepdims=True) + settings.eps)
+        eps = settings.eps_in(float(jnp.finfo(exact.dtype).tiny))
+        normed = exact * lax.rsqrt(jnp.square(exact).mean(axes, keepdims=True) + eps)
         if settings.product == "dtype":
             normed = normed.astype(x.dtype)
         if self.weight is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from backends.mxnet.ops.framework import check_computes, mx, nothing
 from backends.mxnet.ops.operators import operator, record, view
 from mha_core.parts.query_key_norm import Order, QueryKeyNorm, by_head
@@ -50,6 +52,7 @@ class HeadNorm(mx.gluon.Block):
         weight, bias = (None if own is None else own.data(x.ctx) for own in (self.weight, self.bias))
         if x.size == 0:
             return nothing(x.shape, x, *(own for own in (weight, bias) if own is not None))
+        settings.eps_in(float(np.finfo(x.dtype).tiny))
         # settings.product has no effect: there is no half precision in MXNet's layers.
         return _normed(x, weight, bias, settings)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from backends.tf.ops.framework import Shape, shape_of
@@ -58,7 +59,8 @@ class HeadNorm(keras.Layer):
         exact = tf.cast(x, tf.float64 if x.dtype == tf.float64 else tf.float32)
         if settings.kind == "layer":
             exact = exact - tf.reduce_mean(exact, axes, keepdims=True)
-        normed = exact * tf.math.rsqrt(tf.reduce_mean(tf.square(exact), axes, keepdims=True) + settings.eps)
+        eps = settings.eps_in(float(np.finfo(exact.dtype.as_numpy_dtype).tiny))
+        normed = exact * tf.math.rsqrt(tf.reduce_mean(tf.square(exact), axes, keepdims=True) + eps)
         if settings.product == "dtype":
             normed = tf.cast(normed, x.dtype)
         if self.weight is not None:

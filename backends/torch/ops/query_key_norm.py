@@ -52,7 +52,8 @@ class HeadNorm(nn.Module):
         exact = x.to(torch.promote_types(x.dtype, torch.float32))  # half precision is too coarse for a mean of squares
         if settings.kind == "layer":
             exact = exact - exact.mean(axes, keepdim=True)
-        normed = exact * torch.rsqrt(exact.square().mean(axes, keepdim=True) + settings.eps)
+        eps = settings.eps_in(torch.finfo(exact.dtype).tiny)
+        normed = exact * torch.rsqrt(exact.square().mean(axes, keepdim=True) + eps)
         if settings.product == "dtype":
             normed = normed.to(x.dtype)
         if self.weight is not None:
