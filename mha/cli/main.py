@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import chain
 
 import click
 
@@ -44,6 +45,15 @@ GONE = {
 """Word, or command and option -> what is used now."""
 
 
+GROUPS = {
+    "Check a layer": (check, diagnose, bugs, backends, deviations),
+    "Port a model": (convert, port, where, replay, audit, phrase),
+    "Learn and look": (learn, view),
+    "Housekeeping": (cache,),
+}
+"""Heading -> its commands, in the order of the help."""
+
+
 class Main(Program):
     """The program: a command or an option of GONE is answered with what is used now."""
 
@@ -55,6 +65,12 @@ class Main(Program):
             if word in GONE:
                 raise CouldNotRun(f"mha {word} is no longer there; use {GONE[word]}")
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands in GROUPS, each with the whole first sentence of its help."""
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(str(one.name), one.get_short_help_str(limit=1000)) for one in commands])
 
 
 @click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,11 +84,7 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-for command in (check, diagnose, deviations, convert, port, replay, where, audit, phrase):
-    main.add_command(command)
-for command in (learn, view):
-    main.add_command(command)
-for command in (backends, bugs, cache):
+for command in chain.from_iterable(GROUPS.values()):
     main.add_command(command)
 
 
