@@ -180,9 +180,10 @@ def seed(of: str) -> Any:
     return option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help=f"Of the {of}.")
 
 
-def unseen(help: str = "Whether to say which bugs these calls would not have shown.") -> Any:
-    """--unseen or --no-unseen."""
-    return option("--unseen/--no-unseen", default=True, help=help)
+def unseen(which: str = "these calls") -> Any:
+    """--unseen: True, to list them; --no-unseen: False, not to look for them; None, to count them in a line."""
+    text = f"List the bugs that {which} would not have shown, or do not look for them. Default: count them."
+    return option("--unseen/--no-unseen", default=None, help=text)
 
 
 def flag(name: str, help: str) -> Any:

@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 COLUMNS = ("layer", "now at", "heads", "dtype", "original", "source", "target")
 
 
-def print_report(console: Console, done: Conversion) -> None:
+def print_report(console: Console, done: Conversion, *, unseen: bool = True) -> None:
     """Print a table with a row for each layer, and the explanations of `lines` below it."""
     causal = any(layer.standing.causal for layer in done.layers)
     table = Table(*COLUMNS, *(["causal"] if causal else []))
@@ -34,11 +34,11 @@ def print_report(console: Console, done: Conversion) -> None:
             *(["yes" if layer.standing.causal else ""] if causal else []),
         )
     console.print(table)
-    print_lines(console, *lines(done))
+    print_lines(console, *lines(done, unseen=unseen))
 
 
-def lines(done: Conversion) -> list[str]:
-    """The lines below the table: meaning of the words, who computed, and remarks."""
+def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
+    """The lines below the table: meaning of the words, who computed, and remarks; with `unseen`, bugs by name."""
     words = Counter(layer.standing.word for layer in done.layers)
     found = [f"{words[word]} x {word}: {meaning}" for word, meaning in MEANING.items() if words[word]]
     reasons = Counter((layer.standing.word, layer.standing.why) for layer in done.layers)
@@ -69,7 +69,7 @@ def lines(done: Conversion) -> list[str]:
     )
     found.append(done.survey.line([layer.prefix for layer in done.layers]))
     if done.unseen is not None:
-        found.append(done.unseen.text())
+        found.append(done.unseen.text(whole=unseen))
     return found
 
 

@@ -11,8 +11,8 @@ from mha.port.arrays import LoadedArrays
 from mha.port.port import AS_IN_FILE, ORIGINAL, EmbeddingResult, LayerResult, PortReport
 
 
-def print_report(console: Console, report: PortReport) -> None:
-    """Print the whole report."""
+def print_report(console: Console, report: PortReport, *, unseen: bool = True) -> None:
+    """Print the whole report; with `unseen`, the bugs that the calls would not have shown as well, else their count."""
     layers = list(dict.fromkeys(result.layer for result in report.layers))
     counts = ", ".join(map(str, report.tokens))
     texts = f"{len(report.texts)} text{'s' if len(report.texts) > 1 else ''} of {counts} tokens"
@@ -51,7 +51,7 @@ def print_report(console: Console, report: PortReport) -> None:
         print_lines(console, f"{name} did not run: {reason}")
     print_lines(console, verdict(report))
     if report.unseen is not None:
-        print_lines(console, report.unseen.text())
+        print_lines(console, report.unseen.text(whole=unseen))
 
 
 def arrays_line(arrays: LoadedArrays, outputs: str) -> str:

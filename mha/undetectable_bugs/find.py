@@ -105,10 +105,12 @@ class UndetectableBugs:
         """The result as a dict of JSON values."""
         return {**asdict(self), "missed": self.missed}
 
-    def text(self) -> str:
-        """The result in words, one line for each reason."""
+    def text(self, *, whole: bool = True) -> str:
+        """The result in words, one line for each reason; or in one line that leads to these, by the option --unseen."""
         calls = "This call" if self.calls == 1 else f"These {self.calls} calls"
         total = self.missed + len(self.seen)
+        if not whole and self.missed:
+            return f"{calls} would not have shown {self.missed} of {total} bugs (--unseen lists them)."
         looked = "" if len(self.tried) == self.calls and not self.parts else f"; looked at: {self._looked()}"
         head = f"{calls} would not have shown {self.missed} of {total} bugs that can be made here (`mha bugs`{looked}):"
         lines = [head]
@@ -122,6 +124,8 @@ class UndetectableBugs:
         if self.untried:
             lines.append(f"  not tried, for want of time: {len(self.untried)}")
         lines = lines if self.missed or self.untried else [f"{calls} would have shown all {total} bugs."]
+        if not whole:
+            return "\n".join(lines)
         return "\n".join([*lines, f"  nor a setting that no array shows: {'; '.join(self.beyond)}"])
 
 

@@ -109,7 +109,7 @@ class ConvertOptions(Options):
         "queries, output, and keys, values, valid_lens, allowed, bias, causal, query_offset where there are any; or "
         "calls of several layers, as arrays layer/call/queries, layer/call/output, ...",
     )
-    unseen: bool = options.unseen("Whether to say what recorded calls would not have shown.")
+    unseen: bool | None = options.unseen("recorded calls")
     moved: bool = options.flag("--moved", "Also move the bits of layers that are neither proved nor known.")
     leave: tuple[str, ...] = options.several(
         "--leave",
@@ -214,11 +214,11 @@ def _convert(console: Console, errors: Console, asked: ConvertOptions) -> None:
             moved=asked.moved,
             leave=asked.leave,
             force=asked.force,
-            unseen=asked.unseen,
+            unseen=asked.unseen is not False,
             progress=lambda what, count, total: status.update(f"{what} {count} of {total}"),
         )
     if not asked.write(to_dict(done)):
-        print_report(console, done)
+        print_report(console, done, unseen=bool(asked.unseen))
 
 
 def _list(console: Console, asked: ConvertOptions) -> None:

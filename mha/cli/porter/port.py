@@ -33,7 +33,7 @@ class PortOptions(Apart):
     )
     strict: bool = options.flag("--strict", "Refuse a model with modules that look like attention and are not read.")
     json_path: Path | None = options.json_file()
-    unseen: bool = options.unseen()
+    unseen: bool | None = options.unseen()
 
 
 @options.command(PortOptions)
@@ -73,12 +73,12 @@ def port(asked: PortOptions) -> None:
             backends,
             dtype=asked.dtype,
             strict=asked.strict,
-            unseen=asked.unseen,
+            unseen=asked.unseen is not False,
             progress=says(status),
             verdicts=lambda line: say(errors, line),
         )
     warn(errors, [*absent, *broken])
-    print_report(console, report)
+    print_report(console, report, unseen=bool(asked.unseen))
     write_asked(asked.json_path, report.to_dict)
     if report.interrupted:
         there = len(report.embeddings) + len(report.failed)

@@ -31,7 +31,7 @@ class ReplayOptions(Reported, Apart):
     time_limit: float = options.time_limit(of="call")
     strict: bool = options.flag("--strict", "Refuse a recording that left out modules that look like attention.")
     json_path: Path | None = options.json_file("Also write every result to this file.")
-    unseen: bool = options.unseen()
+    unseen: bool | None = options.unseen()
 
 
 @options.command(ReplayOptions)
@@ -71,10 +71,10 @@ def replay(asked: ReplayOptions) -> None:
         progress(errors, len(recording.calls) * (1 + len(found.subjects)), of_result) as advance,
     ):
         outcome = run(recording, found.subjects, patterns=patterns, same_dtype=not asked.dtypes, progress=advance)
-    missed = undetectable_bugs(recording, selected(recording, patterns)) if asked.unseen else None
+    missed = undetectable_bugs(recording, selected(recording, patterns)) if asked.unseen is not False else None
     _print(console, recording, outcome, asked.file)
     if missed is not None:
-        say(console, missed.text())
+        say(console, missed.text(whole=bool(asked.unseen)))
     write_asked(
         asked.json_path,
         lambda: {

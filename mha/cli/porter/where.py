@@ -29,6 +29,7 @@ class WhereOptions(Reported):
     )
     json_path: Path | None = options.json_file()
     html_path: Path | None = options.output_file("--html", help="Also write a report page to this file.")
+    unseen: bool | None = options.unseen("these inputs")
     python: str | None = options.option(
         "--python",
         metavar="PATH",
@@ -72,7 +73,9 @@ def where(asked: WhereOptions) -> None:
     with errors.status("loading") as status:
         original = asked.original if recorded else original_named(asked.original)
         found = run(original, recording, inputs=given, pairs=pairs, progress=says(status))
-    say(console, *findings(found), "", *tree(found), "", last_line(found), *unseen(found))
+    say(console, *findings(found), "", *tree(found), "", last_line(found))
+    if asked.unseen is not False:
+        say(console, *unseen(found, whole=bool(asked.unseen)))
     write_asked(asked.json_path, found.to_dict)
     if asked.html_path is not None:
         from mha.substitution.reports.page import write_page

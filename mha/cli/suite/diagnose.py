@@ -32,9 +32,7 @@ class DiagnoseOptions(Apart):
         default=True,
         help="Whether FILE is compared with what --weights recorded, call by call; else only its weights are used.",
     )
-    unseen: bool = options.unseen(
-        "Whether to say which bugs the calls in FILE would not have shown, if nothing differs."
-    )
+    unseen: bool | None = options.unseen("the calls in FILE")
     dtype: str | None = option(
         "--dtype",
         "-d",
@@ -89,8 +87,8 @@ def diagnose(asked: DiagnoseOptions) -> None:
     texts = [describe(one, details=asked.details) for one in found]
     click.echo("\n\n".join(texts))
     differs = any(diagnosis.differs for diagnosis in found)
-    if asked.unseen and not differs:
-        click.echo(f"\n{_unseen(asked.file, asked.patterns)}")
+    if asked.unseen is not False and not differs:
+        click.echo(f"\n{_unseen(asked.file, asked.patterns, whole=bool(asked.unseen))}")
     parted = compared is not None and not compared.equal
     if parted and not differs:
         click.echo("\nThat is by its own inputs and masks, which are not the original's: see above.")
@@ -152,14 +150,14 @@ def _of_file(
         return explain(recording, patterns=patterns or ("*",), progress=says(status)), compared
 
 
-def _unseen(file: Path, patterns: tuple[str, ...]) -> str:
+def _unseen(file: Path, patterns: tuple[str, ...], *, whole: bool) -> str:
     """Which bugs the calls in FILE would not have shown, in words."""
     from mha.recordings.recording import Recording
     from mha.recordings.replay import selected
     from mha.undetectable_bugs.find import undetectable_bugs
 
     recording = Recording.load(file)
-    return undetectable_bugs(recording, selected(recording, patterns or ("*",))).text()
+    return undetectable_bugs(recording, selected(recording, patterns or ("*",))).text(whole=whole)
 
 
 def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> WhereReport | None:

@@ -49,8 +49,13 @@ def tree(report: WhereReport) -> Iterator[str]:
         yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{_in_tree(one.backward)}{reason}".rstrip()
 
 
-def unseen(report: WhereReport) -> Iterator[str]:
-    """What these inputs would not have shown, a bug a line; and how small a fault 16-bit numbers show."""
+def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:
+    """What these inputs would not have shown, a bug a line; and how small a fault 16-bit numbers show.
+
+    Args:
+        report: what was found.
+        whole: False for counts in place of the bugs.
+    """
     if report.dtype in ("float16", "bfloat16") and any(one.rounding for one in report.results):
         least = sorted((FACTOR * one.rounding, _name(one.name)) for one in report.results if one.rounding)
         yield (
@@ -58,8 +63,12 @@ def unseen(report: WhereReport) -> Iterator[str]:
             f"({least[0][1]}) to {least[-1][0]:.1%} ({least[-1][1]}) of its size can't be seen. Record in float32."
         )
     if report.undetectable is not None:
-        yield from report.undetectable.text().splitlines()
+        yield from report.undetectable.text(whole=whole).splitlines()
     bugs = dict.fromkeys(one.bug for one in report.unseen)
+    if bugs and not whole:
+        many = f"{len(bugs)} bug{'s' * (len(bugs) != 1)}"
+        yield f"These inputs would not have shown {many} of modules (--unseen lists them)."
+        return
     if bugs:
         yield "These inputs would not have shown:"
     for bug in bugs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -109,7 +111,10 @@ def test_beside_proved_stands_what_the_calls_could_not_have_shown(source, tmp_pa
     """A softcap of 300, and a window of 9: neither changes what these calls gave."""
     np.savez(tmp_path / "calls.npz", **named(layer0_0=call(0, 5), layer1_0=call(1, 5)))
     arguments = ["--to", "bert", "--all", "--num-heads", 3, "--recorded", tmp_path / "calls.npz"]
-    said = mha(source, *arguments, "--out", tmp_path / "o.npz").output
+    said = mha(source, *arguments, "--out", tmp_path / "n.npz").output
+    assert re.search(r"These 2 calls would not have shown \d+ of \d+ bugs \(--unseen lists them\)\.\n", said)
+    assert "nor a setting" not in said
+    said = mha(source, *arguments, "--out", tmp_path / "o.npz", "--unseen").output
     assert "These 2 calls would not have shown " in said
     settings = said[said.index("  nor a setting that no array shows: ") :]
     assert "a softcap of " in settings

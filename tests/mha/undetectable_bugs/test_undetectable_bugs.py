@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -160,9 +161,16 @@ def test_the_commands_say_it(file, tmp_path):
     ):
         done = CliRunner().invoke(command, list(map(str, arguments)))
         assert done.exit_code == 0, done.output
-        assert "This call would not have shown" in done.output
+        counted = re.search(
+            r"^This call would not have shown (\d+ of \d+ bugs) \(--unseen lists them\)\.$", done.output, re.M
+        )
+        assert counted
+        assert "scale-missing" not in done.output
+        done = CliRunner().invoke(command, [*map(str, arguments), "--unseen"])
+        assert f"This call would not have shown {counted[1]} that can be made here" in done.output
         assert "scale-missing" in done.output
         done = CliRunner().invoke(command, [*map(str, arguments), "--no-unseen"])
+        assert done.exit_code == 0, done.output
         assert "would not have shown" not in done.output
     for command, arguments, field in (
         (replay, (file, "--subject", "examples.subject_numpy:attention"), "unseen"),
