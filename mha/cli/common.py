@@ -69,6 +69,32 @@ def warn(errors: Console, lines: Iterable[str]) -> None:
     say(errors, *lines, style="yellow")
 
 
+def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows: a line for each where all fit into the width of the console, else a paragraph for each.
+
+    A paragraph has the first cell over the others, which bear their headers. No cell is cut.
+
+    Args:
+        console: where to print.
+        headers: one for each column.
+        rows: the cells, as they are: names in them may look like markup.
+    """
+    from textwrap import wrap
+
+    held = [tuple(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(headers, *held, strict=True)]
+    if sum(widths) + 2 * (len(widths) - 1) <= console.width:
+        say(console, "  ".join(f"{name:{width}}" for name, width in zip(headers, widths, strict=True)), style="bold")
+        say(console, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in held))
+        return
+    for first, *others in held:
+        say(console, first, style="bold")
+        for header, cell in zip(headers[1:], others, strict=True):
+            text = f"{header}: {cell}" if cell else ""
+            whole = {"break_long_words": False, "break_on_hyphens": False}
+            say(console, *wrap(text, console.width, initial_indent="  ", subsequent_indent="    ", **whole))
+
+
 def says(status: Status) -> Callable[[str], None]:
     """A function that shows a text on the status line as it is: names in it may look like markup."""
     from rich.text import Text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mha.cli.common import CouldNotRun, consoles
+from mha.cli.common import CouldNotRun, consoles, show_rows
 from mha.cli.learning.learners import FOLDER, ONLY, TIME_LIMIT, check, class_, end, go_on
 
 FRAMEWORKS = ("numpy", "torch", "tf", "jax", "mxnet")
@@ -70,20 +70,16 @@ def start(folder: Path, frameworks: tuple[str, ...], only: tuple[str, ...]) -> N
 @ONLY
 def listing(framework: str, only: tuple[str, ...]) -> None:
     """List the exercises in their order, with the minutes of each track."""
-    from rich.table import Table
-
     from mha.learn.exercises import TRACKS, all_exercises, chosen
     from mha.learn.tracks.course import row_of
 
-    table = Table("exercise", "level", "minutes", "task")
+    found = []
     for track in only:
         rows = [(one, row_of(one)) for one in chosen(all_exercises((framework,)), (track,))]
         about = TRACKS.get(track, "What the lessons ask, in their order.")
-        table.add_row(track, "", str(sum(row.minutes for _, row in rows)), about, style="bold")
-        for exercise, row in rows:
-            table.add_row(f"  {exercise.name}", str(row.level), str(row.minutes), exercise.task)
-        table.add_section()
-    consoles()[0].print(table)
+        found.append((track, "", str(sum(row.minutes for _, row in rows)), about))
+        found += [(f"  {one.name}", str(row.level), str(row.minutes), one.task) for one, row in rows]
+    show_rows(consoles()[0], ("exercise", "level", "minutes", "task"), found)
 
 
 @learn.command()

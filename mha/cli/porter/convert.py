@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mha.cli import options
-from mha.cli.common import CouldNotRun, consoles, finish, say, says
+from mha.cli.common import CouldNotRun, consoles, finish, say, says, show_rows
 from mha.cli.options import Options, option
 
 if TYPE_CHECKING:
@@ -21,48 +21,32 @@ if TYPE_CHECKING:
 def _show_layouts(context: click.Context, _: click.Parameter, wanted: bool) -> bool:
     if not wanted or context.resilient_parsing:
         return wanted
-    from rich.table import Table
-
     from mha.formats import FORMATS
     from mha_core.layouts import LAYOUTS
 
-    layouts = Table("layout", "framework", "whose it is, or the names in it")
-    for layout in LAYOUTS.values():
-        layouts.add_row(layout.name, layout.framework or "any", layout.summary)
-    formats = Table("format", "suffixes", "layouts", "dtypes")
+    console, _errors = consoles()
+    layouts = ((layout.name, layout.framework or "any", layout.summary) for layout in LAYOUTS.values())
+    show_rows(console, ("layout", "framework", "whose it is, or the names in it"), layouts)
+    formats = []
     for form in FORMATS:
         fitting = "to read alone" if form.readable_only else ", ".join(form.layouts) or "all"
-        formats.add_row(form.name, " ".join(form.suffixes), fitting, ", ".join(form.dtypes))
-    console, _errors = consoles()
-    console.print(layouts)
-    console.print(formats)
+        formats.append((form.name, " ".join(form.suffixes), fitting, ", ".join(form.dtypes)))
+    say(console, "")
+    show_rows(console, ("format", "suffixes", "layouts", "dtypes"), formats)
     context.exit()
 
 
 def _show_families(context: click.Context, _: click.Parameter, wanted: bool) -> bool:
     if not wanted or context.resilient_parsing:
         return wanted
-    from rich.table import Table
-
     from mha.recipes.rows.table import counts, rows
 
-    table = Table("family", "model types", "adds", "what is special", show_lines=True)
-    table.columns[0].no_wrap = True
-    for column in table.columns:
-        column.overflow = "fold"  # a name that is cut would be another one
-    for row in rows():
-        table.add_row(row.family, ", ".join(row.model_types), row.adds, row.words)
     console, _errors = consoles()
-    if not console.is_terminal:
-        console.width = WIDTH
-    console.print(table)
+    families = ((row.family, ", ".join(row.model_types), row.adds, row.words) for row in rows())
+    show_rows(console, ("family", "model types", "adds", "what is special"), families)
     found = counts()
     say(console, f"published models: {found['expressed']} of families that are read, {found['refused']} of refused")
     context.exit()
-
-
-WIDTH = 120
-"""Columns of the families' table where no terminal says how many there are."""
 
 
 class ConvertOptions(Options):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from mha.cli.common import say, show_rows
 from mha_core.layouts import get
 
 if TYPE_CHECKING:
@@ -13,35 +14,20 @@ if TYPE_CHECKING:
     from mha.formats.find import FoundLayer
     from mha.formats.survey import Survey
 
-BESIDES = 64
-"""Least width of the table besides its column of prefixes, in characters."""
-
 SCHEMA_VERSION = 1
 
 
 def show(console: Console, seen: Survey) -> None:
-    """Print the table; it is wider than the terminal if its prefixes need that, because cut names can't be copied."""
-    from rich.table import Table
-    from rich.text import Text
-
+    """Print the layers, with whole prefixes: cut names can't be copied."""
     numbers = seen.numbers()
-    prefixes = {prefix: repr(prefix) for prefix in seen.order}
-    table = Table()
-    table.add_column("#", no_wrap=True)
-    table.add_column("prefix", no_wrap=True, min_width=max(map(len, prefixes.values()), default=0))
-    for name in ("layout", "heads", "dtype", "matrices", "biases"):
-        table.add_column(name, overflow="fold")
     rows = {
         layer.prefix: (" or ".join(layer.layouts), _heads(layer), ", ".join(layer.dtypes), *_arrays(layer))
         for layer in seen.layers
     }
     rows |= {layer.prefix: ("incomplete", "", "", layer.lacks(), "") for layer in seen.incomplete}
-    for prefix in seen.order:
-        cells = (str(numbers[prefix]), prefixes[prefix], *rows[prefix])
-        table.add_row(*(Text(cell) for cell in cells))
-    width = max(console.width, BESIDES + max(map(len, prefixes.values()), default=0))
-    console.print(table, width=width, crop=False)
-    console.print(seen.line(), markup=False, highlight=False, soft_wrap=True)
+    found = ((f"{numbers[prefix]}  {prefix!r}", *rows[prefix]) for prefix in seen.order)
+    show_rows(console, ("#  prefix", "layout", "heads", "dtype", "matrices", "biases"), found)
+    say(console, seen.line())
 
 
 def _heads(layer: FoundLayer) -> str:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from mha.cli import options
 from mha.cli.apart import Apart
-from mha.cli.common import CouldNotRun, consoles, finish, progress, say, write_asked
+from mha.cli.common import CouldNotRun, consoles, finish, progress, say, show_rows, write_asked
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from conformance.cases.case import Case
     from conformance.zoo.bug import Bug
@@ -50,7 +49,7 @@ def bugs(asked: BugsOptions) -> None:
     selected, selected_cases = registry.select(asked.patterns), cases.select(asked.case_patterns)
     console, errors = consoles()
     if not asked.kill:
-        console.print(_list(selected))
+        show_rows(console, ("bug", "what is wrong", "shows in", "what to change"), map(_row, selected))
         return
     table = _killed(errors, selected, selected_cases, asked)
     _print(console, table)
@@ -75,31 +74,24 @@ def _id(case: Case) -> str:
     return case.id
 
 
-def _list(selected: Sequence[Bug]) -> Table:
-    from rich.table import Table
-
-    table = Table("bug", "what is wrong", "shows in", "what to change")
-    for bug in selected:
-        sentence = f"{bug.sentence} Seen in {bug.seen_in}." if bug.seen_in else bug.sentence
-        table.add_row(bug.id, sentence, bug.stage, f"Equivalent: {bug.equivalent}" if bug.equivalent else bug.fix)
-    return table
+def _row(bug: Bug) -> tuple[str, str, str, str]:
+    sentence = f"{bug.sentence} Seen in {bug.seen_in}." if bug.seen_in else bug.sentence
+    return bug.id, sentence, bug.stage, f"Equivalent: {bug.equivalent}" if bug.equivalent else bug.fix
 
 
 def _print(console: Console, table: KillTable) -> None:
-    from rich.table import Table
-
     from mha_core.errors import listed
 
-    by_bug = Table("bug", "shows in", "killed by", "cases", title="Bug by bug", title_justify="left")
+    by_bug = []
     for bug in table.bugs:
         killers = table.killers(bug)
-        count = "equivalent" if bug.equivalent else str(len(killers)) if killers else "[bold red]survives[/]"
-        by_bug.add_row(bug.id, bug.stage, count, listed(killers, SHOWN))
-    by_case = Table("case", "kills", "which no other case kills", title="\nCase by case", title_justify="left")
-    for case in table.cases:
-        by_case.add_row(case.id, str(len(table.killed_by(case))), ", ".join(table.alone(case)))
-    console.print(by_bug)
-    console.print(by_case)
+        count = "equivalent" if bug.equivalent else str(len(killers)) if killers else "survives"
+        by_bug.append((bug.id, bug.stage, count, listed(killers, SHOWN)))
+    by_case = ((case.id, str(len(table.killed_by(case))), ", ".join(table.alone(case))) for case in table.cases)
+    say(console, "Bug by bug")
+    show_rows(console, ("bug", "shows in", "killed by", "cases"), by_bug)
+    say(console, "\nCase by case")
+    show_rows(console, ("case", "kills", "which no other case kills"), by_case)
     say(console, _verdict(table))
 
 

@@ -28,6 +28,7 @@ from mha.cli.common import (
     of_result,
     say,
     says,
+    show_rows,
     status_by,
     warn,
     write_asked,
@@ -299,27 +300,19 @@ def _begin_new(console: Console, path: Path, framework: str) -> None:
 
 def _list(console: Console, asked: CheckOptions) -> None:
     """Print the cases that would run, a row each."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("case", "sizes", "catches")
     if asked.suite is None:
         cases = _selected_cases(asked.patterns, asked.count, asked.seed)
     else:
         from conformance.onnx.suite import onnx_cases
 
         cases = [one.case for one in onnx_cases(asked.patterns)]
-    for case in cases:
-        sizes = " ".join(f"{name}={size}" for name, size in case.sizes().items())
-        table.add_row(Text(case.id), sizes, Text(case.catches))
-    console.print(table)
+    sizes = (" ".join(f"{name}={size}" for name, size in case.sizes().items()) for case in cases)
+    rows = ((case.id, size, case.catches) for case, size in zip(cases, sizes, strict=True))
+    show_rows(console, ("case", "sizes", "catches"), rows)
 
 
 def _check_twice(console: Console, errors: Console, asked: CheckOptions) -> NoReturn:
     """Compare the bits of runs of the same cases, and end the process with the exit status."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from conformance.twice import twice
     from conformance.workers.execute import end_idle
     from conformance.workers.process import end_all
@@ -346,11 +339,11 @@ def _check_twice(console: Console, errors: Console, asked: CheckOptions) -> NoRe
     finally:
         if not finished:
             end_all()
-    table = Table("backend", "dtype", "arrays", "same in one process", "same in a fresh process")
-    for one in found:
-        same = [str(one.total - len(names)) for names in (one.in_process, one.fresh)]
-        table.add_row(escape(one.subject), one.dtype, str(one.total), *same)
-    console.print(table)
+    rows = (
+        (one.subject, one.dtype, *(str(one.total - count) for count in (0, len(one.in_process), len(one.fresh))))
+        for one in found
+    )
+    show_rows(console, ("backend", "dtype", "arrays", "same in one process", "same in a fresh process"), rows)
     differing = sorted(f"{one.subject} {one.dtype} {name}" for one in found for name in {*one.in_process, *one.fresh})
     say(console, *(f"different bits: {line}" for line in differing))
     if interrupted:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mha.cli import options
-from mha.cli.common import CouldNotRun, consoles, write_asked
+from mha.cli.common import CouldNotRun, consoles, say, show_rows, write_asked
 from mha.cli.options import Options, argument
 
 if TYPE_CHECKING:
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 """Version of the JSON file; a change that readers would notice raises it."""
-
-ID_WIDTH = 22
-"""Width of the first column, where ids are broken at their hyphens, and least width of the second."""
 
 
 class DeviationsOptions(Options):
@@ -43,7 +40,9 @@ def deviations(asked: DeviationsOptions) -> None:
     if asked.identifier and len(selected) == 1:
         console.print(_full(selected[0]))
     else:
-        console.print(_table(selected, wide=console.width >= 110))
+        cells = ((one.id, one.subject, one.summary, one.definition, one.link) for one in selected)
+        show_rows(console, ("id", "layer", "what it does", "what the definition says", "link"), cells)
+        say(console, f"{len(selected)} deviations")
     whole = {"schema": SCHEMA_VERSION, "deviations": [entry.to_dict() for entry in selected]}
     write_asked(asked.json_path, lambda: whole)
 
@@ -75,42 +74,6 @@ def _selected(entries: Sequence[Deviation], asked: DeviationsOptions) -> list[De
     if not selected and entries:
         raise CouldNotRun("no deviation fits all of these filters")
     return selected
-
-
-def _table(selected: Sequence[Deviation], *, wide: bool) -> Any:
-    """One row per entry, with its link where there is room for it."""
-    from textwrap import wrap
-
-    from rich.table import Table
-    from rich.text import Text
-
-    headers = ["id", "layer", "what it does", "what the definition says"]
-    table = Table(*headers, *(["link"] if wide else []), show_lines=True)
-    for column in table.columns[:2]:
-        column.overflow, column.min_width = "fold", ID_WIDTH
-    for entry in selected:
-        identifier = "\n".join(wrap(entry.id, ID_WIDTH))
-        link = Text(_short(entry.link), style=f"link {entry.link}")
-        cells = (identifier, entry.layer, Text(entry.summary), Text(entry.definition))
-        table.add_row(*cells, *([link] if wide else []))
-    table.caption = f"{len(selected)} deviations"
-    table.caption_justify = "left"
-    return table
-
-
-def _short(link: str) -> str:
-    """A link in short: "pytorch#41508" for an issue, else the host and the last part.
-
-    >>> _short("https://github.com/pytorch/pytorch/issues/41508"), _short("https://docs.example.org/a/b.html#c")
-    ('pytorch#41508', 'docs.example.org')
-    """
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(link)
-    path = parts.path.strip("/").split("/")
-    if parts.netloc == "github.com" and len(path) == 4 and path[2] in ("issues", "pull"):
-        return f"{path[1]}#{path[3]}"
-    return f"{path[1]} source" if parts.netloc == "github.com" and len(path) > 4 else parts.netloc
 
 
 def _full(entry: Deviation) -> Any:
