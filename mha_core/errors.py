@@ -41,6 +41,23 @@ def shown(text: object, longest: int = LONGEST_NAME) -> str:
     return _cut(plain, longest)
 
 
+def short_names(names: Sequence[str], longest: int) -> dict[str, str]:
+    """Return each name with what stands for it where there is room for so many characters.
+
+    If one is longer, all are without the parts that they begin with in common; what is still too long is cut in the
+    middle.
+
+    >>> short_names(["encoder.layer.0.attention", "encoder.layer.11.attention"], 20)
+    {'encoder.layer.0.attention': '...0.attention', 'encoder.layer.11.attention': '...11.attention'}
+    >>> short_names(["a.b", "a.c"], 20), short_names(["embeddings.attention"], 12)
+    ({'a.b': 'a.b', 'a.c': 'a.c'}, {'embeddings.attention': 'embe ... ion'})
+    """
+    parts = [re.split(r"(?<=[./])", name) for name in names]
+    alike = next((at for at, column in enumerate(zip(*parts, strict=False)) if len(set(column)) > 1), 0)
+    start = sum(map(len, parts[0][:alike])) if alike and max(map(len, names)) > longest else 0
+    return {name: shown(f"...{name[start:]}" if start > 3 else name, longest) for name in names}
+
+
 def listed(texts: Sequence[str], most: int) -> str:
     """At most so many of the texts, and how many there are besides.
 

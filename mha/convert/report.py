@@ -12,20 +12,32 @@ from rich.table import Table
 from conformance.reports.text import print_lines
 from mha.convert.convert import Conversion
 from mha.models.standing import MEANING
+from mha_core.errors import short_names
 
 SCHEMA_VERSION = 1
 
 COLUMNS = ("layer", "now at", "heads", "dtype", "original", "source", "target")
 
 
+OTHERS = 46
+"""Columns of the console that the table takes besides the names of layers; CAUSAL more with that column."""
+
+CAUSAL = 8
+
+
 def print_report(console: Console, done: Conversion, *, unseen: bool = True) -> None:
     """Print a table with a row for each layer, and the explanations of `lines` below it."""
     causal = any(layer.standing.causal for layer in done.layers)
-    table = Table(*COLUMNS, *(["causal"] if causal else []))
+    table = Table(*COLUMNS, *(["causal"] if causal else []), box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.no_wrap = True
+    room = (max(console.width, 80) - OTHERS - CAUSAL * causal) // 2
+    now = short_names([one.prefix for one in done.layers], room)
+    later = short_names([one.to_prefix for one in done.layers], room)
     for layer in done.layers:
         table.add_row(
-            escape(layer.prefix) or "(top level)",
-            escape(layer.to_prefix) or "(top level)",
+            escape(now[layer.prefix]) or "(top level)",
+            escape(later[layer.to_prefix]) or "(top level)",
             str(layer.config.num_heads),
             layer.dtype,
             layer.standing.word,

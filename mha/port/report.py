@@ -9,6 +9,7 @@ from rich.table import Table
 from conformance.reports.text import print_lines
 from mha.port.arrays import LoadedArrays
 from mha.port.port import AS_IN_FILE, ORIGINAL, EmbeddingResult, LayerResult, PortReport
+from mha_core.errors import short_names
 
 
 def print_report(console: Console, report: PortReport, *, unseen: bool = True) -> None:
@@ -77,8 +78,10 @@ def layer_table(report: PortReport) -> Table:
     by_place = {(one.layer, one.by): _coloured(f"{one.ratio:.2g}", one) for one in report.layers}
     columns = [by for by in dict.fromkeys(result.by for result in report.layers) if not by.endswith(AS_IN_FILE)]
     table = _table("", *columns)
-    for layer in dict.fromkeys(result.layer for result in report.layers):
-        table.add_row(escape(layer), *(by_place[layer, column] for column in columns))
+    room = max(16, 78 - sum(max(len(name), 6) + 2 for name in columns))
+    layers = list(dict.fromkeys(result.layer for result in report.layers))
+    for layer, name in short_names(layers, room).items():
+        table.add_row(escape(name), *(by_place[layer, column] for column in columns))
     return table
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mha.cli.common import consoles, finish, progress, say, write_asked
+from mha.cli.common import consoles, finish, progress, say, show_rows, write_asked
 from mha.cli.options import OutputFile
+from mha_core.errors import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from mha.learn.exercise import Exercise
@@ -121,22 +121,18 @@ def class_(folders: tuple[Path, ...], only: tuple[str, ...], json_path: Path | N
             found[str(folder)] = Progress(())
         finally:
             end()  # what a file did to its process is gone
-    console.print(_table(found, only))
+    show_rows(console, ("folder", *only, "right", "begun, and not right"), _rows(found, only))
     write_asked(json_path, lambda: to_json(found))
     finish(different=False, failed=any(not one.verdicts for one in found.values()))
 
 
-def _table(found: dict[str, Progress], only: Sequence[str]) -> Table:
-    from rich.table import Table
-
-    table = Table("folder", *only, "right", "begun, and not right")
+def _rows(found: dict[str, Progress], only: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for name, one in found.items():
         tracks = one.by_track()
         counts = ["{}/{}".format(*tracks[track]) if track in tracks else "" for track in only]
         begun = [verdict.exercise.name for verdict in one.verdicts if verdict.status in ("wrong", "no answer")]
         last = ", ".join(begun) if one.verdicts else "no exercises"
-        table.add_row(_text(name), *counts, f"{one.right}/{len(one.verdicts)}", last)
-    return table
+        yield (shown(name), *counts, f"{one.right}/{len(one.verdicts)}", last)
 
 
 def go_on(folder: Path, only: Sequence[str]) -> None:

@@ -398,7 +398,7 @@ def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> 
         kind = (
             f"{{}} is none of the {count} random cases of seed {seed}: {drawn[0].id} and so on; --case leaves nothing"
         )
-        return select_by_id(drawn, patterns, kind) if patterns else drawn
+        return [*(select_by_id(drawn, patterns, kind) if patterns else drawn)]
     texts = [pattern for pattern in patterns if is_case_text(pattern)]
     named = tuple(pattern for pattern in patterns if not is_case_text(pattern))
     return [*map(case_from_text, texts), *(cases.select_asked(named) if named or not texts else [])]
