@@ -79,7 +79,7 @@ def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[
         headers: one for each column.
         rows: the cells, as they are: names in them may look like markup.
     """
-    from textwrap import wrap
+    from textwrap import TextWrapper
 
     held = [tuple(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *held, strict=True)]
@@ -87,12 +87,11 @@ def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[
         say(console, "  ".join(f"{name:{width}}" for name, width in zip(headers, widths, strict=True)), style="bold")
         say(console, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in held))
         return
+    lines = TextWrapper(console.width, "  ", "    ", break_long_words=False, break_on_hyphens=False)
     for first, *others in held:
         say(console, first, style="bold")
         for header, cell in zip(headers[1:], others, strict=True):
-            text = f"{header}: {cell}" if cell else ""
-            whole = {"break_long_words": False, "break_on_hyphens": False}
-            say(console, *wrap(text, console.width, initial_indent="  ", subsequent_indent="    ", **whole))
+            say(console, *lines.wrap(f"{header}: {cell}" if cell else ""))
 
 
 def says(status: Status) -> Callable[[str], None]:
