@@ -23,7 +23,7 @@ from backends.jax.ops.attention import (
     weighted_sum,
     zero_padding,
 )
-from backends.jax.ops.framework import check_fields, in_width, layer_dtype
+from backends.jax.ops.framework import any_rank, check_fields, in_width, layer_dtype
 from backends.jax.ops.heads import merge_heads, split_heads
 from backends.jax.ops.masks import Mask, Window, build_mask, placed
 from backends.jax.ops.query_key_norm import HeadNorm, Unnormed, unnormed
@@ -143,6 +143,7 @@ class MultiHeadAttention(nn.Module):
         queries, keys = rotate(queries, tables.queries, rotary), rotate(keys, tables.keys, rotary)
         return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
+    @any_rank
     def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
         """All seven stages of one call: `layer.apply(variables, call, method="stages")`."""
         config, training = self._config, not deterministic
@@ -158,6 +159,7 @@ class MultiHeadAttention(nn.Module):
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
         return Stages(queries, keys, values, scores, weights, heads, output)
 
+    @any_rank
     def attend(
         self,
         call: Call[Any],
@@ -187,6 +189,7 @@ class MultiHeadAttention(nn.Module):
         output = self.out_proj(merge_heads(heads))  # (B, Lq, Do)
         return Attended(output, (keys[0], values[0]) if return_present else None)
 
+    @any_rank
     def __call__(
         self,
         queries: Array,

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from backends.jax.ops.framework import as_jax, check_enabled, describe
+from backends.jax.ops.framework import any_rank, as_jax, check_enabled, describe
 from mha_core.call.positions import check_encoded, sinusoidal_positions
 from mha_core.numbers import check_dropout
 
@@ -34,6 +34,7 @@ class PositionalEncoding(nn.Module):
         super().__post_init__()
 
     @nn.compact
+    @any_rank
     def __call__(self, x: Array, *, deterministic: bool = True) -> Array:
         """(B, L, embed_dim) -> (B, L, embed_dim). SpecError if the sequence or its width does not fit."""
         x = as_jax("x", x)

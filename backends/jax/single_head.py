@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from backends.jax.fast.attend import attend_in_blocks
 from backends.jax.ops.attention import add_bias, drop, masked_softmax, weighted_sum, zero_padding
-from backends.jax.ops.framework import check_fields, in_width, layer_dtype
+from backends.jax.ops.framework import any_rank, check_fields, in_width, layer_dtype
 from backends.jax.ops.masks import Window, build_mask, placed
 from backends.jax.ops.scores import AdditiveScore, DotScore
 from mha_core.call.blocks import Operands
@@ -43,6 +43,7 @@ class _AttentionWithoutHeads(nn.Module):
         return None, None, None
 
     @nn.compact
+    @any_rank
     def __call__(
         self,
         queries: Array,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from mha_core.call.arguments import holds_arrays, is_convertible, settled
 from mha_core.call.sizes import ArraySpec, describe_array
 from mha_core.dtypes import DTYPES
 from mha_core.errors import SpecError
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 JAX_DTYPES: dict[str, np.dtype] = {name: jnp.dtype(name) for name in DTYPES}
 
@@ -48,6 +51,17 @@ def scope(dtype: str, device: jax.Device) -> Iterator[None]:
                 yield
         else:
             yield
+
+
+def any_rank(method: Method) -> Method:
+    """Return a method in which arrays of any rank broadcast: jax_numpy_rank_promotion is about the user's own code."""
+
+    @wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with jax.numpy_rank_promotion("allow"):
+            return method(*args, **kwargs)
+
+    return cast("Method", run)
 
 
 def check_enabled(name: str, dtype: Any) -> None:
