@@ -84,8 +84,9 @@ def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[
     held = [tuple(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *held, strict=True)]
     if sum(widths) + 2 * (len(widths) - 1) <= console.width:
-        say(console, "  ".join(f"{name:{width}}" for name, width in zip(headers, widths, strict=True)), style="bold")
-        say(console, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in held))
+        header, *found = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (headers, *held))
+        say(console, header, style="bold")
+        say(console, *found)
         return
     lines = TextWrapper(console.width, "  ", "    ", break_long_words=False, break_on_hyphens=False)
     for first, *others in held:
