@@ -212,7 +212,7 @@ def check(asked: CheckOptions) -> None:
         _print_about(console, [one for one in seen if one.subject == name], told.get(name), asked, found.own, cases)
     of_own = [mismatch for one in found.own for each in _of(one, results) for mismatch in each.mismatches]
     if any(mismatch.message.startswith("output has shape") for mismatch in of_own):
-        say(console, f"An output must be (B, Lq, Do): {TO_BEGIN}.")
+        say(console, f"An output is (B, Lq, Do): {TO_BEGIN}.")
     if asked.verbose:
         say(console, *(f"\n{brief.text}" for brief in told.values()))
     if asked.count is not None and not interrupted and not asked.no_diagnosis:
@@ -294,7 +294,7 @@ def _begin_new(console: Console, path: Path, framework: str) -> None:
     """Write a file to begin with, and say how it is run."""
     specs = new_adapter(path, framework)
     there = "" if path.absolute().parent == Path.cwd() else f"cd {shlex.quote(str(path.parent))} && "
-    say(console, f"wrote {shown(path)}, a function and a class, equal as they are. Put your own in, and judge them:")
+    say(console, f"wrote {shown(path)}, a function and a class, equal as they are. They are judged by:")
     say(console, *(f"  {there}mha check --subject {spec}" for spec in specs))
 
 
