@@ -54,7 +54,7 @@ class Cause:
         'scores: They are doubled. Change: Halve them. (scores-doubled)'
         """
         change = f" Change: {self.change}" if self.change else ""
-        ids = f" ({' or '.join(self.bugs)})" if self.bugs else ""
+        ids = f" ({self.bugs[0]})" if len(self.bugs) == 1 else ""
         return f"{self.stage}: {self.what}{change}{ids}"
 
 
@@ -157,7 +157,7 @@ def _sure(diagnosis: Diagnosis) -> str:
     if diagnosis.closest and not (diagnosis.explanations or diagnosis.partly):
         one = diagnosis.closest[0]
         return f"No bug on file explains all of it. The closest explains {one.failing} of {one.of_failing} that fail:"
-    return how_sure(diagnosis)
+    return how_sure(diagnosis).replace("this gives the same", "the same").replace(", failing and passing", "")
 
 
 def _of_remarks(diagnosis: Diagnosis) -> Iterator[Cause]:
@@ -190,9 +190,7 @@ def _of_hypotheses(diagnosis: Diagnosis) -> Iterator[Cause]:
         sentences = dict.fromkeys(" ".join(bug.sentence for bug in one) for one in rest)
         fixes = dict.fromkeys(bug.fix for one in rest for bug in one if bug.fix)
         ids = [" + ".join(map(name_of, one)) for one in rest]
-        # Where one change mends each of them, the ids alone say that it may be another.
-        said = list(sentences)[: 1 if len(fixes) == 1 and "measured" not in ids else None]
-        yield Cause(" or ".join(stages), " Or: ".join(said), " Or: ".join(fixes), tuple(ids))
+        yield Cause(" or ".join(stages), " Or: ".join(sentences), " Or: ".join(fixes), tuple(ids))
 
 
 def _position(bug: Bug) -> int:
