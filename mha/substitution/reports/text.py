@@ -7,7 +7,10 @@ from math import isinf
 
 from mha.substitution.allowance import FACTOR, number, times_rounding
 from mha.substitution.reports.report import Backward, Difference, ModuleResult, WhereReport
-from mha_core.errors import listed
+from mha_core.errors import listed, shown
+
+COLUMNS, WIDEST = 80, 40
+"""Columns of a row of the tree, and those of them that a name may take."""
 
 SHOWN = 12
 """Most names that a line lists; the JSON has them all."""
@@ -31,14 +34,20 @@ def findings(report: WhereReport) -> Iterator[str]:
 
 
 def tree(report: WhereReport) -> Iterator[str]:
-    """One line a module: its place, its verdict, its ratio, and the original's module."""
-    width = min(60, max(2 * one.depth + len(_own(one)) for one in report.results))
+    """A row a module: its place, its verdict, its ratio, and the original's module.
+
+    Long names are cut in the middle; a reason that has no room stands on a line below.
+    """
+    width = min(WIDEST, max(2 * one.depth + len(_own(one)) for one in report.results))
     for one in report.results:
         ratio = one.bound if one.ratio is None else one.ratio
         verdict = one.status if ratio is None else f"{one.status} {shown_ratio(ratio)} {one.allowance}"
         if one.causes:
             verdict = f"{one.status} in {', '.join(dict.fromkeys(each.part for each in one.causes))}"
-        names = "" if one.original is None or one.original == one.name else f"  {_name(one.original)} ({one.how})"
+        indent = "  " * min(one.depth, WIDEST // 4)
+        row = f"{indent + shown(_own(one), WIDEST - len(indent)):{width}} {verdict}"
+        if one.original is not None and one.original != one.name:
+            row += f"  {shown(_name(one.original), WIDEST)} ({one.how})"
         reason = f"  {one.reason}" if one.reason else ""
         if one.padding:
             reason += f"  but for {one.padding} rows of padding, on which no other depends, or of queries without a key"
@@ -46,7 +55,9 @@ def tree(report: WhereReport) -> Iterator[str]:
             reason += f"  not compared: {_some(one.uncompared)}"
         if one is report.results[0] and one.status == "equal" and one.notes and report.original == "model":
             reason += f"  {'; '.join(one.notes)}"
-        yield f"{'  ' * one.depth + _own(one):{width}} {verdict}{names}{_in_tree(one.backward)}{reason}".rstrip()
+        row = f"{row}{_in_tree(one.backward)}".rstrip()
+        below = f"\n{indent}    " if len(row) + len(reason) > COLUMNS else "  "
+        yield f"{row}{below}{reason[2:]}" if reason else row
 
 
 def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:

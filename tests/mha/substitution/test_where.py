@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import mha
+from mha.substitution.reports.report import ModuleResult, WhereReport
 from mha.substitution.reports.text import findings, last_line, tree, unseen
 from mha_core import SpecError
 from tests.mha.substitution.encoder.apis import each, skip_unless_asked
@@ -270,3 +271,14 @@ def test_exchanged_weights_are_named(tmp_path):
     assert report.wrong == ("0", "2")
     assert [one.parameters_of for one in report.results if one.name in report.wrong] == ["2", "0"]
     assert "Its parameters are those of 2." in "\n".join(findings(report))
+
+
+def test_long_names_in_the_tree_are_cut_in_the_middle_and_a_reason_without_room_stands_below():
+    long = "model.encoder.layers.12.a_part_with_quite_a_long_name.self_attention_of_the_encoder"
+    one = ModuleResult(long, "Attention", 0, f"other.{long}", "the same numbers", "wrong", ratio=3.0)
+    two = dataclasses.replace(one, name="short", original="short", status="not judged", ratio=None, reason="no " * 30)
+    first, second, third = tree(WhereReport((one, two, dataclasses.replace(two, reason="no")), (), "float32", {}))
+    own, other = "model.encoder.laye ... on_of_the_encoder", "other.model.encode ... on_of_the_encoder"
+    assert " ".join(first.split()) == f"{own} wrong 3 {other} (the same numbers)"
+    assert [line.strip() for line in second.split("\n")] == ["short" + " " * 36 + "not judged", ("no " * 30).strip()]
+    assert third.endswith("not judged  no")
