@@ -67,24 +67,22 @@ def test_check_keeps_programs(folder, backend_names):
     assert len(list(pieces(folder / "jax"))) == 2  # the program, and where it is found before it is traced
 
 
-def a_full_disk():
-    """No file grows beyond 50 bytes; Python ignores the signal, so that writing more is an OSError."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))
-
-
 def test_neither_a_full_disk_nor_another_writer_changes_a_verdict(tmp_path, backend_names):
     if "jax" not in backend_names:
         pytest.skip("of the four, only JAX keeps programs")
     check = "check", "--backend", "jax", "--case", "ragged-square", "--dtype", "float32", "--path", "compiled"
     command = [sys.executable, "-c", "from mha.cli.main import run; run()", *check]
 
-    def start(folder, before=None):
+    def start(folder, largest=resource.RLIM_INFINITY):
         told = {"MHA_COMPILE_CACHE": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env={**os.environ, **told}, preexec_fn=before, **pipes)
+        process = subprocess.Popen(command, env={**os.environ, **told}, **pipes)
+        # As on a full disk, writing more to a file is an OSError: Python ignores the signal.
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+        return process
 
     shared, full = tmp_path / "shared", tmp_path / "full"
-    for process in (start(shared), start(shared), start(full, a_full_disk)):
+    for process in (start(shared), start(shared), start(full, largest=50)):
         output, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         assert output.splitlines()[-1] == "All 1 results are equal to the reference."
