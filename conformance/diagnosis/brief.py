@@ -7,7 +7,19 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from conformance.diagnosis.diagnose import Diagnosis
-from conformance.diagnosis.text import EXCHANGED, cases, describe, extent, how_sure, left_out, name_of, precision, shown
+from conformance.diagnosis.text import (
+    ENDED,
+    ENDED_AFTER,
+    EXCHANGED,
+    cases,
+    describe,
+    extent,
+    how_sure,
+    left_out,
+    name_of,
+    precision,
+    shown,
+)
 from conformance.measure.faults import is_measured
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
@@ -129,7 +141,8 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         axes = Cause("output", f"{what}.", f"{change.capitalize()}.")
         return replace(told, sure=inner.sure, causes=(axes, *inner.causes), seen=inner.seen, more=inner.more)
     seen = diagnosis if diagnosis.again is None else diagnosis.again
-    ended = [] if diagnosis.ended is None else [f"The diagnosis ended early: {diagnosis.ended}"]
+    ended_with = ENDED_AFTER if how_sure(seen) else ENDED
+    ended = [] if diagnosis.ended is None else [f"{ended_with} {diagnosis.ended}"]
     located = () if diagnosis.located is None else diagnosis.located.seen
     first = [] if diagnosis.mismatch is None else [f"First over its bound: {shown(diagnosis.mismatch)}."]
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen))
@@ -145,7 +158,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
 
 def _extent(diagnosis: Diagnosis) -> str:
     """Return `extent` without the names of cases, where something differs at once."""
-    if not diagnosis.failing:
+    if not diagnosis.failing or len(diagnosis.failing) + len(diagnosis.passing) == 1:
         return extent(diagnosis)
     who = f"{diagnosis.subject} ({diagnosis.dtype}) differs in {len(diagnosis.failing)} of "
     listed_too = f", and as listed in {len(diagnosis.deviating)}" if diagnosis.deviating else ""
