@@ -37,14 +37,14 @@ def test_check_with_a_table_of_ones_own(table, changes, status, words):
     path = table({**ENTRY, **changes})
     cases = [text for case in ("prime", "one-key", "valid-lens-per-query") for text in ("--case", case)]
     options = ["--subject", ENTRY["subject"], "--deviations", path, "--dtype", "float64", *cases]
-    found = invoke(check, *options)
+    found = invoke(check, *options, "-v")
     assert found.exit_code == status, found.output
     assert words in found.output
 
 
 def test_check_of_nothing_but_what_is_known_exits_0(table):
     options = ["--subject", ENTRY["subject"], "--deviations", table(ENTRY), "--dtype", "float32", "--case", "one-key"]
-    found = invoke(check, *options)
+    found = invoke(check, *options, "-v")
     assert found.exit_code == 0, found.output
     assert "All 1 results are equal to the reference, but for 1 that deviates as known." in found.output
 
