@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mha.recordings.ends import RecordedEnd
 from mha.recordings.recording import Recording
 from mha.substitution.recorded.arrays import Allowance
+from mha.substitution.recorded.pairs import Pairing
 from mha.substitution.reports.report import Difference, ModuleResult, Status
 
 
@@ -40,12 +41,12 @@ class Before:
         return counted
 
 
-def compare_ends(a: Recording, b: Recording, before: Before) -> list[ModuleResult]:
+def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -> list[ModuleResult]:
     """Compare the ends of two recordings, by the names of the modules, call by call; a: the original, b: the port."""
     found = []
     for name in dict.fromkeys(end.name for end in a.ends or ()):
         for one, other in zip(_named(a, name), _named(b, name), strict=False):
-            found.append(_compared(one, other, a.names[one.after - 1] if one.after else "", before))
+            found.append(_compared(one, other, _behind(a, b, pairing, (one.after, other.after)), before))
     return found
 
 
@@ -70,7 +71,17 @@ def _named(recording: Recording, name: str) -> list[RecordedEnd]:
     return [end for end in recording.ends or () if end.name == name]
 
 
-def _compared(a: RecordedEnd, b: RecordedEnd, after: str, before: Before) -> ModuleResult:
+def _behind(a: Recording, b: Recording, pairing: Pairing, until: tuple[int, int]) -> str:
+    """Where to look if two ends differ and no call of attention before them does."""
+    last, skipped = pairing.stands_before(a, b, until)
+    if skipped:
+        return (
+            f"nothing was compared at attention that may stand before it ({skipped}): look there first, then elsewhere"
+        )
+    return f"{a.names[last[0]]}'s outputs agree: look behind it" if last else "no attention layer stands before it"
+
+
+def _compared(a: RecordedEnd, b: RecordedEnd, behind: str, before: Before) -> ModuleResult:
     pairs = _paired(a, b)
     largest, words = 0.0, []
     for own, theirs in pairs.items():
@@ -82,7 +93,6 @@ def _compared(a: RecordedEnd, b: RecordedEnd, after: str, before: Before) -> Mod
             words.append(f"{own or 'its output'} {allowance.words(distance, 'its')}")
     left = dict.fromkeys(own for own in a.arrays if own not in pairs)
     left |= dict.fromkeys(own for own in b.arrays if own not in pairs.values())
-    behind = f"{after}'s outputs agree: look behind it" if after else "no attention layer stands before it"
     message = f"{behind} (feed-forward layers, normalisation, a pooler, a head): {'; '.join(words)}"
     status: Status = "equal" if pairs and not words else "wrong" if pairs and not before.parted else "caused upstream"
     return ModuleResult(

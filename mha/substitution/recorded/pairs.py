@@ -37,7 +37,32 @@ class Pairing:
     def notes(self, left: Mapping[str, list[str]]) -> Iterator[str]:
         """Yield the remarks, and a sentence for each recording that has calls without a partner."""
         yield from self.remarks
-        yield from (f"No partner has {whose} {_listed(names)}." for whose, names in left.items() if names)
+        for whose, names in left.items():
+            if names:
+                yield f"No partner has {whose} {_listed(names)}: nothing was compared there."
+
+    def stands_before(self, a: Recording, b: Recording, until: tuple[int, int]) -> tuple[tuple[int, int] | None, str]:
+        """Return what stands before a place in both recordings: the last pair, and what nothing was compared with.
+
+        Args:
+            a, b: the original and the port.
+            until: how many calls of each stand before the place.
+
+        Returns:
+            The last pair, None without one; and in words the later calls without a partner and all attention modules
+            that were not recorded, which may stand anywhere; "" if there are none.
+        """
+        paired = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
+        last = max((pair for pair in self.pairs if pair[0] < until[0] and pair[1] < until[1]), default=None)
+        since = last or (-1, -1)
+        words = []
+        for i, (recording, whose) in enumerate(((a, "original"), (b, "port"))):
+            names = [recording.names[one] for one in range(since[i] + 1, until[i]) if one not in paired[i]]
+            if names:
+                words.append(f"{_listed(names)} of the {whose}, without a partner")
+            if recording.unread:
+                words.append(f"{_listed(one.name or 'the model' for one in recording.unread)} of the {whose}, not read")
+        return last, "; ".join(words)
 
 
 def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = None) -> Pairing:

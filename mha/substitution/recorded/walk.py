@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+from mha.recordings.modules.diagnosed import NOT_RECORDED
 from mha.recordings.recording import Recording
 from mha.recordings.replay import matching
 from mha.substitution.recorded.arrays import Allowance, apart
 from mha.substitution.recorded.call import FIELDS, ComparedCall, calls_part, moves, outputs_apart, own_differences
 from mha.substitution.recorded.ends import Before, compare_ends, unjudged
 from mha.substitution.recorded.masks import FINITE
-from mha.substitution.recorded.pairs import pair_calls
+from mha.substitution.recorded.pairs import Pairing, pair_calls
 from mha.substitution.recorded.weights import WeightIndex, layer_differences
-from mha.substitution.reports.report import PARTS, ModuleResult, Status, WhereReport
+from mha.substitution.reports.report import PARTS, Difference, ModuleResult, Status, WhereReport
 from mha.undetectable_bugs.find import undetectable_bugs
 
 
@@ -64,13 +65,13 @@ def recordings_apart(
     """
     chosen = matching((*original.names, *port.names), patterns)
     pairing = pair_calls(original, port, pairs or {})
-    walk = _Walk(original, port, pairing.how, before or Before())
+    walk = _Walk(original, port, pairing, before or Before())
     results = []
     for position, partner in pairing.pairs:
         progress(f"comparing {port.names[partner]}")
         results.append(walk.compare(position, partner))
     results = [one for one in results if {one.name, one.original} & chosen]
-    ends = compare_ends(original, port, walk.before)
+    ends = compare_ends(original, port, pairing, walk.before)
     left = pairing.left(original, port, chosen)
     dtypes = dict.fromkeys((original.layer_of(a).dtype, port.layer_of(b).dtype) for a, b in pairing.pairs)
     report = WhereReport(
@@ -88,10 +89,11 @@ def recordings_apart(
 
 
 def _unread(original: Recording, port: Recording) -> Iterator[str]:
-    """Yield a sentence for each model of which attention modules were not recorded."""
+    """Yield a sentence for each model of which attention modules were not recorded, and why."""
     for recording, whose in ((original, "original"), (port, "port")):
         if recording.coverage is not None and recording.coverage.unread:
-            yield f"Of the {whose}: {recording.coverage.line}."
+            why = "; or ".join(dict.fromkeys(NOT_RECORDED[one.why] for one in recording.coverage.unread))
+            yield f"Of the {whose}: {recording.coverage.line}: {why}."
 
 
 def _dtypes(pairs: Mapping[tuple[str, str], None]) -> Iterator[str]:
@@ -108,8 +110,8 @@ CAUSES = {"mask": "mask", "config": "layer", "weights": "layer", "inputs": "inpu
 class _Walk:
     """Compares the pairs in their order; `before` is what earlier pairs leave for later ones."""
 
-    def __init__(self, original: Recording, port: Recording, how: str, before: Before) -> None:
-        self.original, self.port, self.how, self.before = original, port, how, before
+    def __init__(self, original: Recording, port: Recording, pairing: Pairing, before: Before) -> None:
+        self.original, self.port, self.pairing, self.before = original, port, pairing, before
         self.index = WeightIndex(original.layers)
         self._layers = cache(layer_differences)
 
@@ -127,7 +129,9 @@ class _Walk:
         own, own_notes, ratio = own_differences(a, b, found.rows)
         notes = [*([] if before.parted else found.notes), *layer_notes, *own_notes]
         differences = [
-            replace(one, follows=before.parted and one.part in ("inputs", "past") and one.name != "shapes")
+            replace(one, follows=True)
+            if before.parted and one.part in ("inputs", "past") and one.name != "shapes"
+            else self._placed(one, position, partner)
             for one in found.found
         ]
         differences = sorted([*differences, *layer, *own], key=lambda one: PARTS.index(one.part))
@@ -154,7 +158,7 @@ class _Walk:
             layers[1].kind,
             0,
             a.name,
-            self.how,
+            self.pairing.how,
             status,
             allowance="derived",
             bound=ratio,
@@ -162,6 +166,19 @@ class _Walk:
             parameters="other" if any(one.part == "weights" for one in layer) else "same",
             differences=tuple(differences),
         )
+
+    def _placed(self, one: Difference, position: int, partner: int) -> Difference:
+        """The first difference in inputs with words on where to look; any other as it is."""
+        if one.part != "inputs" or one.name == "shapes":
+            return one
+        last, skipped = self.pairing.stands_before(self.original, self.port, (position, partner))
+        if skipped:
+            where = f"nothing was compared at attention that may stand before it ({skipped}): look there first"
+        elif last is None:
+            where = "and it is the first call: look before it"
+        else:
+            where = f"{self.port.names[last[1]]}'s outputs agree: look between them"
+        return replace(one, message=f"{where}. Its {one.message}")
 
 
 def _side(recording: Recording, position: int) -> ComparedCall:

@@ -212,7 +212,8 @@ def _what_it_is(ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightI
         return "is there; the original has none, or zeros"
     if ours.ndim == 2 and same_numbers(ours.T, theirs, dtype):
         return "is the original's transposed"
-    for position, there in index.holders(theirs, dtype):
+    holders = index.holders(theirs, dtype)  # layers may be copies of one another: the pair's own comes first
+    for position, there in sorted(holders, key=lambda held: index.layers[held[0]] is not a):
         whose = "" if index.layers[position] is a else f" of {index.called[position]}"
         return f"holds the original's {there}{whose}"
     narrow = rounded_to_which(ours, theirs)

@@ -108,7 +108,7 @@ def finding(one: ModuleResult) -> str:
     if one.wrong_backward:
         return _backward(one)
     if one.causes:
-        return "\n".join(_difference(one, each, [one.name], "") for each in one.causes)
+        return "\n".join(_difference(one, each, [one.name]) for each in one.causes)
     where = f"{one.place} " if one.place else ""
     if one.place.startswith("the mask"):
         own = f"{_name(one.name)} ({one.kind}) is wrong in its own lines"
@@ -142,13 +142,11 @@ def _of_recordings(report: WhereReport) -> Iterator[str]:
     for one in report.results:
         for each in one.causes:
             alike.setdefault((each.part, each.message), []).append(one.name)
-    before = ""
     for one in report.results:
         for each in one.causes:
             names = alike.pop((each.part, each.message), [])
             if names:
-                yield _difference(one, each, names, before)
-        before = one.name
+                yield _difference(one, each, names)
     following = [_name(one.name) for one in report.results if one.status == "caused upstream"]
     if following:
         yield f"{_some(tuple(following))}: given other inputs, caused upstream. Mend the first and look again."
@@ -160,18 +158,15 @@ def _of_recordings(report: WhereReport) -> Iterator[str]:
         yield f"Note: {listed(names, 1)}: {note}."
 
 
-def _difference(one: ModuleResult, each: Difference, names: list[str], before: str) -> str:
+def _difference(one: ModuleResult, each: Difference, names: list[str]) -> str:
     """Return one difference of two recorded calls in words; `names`: of all calls that have it."""
-    name, message = listed(list(map(_name, names)), 1), each.message
-    if each.part == "inputs" and each.name != "shapes":
-        agree = f"{before}'s outputs agree: look between them" if before else "and it is the first call: look before it"
-        message = f"{agree}. Its {message}"
+    name = listed(list(map(_name, names)), 1)
     moved = ""
     if each.moves is not None:
         what = {"inputs": "This", "past": "This", "mask": "The port's mask"}.get(each.part, "The port's layer")
         silent = "" if each.shows else ": these calls don't show it"
         moved = f" {what} alone moves the original's output by {'up to ' * each.shows}{number(each.moves)}{silent}."
-    return f"{name} ({one.kind}) differs in {each.part}: {message}.{moved}"
+    return f"{name} ({one.kind}) differs in {each.part}: {each.message}.{moved}"
 
 
 def _last_of_recordings(report: WhereReport) -> str:
@@ -180,7 +175,8 @@ def _last_of_recordings(report: WhereReport) -> str:
     if report.first is not None:
         one, each = report.first
         name = f" ({each.name})" if each.name else ""
-        return f"Wrong: {_name(one.name)} is the first of {many} to differ, in {each.part}{name}."
+        left = f" Not compared: {_some(report.uncovered)}." if report.uncovered else ""
+        return f"Wrong: {_name(one.name)} is the first of {many} to differ, in {each.part}{name}.{left}"
     if report.uncovered:
         return f"Open: {many} agree, and {_some(report.uncovered)} has no partner."
     return f"Equal: {many} agree, in inputs, masks, settings, weights and outputs."

@@ -9,11 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 import mha
+from conformance.zoo.registry import select
 from mha.cli.main import main
 from mha.coverage import Unread
 from mha.substitution.recorded.walk import recordings_apart
 from mha_core import AttentionMask, SpecError
-from tests.mha.substitution.recorded.three_layers import X, layers_of, model, part, said_of
+from tests.mha.substitution.recorded.three_layers import X, changed, layers_of, model, part, said_of
 
 
 def test_other_shapes_are_said(original):
@@ -27,12 +28,46 @@ def test_calls_without_a_partner_are_no_parity(original):
     fewer = replace(original, calls=original.calls[:2])
     found = mha.where(original, fewer)
     assert (found.first, found.equal, found.uncovered) == (None, False, ("c",))
-    assert "No partner has the original's c." in found.notes
+    assert "No partner has the original's c: nothing was compared there." in found.notes
     assert said_of(found).endswith("Open: 2 pairs agree, and c has no partner.")
     twice = replace(original, calls=(*original.calls, original.calls[0]))
     found = mha.where(original, twice)
     assert "a was called once; in the port, 2 times." in found.notes
-    assert "No partner has the port's a#2." in found.notes
+    assert "No partner has the port's a#2: nothing was compared there." in found.notes
+
+
+def test_no_layer_is_acquitted_that_stands_before_a_difference_and_was_not_compared(original):
+    def without(recording, position):
+        fewer = recording.calls[:position] + recording.calls[position + 1 :]
+        return replace(recording, calls=fewer, unread=(Unread("b2", "mine.Other", "unknown"),))
+
+    first, said = part(original, without(model(layers_of(), bugs=select(("lens-ignored",))), 1))
+    assert first == ("c", "inputs", "queries, keys, values")
+    assert (
+        "c (mine.Attention) differs in inputs: nothing was compared at attention that may stand before it (b of the "
+        "original, without a partner; b2 of the port, not read): look there first. Its queries" in said
+    )
+    assert "outputs agree" not in said
+    assert "Of the port: read 3 of 4 modules that look like attention; not: b2 (mine.Other): nothing here knows" in said
+    assert said.endswith("is the first of 2 pairs to differ, in inputs (queries, keys, values). Not compared: b.")
+    moved = model(layers_of(), between=lambda i, x: x if i < 2 else x + 0.5)
+    assert "c (mine.Attention) differs in inputs: b's outputs agree: look between them. Its" in part(original, moved)[1]
+    # A layer without a partner that stands behind the difference has nothing to do with it.
+    moved = model(layers_of(), between=lambda i, x: x if i < 1 else x + 0.5)
+    assert (
+        "b (mine.Attention) differs in inputs: a's outputs agree"
+        in part(original, replace(moved, calls=moved.calls[:2]))[1]
+    )
+
+
+def test_an_array_is_said_to_be_of_its_own_layer_where_others_hold_the_same(original):
+    layers = layers_of()
+    copies = [replace(layer, weights=layers[0].weights) for layer in layers]
+    own = layers[0].weights
+    wrong = changed(copies, 1, k_proj_weight=own["v_proj.weight"], v_proj_weight=own["k_proj.weight"])
+    _, said = part(model(copies), model(wrong))
+    assert "k_proj.weight holds the original's v_proj.weight." in said
+    assert "of a" not in said.partition("b (mine.Attention)")[2].partition("c: given")[0]
 
 
 def test_layers_are_paired_by_name_by_a_map_or_in_order(original):
@@ -76,7 +111,10 @@ def test_where_takes_two_files(files, tmp_path):
     assert "Equal: 3 pairs agree, in inputs, masks, settings, weights and outputs." in done.output
     assert "These 3 calls would not have shown" in done.output
     for whose in ("original", "port"):
-        assert f"Of the {whose}: read 3 of 4 modules that look like attention; not: d (mine.Other)." in done.output
+        assert (
+            f"Of the {whose}: read 3 of 4 modules that look like attention; not: d (mine.Other): nothing here knows"
+            in done.output
+        )
     written = {flag: tmp_path / f"report{flag}" for flag in ("--json", "--html", "--junit")}
     done = run("where", *files, *(each for pair in written.items() for each in pair))
     assert done.exit_code == 1

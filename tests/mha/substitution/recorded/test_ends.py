@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import mha
 from mha.cli.main import main
+from mha.coverage import Unread
 from mha.recordings.ends import RecordedEnd
 from mha.recordings.recording import Recording
 from mha_core import SpecError
@@ -45,6 +46,23 @@ def test_another_end_is_a_difference_though_every_layer_agrees(original):
     assert text.endswith("Wrong: the model is the first of 4 pairs to differ, in outputs.")
     found, text = said(one, one)
     assert (found.equal, found.notes) == (True, ())
+
+
+def test_a_layer_without_a_partner_is_not_acquitted_by_an_end_that_differs(original):
+    one, port = ending(original, out=GIVEN), ending(replace(original, calls=original.calls[:2]), out=GIVEN + 1.0)
+    port = replace(port, ends=(replace(port.ends[0], after=2),), unread=(Unread("c", "mine.Other", "unknown"),))
+    found, text = said(one, port)
+    assert found.wrong == ("",)
+    assert (
+        "the model (mine.Model) differs in outputs: nothing was compared at attention that may stand before it "
+        "(c of the original, without a partner; c of the port, not read): look there first" in text
+    )
+    assert "outputs agree" not in text
+    assert text.endswith("in outputs. Not compared: c.")
+    # Where both recordings lack it, nothing was compared there either.
+    both = [replace(one, unread=port.unread, calls=one.calls[:2], ends=port.ends) for one in (one, port)]
+    both[0] = replace(both[0], ends=(replace(port.ends[0], arrays={"out": GIVEN}),))
+    assert "(c of the original, not read; c of the port, not read): look there first" in said(*both)[1]
 
 
 @pytest.mark.parametrize(("factor", "equal"), [(1.0 + 2.0**-21, True), (1.0 + 2.0**-16, False)])
