@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mha_core.call.inputs import AttentionInputs
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import check_dtype
-from mha_core.errors import BackendError, BackendNotInstalled, install_command
+from mha_core.errors import BackendError, BackendNotInstalled, install_command, meant
 from mha_core.files.declared import declared
 from mha_core.files.kept import kept_folder, trim
 from mha_core.files.shadow import OURS, foreign_file
@@ -193,11 +193,13 @@ def load(name: str) -> Backend:
     >>> load("pytroch")
     Traceback (most recent call last):
     ...
-    mha_core.errors.BackendError: backend 'pytroch' is not known (known: jax, mxnet, tf, torch)
+    mha_core.errors.BackendError: backend 'pytroch' is not known (known: jax, mxnet, tf, torch); did you mean torch?
     """
     found = _entry_points()
     if name not in found:
-        raise BackendError(f"backend {name!r} is not known (known: {', '.join(sorted(found)) or 'none'})")
+        raise BackendError(
+            f"backend {name!r} is not known (known: {', '.join(sorted(found)) or 'none'}){meant(name, found)}"
+        )
     entry_point = found[name]
     try:
         factory = entry_point.load()

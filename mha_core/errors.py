@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Escape sequences for colours and bold letters, which frameworks put into their messages."""
@@ -66,6 +66,18 @@ def listed(texts: Sequence[str], most: int) -> str:
     """
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
+
+
+def meant(text: str, known: Iterable[str]) -> str:
+    """Return what may have been meant by a text that is none of the known ones, as the end of a message; "" for none.
+
+    >>> meant("kears", ["keras", "torch"]), meant("x", ["keras"])
+    ('; did you mean keras?', '')
+    """
+    from difflib import get_close_matches
+
+    near = get_close_matches(text, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from conformance.subjects.quiet import pass_on
 from conformance.workers.guard import END_SECONDS, descendants
 from conformance.workers.interpreters import IMPORT_SECONDS, Home, same_program
 from conformance.workers.protocol import LEFT, CannotStart, Channel, Frame, Hello, Line, TooLong, Unit, WorkerDied
-from mha_core.errors import LONGEST_REASON, shown
+from mha_core.errors import LONGEST_REASON, install_command, shown
 
 GRACE_SECONDS = 5.0
 """A process may be silent for so long beyond the limit of its home: a busy machine stops it too."""
@@ -151,7 +152,12 @@ class WorkerProcess:
                 last = (words.read().decode(errors="replace").strip().splitlines() or [str(error)])[-1]
                 if isinstance(error, TooLong):
                     last = f"it said nothing within {limit:g} s (--import-limit)"
-                raise CannotStart(f"{self.where} does not run mha-parity: {shown(last, LONGEST_REASON)}") from error
+                how = ""
+                if re.search("No module named '?(conformance|mha)", last):
+                    how = f"; install this project there: {self.interpreter or sys.executable} -m {install_command()}"
+                raise CannotStart(
+                    f"{self.where} does not run mha-parity: {shown(last, LONGEST_REASON)}{how}"
+                ) from error
             if difference := hello.difference():
                 raise CannotStart(f"{self.where} {difference}")
         except BaseException:

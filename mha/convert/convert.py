@@ -22,7 +22,7 @@ from mha.convert.job import Job, command_of, settle
 from mha.convert.original import load_recorded, pair
 from mha.convert.proof import recording_of
 from mha.convert.verify import SideResult, verify_sides
-from mha.formats import Checkpoint, Format, create, format_of, framework_of, open_checkpoint
+from mha.formats import FORMATS, Checkpoint, Format, create, format_of, framework_of, open_checkpoint
 from mha.formats.checkpoint import bfloat16
 from mha.formats.find import FoundLayer, caveats, choose, find_layers, settle_layout
 from mha.formats.layer import Arrays, check_same, read_layer
@@ -156,8 +156,7 @@ def convert(
     """
     start = time.perf_counter()
     source, out = Path(source), Path(out)
-    target, form = get(to_layout), format_of(out)
-    _check_choices(target, form, from_layout, dtype)
+    target, form = check_choices(to_layout, out, from_layout, dtype)
     out = check_output(out, what="out", force="" if force else "force (--force)")
     with open_checkpoint(source) as checkpoint:
         seen = survey(checkpoint, source)
@@ -165,7 +164,7 @@ def convert(
         found, numbers = list(seen.layers), seen.numbers(from_layout if every else None)
         if every and from_layout is not None:
             found = [layer for layer in found if from_layout in layer.layouts] or found
-        chosen = choose(found, str(source), prefix, every=every)
+        chosen = choose(found, str(source), prefix, every=every, names=checkpoint.entries)
         about = About(checkpoint, found, leave)
         files = (recorded,) if isinstance(recorded, (str, Path)) else recorded
         calls = pair(load_recorded(*files), [layer.prefix for layer in chosen]) if files else {}
@@ -264,7 +263,11 @@ def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -
 # Checks before anything is read -------------------------------------------------------------------------
 
 
-def _check_choices(target: Layout, form: Format, from_layout: str | None, dtype: str | None) -> None:
+def check_choices(
+    name: str, out: Path, from_layout: str | None = None, dtype: str | None = None
+) -> tuple[Layout, Format]:
+    """Return the layout to write and the format of the file. Raises SpecError if one has no place in the other."""
+    target, form = get(name), format_of(out)
     if from_layout is not None:
         get(from_layout)
     if dtype is not None:
@@ -275,6 +278,16 @@ def _check_choices(target: Layout, form: Format, from_layout: str | None, dtype:
         raise SpecError(
             f"layout {target.name!r} has no place in a {form.name} file (those that have: {', '.join(form.layouts)})"
         )
+    if form.framework and target.framework and form.framework != target.framework:
+        fitting = [one for one in FORMATS if one.framework in ("", target.framework) and not one.readable_only]
+        endings = ", ".join(
+            suffix for one in fitting for suffix in one.suffixes if not one.layouts or name in one.layouts
+        )
+        raise SpecError(
+            f"layout {name!r} is of {target.framework}, and {out.name} is by its ending a file of {form.framework}; "
+            f"files for this layout end in {endings}"
+        )
+    return target, form
 
 
 def _to_prefix(prefix: str, layout: Layout, target: Layout, index: int, wish: str | None, *, every: bool) -> str:

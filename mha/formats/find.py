@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.order import in_order
 from mha_core import SpecError
-from mha_core.errors import listed
+from mha_core.errors import listed, shown
 from mha_core.layouts import LAYOUTS, Layout, get
 
 _TURNS = "also turns queries and keys by their position, which no array says"
@@ -58,8 +58,19 @@ def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
     return [there[prefix] for prefix in in_order(there)]
 
 
-def choose(found: Sequence[FoundLayer], where: str, prefix: str | None, *, every: bool) -> list[FoundLayer]:
-    """The layers that are asked for: the one at `prefix`, all, or the only one.
+def none_found(where: str, names: Iterable[str]) -> str:
+    """Return what to say of a file in which no layer was found: what the names in it are, and what to do."""
+    return (
+        f"{where}: no attention layer of a layout that is known (mha convert --layouts) among its arrays "
+        f"{listed(list(map(shown, names)), 3) or '(it has none)'}; where names mean nothing, "
+        "--infer --recorded CALL finds a layer's weights by one recorded call"
+    )
+
+
+def choose(
+    found: Sequence[FoundLayer], where: str, prefix: str | None, *, every: bool, names: Iterable[str]
+) -> list[FoundLayer]:
+    """The layers that are asked for: the one at `prefix`, all, or the only one; `names`: of all arrays in the file.
 
     Raises:
         SpecError: there is none, or no such prefix, or several without a choice.
@@ -67,8 +78,7 @@ def choose(found: Sequence[FoundLayer], where: str, prefix: str | None, *, every
     if prefix is not None and every:
         raise SpecError("give a prefix or ask for all layers, not both")
     if not found:
-        known = ", ".join(LAYOUTS)
-        raise SpecError(f"{where}: no attention layer of a layout that is known (known: {known})")
+        raise SpecError(none_found(where, names))
     prefixes = listed([repr(layer.prefix) for layer in found], MOST_SHOWN)
     if prefix is not None:
         chosen = [layer for layer in found if layer.prefix == prefix]

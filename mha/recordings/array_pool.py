@@ -84,7 +84,10 @@ def read(path: str | os.PathLike[str], key: str, *, what: str) -> tuple[dict[str
     """
     arrays, metadata = read_tensors(path, leave=MODULES)
     if key not in metadata:
-        raise SpecError(f"{path} is no {what}: its metadata has no {key!r}")
+        raise SpecError(
+            f"{path} is no {what}: its metadata has no {key!r}. mha.capture(model, FILE) makes a recording; "
+            "`mha convert` and `mha view` read weights"
+        )
     for array in arrays.values():
         array.flags.writeable = False
     return arrays, metadata[key]

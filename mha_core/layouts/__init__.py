@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mha_core.errors import BackendError, SpecError, one_line
+from mha_core.errors import BackendError, SpecError, meant, one_line
 from mha_core.files.declared import declared
 from mha_core.layouts.fused import FUSED_LAYOUTS
 from mha_core.layouts.gpt2 import GPT2_LAYOUTS
@@ -72,8 +72,9 @@ def get(name: str) -> Layout:
     mha_core.errors.SpecError: layout 'pytorch' is not known (known: canonical, d2l-torch, d2l-mxnet, d2l-tf, \
 d2l-jax, bert, vit, distilbert, llama, phi, bert-kernel, vit-kernel, distilbert-kernel, bart-kernel, llama-kernel, \
 torch, torch-separate, mxnet-selfatt, mxnet-encdec, gpt2, gpt2-cross, gpt2-tf, gpt2-cross-tf, gpt2-flax, \
-gpt2-cross-flax, gpt-neox, gpt-bigcode, phi3, dbrx, modernbert, codegen, keras, keras-gqa, linen, nnx)
+gpt2-cross-flax, gpt-neox, gpt-bigcode, phi3, dbrx, modernbert, codegen, keras, keras-gqa, linen, nnx); \
+did you mean torch?
     """
     if name not in LAYOUTS:
-        raise SpecError(f"layout {name!r} is not known (known: {', '.join(LAYOUTS)})")
+        raise SpecError(f"layout {name!r} is not known (known: {', '.join(LAYOUTS)}){meant(name, LAYOUTS)}")
     return LAYOUTS[name]

@@ -131,7 +131,7 @@ class Layout(ABC):
 def heads_or_error(layout: Layout, num_heads: int | None) -> int:
     """`num_heads`, or SpecError where the arrays can't tell it."""
     if num_heads is None:
-        raise SpecError(f"layout {layout.name!r} does not say how many heads there are; give num_heads")
+        raise SpecError(f"layout {layout.name!r} does not say how many heads there are; give num_heads (--num-heads)")
     if num_heads < 1:
         raise SpecError(f"num_heads must be at least 1. Got {num_heads}.")
     return num_heads

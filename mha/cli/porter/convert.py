@@ -116,6 +116,10 @@ class ConvertOptions(Options):
         if self.json_path is not None and self.out is None:
             raise CouldNotRun("--json says what was written: with --infer it needs --out FILE")
         refuse_existing(self.out, self.force)
+        if self.out is not None:
+            from mha.convert.convert import check_choices
+
+            check_choices(self.to_layout or "canonical", self.out, dtype=self.dtype)
 
     def write(self, value: dict[str, Any]) -> bool:
         """Write to the file that --json names; whether that is standard output."""
@@ -208,12 +212,15 @@ def _convert(console: Console, errors: Console, asked: ConvertOptions) -> None:
 def _list(console: Console, asked: ConvertOptions) -> None:
     """Say which layers there are."""
     from mha.cli.porter import listing
+    from mha.formats import open_checkpoint
+    from mha.formats.find import none_found
     from mha.formats.survey import survey_file
 
     seen = survey_file(asked.source)
     if not seen.order:
         also = f"; {seen.line()}" if seen.unseen else ""
-        raise CouldNotRun(f"{asked.source}: no attention layer of a layout that is known (mha convert --layouts){also}")
+        with open_checkpoint(asked.source) as checkpoint:
+            raise CouldNotRun(none_found(str(asked.source), checkpoint.entries) + also)
     if not asked.write({"schema": listing.SCHEMA_VERSION, **seen.to_dict()}):
         listing.show(console, seen)
 

@@ -48,8 +48,8 @@ def port(asked: PortOptions) -> None:
 
     Exit status: 0 equal, 1 different, 2 could not run.
     """
-    from mha.port.decoder import PACKAGED, find_decoder, is_decoder_named, load_decoder
-    from mha.port.encoder import check_texts, find_model, load_encoder
+    from mha.port.decoder import find_decoder, is_decoder_named, load_decoder
+    from mha.port.encoder import DECODERS, check_texts, find_model, load_encoder
     from mha.port.port import port as port_model
     from mha.port.report import print_report
     from mha_core import SpecError
@@ -60,7 +60,7 @@ def port(asked: PortOptions) -> None:
     with asked.kept(), errors.status("loading") as status:
         check_texts(asked.texts)
         is_decoder = is_decoder_named(asked.model)
-        if asked.model in PACKAGED:  # a model that can't be ported is refused before anything is imported
+        if asked.model in DECODERS:  # a model that can't be ported is refused before anything is imported
             find_decoder(asked.model)
         elif not is_decoder:
             find_model(asked.model, asked.leave)

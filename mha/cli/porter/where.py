@@ -12,6 +12,8 @@ from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, console
 from mha.cli.options import argument
 from mha.cli.outcomes import Reported, of_modules
 
+INPUTS = (".npz", ".safetensors")
+
 
 class WhereOptions(Reported):
     """The arguments and options of `mha where`."""
@@ -62,6 +64,7 @@ def where(asked: WhereOptions) -> None:
     from mha.substitution.pairing.maps import read_map, write_map
     from mha.substitution.reports.text import findings, last_line, tree, unseen
     from mha.substitution.where import where as run
+    from mha_core.errors import shown
     from mha_core.files.writing import check_output
 
     console, errors = consoles()
@@ -69,6 +72,8 @@ def where(asked: WhereOptions) -> None:
     pairs = read_map(asked.map) if asked.map is not None and asked.map.exists() else None
     if asked.map is not None and pairs is None:
         check_output(asked.map, what="--map")
+    if asked.inputs is not None and asked.inputs.suffix not in INPUTS:
+        raise CouldNotRun(f"--inputs must name a file that ends in {' or '.join(INPUTS)}. Got {shown(asked.inputs)}.")
     given = None if asked.inputs is None else read_inputs(asked.inputs)
     with errors.status("loading") as status:
         original = asked.original if recorded else original_named(asked.original)

@@ -125,7 +125,10 @@ def test_somebody_elses_broken_pyproject_is_not_read():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("echo No module named conformance >&2; exit 1", "does not run mha-parity: No module named conformance"),
+        (
+            "echo No module named conformance >&2; exit 1",
+            "does not run mha-parity: No module named conformance; install ",
+        ),
         ("exit 0", "does not run mha-parity: its process ended itself with status 0"),
         ("kill -9 $$", "does not run mha-parity: its process was ended by SIGKILL"),
     ],

@@ -88,11 +88,12 @@ def test_layouts_and_formats_are_shown_without_a_source():
         (["--prefix", PREFIXES[0], "--all"], "give a prefix or ask for all layers, not both"),
         (["--all", "--from", "bert"], "does not have layout 'bert' (it fits: torch)"),
         (["--all", "--from", "pytorch"], "layout 'pytorch' is not known (known: canonical, d2l-torch"),
+        (["--all", "--to", "kears"], "keras, keras-gqa, linen, nnx); did you mean keras?"),
         (
             ["--all", "--num-heads", "5"],
             "at prefix 'encoder.layers.0.attn': q_proj.weight must have rows for num_heads=5",
         ),
-        (["--all"], "layout 'torch' does not say how many heads there are; give num_heads"),
+        (["--all"], "layout 'torch' does not say how many heads there are; give num_heads (--num-heads)"),
         (["--all", "--num-heads", "3", "--num-kv-heads", "2"], "num_kv_heads must be 3"),
         (["--all", "--num-heads", "3", "--dtype", "int8"], "dtype 'int8' is not known"),
         (
@@ -102,6 +103,16 @@ def test_layouts_and_formats_are_shown_without_a_source():
         (
             ["--all", "--num-heads", "3", "--to", "torch", "--out", "o.weights.h5"],
             "layout 'torch' has no place in a Keras",
+        ),
+        (
+            ["--all", "--to", "keras", "--out", "o.pt"],
+            "layout 'keras' is of tf, and o.pt is by its ending a file of torch; "
+            "files for this layout end in .safetensors, .weights.h5, .npz",
+        ),
+        (
+            ["--all", "--to", "nnx", "--out", "o.params"],
+            "layout 'nnx' is of jax, and o.params is by its ending a file of mxnet; "
+            "files for this layout end in .safetensors, .msgpack, .npz",
         ),
         (["--all", "--num-heads", "3", "--to", "keras", "--out", "o.keras"], "a .keras file holds a whole model"),
         (["--all", "--num-heads", "3", "--out", "o.txt"], "the suffix names no format that is known"),
@@ -127,10 +138,19 @@ def test_bad_arguments_exit_2_and_leave_nothing(arguments, message, source, tmp_
 
 def test_without_a_target_and_without_layers(source, tmp_path):
     assert "give --to LAYOUT and --out FILE, or --list" in mha(source).output
-    save_file({"w": np.ones(3, "float32")}, tmp_path / "a.safetensors")
+    save_file({name: np.ones(3, "float32") for name in ("w", "u", "x", "y")}, tmp_path / "a.safetensors")
     for arguments in (["--list"], ["--to", "bert", "--out", tmp_path / "b.npz"]):
         result = mha(tmp_path / "a.safetensors", *arguments)
         assert (result.exit_code, "no attention layer of a layout that is known" in result.output) == (2, True)
+        assert "among its arrays u, w, x and 1 more; where names mean nothing, --infer --recorded" in result.output
+
+
+def test_a_file_of_another_framework_is_refused_before_anything_is_read(tmp_path):
+    asked = ["--to", "keras", "--out", tmp_path / "o.pt"]
+    for more in ([], ["--infer", "--recorded", tmp_path / "absent.npz"]):
+        result = mha(tmp_path / "absent.safetensors", *asked, *more)
+        assert (result.exit_code, result.output.count("\n")) == (2, 1)
+        assert "layout 'keras' is of tf, and o.pt is by its ending a file of torch" in result.output
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(source, tmp_path, monkeypatch):

@@ -64,7 +64,10 @@ def test_check_of_a_backend_that_fails_exits_2(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--backend", "pytroch"], "backend 'pytroch' is not known (known: jax, mxnet, tf, torch)"),
+        (
+            ["--backend", "pytroch"],
+            "backend 'pytroch' is not known (known: jax, mxnet, tf, torch); did you mean torch?",
+        ),
         (["--case", "primes"], "case 'primes' is not known"),
         (["--dtype", "float8"], "dtype 'float8' is not known (known: float64, float32, float16, bfloat16)"),
         (["--json", "/no/such/folder/report.json"], "There is no /no/such/folder"),

@@ -135,6 +135,12 @@ def test_what_is_refused_is_refused_in_one_line(recorded, original, recording, m
     assert capfd.readouterr() == ("", "")  # nor does anything else that writes past Python
 
 
+def test_inputs_of_another_kind_are_refused(recorded):
+    done = run(f"{recorded}:original", "right.safetensors", "--inputs", "input=x")
+    assert done.exit_code == 2
+    assert "--inputs must name a file that ends in .npz or .safetensors. Got input=x." in done.output
+
+
 def test_a_program_refuses_it_in_the_same_words(recorded):
     Path(f"{recorded}_bare.py").write_text("def broken():\n    raise ValueError('no weights')\n")  # imports nothing
     arguments = ["where", f"{recorded}_bare:broken", "right.safetensors"]

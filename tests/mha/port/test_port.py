@@ -167,7 +167,8 @@ def test_what_is_there_is_kept_when_it_is_interrupted(request_to_end, folder, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bret"], "model 'bret' is not known (known: minilm) and no folder of that name exists"),
+        (["bret"], "model 'bret' is not known (known: minilm, smollm2, the folder of a Hugging Face model) and no f"),
+        (["smolm2"], "and no folder of that name exists; did you mean smollm2?"),
         (["--text", "Hello.", "--text", "  "], "text 2 of 2 is empty; there is nothing to embed"),
         (["--dtype", "float16"], "--dtype must be float32 or float64. Got 'float16'."),
         (["--backend", "pytroch"], "backend 'pytroch' is not known (known: jax, mxnet, tf, torch)"),
