@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from mha_core.errors import SpecError, shown
-
 FRAMEWORKS = ("numpy", "torch", "keras", "jax", "nnx", "mxnet")
 """Those that there is a file for: templates/in_NAME.py."""
 
@@ -25,6 +23,8 @@ def new_adapter(path: Path, framework: str) -> tuple[str, str]:
         SpecError: the file is there already, or its name is none of a module.
         OSError: it can't be written.
     """
+    from mha_core.errors import SpecError, shown  # NumPy, which `mha --help` does without
+
     name = path.stem
     if path.suffix != ".py" or not name.isidentifier():
         raise SpecError(f"--new {shown(path)}: its name must be that of a module, such as mine.py")

@@ -10,7 +10,6 @@ import click
 
 from mha.cli.common import consoles, finish, progress, say, show_rows, write_asked
 from mha.cli.options import OutputFile
-from mha_core.errors import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,6 +126,8 @@ def class_(folders: tuple[Path, ...], only: tuple[str, ...], json_path: Path | N
 
 
 def _rows(found: dict[str, Progress], only: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    from mha_core.errors import shown
+
     for name, one in found.items():
         tracks = one.by_track()
         counts = ["{}/{}".format(*tracks[track]) if track in tracks else "" for track in only]
