@@ -35,7 +35,6 @@ from mha.cli.common import (
 )
 from mha.cli.options import option
 from mha.cli.outcomes import Reported, badge, of_results
-from mha_core.errors import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -294,6 +293,8 @@ def _begin_new(console: Console, path: Path, framework: str) -> None:
     """Write a file to begin with, and say how it is run."""
     specs = new_adapter(path, framework)
     there = "" if path.absolute().parent == Path.cwd() else f"cd {shlex.quote(str(path.parent))} && "
+    from mha_core.errors import shown
+
     say(console, f"wrote {shown(path)}, a function and a class, equal as they are. They are judged by:")
     say(console, *(f"  {there}mha check --subject {spec}" for spec in specs))
 
