@@ -146,8 +146,11 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     located = () if diagnosis.located is None else diagnosis.located.seen
     first = [] if diagnosis.mismatch is None else [f"First over its bound: {shown(diagnosis.mismatch)}."]
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen))
+    # A shape or a dtype that is wrong is said as such, whatever its numbers are.
+    formal = diagnosis.mismatch is not None and diagnosis.mismatch.index is None
     right = diagnosis.explanations and not diagnosis.explanations[0].bugs
-    if not found and right and diagnosis.mismatch is not None:
+    unknown = not (diagnosis.explanations or diagnosis.partly or diagnosis.closest) and not diagnosis.remarks
+    if diagnosis.mismatch is not None and (formal and unknown or right and not found):
         found = (Cause(diagnosis.mismatch.stage, f"{diagnosis.mismatch.message}."),)
     if not found and diagnosis.ended is None:
         stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")

@@ -43,6 +43,25 @@ RULE = f"a subject has prepare(config, weights), or is a function f({', '.join(A
 
 TO_BEGIN = "`mha check --new FILE.py` writes one to begin with"
 
+LAYERS = {"torch": "torch", "keras": "keras", "flax.nnx": "nnx", "flax.linen": "jax", "mxnet": "mxnet"}
+"""Package of a framework's layers -> what `mha check --new --framework` calls it."""
+
+
+def to_begin(thing: Any) -> str:
+    """Return what to do about a thing that is no subject: more of a framework's layer, or its class.
+
+    >>> to_begin(3)
+    '`mha check --new FILE.py` writes one to begin with'
+    """
+    for one in (thing if isinstance(thing, type) else type(thing)).__mro__:
+        for package, framework in LAYERS.items():
+            if one.__module__ == package or one.__module__.startswith(f"{package}."):
+                return (
+                    f"a layer of {package} is judged behind one: `mha check --new FILE.py --framework {framework}` "
+                    "writes it, and mha.capture records the calls of a model that holds such layers"
+                )
+    return TO_BEGIN
+
 
 class OtherDtype(SpecError):
     """A subject that does not compute in the dtype asked for."""

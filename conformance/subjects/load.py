@@ -31,6 +31,7 @@ from conformance.subjects.function import (
     is_plain,
     parameters_of,
     subject_from_function,
+    to_begin,
 )
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.backend import Run
@@ -283,13 +284,13 @@ def _make(where: str, named: Any, name: str, dtype: str) -> Any:
     if subject is not None:
         return subject
     if not callable(named):
-        raise SpecError(f"{where} is of type {type(named).__name__} and can't be called; {RULE}; {TO_BEGIN}")
+        raise SpecError(f"{where} is of type {type(named).__name__} and can't be called; {RULE}; {to_begin(named)}")
     parameters = parameters_of(where, named)
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if set(required) - {"dtype"}:
         raise SpecError(
             f"{where} has the parameters ({', '.join(map(str, parameters))}); {RULE}, "
-            f"and a factory of one is called without arguments, or with dtype; {TO_BEGIN}"
+            f"and a factory of one is called without arguments, or with dtype; {to_begin(named)}"
         )
     takes_dtype = any(parameter.name == "dtype" for parameter in parameters)
     try:
@@ -299,7 +300,7 @@ def _make(where: str, named: Any, name: str, dtype: str) -> Any:
     subject = _as_subject(made, name)
     if subject is None:
         raise SpecError(
-            f"{where}: {name}() returned {'None' if made is None else type(made).__name__}; {RULE}; {TO_BEGIN}"
+            f"{where}: {name}() returned {'None' if made is None else type(made).__name__}; {RULE}; {to_begin(made)}"
         )
     return subject
 
