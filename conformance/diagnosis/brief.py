@@ -150,7 +150,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     formal = diagnosis.mismatch is not None and diagnosis.mismatch.index is None
     right = diagnosis.explanations and not diagnosis.explanations[0].bugs
     unknown = not (diagnosis.explanations or diagnosis.partly or diagnosis.closest) and not diagnosis.remarks
-    if diagnosis.mismatch is not None and (formal and unknown or right and not found):
+    if diagnosis.mismatch is not None and ((formal and unknown) or (right and not found)):
         found = (Cause(diagnosis.mismatch.stage, f"{diagnosis.mismatch.message}."),)
     if not found and diagnosis.ended is None:
         stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")

@@ -107,6 +107,9 @@ SPECS = {
     "f(weights, queries, keys, values, mask), and a factory of one is called without arguments, or "
     "with dtype; `mha check --new FILE.py` "
     "writes one to begin with",
+    "mine:Net": "Net() returned Net; a subject has prepare(config, weights), or is a function "
+    "f(weights, queries, keys, values, mask); a layer of torch is judged behind one: "
+    "`mha check --new FILE.py --framework torch` writes it, and mha.capture records",
     "mine:exchanged": "has the parameters (weights, keys, queries, values, mask);",
     "mine:demanding": "'demanding' needs 'causal', which is not known (known: config, num_heads,",
     "mine:Unnamed": "its name must be a text. Got 7.",
@@ -120,6 +123,7 @@ def test_a_bad_spec_is_refused_in_one_line_before_anything_runs(spec, module):
     module(
         "import types, sys\nnumber = 7\nunprepared = types.SimpleNamespace(prepare=3)\n"
         "def raising():\n    raise RuntimeError('no GPU today\\nand why')\n"
+        "class Net(type('Module', (), {'__module__': 'torch.nn.modules.module'})): pass\n"
         "def exiting(): sys.exit(3)\ndef nothing(): pass\ndef texts(): return 'right'\n"
         "def exchanged(weights, keys, queries, values, mask): pass\n"
         "def demanding(weights, queries, keys, values, mask, causal): pass\n"

@@ -69,6 +69,10 @@ def raises(weights, queries, keys, values, mask, *, num_heads):
     raise RuntimeError("\\x1b]0;title\\x07" + "x" * 10_000 + f" {queries.sum()}")
 
 
+def short(weights, queries, keys, values, mask, *, num_heads):
+    return queries[:, :1]
+
+
 class Kept:
     name = "kept"
 
@@ -239,3 +243,10 @@ def test_the_diagnosis_stands_in_every_report(own):
     assert said("check", "--subject", f"{own}:input_width", *FEW, *named, "--no-diagnosis")[0] == 1
     assert json.loads(files["--json"].read_text())["diagnoses"] == []
     assert not any("Scores are divided" in path.read_text() for path in files.values())
+
+
+def test_a_wrong_shape_is_said_and_no_bug_is_looked_for_in_its_place(own):
+    status, output = said("diagnose", "--subject", f"{own}:short", "--dtype", "float64", *FEW)
+    assert status == 1
+    assert "output: output has shape (" in flat(output)
+    assert "No bug on file" not in flat(output)
