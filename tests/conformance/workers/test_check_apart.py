@@ -41,7 +41,8 @@ def test_a_subject_that_harms_its_process_costs_its_cases(harm, hostile, tmp_pat
         "prime": ("equal", ""),
     }
     assert result.exit_code == 2
-    assert "own float64 on cpu, case causal: did not run" in result.output
+    assert "own float64: 2 of 4 did not run, 2 equal\n" in result.output
+    assert f"Did not run: {HARMS[harm]}, in causal," in " ".join(result.output.split())
 
 
 def test_a_loop_that_keeps_pythons_lock_is_ended(hostile, tmp_path, monkeypatch):
