@@ -72,7 +72,7 @@ def _dot_product_attention(task: Task) -> Layer:
         summed = jax.nn.dot_product_attention(
             *(queries, keys, values),
             is_causal=task.setting.causal,
-            key_value_seq_lengths=told["valid_lens"],
+            key_value_seq_lengths=told["valid_lens"] if told["valid_lens"] is None else jnp.int32(told["valid_lens"]),
             local_window_size=window and (window - 1, 0),
         )
         return linear(params, "out_proj", summed.reshape(*x.shape[:2], -1))
