@@ -11,6 +11,6 @@ import pytest
 def test_every_module_can_be_imported(module_names):
     assert len(module_names) > 500
     for name in module_names:
-        # What made the data of cases is no part of the package; files to begin with set their process up for themselves.
+        # What made the data of cases is no part of the package; files to begin with set up a process of their own.
         if not name.startswith(("conformance.cases.data.", "mha.adapters.templates.")):
             importlib.import_module(name)
