@@ -1,4 +1,4 @@
-"""What is said of subjects, which can be made in a process of ours where the subject lives in this one."""
+"""Diagnoses of subjects, made in a process of ours where the subject lives in this one."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ SHOWN = 3
 
 
 def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> Brief:
-    """What `diagnosed` says, for a verdict that stands already: if it raises, one line says so.
+    """Return what `diagnosed` says of a verdict that stands already; if it raises, one line that says so.
 
     Args:
         way: what calls it.

@@ -31,7 +31,7 @@ ROWS = 12
 NO_CAUSE = "No bug on file, nor several of them, explains what it gives."
 
 SHOW_STAGES = "To be told more, return a dict by stage: scores, weights, heads and output."
-"""What to do about a subject that nothing explains, if it shows its output alone."""
+"""Advice for a subject that nothing explains and that shows its output alone."""
 
 FIXES = {
     "dropout is active": "Switch dropout off outside training.",
@@ -72,7 +72,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Brief:
-    """What is said of one subject.
+    """A short diagnosis of one subject.
 
     Attributes:
         subject, dtype: who was diagnosed, and in which dtype.

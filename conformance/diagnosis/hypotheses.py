@@ -41,7 +41,7 @@ class Miss:
 
 
 class Evidence:
-    """How well hypotheses fit each case of one subject.
+    """A measure of how well hypotheses fit each case of one subject.
 
     Args:
         runs: runs hypotheses.
@@ -56,9 +56,9 @@ class Evidence:
         self.wrong: Callable[[Observation], tuple[str, ...]] = cache(self._wrong)
         """The names of the arrays that are wrong in a case, in their order; empty if it passes."""
         self.whole: Callable[[Observation, tuple[Bug, ...]], bool] = cache(self._whole)
-        """Whether the reference with these bugs gives all arrays that the subject exposes in a case."""
+        """Return whether the reference with these bugs gives all arrays that the subject exposes in a case."""
         self.explains: Callable[[Observation, tuple[Bug, ...]], bool] = cache(self._explains)
-        """Whether these bugs explain a case."""
+        """Return whether these bugs explain a case."""
 
     def _wrong(self, observation: Observation) -> tuple[str, ...]:
         if self.inside is None:
@@ -102,7 +102,7 @@ class Evidence:
         return [name for name in observation.arrays if not self._are_close(observation, [name], arrays)]
 
     def changes(self, observation: Observation, bug: Bug) -> bool:
-        """Whether a bug changes an array that the subject exposes, or can't be made here."""
+        """Return whether a bug changes an array that the subject exposes, or can't be made here."""
         arrays = self.runs.arrays(observation, (bug,))
         if self.runs.is_unchanged(observation, arrays):
             return False
@@ -111,7 +111,7 @@ class Evidence:
     def alike(
         self, observation: Observation, arrays: Mapping[str, NDArray] | None, others: Mapping[str, NDArray]
     ) -> bool:
-        """Whether two runs agree in all arrays that the subject exposes."""
+        """Return whether two runs agree in all arrays that the subject exposes."""
         return arrays is not None and all(
             name in arrays and self.close(observation, name, arrays[name], others[name]) for name in observation.arrays
         )
@@ -120,7 +120,7 @@ class Evidence:
         return all(name in arrays and self.close(observation, name, arrays[name]) for name in names)
 
     def close(self, observation: Observation, name: str, array: NDArray, other: NDArray | None = None) -> bool:
-        """Whether two arrays of one name are equal within rounding; the default for `other` is the subject's array."""
+        """Return whether two arrays of one name are equal within rounding; `other` is the subject's by default."""
         other = observation.arrays[name] if other is None else other
         counts = observation.wanted.where if name == "scores" else None
         return self.nearness.near(array, other, self._bound(observation, name), counts)

@@ -291,10 +291,10 @@ def _only_with(flag: str, parameters: set[str]) -> None:
 
 def _begin_new(console: Console, path: Path, framework: str) -> None:
     """Write a file to begin with, and say how it is run."""
-    specs = new_adapter(path, framework)
-    there = "" if path.absolute().parent == Path.cwd() else f"cd {shlex.quote(str(path.parent))} && "
     from mha_core.errors import shown
 
+    specs = new_adapter(path, framework)
+    there = "" if path.absolute().parent == Path.cwd() else f"cd {shlex.quote(str(path.parent))} && "
     say(console, f"wrote {shown(path)}, a function and a class, equal as they are. They are judged by:")
     say(console, *(f"  {there}mha check --subject {spec}" for spec in specs))
 
@@ -414,7 +414,7 @@ def _explained(
     known: Deviations,
     settings: Settings,
 ) -> dict[str, Brief]:
-    """What is said of each subject that differs somewhere, by its name; in the first dtype in which it differs."""
+    """Return the diagnosis of each subject that differs, by its name, in the first dtype in which it differs."""
     from conformance.cases.case import Case
     from conformance.diagnosis.apart import beside_no_subject, diagnosed, explained
 
