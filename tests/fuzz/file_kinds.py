@@ -71,7 +71,7 @@ def read_layers(path: Path, *, moved: bool = True) -> list[Part]:
         seen.refuse_incomplete()
         about = About(checkpoint, list(seen.layers), ())
         found: list[Part] = []
-        for layer in choose(list(seen.layers), str(path), None, every=True):
+        for layer in choose(list(seen.layers), str(path), None, every=True, names=checkpoint.entries):
             layouts = settle_layout(layer, about.layout_of(layer) or None, framework_of(checkpoint.path))
             facts = about.facts(layer, layouts[0].name)
             heads = None if layer.num_heads is not None or facts.num_heads is not None else 3
