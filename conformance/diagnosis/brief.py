@@ -14,11 +14,11 @@ from conformance.diagnosis.text import (
     cases,
     describe,
     extent,
+    first_over,
     how_sure,
     left_out,
     name_of,
     precision,
-    shown,
 )
 from conformance.measure.faults import is_measured
 from conformance.zoo.bug import Bug
@@ -144,7 +144,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     ended_with = ENDED_AFTER if how_sure(seen) else ENDED
     ended = [] if diagnosis.ended is None else [f"{ended_with} {diagnosis.ended}"]
     located = () if diagnosis.located is None else diagnosis.located.seen
-    first = [] if diagnosis.mismatch is None else [f"First over its bound: {shown(diagnosis.mismatch)}."]
+    first = [] if diagnosis.mismatch is None else [first_over("First over its bound", diagnosis)]
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen))
     # A shape or a dtype that is wrong is said as such, whatever its numbers are.
     formal = diagnosis.mismatch is not None and diagnosis.mismatch.index is None

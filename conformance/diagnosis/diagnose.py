@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
 from conformance.diagnosis.hypotheses import NAMED, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
@@ -21,7 +23,9 @@ from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, rounds_inside
 from conformance.measure.faults import Model, unwarned, with_padding_zeroed
 from conformance.measure.localise import Located, localise
+from conformance.measure.sample import Setting
 from conformance.measure.search import Measured, Probing
+from conformance.measure.where import conditions_of
 from conformance.subjects.ask import SubjectFailed
 from conformance.subjects.in_time import in_time
 from conformance.subjects.subject import Subject
@@ -49,7 +53,10 @@ class Diagnosis:
         left_out: case id -> why it could not be judged.
         unasked: the parts of a layer that every failing case has; isolating problems have none of them.
         raised: the ids of those of them in which the subject failed, and did not say that it can't express them.
-        mismatch: the first array over its bound, in the failing case that shows it earliest.
+        mismatch: the first array over its bound, in the failing case that shows it earliest, with finite numbers if any
+            case has such.
+        case: the id of that case; "" if none fails.
+        alone: where one case alone fails, what it has that no other has, in words; else "".
         visible: the names of the arrays that the subject exposes.
         inside: the dtype in which it computes, if that is narrower than its own.
         rounds: whether its scores or softmax are seen to be in that dtype, and not all of its numbers.
@@ -82,6 +89,8 @@ class Diagnosis:
     unasked: tuple[str, ...] = ()
     raised: tuple[str, ...] = ()
     ended: str | None = None
+    case: str = ""
+    alone: str = ""
 
     @property
     def first_stage(self) -> str | None:
@@ -140,6 +149,7 @@ def diagnose(
         raise SpecError(f"{subject.name!r} could not run a single case: {reason}")
     listed = {one: tuple(known(one)) for one in observations if one.mismatches}
     failing = [one for one in observations if one.mismatches and not listed[one]]
+    earliest = _earliest(failing)
     found = Diagnosis(
         subject=subject.name,
         dtype=subject.dtype,
@@ -147,7 +157,9 @@ def diagnose(
         passing=tuple(one.case.id for one in observations if not one.mismatches),
         left_out={id: str(reason) for id, reason in left_out.items()},
         raised=tuple(id for id, reason in left_out.items() if isinstance(reason, SubjectFailed)),
-        mismatch=_earliest(failing),
+        mismatch=earliest and earliest.mismatches[0],
+        case=earliest.case.id if earliest else "",
+        alone=_alone(failing, observations),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
         unasked=tuple(p for p in PARTS if failing and all(p in one.case.config.parts for one in failing)),
         deviating={one.case.id: ids for one, ids in listed.items() if ids},
@@ -267,7 +279,8 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         return
     if found.measured is not None:
         progress("looking for the first wrong step")
-        found = replace(found, located=localise(found.measured))
+        failing = [one.wanted.problem for one in observations if one.mismatches and not one.case.expensive]
+        found = replace(found, located=localise(found.measured, failing))
         yield found
         if found.remarks:
             return
@@ -292,12 +305,22 @@ def _nearly(found: Diagnosis, search: Search, zoo: Sequence[Bug], progress: Call
     return replace(found, closest=tuple(best))
 
 
-def _earliest(failing: Sequence[Observation]) -> Mismatch | None:
-    """Return the mismatch at the earliest stage; of those, the one that is furthest over its bound."""
+def _earliest(failing: Sequence[Observation]) -> Observation | None:
+    """Return the case with the mismatch at the earliest stage; of those, the one that is furthest over its bound."""
 
-    def rank(mismatch: Mismatch) -> tuple[int, float]:
+    def rank(observation: Observation) -> tuple[int, bool, float]:
+        mismatch = observation.mismatches[0]
         position = STAGES.index(mismatch.stage) if mismatch.stage in STAGES else len(STAGES)
-        return position, -(mismatch.error or 0.0)
+        numbers = (mismatch.actual, mismatch.expected)
+        strange = any(number is not None and not np.isfinite(number) for number in numbers)
+        return position, strange, -(mismatch.error or 0.0)
 
-    firsts = [observation.mismatches[0] for observation in failing]
-    return min(firsts, key=rank, default=None)
+    return min(failing, key=rank, default=None)
+
+
+def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) -> str:
+    """Return what the one case that fails has, and none of the others, in words; "" if several fail, or if nothing."""
+    if len(failing) != 1:
+        return ""
+    right = [Setting.of(one.wanted.problem) for one in observations if one not in failing]
+    return next((where.words for where in conditions_of([Setting.of(failing[0].wanted.problem)], right)), "")

@@ -36,7 +36,7 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     if diagnosis.exchanged is not None:
         return "\n".join([*lines, EXCHANGED, describe(diagnosis.exchanged, details=details)])
     if diagnosis.mismatch is not None:
-        lines.append(f"First array over its bound: {shown(diagnosis.mismatch)}.")
+        lines.append(first_over("First array over its bound", diagnosis))
         if diagnosis.ended is None or _said(diagnosis):
             lines += filter(None, [cause(diagnosis)])
         lines += diagnosis.remarks
@@ -105,6 +105,15 @@ def shown(mismatch: Mismatch) -> str:
         f"{mismatch.actual:.6g}, expected {mismatch.expected:.6g}; off by {mismatch.error:.3g}, allowed "
         f"{mismatch.allowed:.3g}"
     )
+
+
+def first_over(what: str, diagnosis: Diagnosis) -> str:
+    """Return a line about the array that differs first, and the case; and what a case that alone fails alone has."""
+    assert diagnosis.mismatch is not None
+    several = len(diagnosis.failing) + len(diagnosis.passing) > 1
+    within = f", in case {diagnosis.case}" if diagnosis.case and several else ""
+    alone = f" It alone is one of {diagnosis.alone}." if diagnosis.alone else ""
+    return f"{what}{within}: {shown(diagnosis.mismatch)}.{alone}"
 
 
 def cause(diagnosis: Diagnosis) -> str:
@@ -235,7 +244,7 @@ LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/v
 
 def _located(located: Located) -> str:
     """Return which step is the first wrong one, and what was read there."""
-    return "\n".join([f"First wrong step: {located.stage}, seen with {_sizes(located.problem)}.", *located.seen])
+    return "\n".join([f"First wrong step: {located.stage}.", *located.seen])
 
 
 def _sizes(problem: Problem) -> str:

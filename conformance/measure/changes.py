@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
-from conformance.measure.expressions import DIGITS, Expression, expressions_of
+from conformance.measure.expressions import DIGITS, Expression, expressions_of, neat
 from conformance.measure.orders import order_changes
 from conformance.measure.sample import Apply, Change, Sample, Setting, elementwise
 from conformance.zoo.bug import DoesNotApply
@@ -22,7 +23,7 @@ MOST = 6
 LEAST_HEADS, CLOSE = 8, 1e-7
 """Heads of a layer in which what each has of its own is told, and how near two readings of it must be."""
 
-LEAVE_OUT = "Leave this out."
+LEAVE_OUT = "Take {place} as they are, not {change}."
 PRECISION = "Keep these numbers in the precision of the inputs."
 
 FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
@@ -67,6 +68,7 @@ def _candidates(samples: Sequence[Sample]) -> Iterator[Change]:
     yield from map(times, _factors(samples))
     yield from _means(samples)
     yield from _of_heads(samples)
+    yield from _of_neighbours(samples)
     yield from order_changes(samples)
     yield from _functions(samples)
     yield from _roundings(samples)
@@ -157,6 +159,29 @@ def _of_heads(samples: Sequence[Sample]) -> Iterator[Change]:
         first = ", ".join(f"{number:.{DIGITS}g}" for number in matrix[0, :MOST])
         said = f"mixed over the heads by a matrix {matrix.shape}, of which the first row begins {first}"
         yield Change("mixed-heads", said, partial(_mixed, matrix, place))
+
+
+def _of_neighbours(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Yield sums of each and its neighbour along one axis, times a number each; the first or last is its own one."""
+    for (axis, name), (words, by) in product(enumerate(samples[0].axes), (("before", -1), ("after", 1))):
+        known = [s for s in samples if s.differs and not np.isnan(s.measured).any()]
+        both = [np.stack([s.expected.ravel(), _neighbour(s.expected, axis, by).ravel()], axis=1) for s in known]
+        if len(both) < 2 or any(np.linalg.matrix_rank(one) < 2 for one in both):
+            continue
+        found = [np.linalg.lstsq(x, s.measured.ravel(), rcond=None)[0] for x, s in zip(both, known, strict=True)]
+        if np.ptp(found, axis=0).max() > CLOSE:
+            continue
+        (own, a), (other, b) = (neat(float(number), CLOSE) for number in found[0])
+        said = f"times {own}, plus {other} times the one {words} on the {name} axis (the outermost has itself there)"
+        yield Change(f"{name}-{own}-and-{other}-{words}".replace(" ", "-"), said, partial(_summed, a, b, axis, by))
+
+
+def _neighbour(x: NDArray, axis: int, by: int) -> NDArray:
+    return np.take(x, np.clip(np.arange(x.shape[axis]) + by, 0, x.shape[axis] - 1), axis=axis)
+
+
+def _summed(a: float, b: float, axis: int, by: int, x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
+    return a * x + b * _neighbour(x, axis, by)
 
 
 def _mixed(matrix: NDArray, place: int, x: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:

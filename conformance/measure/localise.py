@@ -1,13 +1,15 @@
 """Localise: the first wrong step of a subject that no bug explains.
 
-The first row of problems that differs says the stage where its name does. Otherwise what is read in closed form says
-it, of values with one key, and of weights that unit vectors as values show; the earlier of the two counts.
+The first row of problems that differs says the stage where its name does. Otherwise it is read: the heads of calls with
+one key, and the weights that unit vectors as values show, which count only where the output is linear in such values
+and these weights give it. The earliest of what is read counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +21,18 @@ from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence
 from conformance.measure.faults import TROUBLE
 from conformance.measure.places import PLACES
-from conformance.measure.readings import drawn
-from conformance.measure.search import Measured
-from conformance.measure.solve import logs, solved, weights_of
+from conformance.measure.readings import ROWS, drawn, fact
+from conformance.measure.sample import MASKS, Setting
+from conformance.measure.search import EXTREME, Measured, ProbeResult, features_of
+from conformance.measure.solve import CODE, logs, read_weights, solved, weights_of
 from conformance.zoo.variants import Variants
 from mha_core import STAGES, AttentionMask
 
 NEAR = 1e-6
 """Relative differences up to which what is read is equal."""
+
+LONGEST, MOST_CASES = 16, 3
+"""Most keys of a failing case that is read, and most of such cases."""
 
 
 @dataclass(frozen=True)
@@ -44,41 +50,64 @@ class Located:
     seen: tuple[str, ...] = ()
 
 
-def localise(measured: Measured) -> Located | None:
-    """Return the first wrong step of a subject that no model explains; None if that can't be told."""
+def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | None:
+    """Return the first wrong step of a subject that no model explains; None if that can't be told.
+
+    Args:
+        measured: what problems showed.
+        failing: the problems of cases in which it differs, which are read where no row of problems differs.
+    """
     first = measured.first
-    if first is None or not measured.behaviour.is_function:
-        return None
-    if measured.behaviour.shared is not None:
-        return Located(measured.behaviour.shared, first.differing[0])
     evidence = Evidence(measured.asker, Variants())
+    if not measured.behaviour.is_function:
+        return None
+    if first is None:
+        return _of_cases(evidence, list(failing))
     problem = first.differing[0]
+    if measured.behaviour.shared is not None:
+        return Located(measured.behaviour.shared, problem)
     if first.probe.gradients:
         return Located(first.probe.stage, problem, tuple(_first_gradient(evidence, problem)))
     if first.probe.stage:
-        seen = next((lines for one in first.differing if (lines := drawn(evidence, one))), [])
-        return Located(first.probe.stage, problem, tuple(seen))
-    read = {"value-bias": _of_values, "one-key": _of_values, "scores": _of_scores}
+        return _seen(evidence, first.probe.stage, first.differing)
     found = []
     for outcome in measured.outcomes:
-        if outcome.differing and (outcome is first or outcome.probe.id in read):
-            way = read.get(outcome.probe.id, _of_past if outcome.probe.id == "past-values" else _of_call)
-            stage = next((stage for one in outcome.differing if (stage := _told(way, evidence, one))), None)
+        if outcome.differing and (outcome is first or outcome.probe.id in READ):
+            way, problems = READ.get(outcome.probe.id, _of_call), outcome.differing
+            if outcome is first and outcome.probe.id.startswith("past"):
+                way, problems = _of_past, _of_generic_past(measured.outcomes) or problems
+            stage = next((stage for one in problems if (stage := _told(way, evidence, one))), None)
             if stage:
-                seen = drawn(evidence, outcome.differing[0]) if stage == "weights" else []
-                found.append(Located(stage, outcome.differing[0], tuple(seen)))
-    # Factors of values or heads are what other weights sum to, where these are wrong; what bends them bends such sums,
-    # and weights are not read through another output projection at all.
-    bent = any(one.stage in ("values", "heads") for one in found)
-    found = [one for one in found if one.stage == "output"] or found
-    told = [one for one in found if not one.stage.startswith(FACTOR) and not (bent and one.stage == "weights")]
-    told = told or [replace(one, stage=one.stage.removeprefix(FACTOR)) for one in found]
-    return min(told, key=lambda one: STAGES.index(one.stage), default=None)
+                found.append((stage, problems))
+    # A factor of values or of heads is what other weights sum to, where these are wrong; what bends values bends such
+    # sums, and what the output's projection does not explain is wrong behind all of them.
+    stages = [stage for stage, _ in found]
+    if f"{FACTOR}output" in stages:  # numbers in another order: those of the heads alone, or of all projections
+        scored = [one for outcome in measured.outcomes if outcome.probe.id == "scores" for one in outcome.differing]
+        of_all = any(map(partial(_sums_differ, evidence), scored[:1]))
+        return _seen(evidence, "queries" if of_all else "output", scored if of_all else first.differing)
+    bent = "values" in stages or "heads" in stages
+    found = [one for one in found if one[0] == "output"] or found
+    told = [one for one in found if not one[0].startswith(FACTOR) and not (bent and one[0] == "weights")]
+    told = told or [(stage.removeprefix(FACTOR), problems) for stage, problems in found]
+    best = min(told, key=lambda one: STAGES.index(one[0]), default=None)
+    return None if best is None else _seen(evidence, *best)
 
 
 FACTOR = "a factor of "
 
 Reading = Callable[[Evidence, Problem], str | None]
+
+
+def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Located:
+    """Return the stage with the keys that are let in, if these are others, or else a fact about an answer."""
+    some = problems[: MOST_CASES if evidence.asker.slow else None] if stage == "weights" else ()
+    drawings = [(one, lines) for one in some if (lines := drawn(evidence, one))]
+    if not drawings:
+        return Located(stage, problems[0], tuple(fact(evidence, problems[0], stage)))
+    # Of rows that are all alike two readings may be true: where most rows have keys of their own fewest are.
+    problem, lines = max(drawings, key=lambda one: len({line.partition(":")[2] for line in one[1][1:]}))
+    return Located(stage, problem, tuple(lines if len(lines) <= 1 + 2 * ROWS else [*lines[: 1 + ROWS], *lines[-ROWS:]]))
 
 
 def _told(way: Reading, evidence: Evidence, problem: Problem) -> str | None:
@@ -89,8 +118,37 @@ def _told(way: Reading, evidence: Evidence, problem: Problem) -> str | None:
         return None  # numbers that can't be read tell nothing
 
 
+OF_FEATURES = {
+    "scores": frozenset(("bias", "softcap", "scale", "dot", "additive")),
+    "weights": frozenset(MASKS),
+    "heads": frozenset(("dropout_keep",)),
+    "keys": frozenset(("past",)),
+}
+"""The stage of calls that go wrong only with some of these."""
+
+
+def _of_cases(evidence: Evidence, failing: list[Problem]) -> Located | None:
+    """Return where cases go wrong that have what no row of problems has: as one reads, or what all have."""
+    plain = [one for one in failing if one.inputs.queries.ndim == 3 and EXTREME not in features_of(one)]
+    small = sorted(plain, key=lambda one: (len(features_of(one)), one.sizes.key_len))
+    for problem in (one for one in small[:MOST_CASES] if one.sizes.key_len <= LONGEST):
+        if stage := _told(_of_call, evidence, problem):
+            return _seen(evidence, stage, [problem])
+    common = frozenset.intersection(*(Setting.of(one).has for one in failing)) if failing else frozenset()
+    stage = next((stage for stage, names in OF_FEATURES.items() if common & names), None)
+    return None if stage is None else _seen(evidence, stage, small or failing)
+
+
 def _near(array: NDArray, other: NDArray) -> bool:
     return bool(np.allclose(array, other, rtol=0.0, atol=NEAR * float(np.abs(other).max(initial=1e-300))))
+
+
+def _are_alike(array: NDArray, axes: tuple[int, ...]) -> bool:
+    """Return whether an array is the same all along some axes."""
+    first = array
+    for axis in axes:
+        first = np.take(first, [0], axis=axis)
+    return _near(array, np.broadcast_to(first, array.shape))
 
 
 def _of_values(evidence: Evidence, problem: Problem) -> str | None:
@@ -99,50 +157,120 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     if read is None or not np.isfinite(read[0]).all():
         return "output"
     heads, own = read
-    ratio = heads / own
-    each = np.median(ratio, axis=-1, keepdims=True)
-    if _near(heads, each * own):  # each is a multiple of the right one
-        if np.ptp(each, axis=2).max() > NEAR:
-            return "weights"
-        return f"{FACTOR}{'values' if np.ptp(each) <= NEAR else 'heads'}"
-    groups = problem.config.num_kv_heads
-    of_group = heads.reshape(heads.shape[0], groups, -1, *heads.shape[2:])
-    alike = _near(of_group, np.broadcast_to(of_group[:, :, :1, :1], of_group.shape))
-    return "values" if alike else "heads"
+    of_group = heads.reshape(heads.shape[0], problem.config.num_kv_heads, -1, *heads.shape[2:])
+    is_of_values = _are_alike(of_group, (2, 3))
+    none = solved(evidence, changed(problem, {"v_proj.bias": 0.0}, values=0.0), PLACES["heads"])
+    # What heads have without any value is weighed as keys are if it differs from query to query.
+    offset = 0.0 if none is None or np.isnan(none[0]).any() else none[0]
+    if np.any(np.abs(offset) > NEAR):
+        return "values" if is_of_values else "heads" if _are_alike(np.asarray(offset), (2,)) else "weights"
+    ratio = np.median(heads / own, axis=-1, keepdims=True)
+    if _near(heads, ratio * own):  # each is a multiple of the right one
+        twice = solved(evidence, changed(problem, {"v_proj.bias": 2.0}, values=2.0), PLACES["heads"])
+        if twice is not None and not _near(twice[0], 2.0 * heads):
+            return "heads"  # weights know nothing of values
+        if not _are_alike(ratio, (2,)):
+            other = solved(evidence, changed(problem, keys=-1.0), PLACES["heads"])
+            return "heads" if other is not None and _near(other[0], heads) else "weights"
+        return f"{FACTOR}{'values' if np.ptp(ratio) <= NEAR else 'heads'}"
+    if is_of_values:
+        return "values"
+    return f"{FACTOR}output" if _near(np.sort(heads, axis=None), np.sort(own, axis=None)) else "heads"
+
+
+def _sums_differ(evidence: Evidence, problem: Problem) -> bool:
+    """Return whether the sum of the weights of all heads is wrong for some key: no order of channels shows in it."""
+    config, inputs = problem.config, problem.inputs
+    if evidence.asker.fixed_weights is not None or not config.projections:
+        return False
+    weights: dict[str, NDArray | float] = {"v_proj.bias": 0.0, "out_proj.bias": 0.0}
+    weights["v_proj.weight"] = np.eye(1, config.value_dim).repeat(config.num_kv_heads * config.value_head_dim, axis=0)
+    weights["out_proj.weight"] = np.eye(config.output_dim, 1).repeat(config.num_heads * config.value_head_dim, axis=1)
+    queries = inputs.queries[:, :1].repeat(problem.sizes.query_len, axis=1)
+    for key in range(problem.sizes.key_len):
+        values = np.zeros_like(inputs.values)
+        values[:, key, 0] = 1.0
+        one = changed(problem, weights, queries=queries, values=values)
+        if evidence.asker.output(one) is not None and not evidence.asker.is_right(one):
+            return True
+    return False
+
+
+def _of_call(evidence: Evidence, problem: Problem) -> str | None:
+    """Return where any call goes wrong: before its weights where those that are read give the answer, else after."""
+    call, output = PlacedCall(evidence, problem, PLACES["kept_weights"]), evidence.asker.output(problem)
+    weights = weights_of(evidence, problem)
+    if call.own is None or output is None:
+        return None
+    empty = ~np.asarray(call.state["allowed"]).any(axis=(1, 3))
+    if empty.any() and not _near(output[empty], evidence.asker.wanted(problem).trace.arrays()["output"][empty]):
+        return "weights" if output[empty].any() else "output"
+    if weights is not None and np.isfinite(weights).all():
+        gives = _near(call.given(weights[None])[0], output)
+        if not _near(weights, call.own) and (gives or _is_linear(evidence, problem, weights)):
+            stage = _of_weights(evidence, problem, weights, call.own)
+            if gives or stage not in (None, "weights"):
+                return stage
+    if solved(evidence, problem, PLACES["heads"]) is None:
+        return "output" if problem.config.projections else "heads"
+    told = (
+        not problem.inputs.queries.any() or call.own[0, :, :, 0].size > problem.config.num_kv_heads * call.own.shape[3]
+    )
+    return "values" if told and solved(evidence, problem, PLACES["values"]) is not None else "heads"
 
 
 def _of_scores(evidence: Evidence, problem: Problem) -> str | None:
-    """Return where a call without a mask goes wrong, from its weights up to what they sum to.
-
-    Scores of another queries or keys are products of d channels; a factor is the scores'; weights that follow the
-    right scores, or mix the right weights of heads, are another softmax's.
-    """
-    weights, call = weights_of(evidence, problem), PlacedCall(evidence, problem, PLACES["weights"])
-    if weights is None or call.own is None or not np.isfinite(weights).all():
+    """Return where a call goes wrong from its weights up to what they sum to; None if what differs is after these."""
+    weights, own = weights_of(evidence, problem), PlacedCall(evidence, problem, PLACES["kept_weights"]).own
+    if weights is None or own is None or not _is_linear(evidence, problem, weights):
         return None
-    own, d = call.own, problem.config.head_dim
-    sums = weights.sum(axis=-1, keepdims=True)
-    if (weights[own > NEAR] <= 0.0).any() or np.ptp(sums) > NEAR:
+    return _of_weights(evidence, problem, weights, own)
+
+
+def _is_linear(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:
+    """Return whether unit vectors twice as long show the same weights: else these are no weights."""
+    if not np.isfinite(weights).all():
+        return False
+    if evidence.asker.fixed_weights is not None:
+        return True
+    twice = read_weights(evidence.asker.output, problem, 2.0 * CODE)
+    return twice is not None and _near(twice, weights)
+
+
+def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDArray) -> str | None:
+    """Return where weights go wrong.
+
+    Scores of other queries or keys are products of d channels; a factor is the scores'; weights that follow the right
+    scores, that other keys or other queries change, or that mix the right weights of heads, are another softmax's.
+    """
+    call, d, there = PlacedCall(evidence, problem, PLACES["weights"]), problem.config.head_dim, own > 0.0
+    sums, right = weights.sum(axis=-1, keepdims=True), own.sum(axis=-1, keepdims=True)
+    if (weights[own > NEAR] <= 0.0).any() or np.abs(weights[~there]).max(initial=0.0) > NEAR:
         return "weights"
-    measured, expected = logs(weights, own > 0.0), logs(own, own > 0.0)
+    ratio = sums / np.where(right > 0.0, right, np.nan)
+    if np.nanmax(ratio) - np.nanmin(ratio) > NEAR:
+        return "weights"
+    measured, expected = logs(weights, there), logs(own, there)
     if _near(measured, expected):
         return None  # what differs is after the weights
-    factor = (measured * expected).sum(axis=(2, 3)) / np.square(expected).sum(axis=(2, 3))
-    if _near(measured, factor[..., None, None] * expected):
+    scale = np.square(expected).sum(axis=(2, 3))
+    factor = (measured * expected).sum(axis=(2, 3)) / np.where(scale > 0.0, scale, 1.0)
+    if _near(measured, factor[..., None, None] * expected) or _are_mixed(measured, expected):
         return "scores"
-    if _are_mixed(measured, expected):
-        return "scores"
-    if min(weights.shape[2:]) > d + 2 and _rank(measured) <= d:
+    is_full = bool(there.all())
+    if is_full and min(weights.shape[2:]) > d + 2 and _rank(measured) <= d:
         queries, keys = call.state["queries"], call.state.heads_of("keys")
         keys = keys - keys.mean(axis=2, keepdims=True)
         if _is_product(measured, keys) or not _is_product(measured.swapaxes(2, 3), queries):
             return "queries"
         return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
+    if is_full and not problem.inputs.queries.any() and solved(evidence, problem, PLACES["queries"]) is not None:
+        return "queries" if weights.shape[3] > d else "scores"
     if _are_mixed(weights, own):
         return "weights"
-    if _follow(measured, expected):
+    if _follow(measured, expected) or (is_full and _is_function(measured, np.asarray(call.state["scores"]))):
         return "scores" if _takes_bias_as_it_is(evidence, problem, measured) else "weights"
-    return "scores" if min(weights.shape[2:]) > d + 2 else None
+    return "scores" if not is_full or _are_pairwise(evidence, problem, weights) else "weights"
 
 
 def _takes_bias_as_it_is(evidence: Evidence, problem: Problem, measured: NDArray) -> bool:
@@ -152,6 +280,19 @@ def _takes_bias_as_it_is(evidence: Evidence, problem: Problem, measured: NDArray
     if weights is None or not (weights > 0.0).all():
         return False
     return _near(logs(weights, weights > 0.0), logs(np.exp(measured + bias), weights > 0.0))
+
+
+def _are_pairwise(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:
+    """Return whether the last key changes no ratio of the others' weights, and the last query no other row."""
+    of_keys, of_queries = (
+        weights_of(evidence, changed(problem, **{name: np.concatenate([x[:, :-1], 1.0 - x[:, -1:]], axis=1)}))
+        for name, x in (("keys", problem.inputs.keys), ("queries", problem.inputs.queries))
+    )
+    if of_keys is None or of_queries is None or min(weights.shape[2:]) < 3:
+        return True
+    others, there = of_keys[..., :-1], weights[..., :-1] > 0.0
+    same_ratios = (others[there] > 0.0).all() and _near(logs(others, there), logs(weights[..., :-1], there))
+    return same_ratios and _near(of_queries[:, :, :-1], weights[:, :, :-1])
 
 
 def _rank(arrays: NDArray) -> int:
@@ -168,8 +309,7 @@ def _is_product(array: NDArray, factor: NDArray) -> bool:
 def _are_of_groups(array: NDArray, queries: NDArray, groups: int) -> bool:
     """Return whether the keys that scores (.., Lk, Lq) are made of are the same for all heads of a group."""
     read = array @ np.linalg.pinv(queries.swapaxes(2, 3))
-    each = read.reshape(read.shape[0], groups, -1, *read.shape[2:])
-    return _near(each, np.broadcast_to(each[:, :, :1], each.shape))
+    return _are_alike(read.reshape(read.shape[0], groups, -1, *read.shape[2:]), (2,))
 
 
 def _are_mixed(array: NDArray, heads: NDArray) -> bool:
@@ -187,33 +327,42 @@ def _follow(measured: NDArray, expected: NDArray) -> bool:
     return bool((np.diff(np.take_along_axis(measured, order, -1), axis=-1) >= -NEAR).all())
 
 
-def _of_call(evidence: Evidence, problem: Problem) -> str | None:
-    """Return the latest place whose array gives the answer, also that of other output projections and values."""
-    if not problem.config.projections:
-        return None
-    output = evidence.asker.output(problem)
-    empty = ~np.asarray(PlacedCall(evidence, problem, PLACES["weights"]).state["allowed"]).any(axis=(1, 3))
-    if empty.any():
-        return "output" if output is not None and not np.asarray(output)[empty].any() else "weights"
-    if solved(evidence, problem, PLACES["heads"]) is None:
-        return "output"
-    read = solved(evidence, problem, PLACES["kept_weights"])
-    if read is None or not np.isfinite(read[0]).all():
-        return "values" if solved(evidence, problem, PLACES["values"]) is not None else "heads"
-    weights, own = read
-    if (weights[own > NEAR] <= NEAR).any() or not _near(weights.sum(axis=-1), own.sum(axis=-1)):
-        return "weights"
-    for stage in ("queries", "keys"):
-        if problem.sizes.key_len > problem.config.head_dim and solved(evidence, problem, PLACES[stage]) is not None:
-            return stage
-    return "scores"
+CLOSEST, SMOOTH = 0.1, 0.01
+"""The share of neighbouring scores that are nearest, and of all differences what a function may differ between them."""
+
+
+def _is_function(measured: NDArray, scores: NDArray) -> bool:
+    """Return whether log weights less that of the key that scores 0 are a function of the scores, however it bends."""
+    zero = np.abs(scores).max(axis=(0, 1, 2)) <= NEAR
+    if not zero.any():
+        return False
+    x, y = scores.ravel(), (measured - measured[..., zero][..., :1]).ravel()
+    order = np.argsort(x)
+    gaps, steps = np.diff(x[order]), np.abs(np.diff(y[order]))
+    nearest = np.argsort(gaps)[: max(int(CLOSEST * len(gaps)), 1)]
+    return bool(np.median(steps[nearest]) <= SMOOTH * np.ptp(y))
+
+
+def _of_generic_past(outcomes: Iterable[ProbeResult]) -> Sequence[Problem]:
+    """Return the calls with a past and no mask in which scores differ from key to key."""
+    rows = (one.differing for one in outcomes if one.probe.id == "past")
+    return [one for one in next(rows, ()) if not features_of(one) & MASKS.keys()]
 
 
 def _of_past(evidence: Evidence, problem: Problem) -> str | None:
-    """Return where a call goes wrong in which each query has one key, of a past or a new one."""
-    read = solved(evidence, problem, PLACES["kept_weights"])
-    lost = read is not None and not _near(read[0].sum(axis=-1), read[1].sum(axis=-1))
-    return "weights" if lost else "values"
+    """Return where a call with a past goes wrong: keys that are left out, or another past of values, or of keys."""
+    config, own = problem.config, PlacedCall(evidence, problem, PLACES["kept_weights"]).own
+    weights = weights_of(evidence, problem)
+    if config.num_heads > config.num_kv_heads and solved(evidence, problem, PLACES["values"]) is not None:
+        return "values"
+    if weights is None or own is None or not np.isfinite(weights).all():
+        return None
+    left = np.where(weights > NEAR, own, 0.0)
+    total = left.sum(axis=-1, keepdims=True)
+    if _near(weights, left / np.where(total > 0.0, total, 1.0)):
+        return "values" if _near(weights, own) else "weights"
+    told = _near(weights.sum(axis=-1), own.sum(axis=-1)) and _of_weights(evidence, problem, weights, own)
+    return told if told in ("queries", "scores") else "keys"
 
 
 def _first_gradient(evidence: Evidence, problem: Problem) -> list[str]:
@@ -226,3 +375,12 @@ def _first_gradient(evidence: Evidence, problem: Problem) -> list[str]:
     right = [name for name in gradients if name not in wrong]
     said = f"  The first gradient that differs, from the output back, is that of {wrong[0]}" if wrong else ""
     return [f"{said}; those of {', '.join(right)} are right."] if wrong and right else [f"{said}."] * bool(wrong)
+
+
+READ: dict[str, Reading] = {
+    "no-values": _of_values,
+    "value-bias": _of_values,
+    "one-key": _of_values,
+    "scores": _of_scores,
+}
+"""The rows that are read also where they are not the first that differs: how."""

@@ -5,7 +5,7 @@ A place is the result of a step, or what a step reads: a parameter, a number of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from conformance.measure.faults import bug_of, stage_of, with_inputs, with_parameters
 from conformance.measure.sample import Change, Setting
 from conformance.zoo.bug import Bug, DoesNotApply
+from mha_core import STAGES
 from mha_core.call.masks import additive_bias
 from mha_core.errors import SpecError
 from mha_core.reference.forward import PROJECTED, dropout_factor
@@ -85,7 +86,21 @@ def fault(place: Place, change: Change) -> Bug:
 
     words = place.words[0].upper() + place.words[1:]
     slug = f"{place.id.replace('_', '-').replace('.', '-')}-{change.slug}"
-    return bug_of(slug, f"{words} are the right ones {change.words}.", change.fix, {place.step: changed})
+    fix = change.fix.format(place=place.words, change=change.words)
+    return bug_of(slug, f"{words} are the right ones {change.words}.", fix, {place.step: changed})
+
+
+def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
+    """Return the bug of the same change at several places."""
+    bugs = [fault(place, change) for place in places]
+    words = ", and likewise ".join(place.words.removesuffix(",") for place in places)
+    steps = {name: step for bug in bugs for name, step in bug.forward.items()}
+    first = min((bug.stage for bug in bugs), key=STAGES.index)
+    sentence = f"{words[0].upper()}{words[1:]} are the right ones {change.words}."
+    fix = change.fix.format(place=words, change=change.words)
+    return replace(
+        bugs[0], id="-and-".join(bug.id for bug in bugs), sentence=sentence, stage=first, fix=fix, forward=steps
+    )
 
 
 def _parameter(name: str) -> tuple[Get, Put]:
@@ -197,3 +212,10 @@ BEFORE_SOFTMAX = _between("scores", "query_inputs") | {"q_proj.bias", "k_proj.bi
 
 OF_VALUES = _between("values", "value_inputs") | {"v_proj.bias"}
 AFTER_WEIGHTS = frozenset(("heads", "merged", "output"))
+
+ALIKE: Mapping[str, tuple[str, str]] = {
+    "values": ("keys", "queries"),
+    "projected_values": ("new_keys", "queries"),
+    "value_inputs": ("key_inputs", "query_inputs"),
+}
+"""Place of values -> those of keys and of queries that the same function may have made."""

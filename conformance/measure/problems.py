@@ -23,6 +23,7 @@ from conformance.measure.designs import (
     BARE,
     MANY_HEADS,
     NO_BIASES,
+    ONE_WIDTH,
     changed,
     differentiated,
     generic,
@@ -34,7 +35,7 @@ from mha_core.errors import SpecError
 Problems = Callable[[Asker], Sequence[Problem]]
 
 
-SMALL, WIDE, SQUARE, LARGE = (3, 5), (4, 7), (4, 4), (6, 11)
+SMALL, WIDE, SQUARE, LARGE, ONE = (3, 5), (4, 7), (4, 4), (6, 11), (1, 5)
 """(Lq, Lk) of most calls."""
 
 
@@ -48,9 +49,11 @@ def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Probl
     return lambda asker: [made(c, *lengths[place % len(lengths)]) for place, c in enumerate(asker.configs)]
 
 
-def many_heads(make: Callable[..., Problem], query_len: int, key_len: int) -> Problems:
-    """One problem of a layer of 12 heads; none of a subject whose sizes are fixed."""
-    made = partial(make, MANY_HEADS, query_len=query_len, key_len=key_len)
+def of_layer(
+    make: Callable[..., Problem], query_len: int, key_len: int, config: AttentionConfig = MANY_HEADS
+) -> Problems:
+    """One problem of a layer, by default one of 12 heads; none of a subject whose sizes are fixed."""
+    made = partial(make, config, query_len=query_len, key_len=key_len)
     return lambda asker: [] if asker.fixed_weights is not None else [made()]
 
 
@@ -141,12 +144,12 @@ def _infinite(allowed: NDArray) -> NDArray:
 
 
 def lengths(config: AttentionConfig) -> Masks:
-    rows = ((SMALL, 2), (WIDE, 5), (SMALL, [3, 2, 4]), (WIDE, [2, 6, 3, 5]))
+    rows = ((SMALL, 2), (WIDE, 5), (ONE, 3), (SMALL, [3, 2, 4]), (WIDE, [2, 6, 3, 5]))
     return [(size, {"valid_lens": np.array([lens])}) for size, lens in rows]
 
 
 def causal(config: AttentionConfig) -> Masks:
-    rows = ((SMALL, 0), (SQUARE, 0), (LARGE, 0), (SMALL, 1), (WIDE, 2))
+    rows = ((SMALL, 0), (SQUARE, 0), (LARGE, 0), (SMALL, 1), (WIDE, 2), (ONE, 0), (ONE, 2))
     return [(size, {"causal": True, "query_offset": offset}) for size, offset in rows]
 
 
@@ -157,6 +160,7 @@ def window(config: AttentionConfig) -> Masks:
         (SQUARE, {"window": (1, 0)}),
         (LARGE, {"window": (3, 2)}),
         (WIDE, {"window": (2, 1), "query_offset": 2}),
+        (ONE, {"window": (1, 0), "query_offset": 2}),
     ]
 
 
@@ -165,7 +169,7 @@ def allowed(config: AttentionConfig) -> Masks:
     shapes = ((1, 1, 1, key_len), SMALL, (heads, *SMALL), (1, heads, *SMALL), (key_len,), (heads, 1, key_len))
     found: Masks = [(SMALL, {"allowed": pattern(shape)}) for shape in shapes]
     found += [(SMALL, {"bias": _infinite(pattern(shape))}) for shape in (SMALL, (1, heads, *SMALL))]
-    return [*found, (SQUARE, {"allowed": pattern((1, heads, *SQUARE))})]
+    return [*found, (SQUARE, {"allowed": pattern((1, heads, *SQUARE))}), (ONE, {"allowed": pattern((1, heads, *ONE))})]
 
 
 def two_sources(config: AttentionConfig) -> Masks:
@@ -215,6 +219,27 @@ def biases(config: AttentionConfig) -> Masks:
     shapes = (numbers, numbers[0, 0], numbers[0, :, :1], numbers[:, :1, :1])
     beside: list[dict[str, Any]] = [{"causal": True, "bias": numbers}, {"bias": some, "valid_lens": np.array([4])}]
     return [(SQUARE, {"bias": square}), *((SMALL, one) for one in (*({"bias": b} for b in (*shapes, some)), *beside))]
+
+
+def biases_of_items(asker: Asker) -> list[Problem]:
+    """Biases of each head, or of each item, in calls of as many items as heads, and one of one query."""
+    found = []
+    for config in asker.configs[:2]:
+        n, rng = config.num_heads, np.random.default_rng(1)
+        for batch, shape in ((n, (n, *SMALL)), (n, (n, 1, *SMALL)), (2, (2, n, *SMALL))):
+            found.append(generic(config, batch=batch, mask=AttentionMask(bias=rng.normal(size=shape))))
+        found.append(generic(config, query_len=1, mask=AttentionMask(bias=rng.normal(size=(n, *ONE)))))
+    return found
+
+
+def bare_with(*rows: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Problems:
+    """Calls of a layer whose inputs are the heads: (fields of the layer, fields of the mask) of each."""
+
+    def problems(asker: Asker) -> list[Problem]:
+        some = rows if asker.fixed_weights is None else ()
+        return [generic(replace(BARE[0], **how), mask=AttentionMask(**mask)) for how, mask in some]
+
+    return problems
 
 
 def empty(config: AttentionConfig) -> Masks:
@@ -309,10 +334,30 @@ def pasts(asker: Asker) -> list[Problem]:
     found = [
         with_past(config, *lengths) for config, lengths in zip(asker.configs, (SQUARE, SMALL, (2, 4)), strict=False)
     ]
+    return found + [with_past(c, 3, 4, batch) for c, batch in zip(asker.configs, (2, 3), strict=False)]
+
+
+def masked_pasts(asker: Asker) -> list[Problem]:
+    found = []
     for config, batch in zip(asker.configs, (2, 3), strict=False):
-        lens = np.array([2, 5, 7])[:batch]
-        found += [with_past(config, 3, 4, batch), with_past(config, 3, 4, batch, AttentionMask(valid_lens=lens))]
-    return [*found, *(with_past(c, 3, 4, 1, AttentionMask(causal=True, query_offset=2)) for c in asker.configs[:2])]
+        rows: tuple[dict[str, Any], ...] = (
+            {"valid_lens": np.array([2, 5, 7])[:batch]},
+            {"causal": True, "query_offset": 2},
+            {"window": (2, 1), "query_offset": 3},
+            {"allowed": pattern((batch, config.num_heads, 7, 7))},
+        )
+        found += [with_past(config, 3, 4, batch, AttentionMask(**fields)) for fields in rows]
+    return found
+
+
+def scored_pasts(asker: Asker) -> list[Problem]:
+    """Calls with a past and what acts on scores."""
+    found = []
+    for config in asker.configs[:2]:
+        bias = np.random.default_rng(0).normal(size=(1, config.num_heads, 7, 7))
+        found.append(with_past(config, 3, 4, 1, AttentionMask(bias=bias)))
+        found += [with_past(replace(config, **how), 3, 4) for how in ({"softcap": CAPS[0]}, {"scale": SCALES[0]})]
+    return found
 
 
 def padding(name: str) -> Problems:
@@ -373,7 +418,7 @@ class Probe:
 IN_CALLS = "output heads weights scores"
 SUMS = "kept_weights weights heads output"
 VALUES = "output merged heads projected_values value_inputs"
-SCORES = "scale similarity queries new_keys query_inputs key_inputs weights"
+SCORES = "scale similarity queries new_keys keys query_inputs key_inputs weights"
 BIASES = "q_proj.bias k_proj.bias queries"
 ITEMS = "output heads weights values queries keys"
 
@@ -381,17 +426,36 @@ NO_VALUES = of(NO_BIASES, values=0.0)
 PLAIN, LARGER, BIASED = of(NO_BIASES), of(NO_BIASES, values=10.0), of({})
 UNIFORM, UNIFORM_BIASED = of(NO_BIASES, queries=0.0), of({"q_proj.bias": 0.0}, queries=0.0)
 ONE_KEY, MANY = (2, 1), (4, 6)
-ONE_KEYS = joined(*(each_layer(make, ONE_KEY) for make in (PLAIN, LARGER, BIASED)), many_heads(PLAIN, *ONE_KEY))
+ONE_KEYS = joined(
+    *(each_layer(make, ONE_KEY) for make in (PLAIN, LARGER, BIASED)),
+    of_layer(PLAIN, *ONE_KEY),
+    of_layer(BIASED, *ONE_KEY, ONE_WIDTH),
+)
 SUMMED = joined(each_layer(UNIFORM, SMALL), each_layer(UNIFORM_BIASED, LARGE, LARGE[::-1], (2, 22)))
-SCORED = joined(each_layer(scored, SMALL, LARGE), each_layer(square, SMALL), many_heads(PLAIN, *MANY))
-CAPPED = joined(with_fields(softcap=CAPS), with_fields(softcap=CAPS, weights={}))
+SCORED = joined(
+    each_layer(scored, SMALL, LARGE),
+    each_layer(square, SMALL),
+    of_layer(PLAIN, *MANY),
+    of_layer(PLAIN, *SMALL, ONE_WIDTH),
+)
+CAPPED, CAPPED_BIASED = with_fields(softcap=CAPS), with_fields(softcap=CAPS, weights={})
+MASKS_OF_BARE = bare_with(
+    *(
+        ({}, mask)
+        for mask in ({"causal": True}, {"window": (1, 0)}, {"valid_lens": np.array([3])}, {"allowed": pattern(SMALL)})
+    )
+)
+SCORES_OF_BARE = bare_with(
+    *(({name: number[0]}, {}) for name, number in (("softcap", CAPS), ("scale", SCALES))),
+    ({}, {"bias": np.random.default_rng(0).normal(size=SMALL)}),
+)
 DOT, ADDITIVE = (with_fields(score=(score,), scale=(None,)) for score in ("dot", "additive"))
 EXCLUDED, BIAS = masked(one_source, queries=1.0, seed=1), masked(biases, queries=1.0)
 EMPTY = masked(empty, 1, queries=1.0, weights={})
 EMPTY_BY_POSITION = masked(empty_by_position, 1, queries=1.0, weights={})
 
 PROBES: tuple[Probe, ...] = (
-    Probe("no-values", "One key whose value is 0, no biases.", each_layer(NO_VALUES, ONE_KEY), "output", "output"),
+    Probe("no-values", "One key whose value is 0, no biases.", each_layer(NO_VALUES, ONE_KEY), "", "output"),
     Probe("output-bias", "The same with the output's bias.", bias_alone("out_proj"), "output", "out_proj.bias output"),
     Probe("value-bias", "The same with the values' bias.", bias_alone("v_proj"), "", "v_proj.bias projected_values"),
     Probe("one-key", "One key, whose weight is 1: only values, heads and the output can show.", ONE_KEYS, "", VALUES),
@@ -407,18 +471,24 @@ PROBES: tuple[Probe, ...] = (
     Probe("large-scores", "Rows of scores up to where exp overflows, and beyond.", rows_of_sizes, "weights", SUMS),
     Probe("given-scale", "A scale that is given.", with_fields(scale=SCALES), "scores", "scale similarity"),
     Probe("dot-score", "The plain dot product.", DOT, "scores", "similarity"),
-    Probe("softcap", "A softcap near the scores, also with biases.", CAPPED, "scores", "softcap capped similarity"),
+    Probe("softcap", "A softcap near the scores.", CAPPED, "scores", "softcap capped similarity"),
+    Probe("key-bias", "A softcap and biases: that of the keys shows.", CAPPED_BIASED, "keys", "k_proj.bias new_keys"),
     Probe("additive-score", "The additive score.", ADDITIVE, "scores", "similarity"),
     Probe("masked-scores", "A mask and scores that differ: what excluded keys have.", EXCLUDED, "weights", IN_CALLS),
     Probe("score-bias", "An additive bias in every shape, also beside a mask.", BIAS, "scores", "bias scores"),
+    Probe("bias-of-items", "As many items as heads, and one query.", biases_of_items, "scores", "bias scores"),
     Probe("excluded-large", "Allowed keys that score far below the excluded ones.", steep, "weights"),
     Probe("items", "Batches of 2 to 8 items without a mask.", batches, "", ITEMS),
     Probe("long", "Dozens and hundreds of queries or keys.", long, "weights", "output heads"),
     Probe("dropout-rate", "A rate of dropout, and no keep-mask.", with_dropout(1, training=False), "heads", SUMS),
     Probe("dropout", "A given keep-mask, one item and several.", with_dropout(1, 3), "heads", f"dropout {SUMS}"),
     Probe("past-values", "A past, and queries that attend to one key alone.", own_keys, "", "past_values values"),
-    Probe("past", "A past and generic scores, also of several items.", pasts, "keys", f"past_keys keys {IN_CALLS}"),
+    Probe("past", "A past and generic scores, also of several items.", pasts, "", f"past_keys keys {IN_CALLS}"),
+    Probe("past-masks", "A past and a mask.", masked_pasts, "weights", IN_CALLS),
+    Probe("past-scores", "A past beside a bias, a softcap or a scale.", scored_pasts, "scores", "bias capped scores"),
     Probe("without-projections", "A layer whose inputs are the heads.", bare, "", "similarity heads"),
+    Probe("bare-masks", "The same with a mask.", MASKS_OF_BARE, "weights", IN_CALLS),
+    Probe("bare-scores", "The same with a softcap, a scale or a bias.", SCORES_OF_BARE, "scores", "capped scores"),
     Probe("empty-rows", "Rows without an allowed key.", EMPTY),
     Probe("empty-positions", "Rows without an allowed key, by their positions.", EMPTY_BY_POSITION),
     Probe("no-keys", "No key at all.", lambda asker: [generic(c, key_len=0) for c in asker.configs[:1]], "weights"),

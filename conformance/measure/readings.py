@@ -21,7 +21,7 @@ from conformance.measure.evidence import Evidence
 from conformance.measure.expressions import Expression, expressions_of
 from conformance.measure.faults import bug_of
 from conformance.measure.places import PLACES
-from conformance.measure.problems import SMALL, Probe, many_heads
+from conformance.measure.problems import SMALL, Probe, of_layer
 from conformance.measure.sample import Setting
 from conformance.measure.solve import weights_of
 from conformance.zoo.bug import Bug
@@ -45,7 +45,7 @@ def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
 
 EXCLUDING = lru_cache(maxsize=64)(partial(generic, weights=NO_BIASES, mask=AttentionMask(causal=True)))
 PLAIN = lru_cache(maxsize=64)(partial(generic, weights=NO_BIASES))
-MANY = many_heads(partial(generic, weights=NO_BIASES), *SMALL)
+MANY = of_layer(partial(generic, weights=NO_BIASES), *SMALL)
 """Calls in which excluded keys are read, and sums of rows: of each layer, and of one of many heads."""
 
 
@@ -60,12 +60,7 @@ Weighed = tuple[NDArray, NDArray, NDArray, Setting]
 
 def _weighed(evidence: Evidence, problem: Problem) -> Weighed | None:
     call = PlacedCall(evidence, problem, PLACES["weights"])
-    if (
-        call.own is None
-        or not call.own.size
-        or problem.inputs.dropout_keep is not None
-        or not problem.config.projections
-    ):
+    if call.own is None or not call.own.size or problem.inputs.dropout_keep is not None:
         return None
     weights = weights_of(evidence, problem)
     if weights is None or not np.isfinite(weights).all():
@@ -83,6 +78,11 @@ def _same(numbers: NDArray) -> float | None:
 
 def _sums(calls: Sequence[Weighed]) -> Iterator[Bug]:
     """Yield what is added to the sum of the exponentials, of the scores as they are or less the highest of the row."""
+    with any_numbers:
+        factors = [(_same((w / np.exp(s))[a]), setting) for w, s, a, setting in calls]
+    if calls and all(number is not None for number, _ in factors):
+        for one in expressions_of([(number or 0.0, setting) for number, setting in factors], unit=LITTLE / 1e3):
+            yield _without_sum(one)
     for less_highest in (False, True) if calls else ():
         with any_numbers:
             added = [(_added(w, s, a, less_highest), setting) for w, s, a, setting in calls]
@@ -128,6 +128,14 @@ def _with_sum(words: str, slug: str, number: Callable[[State], NDArray | float],
     return bug_of(f"sum-plus-{slug}-{less_highest}", sentence, "Divide each row by its own sum.", {"weights": change})
 
 
+def _without_sum(number: Expression) -> Bug:
+    def change(state: State, beneath: Step) -> NDArray:
+        return np.where(state["allowed"], np.exp(state["scores"]) * number.at(Setting.of(state)), 0.0)
+
+    sentence = f"Weights are exp(score) times {number.words}, and are divided by no sum."
+    return bug_of(f"no-sum-{number.slug}", sentence, "Divide each row by its own sum.", {"weights": change})
+
+
 def _fills(calls: Sequence[Weighed]) -> Iterator[Bug]:
     """Yield the score that excluded keys have, or what is added to theirs."""
     for added in (False, True) if calls else ():
@@ -155,8 +163,8 @@ def _filled(number: Expression, added: bool) -> Bug:
     return bug_of(slug, f"{words}, which leaves these keys a weight.", EXCLUDE, {"weights": change})
 
 
-LONGEST, ROWS = 12, 4
-"""Most keys of a drawing, and most queries."""
+LONGEST, ROWS = 12, 2
+"""Most keys of a drawing, and most queries from either end of it."""
 
 
 def drawn(evidence: Evidence, problem: Problem) -> list[str]:
@@ -177,7 +185,7 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     drawing = [
         f"    query {i}:  {_marks(own)}   allowed: {_marks(right)}" for i, (own, right) in rows if (own != right).any()
     ]
-    return [f"  Keys that have a weight, in item {item}, head {head}, with {_sources(problem)}:", *drawing[:ROWS]]
+    return [f"  Keys that have a weight, in item {item}, head {head}, with {_sources(problem)}:", *drawing]
 
 
 def _marks(row: NDArray) -> str:
@@ -191,3 +199,39 @@ def _sources(problem: Problem) -> str:
     said = [f"{name} {np.array(value).tolist()}" for name, value in given.items() if np.any(value)]
     said += [name for name in ("allowed", "bias") if getattr(mask, name) is not None]
     return ", ".join(said) or "no mask"
+
+
+def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
+    """Return one line about what is odd in the answer to a problem: the first that holds of the following."""
+    output, right = evidence.asker.output(problem), evidence.asker.wanted(problem).trace.output
+    found = _weighed(evidence, problem) if stage == "weights" else None
+    if output is None or right is None or output.shape != right.shape or not output.size:
+        return []
+    with any_numbers:
+        wrong = ~(np.abs(output - right) <= evidence.allowed(right))
+        sums = None if found is None else np.where(found[2].any(axis=-1), found[0].sum(axis=-1), 1.0)
+        ratio = output / right
+    lines = (f"  {said}" for said in _facts(output, np.asarray(right), wrong, ratio, sums))
+    return [next(lines)]
+
+
+def _facts(output: NDArray, right: NDArray, wrong: NDArray, ratio: NDArray, sums: NDArray | None) -> Iterator[str]:
+    if strange := int((~np.isfinite(output) & np.isfinite(right)).sum()):
+        yield f"{strange} of {output.size} numbers of an output are NaN or infinite."
+        return
+    for axis, name in enumerate(("items", "queries", "output channels")):
+        off = wrong.any(axis=tuple(other for other in range(3) if other != axis))
+        if off.any() and not off.all():
+            some = ", ".join(map(str, np.flatnonzero(off)[: 2 * ROWS]))
+            yield f"Of {len(off)} {name}, {int((~off).sum())} are right; the first that are not: {some}."
+    if np.isfinite(ratio).all() and np.ptp(ratio) <= TOLERANCE * np.abs(ratio).max():
+        yield f"Every number of an output is the right one times {ratio.flat[0]:.6g}."
+    if sums is not None and (np.abs(sums - 1.0) > TOLERANCE).any():
+        item, head, query = np.unravel_index(int(np.abs(sums - 1.0).argmax()), sums.shape)
+        yield f"The weights of query {query}, head {head}, item {item} sum to {sums[item, head, query]:.6g}, not to 1."
+    if output.min() >= 0.0 > right.min():
+        yield f"No number of an output is below 0; {int((right < 0.0).sum())} of {right.size} should be."
+    yield (
+        f"All numbers of an output differ; the root of their mean square is {np.sqrt(np.square(output).mean()):.6g}, "
+        f"and should be {np.sqrt(np.square(right).mean()):.6g}."
+    )

@@ -113,7 +113,7 @@ class Change:
         slug: a name in kebab-case that no other change has, with its numbers: "times-0.9", "heads-reversed".
         words: to be read after "<the array> are the right ones ": "times 0.9".
         apply: makes the changed array.
-        fix: what to do about it, where that is known.
+        fix: what to do about it, where that is known, with the words in place of "{place}" and "{change}".
     """
 
     slug: str

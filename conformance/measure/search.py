@@ -19,8 +19,9 @@ from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, observe
 from conformance.measure.changes import fit
 from conformance.measure.evidence import Evidence, gives
+from conformance.measure.families import families
 from conformance.measure.faults import TROUBLE, Model, only_in, unwarned
-from conformance.measure.places import PLACES, Place, fault
+from conformance.measure.places import ALIKE, PLACES, Place, fault, fault_of_all
 from conformance.measure.problems import PROBES, Probe
 from conformance.measure.readings import readings
 from conformance.measure.sample import MASKS, Setting
@@ -34,7 +35,7 @@ EXTREME, HUGE = "extreme", 1e20
 OPTIONAL = frozenset((*MASKS, "additive", "dot", "scale", "bias", "dropout_keep", "softcap", "bare", "past", EXTREME))
 """What a call or a layer may have, and is asked with only if some case has it."""
 
-MOST_BUGS, KEPT, CONDITIONS = 3, 8, 3
+MOST_BUGS, KEPT, CONDITIONS = 3, 8, 5
 """Bugs of a model (an ordinary layer differs in padding and empty rows too), models that are extended by another bug,
 and conditions that are tried for one bug."""
 
@@ -246,6 +247,7 @@ class Probing:
             return
         evidence = Evidence(self.asker, self.variants, base)
         yield from _tried(readings(evidence, outcome.probe))
+        yield from families(outcome.probe.stage)
         later = self.outcomes[self.outcomes.index(outcome) + 1 :] if not outcome.probe.stage else ()
         for one in (outcome, *(row for row in later if not row.probe.stage)):
             differing = [problem for problem in one.asked if not self._gives(base, one.probe, problem)]
@@ -255,7 +257,10 @@ class Probing:
     def _fitted(self, evidence: Evidence, place: Place, several: Iterable[Sequence[Problem]]) -> Iterator[Bug]:
         for problems in several:
             found = fit(samples_of(evidence, _few_of_each(problems), place), place.gauge)
-            yield from (fault(place, change) for change in found)
+            for change in found:
+                yield fault(place, change)
+                alike = [PLACES[id] for id in ALIKE.get(place.id, ())]
+                yield from (fault_of_all([place, *alike[: n + 1]], change) for n in range(len(alike)))
             if found:
                 return
 

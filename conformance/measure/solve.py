@@ -105,8 +105,12 @@ def sums(shape: tuple[int, ...], axis: int | None) -> NDArray:
     return np.eye(size).reshape(size, *shape).sum(axis=axis).reshape(size, -1).T
 
 
-def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem) -> NDArray | None:
-    """Return (B, H, Lq, Lk): the weights that meet the values in a layer with projections.
+CODE = 2.0**-4
+"""The number in place of 1 in the unit vectors: small, so that a layer that bounds its values leaves it as it is."""
+
+
+def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem, code: float = CODE) -> NDArray | None:
+    """Return (B, H, Lq, Lk): the weights that meet the values.
 
     None if an answer was refused. `answer` gives the output of a problem.
 
@@ -119,26 +123,28 @@ def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem) 
     """
     config, sizes = problem.config, problem.sizes
     found = np.zeros((sizes.batch, config.num_heads, sizes.query_len, sizes.key_len))
-    width = min(config.value_head_dim, config.value_dim, config.output_dim)
+    width = config.value_head_dim
+    if config.projections:
+        width = min(width, config.value_dim, config.output_dim)
     together = config.output_dim // width
     for head, key in product(range(0, config.num_heads, together), range(0, sizes.key_len, width)):
         heads = range(head, min(head + together, config.num_heads))
         keys = range(key, min(key + width, sizes.key_len))
-        output = answer(_passing(problem, heads, keys, width))
+        output = answer(_passing(problem, heads, keys, width, code))
         if output is None:
             return None
         for place, one in enumerate(heads):
-            found[:, one, :, keys.start : keys.stop] = output[:, :, place * width : place * width + len(keys)]
+            found[:, one, :, keys.start : keys.stop] = output[:, :, place * width : place * width + len(keys)] / code
     return found
 
 
 @lru_cache(maxsize=2048)
-def _passing(problem: Problem, heads: range, keys: range, width: int) -> Problem:
+def _passing(problem: Problem, heads: range, keys: range, width: int, code: float) -> Problem:
     """Return the problem with values and W_v, W_o that show the weights of these heads on these keys."""
     config, sizes, channels = problem.config, problem.sizes, np.arange(width)
     dv = config.value_head_dim
     codes = np.zeros((sizes.key_len, width))
-    codes[np.arange(keys.start, keys.stop), np.arange(len(keys))] = 1.0
+    codes[np.arange(keys.start, keys.stop), np.arange(len(keys))] = code
     v_proj = np.zeros((config.num_kv_heads * dv, config.value_dim))
     for group in range(config.num_kv_heads):
         v_proj[group * dv + channels, channels] = 1.0
@@ -146,7 +152,8 @@ def _passing(problem: Problem, heads: range, keys: range, width: int) -> Problem
     for place, head in enumerate(heads):
         out_proj[place * width + channels, head * dv + channels] = 1.0
     values = np.zeros((sizes.batch, sizes.key_len, config.value_dim))
-    values[:, :, :width] = codes
+    groups = 1 if config.projections else config.num_kv_heads
+    values[:, :, : groups * width] = np.tile(codes, groups)
     inputs = {"values": values[:, sizes.past_len :]}
     if sizes.past_len:
         past = np.zeros((sizes.batch, config.num_kv_heads, sizes.past_len, dv))
@@ -324,7 +331,7 @@ def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
     known = _weights.setdefault(evidence.asker, {})
     key = tuple(bug.id for bug in evidence.model), problem
     if key not in known:
-        if problem.config.projections and evidence.asker.fixed_weights is None:
+        if evidence.asker.fixed_weights is None:
             known[key] = read_weights(evidence.asker.output, problem)
         else:
             read = solved(evidence, problem, PLACES["kept_weights"])

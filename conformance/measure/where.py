@@ -71,17 +71,30 @@ def _both(one: str, other: str) -> Where:
 
 
 def _limits(wrong: Sequence[Setting]) -> Iterator[Where]:
-    """Yield lower limits of the lengths, and two of them in an order."""
+    """Yield lower and upper limits of the lengths, two of them in an order, and two that are equal."""
     for name in LENGTHS:
-        least = int(min(map(SIZES[name], wrong)))
+        least, most = int(min(map(SIZES[name], wrong))), int(max(map(SIZES[name], wrong)))
         yield Where(f"{name}-from-{least}", f"calls where the {name} is at least {least}", _from(name, least))
+        words = f"calls where the {name} is {most}" if least == most else f"calls where the {name} is at most {most}"
+        yield Where(f"{name}-to-{most}", words, _to(name, most))
     for one, other in permutations(LENGTHS[:3], 2):
         words = f"{one} > {other}"
         yield Where(words.replace(" ", "-"), f"calls where the {words}", _above(one, other))
+    for one, other in combinations((*LENGTHS[:3], "num_heads"), 2):
+        words = f"{one} = {other}"
+        yield Where(words.replace(" ", "-"), f"calls where the {words}", _equal(one, other))
 
 
 def _from(name: str, least: int) -> Callable[[Setting], bool]:
     return lambda s: SIZES[name](s) >= least
+
+
+def _to(name: str, most: int) -> Callable[[Setting], bool]:
+    return lambda s: SIZES[name](s) <= most
+
+
+def _equal(one: str, other: str) -> Callable[[Setting], bool]:
+    return lambda s: SIZES[one](s) == SIZES[other](s)
 
 
 def _above(one: str, other: str) -> Callable[[Setting], bool]:
