@@ -21,7 +21,7 @@ from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
 from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, rounds_inside
-from conformance.measure.faults import Model, unwarned, with_padding_zeroed
+from conformance.measure.faults import Model, of_mask, unwarned, with_padding_zeroed
 from conformance.measure.localise import Located, localise
 from conformance.measure.sample import Setting
 from conformance.measure.search import Measured, Probing
@@ -237,6 +237,8 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         if not bug.equivalent and (bug.forward or with_gradients)
     ]
     zoo += with_padding_zeroed(zoo)
+    if "keys" not in found.visible:
+        zoo = [of_mask(bug) for bug in zoo]
     longest = min((max(one.wanted.where.shape) for one in observations if one.mismatches), default=0)
     larger = bugs_of_large_blocks() if bugs is None and longest >= LARGE_BLOCKS[0] else ()
     runs, asker = asked.runs or Runs(), asked.asker(observations)

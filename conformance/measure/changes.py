@@ -66,6 +66,7 @@ def fit(samples: Sequence[Sample], gauge: int | None = None) -> list[Change]:
 
 def _candidates(samples: Sequence[Sample]) -> Iterator[Change]:
     yield from map(times, _factors(samples))
+    yield from _numbers(samples)
     yield from _means(samples)
     yield from _of_heads(samples)
     yield from _of_neighbours(samples)
@@ -111,6 +112,15 @@ def _factors(samples: Sequence[Sample]) -> list[Expression]:
             number = 0.0
         numbers.append((number, sample.setting))
     return expressions_of(numbers, unit=samples[0].unit)
+
+
+def _numbers(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Yield an expression in place of a number of the config."""
+    if samples[0].axes == ("number",):
+        read = [(float(one.measured[0]), one.setting) for one in samples if one.differs]
+        for number in expressions_of(read, unit=samples[0].unit):
+            to = lambda x, axes, setting, number=number: np.full_like(x, number.at(setting))  # noqa: E731
+            yield Change(f"is-{number.slug}", f"replaced by {number.words}", to, LEAVE_OUT)
 
 
 def times(number: Expression) -> Change:
@@ -197,14 +207,34 @@ def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
     if len(x) < 2 or not np.isfinite(y).all() or np.ptp(np.concatenate([one.pairs[0] for one in samples])) == 0.0:
         return  # every function makes one number another
     for name, (words, function) in FUNCTIONS.items():
-        if (np.abs(function(x) - y) <= first.tolerance).all():
-            yield replace(elementwise(name, words, function), fix=LEAVE_OUT)
+        made = function(x)
+        times = float(made @ y / (made @ made)) if made.any() else 1.0
+        if (np.abs(times * made - y) <= first.tolerance).all():
+            said, number = neat(times, CLOSE)
+            change = elementwise(name, words, function)
+            if said != "1":
+                change = elementwise(f"{said}-{name}", f"{words}, times {said}", partial(_times, number, function))
+            yield replace(change, fix=LEAVE_OUT)
     for name, words, of, read in (
         ("plus", "plus {}", np.add, lambda x, y: float(np.mean(y - x))),
+        ("leaky", "times {} where they are below 0", _leaky, _of_negative),
         ("clipped", "clipped at +-{}", lambda x, c: np.clip(x, -c, c), lambda x, y: float(np.abs(y).max())),
     ):
         for number in expressions_of([(read(*one.pairs), one.setting) for one in samples], unit=first.unit)[:2]:
             yield Change(f"{name}-{number.slug}", words.format(number.words), _with(of, number), LEAVE_OUT)
+
+
+def _times(number: float, function: Callable[[NDArray], NDArray], x: NDArray) -> NDArray:
+    return number * function(x)
+
+
+def _leaky(x: NDArray, number: float) -> NDArray:
+    return np.where(x < 0.0, number * x, x)
+
+
+def _of_negative(x: NDArray, y: NDArray) -> float:
+    below = np.minimum(x, 0.0)
+    return float(below @ y / max(below @ below, 1e-300))
 
 
 def _with(of: Callable[[NDArray, float], NDArray], number: Expression) -> Apply:

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from conformance.measure.changes import FUNCTIONS as ELEMENTWISE
 from conformance.measure.changes import LEAVE_OUT
-from conformance.measure.faults import bug_of, with_padding_zeroed
+from conformance.measure.faults import bug_of, of_mask, with_padding_zeroed
 from conformance.measure.places import PLACES, fault_of_all
 from conformance.measure.sample import elementwise
+from conformance.measure.shapes import parameters, pasts, softmaxes, views
 from conformance.zoo.bug import Bug
 from conformance.zoo.forward.precision import FORMATS
 from conformance.zoo.rows import keys_of
+from mha_core import AttentionMask
 from mha_core.call.masks import padding_keys
 from mha_core.parts.query_key_norm import QueryKeyNorm, norm
 from mha_core.parts.rotary import Rotary, rotate, tables
@@ -47,10 +49,13 @@ def families(stage: str) -> tuple[Bug, ...]:
     some: dict[str, tuple[Callable[[], Iterator[Bug]], ...]] = {
         "weights": (_rules_of_sources, _rules_beside),
         "scores": (_distances,),
-        "": (_rules_beside, _functions, _turned, _normed, _both, _distances),
+        "": (
+            *(_rules_beside, _functions, _turned, _normed, _both, _distances),
+            *(views, softmaxes, parameters, pasts),
+        ),
     }
     found = [bug for family in some.get(stage, ()) for bug in family()]
-    return (*found, *with_padding_zeroed(found))
+    return (*map(of_mask, found), *with_padding_zeroed(found))
 
 
 # Which keys -------------------------------------------------------------------------------------------
@@ -110,6 +115,9 @@ WINDOWS: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
     "{q} - right <= {k} <= {q} + left": lambda q, k, left, right: _between(0, 0, q, k, right, left),
     "{q} - left <= {k} <= {q} + left": lambda q, k, left, right: abs(q - k) <= left,
     "{q} - left / 2 <= {k} <= {q} + left / 2": lambda q, k, left, right: abs(q - k) <= left / 2,
+    "{q} - left // 2 <= {k} <= {q} + right // 2": lambda q, k, *sides: _between(
+        0, 0, q, k, *(side // 2 if np.isfinite(side) else side for side in sides)
+    ),
     "it is within and {q} - {k} even": lambda q, k, *sides: _between(0, 0, q, k, *sides) & ((q - k) % 2 == 0),
     "it is within or {k} = 0": lambda q, k, *sides: _between(0, 0, q, k, *sides) | (k == 0),
     "{k} // (left + 1) = {q} // (left + 1)": partial(_in_chunk, 1),
@@ -118,6 +126,7 @@ WINDOWS: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
 """Which keys a window may let in: of the queries' positions q, the keys' k, and its sides, infinite without a bound."""
 
 LENGTHS: Mapping[str, Term] = {
+    "offset + i < length": lambda s: _at(s) < _lens(s),
     "i < length": lambda s: _query(s) < _lens(s),
     "j - past length < length": lambda s: _key(s) - s.sizes.past_len < _lens(s),
     "j < length - past length": lambda s: _key(s) < _lens(s) - s.sizes.past_len,
@@ -179,10 +188,16 @@ def _rules_of_sources() -> Iterator[Bug]:
 
 
 def _rules_beside() -> Iterator[Bug]:
+    said = "Nothing excludes a key but -inf in the additive bias."
+    yield bug_of(said, said, "", {"allowed": _bias_alone, "padding": _given_padding}, stage="weights")
     for words, some in BESIDES.items():
         yield _of_keys(f"{words} are left out, whatever the mask says.", some, _but)
         yield _of_keys(f"{words} are left out, unless the row has no other.", some, _but_not_all)
         yield _of_keys(f"{words} are let in, whatever the mask says.", some, np.logical_or)
+
+
+def _bias_alone(state: State, beneath: Step) -> NDArray:
+    return keys_of(state, AttentionMask(bias=state.inputs.mask.bias))
 
 
 def _causal(key: Term, query: Term, more: int, state: State) -> Any:
@@ -192,6 +207,10 @@ def _causal(key: Term, query: Term, more: int, state: State) -> Any:
 def _window(key: Term, query: Term, within: Callable[..., Any], state: State) -> Any:
     sides = (np.inf if side is None else side for side in state.inputs.mask.window or ())
     return within(query(state), key(state), *sides)
+
+
+def _given_padding(state: State, beneath: Step) -> NDArray:
+    return padding_keys(state.inputs.mask, state.sizes)
 
 
 def _of_keys(sentence: str, rule: Term, how: Callable[[NDArray, Any], NDArray], source: str = "") -> Bug:
@@ -206,12 +225,9 @@ def _of_keys(sentence: str, rule: Term, how: Callable[[NDArray, Any], NDArray], 
         others: dict[str, Any] = {source: None if source != "causal" else False}
         return how(keys_of(state, mask, **others), rule(state))
 
-    def padding(state: State, beneath: Step) -> NDArray:
-        return padding_keys(state.inputs.mask, state.sizes)
-
     if source == "valid_lens":
         return bug_of(sentence, sentence, "", {"allowed": allowed}, stage="keys")
-    return bug_of(sentence, sentence, "", {"allowed": allowed, "padding": padding}, stage="weights")
+    return bug_of(sentence, sentence, "", {"allowed": allowed, "padding": _given_padding}, stage="weights")
 
 
 # Queries, keys and scores ------------------------------------------------------------------------------

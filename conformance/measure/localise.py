@@ -21,6 +21,7 @@ from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence
 from conformance.measure.faults import TROUBLE
 from conformance.measure.places import PLACES
+from conformance.measure.problems import scored
 from conformance.measure.readings import ROWS, drawn, fact
 from conformance.measure.sample import MASKS, Setting
 from conformance.measure.search import EXTREME, Measured, ProbeResult, features_of
@@ -86,6 +87,8 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
         scored = [one for outcome in measured.outcomes if outcome.probe.id == "scores" for one in outcome.differing]
         of_all = any(map(partial(_sums_differ, evidence), scored[:1]))
         return _seen(evidence, "queries" if of_all else "output", scored if of_all else first.differing)
+    if "values" in stages and not {"queries", "keys", "scores"} & {*stages} and _are_all_wrong(evidence, measured):
+        return _seen(evidence, "queries", first.differing)
     bent = "values" in stages or "heads" in stages
     found = [one for one in found if one[0] == "output"] or found
     told = [one for one in found if not one[0].startswith(FACTOR) and not (bent and one[0] == "weights")]
@@ -163,19 +166,34 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     # What heads have without any value is weighed as keys are if it differs from query to query.
     offset = 0.0 if none is None or np.isnan(none[0]).any() else none[0]
     if np.any(np.abs(offset) > NEAR):
-        return "values" if is_of_values else "heads" if _are_alike(np.asarray(offset), (2,)) else "weights"
+        return "values" if is_of_values else "heads" if _is_of_queries(evidence, problem, heads) else "weights"
     ratio = np.median(heads / own, axis=-1, keepdims=True)
     if _near(heads, ratio * own):  # each is a multiple of the right one
         twice = solved(evidence, changed(problem, {"v_proj.bias": 2.0}, values=2.0), PLACES["heads"])
         if twice is not None and not _near(twice[0], 2.0 * heads):
             return "heads"  # weights know nothing of values
         if not _are_alike(ratio, (2,)):
-            other = solved(evidence, changed(problem, keys=-1.0), PLACES["heads"])
-            return "heads" if other is not None and _near(other[0], heads) else "weights"
+            return "heads" if _is_of_queries(evidence, problem, heads) else "weights"
         return f"{FACTOR}{'values' if np.ptp(ratio) <= NEAR else 'heads'}"
     if is_of_values:
         return "values"
     return f"{FACTOR}output" if _near(np.sort(heads, axis=None), np.sort(own, axis=None)) else "heads"
+
+
+def _are_all_wrong(evidence: Evidence, measured: Measured) -> bool:
+    """Return whether no other values explain calls whose scores differ: then all projections are wrong alike."""
+    row = next((one for one in measured.outcomes if one.probe.id == "scores"), None)
+    config = row.differing[0].config if row is not None and row.differing else None
+    if config is None or evidence.asker.fixed_weights is not None:
+        return False
+    problem = scored(config, config.head_dim + 5, config.head_dim + 3)  # more queries than keys, which tell the values
+    return evidence.asker.output(problem) is not None and solved(evidence, problem, PLACES["values"]) is None
+
+
+def _is_of_queries(evidence: Evidence, problem: Problem, heads: NDArray) -> bool:
+    """Return whether heads stay as they are with other keys, so that no weight made them what they are."""
+    other = solved(evidence, changed(problem, keys=-1.0), PLACES["heads"])
+    return other is not None and _near(other[0], heads)
 
 
 def _sums_differ(evidence: Evidence, problem: Problem) -> bool:
@@ -186,6 +204,8 @@ def _sums_differ(evidence: Evidence, problem: Problem) -> bool:
     weights: dict[str, NDArray | float] = {"v_proj.bias": 0.0, "out_proj.bias": 0.0}
     weights["v_proj.weight"] = np.eye(1, config.value_dim).repeat(config.num_kv_heads * config.value_head_dim, axis=0)
     weights["out_proj.weight"] = np.eye(config.output_dim, 1).repeat(config.num_heads * config.value_head_dim, axis=1)
+    for name, heads in (("q_proj", config.num_heads), ("k_proj", config.num_kv_heads)):  # heads that are all alike
+        weights[f"{name}.weight"] = np.tile(problem.weights[f"{name}.weight"][: config.head_dim], (heads, 1))
     queries = inputs.queries[:, :1].repeat(problem.sizes.query_len, axis=1)
     for key in range(problem.sizes.key_len):
         values = np.zeros_like(inputs.values)
@@ -209,6 +229,8 @@ def _of_call(evidence: Evidence, problem: Problem) -> str | None:
         gives = _near(call.given(weights[None])[0], output)
         if not _near(weights, call.own) and (gives or _is_linear(evidence, problem, weights)):
             stage = _of_weights(evidence, problem, weights, call.own)
+            if gives and stage is None:
+                return f"{FACTOR}heads"
             if gives or stage not in (None, "weights"):
                 return stage
     if solved(evidence, problem, PLACES["heads"]) is None:
@@ -251,7 +273,7 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     if np.nanmax(ratio) - np.nanmin(ratio) > NEAR:
         return "weights"
     measured, expected = logs(weights, there), logs(own, there)
-    if _near(measured, expected):
+    if np.abs(measured - expected).max(initial=0.0) <= NEAR:
         return None  # what differs is after the weights
     scale = np.square(expected).sum(axis=(2, 3))
     factor = (measured * expected).sum(axis=(2, 3)) / np.where(scale > 0.0, scale, 1.0)

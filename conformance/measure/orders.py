@@ -52,6 +52,7 @@ RULES: dict[str, tuple[str, Callable[[int], Indices]]] = {
     "one-early": ("shifted by one, a 0 last", lambda n: _shifted(n, 1)),
     "clamped-late": ("shifted by one, the first twice", lambda n: np.maximum(np.arange(n) - 1, 0)),
     "clamped-early": ("shifted by one, the last twice", lambda n: np.minimum(np.arange(n) + 1, n - 1)),
+    "first-alone": ("all but the first replaced by 0", lambda n: np.minimum(-np.arange(n), 0).clip(-1)),
     "evens-first": ("evens first, then odds", _evens_first),
 }
 """Name -> (words, rule)."""
@@ -81,6 +82,7 @@ OF_BLOCKS: dict[str, tuple[str, Callable[[Indices, int], Indices]]] = {
     "tiled-groups": ("tiled, and not repeated, {0} times", lambda i, m: (i % m) * (len(i) // m)),
     "repeated": ("repeated: index i reads i // {0}", lambda i, m: i // m),
     "first-of-block": ("the first of each block of {0} in its place", lambda i, m: i - i % m),
+    "moved-on": ("those {0} later, the last one repeated", lambda i, m: np.minimum(i + m, len(i) - 1)),
     "at-most": ("{0} and later read the one before them", lambda i, m: np.minimum(i, m - 1)),
     "zero-from": ("{0} and later replaced by 0", lambda i, m: np.where(i < m, i, -1)),
     "ends-first": ("with those from {0} on first", lambda i, m: (i + m) % len(i)),
@@ -94,7 +96,7 @@ OF_BLOCKS: dict[str, tuple[str, Callable[[Indices, int], Indices]]] = {
 @lru_cache(maxsize=1)
 def orders() -> tuple[Order, ...]:
     """Return every rule, the simplest first."""
-    plain = [Order(name, words, partial(_plain, rule)) for name, (words, rule) in RULES.items()]
+    plain = [Order(name, words, partial(of_any_length, rule)) for name, (words, rule) in RULES.items()]
     for size, of in BLOCKS.items():
         for name, (words, of_block) in OF_BLOCKS.items():
             plain.append(
@@ -103,7 +105,8 @@ def orders() -> tuple[Order, ...]:
     return tuple(plain)
 
 
-def _plain(rule: Callable[[int], Indices], n: int, setting: Setting) -> Indices:
+def of_any_length(rule: Callable[[int], Indices], n: int, setting: Setting) -> Indices:
+    """Return what a rule gives of a length, whatever the call."""
     return rule(n)
 
 
@@ -132,7 +135,7 @@ def order_changes(samples: Sequence[Sample]) -> Iterator[Change]:
             continue
         for order in orders():
             if all(_agrees(order, *one) for one in read):
-                yield _change(name, axis, order)
+                yield change_of(name, axis, order)
 
 
 def _matches(sample: Sample, axis: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -153,7 +156,9 @@ def _agrees(order: Order, setting: Setting, same: NDArray, zero: NDArray) -> boo
     return bool(np.where(indices >= 0, same[np.arange(n), indices], zero).all())
 
 
-def _change(name: str, axis: int, order: Order) -> Change:
+def change_of(name: str, axis: int, order: Order) -> Change:
+    """Return the change of one axis, counted from the last, into an order."""
+
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
         indices = indices_of(order, array.shape[axis], setting)
         shape = [-1 if place == array.ndim + axis else 1 for place in range(array.ndim)]

@@ -213,7 +213,8 @@ BEFORE_SOFTMAX = _between("scores", "query_inputs") | {"q_proj.bias", "k_proj.bi
 OF_VALUES = _between("values", "value_inputs") | {"v_proj.bias"}
 AFTER_WEIGHTS = frozenset(("heads", "merged", "output"))
 
-ALIKE: Mapping[str, tuple[str, str]] = {
+ALIKE: Mapping[str, tuple[str, ...]] = {
+    "past_values": ("past_keys",),
     "values": ("keys", "queries"),
     "projected_values": ("new_keys", "queries"),
     "value_inputs": ("key_inputs", "query_inputs"),

@@ -82,8 +82,14 @@ def scored(config: AttentionConfig, query_len: int, key_len: int, *, weights: An
     return changed(plain, keys=with_zero(plain.inputs.keys), queries=plain.inputs.queries * sizes)
 
 
+def zeroed(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
+    """Return a call without biases in which key 0 scores 0."""
+    plain = generic(config, query_len=query_len, key_len=key_len, weights=NO_BIASES)
+    return changed(plain, keys=with_zero(plain.inputs.keys))
+
+
 def square(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
-    return generic(config, query_len=key_len, key_len=key_len, weights=NO_BIASES)
+    return zeroed(config, key_len, key_len)
 
 
 def _of_size(config: AttentionConfig, size: float) -> Problem:
@@ -310,6 +316,17 @@ def with_dropout(*batches: int, training: bool = True) -> Problems:
     ]
 
 
+def masked_dropout(asker: Asker) -> list[Problem]:
+    """A keep-mask beside each source of a mask."""
+    found = []
+    for config, rate in zip(asker.configs[:2], RATES, strict=False):
+        keep = np.random.default_rng(0).random((1, config.num_heads, *SMALL)) >= rate
+        for lengths, fields in one_source(config):
+            how = {"query_len": lengths[0], "key_len": lengths[1], "mask": AttentionMask(**fields)}
+            found.append(generic(replace(config, dropout=rate), dropout_keep=keep, **how))
+    return found
+
+
 def with_past(
     config: AttentionConfig, past: int, new: int, batch: int = 1, mask: AttentionMask | None = None
 ) -> Problem:
@@ -435,8 +452,8 @@ SUMMED = joined(each_layer(UNIFORM, SMALL), each_layer(UNIFORM_BIASED, LARGE, LA
 SCORED = joined(
     each_layer(scored, SMALL, LARGE),
     each_layer(square, SMALL),
-    of_layer(PLAIN, *MANY),
-    of_layer(PLAIN, *SMALL, ONE_WIDTH),
+    of_layer(zeroed, *MANY),
+    of_layer(zeroed, *SMALL, ONE_WIDTH),
 )
 CAPPED, CAPPED_BIASED = with_fields(softcap=CAPS), with_fields(softcap=CAPS, weights={})
 MASKS_OF_BARE = bare_with(
@@ -482,7 +499,14 @@ PROBES: tuple[Probe, ...] = (
     Probe("long", "Dozens and hundreds of queries or keys.", long, "weights", "output heads"),
     Probe("dropout-rate", "A rate of dropout, and no keep-mask.", with_dropout(1, training=False), "heads", SUMS),
     Probe("dropout", "A given keep-mask, one item and several.", with_dropout(1, 3), "heads", f"dropout {SUMS}"),
-    Probe("past-values", "A past, and queries that attend to one key alone.", own_keys, "", "past_values values"),
+    Probe("dropout-masks", "A given keep-mask beside a mask.", masked_dropout, "weights", IN_CALLS),
+    Probe(
+        "past-values",
+        "A past, and queries that attend to one key alone.",
+        own_keys,
+        "",
+        "past_values projected_values values",
+    ),
     Probe("past", "A past and generic scores, also of several items.", pasts, "", f"past_keys keys {IN_CALLS}"),
     Probe("past-masks", "A past and a mask.", masked_pasts, "weights", IN_CALLS),
     Probe("past-scores", "A past beside a bias, a softcap or a scale.", scored_pasts, "scores", "bias capped scores"),

@@ -1,0 +1,157 @@
+"""Shapes: families of arrays that are viewed in another order, softmaxes over other axes, and parameters of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations, permutations, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.measure.faults import bug_of, with_parameters
+from conformance.measure.orders import RULES, Order, change_of, of_any_length
+from conformance.measure.places import PLACES
+from conformance.measure.sample import Change, Setting
+from conformance.zoo.bug import Bug, DoesNotApply
+from conformance.zoo.forward.softmax import open_scores
+from mha_core.reference.forward import softmax
+from mha_core.reference.state import State, Step
+
+AXES, STORED = "BHLd", "BLHd"
+"""Axes of heads, and of the projection that they are made of, whose channels are (H, d)."""
+
+ROWS_AGAIN = ", and each row is divided by its sum then"
+
+SPLIT = {"queries": "projected_queries", "keys": "projected_keys", "values": "projected_values"}
+
+
+def views() -> Iterator[Bug]:
+    """Yield projections that are split by another view than (B, L, H, d), and heads that are merged by another."""
+    for order in ("".join(one) for one in permutations(AXES)):
+        split = {name: partial(_split, order) for name in SPLIT.values()}
+        shape = f"({', '.join(order)})"
+        if order != STORED:
+            for name, step in SPLIT.items():
+                yield _of_view(
+                    f"The projected {name} are viewed as {shape}, in place of (B, L, H, d).", {step: split[step]}
+                )
+            said = f"The projected queries, keys and values are viewed as {shape}, in place of (B, L, H, d)"
+            yield _of_view(f"{said}.", split)
+            yield _of_view(
+                f"{said}, and heads are merged in the same order.", {**split, "merged": partial(_merged, order)}
+            )
+            yield _of_view(
+                f"Heads are merged in the order {shape}, in place of (B, L, H, d).", {"merged": partial(_merged, order)}
+            )
+        if order != AXES:
+            said = f"Heads (B, H, L, d) are viewed as {shape} before they are merged"
+            yield _of_view(f"{said}, by these axes.", {"merged": partial(_viewed, order, True)})
+            yield _of_view(f"{said}, as if they were (B, H, L, d).", {"merged": partial(_viewed, order, False)})
+
+
+def _of_view(sentence: str, steps: Mapping[str, Any]) -> Bug:
+    return bug_of(
+        sentence, sentence, "Split by view(B, L, H, d) and exchange L and H; merge the other way round.", steps
+    )
+
+
+def _sizes(x: NDArray, order: str) -> list[int]:
+    return [x.shape[AXES.index(axis)] for axis in order]
+
+
+def _split(order: str, state: State, beneath: Step) -> NDArray:
+    x = beneath(state)
+    return x.swapaxes(1, 2).reshape(_sizes(x, order)).transpose([order.index(axis) for axis in AXES])
+
+
+def _merged(order: str, state: State, beneath: Step) -> NDArray:
+    x = state["heads"]
+    return x.transpose([AXES.index(axis) for axis in order]).reshape(beneath(state).shape)
+
+
+def _viewed(order: str, by_name: bool, state: State, beneath: Step) -> NDArray:
+    x = state["heads"]
+    viewed = x.reshape(_sizes(x, order))
+    back = [order.index(axis) for axis in STORED] if by_name else [AXES.index(axis) for axis in STORED]
+    return viewed.transpose(back).reshape(beneath(state).shape)
+
+
+def pasts() -> Iterator[Bug]:
+    """Yield pasts of keys and values alike that stand in another order of items, heads or keys."""
+    axes = PLACES["past_keys"].axes
+    for (place, name), (slug, (words, rule)) in product(enumerate(axes[:-1]), RULES.items()):
+        change = change_of(name, place - len(axes), Order(slug, words, partial(of_any_length, rule)))
+        said = f"Past keys and values are the right ones {change.words}."
+        yield bug_of(said, said, change.fix, dict.fromkeys(("keys", "values"), partial(_of_past, change)))
+
+
+def _of_past(change: Change, state: State, beneath: Step) -> NDArray:
+    found, past = np.asarray(beneath(state)), state.sizes.past_len
+    changed = change.made(found[:, :, :past], PLACES["past_keys"].axes, Setting.of(state))
+    return np.concatenate([changed, found[:, :, past:]], axis=2)
+
+
+def softmaxes() -> Iterator[Bug]:
+    """Yield softmaxes over other axes, also with each row divided by its sum then, and of the largest scores alone."""
+    named = ("items", "heads", "queries", "keys")
+    for axes in (some for n in range(1, len(named) + 1) for some in combinations(range(len(named)), n)):
+        over = " and ".join(named[axis] for axis in axes)
+        for again in (False, True):
+            said = f"The softmax runs over {over}{ROWS_AGAIN * again}."
+            step = partial(_over, axes, again)
+            yield bug_of(said, said, "Take the softmax over the keys, the last axis.", {"weights": step})
+    for most in (1, 2, 3, 4, 8):
+        said = f"Each query attends to the keys of its {most} largest scores alone."
+        yield bug_of(said, said, "Let every key in that the mask allows.", {"weights": partial(_of_largest, most)})
+
+
+def _over(axes: Sequence[int], again: bool, state: State, beneath: Step) -> NDArray:
+    scores = open_scores(state)
+    highest = scores.max(axis=tuple(axes), keepdims=True, initial=-np.inf)
+    found = np.where(state["allowed"], np.exp(scores - np.where(np.isneginf(highest), 0.0, highest)), 0.0)
+    for summed in (tuple(axes), *((-1,) * again)):
+        total = found.sum(axis=summed, keepdims=True)
+        found = found / np.where(total == 0.0, 1.0, total)
+    return found
+
+
+def _of_largest(most: int, state: State, beneath: Step) -> NDArray:
+    if state.sizes.key_len <= most:
+        return beneath(state)
+    scores = open_scores(state)
+    return softmax(state["scores"], state["allowed"] & (scores >= np.sort(scores, axis=-1)[..., -most][..., None]))
+
+
+def parameters() -> Iterator[Bug]:
+    """Yield projections with the parameters of another one; and heads with what is of the same shape added."""
+    names = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values"}
+    kinds = {"weight and bias": ("weight", "bias"), "weight": ("weight",), "bias": ("bias",)}
+    for (own, stage), other, words in product(names.items(), names, kinds):
+        if own != other:
+            said = f"The projection of {stage} has the {words} of {other}."
+            steps = {own: partial(_tied, own, other, kinds[words])}
+            yield bug_of(said, said, f"Use {own} for {stage}.", steps, stage=stage)
+    said = "The queries of a head are added to its weighted sum."
+    yield bug_of(said, said, "Add nothing to the heads.", {"heads": _with_queries})
+
+
+def _tied(own: str, other: str, kinds: Sequence[str], state: State, beneath: Step) -> NDArray:
+    given, changed = state.parameters, {}
+    for kind in kinds:
+        before, after = given.get(f"{own}.{kind}"), given.get(f"{other}.{kind}")
+        if before is None and after is None:
+            continue
+        array = np.zeros_like(before) if after is None else np.asarray(after)  # a bias that it lacks adds nothing
+        if array.shape != given[f"{own}.weight"].shape[: array.ndim]:
+            raise DoesNotApply(f"{own} and {other} have other shapes")
+        changed[f"{own}.{kind}"] = array
+    return np.asarray(beneath(with_parameters(state, changed)))
+
+
+def _with_queries(state: State, beneath: Step) -> NDArray:
+    heads = np.asarray(beneath(state))
+    if heads.shape != state["queries"].shape:
+        raise DoesNotApply("values of another width than queries")
+    return heads + state["queries"]
