@@ -160,8 +160,9 @@ NAMED, CLOSEST, CLOSEST_LEAST = 0.75, 0.25, 2
 listed as close; and the least number of them. Layers with a bug of the zoo differ from it in extreme cases too (NaN,
 empty rows, sizes of 0), which are up to a quarter of the table; by chance a bug explains a tenth."""
 
-MOST_PAIRS, EXTENDED, MOST_RANKED, SHOWN = 40_000, 3, 8, 3
-"""Pairs that are tried, bugs that are extended by another one, hypotheses that are compared, and that are shown."""
+MOST_PAIRS, MOST_TRIED, EXTENDED, MOST_RANKED, SHOWN = 40_000, 2000, 3, 8, 3
+"""Pairs that are tried to explain everything, or the most; bugs that are extended by another one, hypotheses that are
+compared, and that are shown."""
 
 
 @dataclass(frozen=True)
@@ -253,14 +254,21 @@ class Search:
         """Return whether bugs explain every case."""
         return all(self.evidence.explains(one, bugs) for one in self.observations)
 
-    def pairs(self, zoo: Sequence[Bug]) -> list[Model]:
-        """Return pairs that together touch every failing case, those that touch the fewest passing ones first."""
-        failing = frozenset(index for index, one in enumerate(self._telling) if self.evidence.wrong(one))
+    def pairs(self, zoo: Sequence[Bug], *, ordinary: bool = False) -> list[Model]:
+        """Return pairs that together touch every failing case, those that touch the fewest passing ones first.
+
+        With `ordinary` only the ordinary cases count: a layer may differ in extreme ones for reasons of its own.
+        """
+        some = self._decisive if ordinary else self.failing
+        failing, needed = (
+            frozenset(index for index, one in enumerate(self._telling) if one in cases)
+            for cases in (self.failing, some)
+        )
         touching = [bug for bug in zoo if self._changes(bug) & failing]
         found = []
         for first, second in combinations(touching, 2):
             touched = self._changes(first) | self._changes(second)
-            if failing <= touched and (compatible(first, second) or self._may_share_a_step(first, second)):
+            if needed <= touched and (compatible(first, second) or self._may_share_a_step(first, second)):
                 found.append((len(touched - failing), first, second))
         found.sort(key=lambda pair: pair[0])
         return [(first, second) for _, first, second in found[:MOST_PAIRS]]
@@ -287,6 +295,8 @@ class Search:
     def closest(self, zoo: Sequence[Bug]) -> list[Hypothesis]:
         """Return one bug, or two, that explain the most cases; none that explain only a few of those that fail."""
         ranked = self._ranked((bug,) for bug in zoo)[:MOST_RANKED]
+        if not ranked:  # two that act in the same cases may explain none alone
+            ranked = self._ranked(self.pairs(zoo, ordinary=True)[:MOST_TRIED])[:MOST_RANKED]
         ranked += self._ranked(pair for base in ranked[:EXTENDED] for pair in self._helped(base, zoo))[:MOST_RANKED]
         found = sorted(map(self.hypothesis, ranked), key=lambda one: len(one.bugs) - one.explained)
         return [one for one in found if one.explained == found[0].explained and len(one.bugs) == len(found[0].bugs)][

@@ -22,7 +22,7 @@ from conformance.measure.changes import LEAVE_OUT
 from conformance.measure.faults import bug_of, of_mask, with_padding_zeroed
 from conformance.measure.places import PLACES, fault_of_all
 from conformance.measure.sample import elementwise
-from conformance.measure.shapes import parameters, pasts, softmaxes, views
+from conformance.measure.shapes import biases, parameters, pasts, softmaxes, views
 from conformance.zoo.bug import Bug
 from conformance.zoo.forward.precision import FORMATS
 from conformance.zoo.rows import keys_of
@@ -47,8 +47,8 @@ def families(stage: str) -> tuple[Bug, ...]:
     'Under causal, query i sees key j where j <= offset + i.'
     """
     some: dict[str, tuple[Callable[[], Iterator[Bug]], ...]] = {
-        "weights": (_rules_of_sources, _rules_beside),
-        "scores": (_distances,),
+        "weights": (_rules_of_sources, _rules_beside, softmaxes, _functions),
+        "scores": (_distances, biases),
         "": (
             *(_rules_beside, _functions, _turned, _normed, _both, _distances),
             *(views, softmaxes, parameters, pasts),

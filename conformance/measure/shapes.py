@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.measure.faults import bug_of, with_parameters
-from conformance.measure.orders import RULES, Order, change_of, of_any_length
+from conformance.measure.faults import bug_of, with_inputs, with_parameters
+from conformance.measure.orders import RULES, Order, change_of, indices_of, of_any_length, orders
 from conformance.measure.places import PLACES
 from conformance.measure.sample import Change, Setting
 from conformance.zoo.bug import Bug, DoesNotApply
@@ -102,9 +102,30 @@ def softmaxes() -> Iterator[Bug]:
             said = f"The softmax runs over {over}{ROWS_AGAIN * again}."
             step = partial(_over, axes, again)
             yield bug_of(said, said, "Take the softmax over the keys, the last axis.", {"weights": step})
-    for most in (1, 2, 3, 4, 8):
-        said = f"Each query attends to the keys of its {most} largest scores alone."
-        yield bug_of(said, said, "Let every key in that the mask allows.", {"weights": partial(_of_largest, most)})
+    for most, alone in product((1, 2, 3, 4, 8), (False, True)):
+        said = (
+            f"Each query attends to the keys of its {most} largest scores alone{', the first of equal ones' * alone}."
+        )
+        yield bug_of(
+            said, said, "Let every key in that the mask allows.", {"weights": partial(_of_largest, most, alone)}
+        )
+
+
+def biases() -> Iterator[Bug]:
+    """Yield additive biases whose keys stand in another order, with their -inf."""
+    for order in orders():
+        said = f"The additive bias is the right one with its key axis {order.words}."
+        yield bug_of(
+            said, said, "Leave the key axis in its order.", dict.fromkeys(("scores", "allowed"), partial(_moved, order))
+        )
+
+
+def _moved(order: Order, state: State, beneath: Step) -> NDArray:
+    bias = state.inputs.mask.bias
+    if bias is None or bias.shape[-1] == 1:
+        return np.asarray(beneath(state))
+    indices = indices_of(order, bias.shape[-1], Setting.of(state))
+    return np.asarray(beneath(with_inputs(state, bias=np.where(indices < 0, 0.0, bias[..., np.maximum(indices, 0)]))))
 
 
 def _over(axes: Sequence[int], again: bool, state: State, beneath: Step) -> NDArray:
@@ -117,11 +138,14 @@ def _over(axes: Sequence[int], again: bool, state: State, beneath: Step) -> NDAr
     return found
 
 
-def _of_largest(most: int, state: State, beneath: Step) -> NDArray:
+def _of_largest(most: int, alone: bool, state: State, beneath: Step) -> NDArray:
     if state.sizes.key_len <= most:
-        return beneath(state)
+        return np.asarray(beneath(state))
     scores = open_scores(state)
-    return softmax(state["scores"], state["allowed"] & (scores >= np.sort(scores, axis=-1)[..., -most][..., None]))
+    among = scores >= np.sort(scores, axis=-1)[..., -most][..., None]
+    if alone:
+        among = np.argsort(np.argsort(-scores, axis=-1, kind="stable"), axis=-1) < most
+    return softmax(state["scores"], state["allowed"] & among)
 
 
 def parameters() -> Iterator[Bug]:
