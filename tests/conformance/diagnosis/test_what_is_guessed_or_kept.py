@@ -162,3 +162,29 @@ def test_one_value_of_a_setting_always_is_no_exchange(subject, patterns, words):
     assert found.first_stage == "queries"
     assert words in describe(found), describe(found)
     assert "exchanged" not in describe(found)
+
+
+def inverted(weights, queries, keys, values, mask, *, num_heads, num_kv_heads, scale):
+    """As PyTorch has it, with the mask the wrong way round: -inf without a second thought, padding as it is."""
+
+    def heads(name, x, count):
+        y = x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+        return np.moveaxis(y.reshape(*y.shape[:2], count, y.shape[2] // count), 2, 1)
+
+    q = heads("q_proj", queries, num_heads)
+    k, v = (
+        heads(name, x, num_kv_heads).repeat(num_heads // num_kv_heads, axis=1)
+        for name, x in (("k_proj", keys), ("v_proj", values))
+    )
+    with np.errstate(all="ignore"):
+        scores = np.where(mask, -np.inf, q @ k.swapaxes(2, 3) * scale)
+        weighed = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+        merged = np.moveaxis(weighed / weighed.sum(axis=-1, keepdims=True) @ v, 1, 2)
+    merged = merged.reshape(*merged.shape[:2], merged.shape[2] * merged.shape[3])
+    return merged @ weights["out_proj.weight"].T + weights.get("out_proj.bias", 0.0)
+
+
+def test_what_lets_huge_numbers_in_is_named_though_rounding_decides_between_them():
+    found = diagnose(subject_from_function(inverted, name="inverted"), select(()), experiments=True)
+    assert found.explanations, describe(found)
+    assert {bug.id for bug in found.explanations[0].bugs} == {"mask-inverted", "empty-row-nan"}
