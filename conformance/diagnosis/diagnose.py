@@ -22,10 +22,7 @@ from conformance.judging.repeats import can_be_asked_again
 from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, rounds_inside
 from conformance.measure.faults import Model, of_mask, unwarned, with_padding_zeroed
-from conformance.measure.localise import Located, localise
-from conformance.measure.sample import Setting
-from conformance.measure.search import Measured, Probing
-from conformance.measure.where import conditions_of
+from conformance.measure.search import Located, Measured, Probing
 from conformance.subjects.ask import SubjectFailed
 from conformance.subjects.in_time import in_time
 from conformance.subjects.subject import Subject
@@ -280,6 +277,8 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         yield replace(found, explanations=_told(search, whole))
         return
     if found.measured is not None:
+        from conformance.measure.localise import localise  # where nothing explains it
+
         progress("looking for the first wrong step")
         failing = [one.wanted.problem for one in observations if one.mismatches and not one.case.expensive]
         found = replace(found, located=localise(found.measured, failing))
@@ -324,5 +323,8 @@ def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) 
     """Return what the one case that fails has, and none of the others, in words; "" if several fail, or if nothing."""
     if len(failing) != 1:
         return ""
+    from conformance.measure.sample import Setting
+    from conformance.measure.where import conditions_of
+
     right = [Setting.of(one.wanted.problem) for one in observations if one not in failing]
     return next((where.words for where in conditions_of([Setting.of(failing[0].wanted.problem)], right)), "")

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.measure.sample import Setting
-from conformance.measure.where import Where
 from conformance.zoo.bug import GRADIENTS, Bug, OnTop
 from mha_core.call.arguments import with_fields
 from mha_core.call.masks import padding_keys
@@ -21,6 +20,9 @@ from mha_core.reference.backward import BACKWARD
 from mha_core.reference.forward import FORWARD, PART_OF
 from mha_core.reference.state import State, Step
 from mha_core.stages import STAGES
+
+if TYPE_CHECKING:
+    from conformance.measure.where import Where
 
 PREFIX = "measured:"
 

@@ -8,7 +8,6 @@ and these weights give it. The earliest of what is read counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,7 +23,7 @@ from conformance.measure.places import PLACES
 from conformance.measure.problems import scored
 from conformance.measure.readings import ROWS, drawn, fact
 from conformance.measure.sample import MASKS, Setting
-from conformance.measure.search import EXTREME, Measured, ProbeResult, features_of
+from conformance.measure.search import EXTREME, Located, Measured, ProbeResult, features_of
 from conformance.measure.solve import CODE, logs, read_weights, solved, weights_of
 from conformance.zoo.variants import Variants
 from mha_core import STAGES, AttentionMask
@@ -34,21 +33,6 @@ NEAR = 1e-6
 
 LONGEST, MOST_CASES = 16, 3
 """Most keys of a failing case that is read, and most of such cases."""
-
-
-@dataclass(frozen=True)
-class Located:
-    """The first wrong step.
-
-    Attributes:
-        stage: the stage at which it shows first.
-        problem: one in which this was seen.
-        seen: lines about what was read there.
-    """
-
-    stage: str
-    problem: Problem
-    seen: tuple[str, ...] = ()
 
 
 def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | None:

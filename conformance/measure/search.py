@@ -11,25 +11,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, observe
-from conformance.measure.changes import fit
 from conformance.measure.evidence import Evidence, gives
-from conformance.measure.families import families
 from conformance.measure.faults import TROUBLE, Model, only_in, unwarned
-from conformance.measure.places import ALIKE, PLACES, Place, fault, fault_of_all
 from conformance.measure.problems import PROBES, Probe
-from conformance.measure.readings import readings
 from conformance.measure.sample import MASKS, Setting
-from conformance.measure.solve import samples_of
-from conformance.measure.where import conditions_of
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.stages import is_gradient
+
+if TYPE_CHECKING:
+    from conformance.measure.places import Place
 
 EXTREME, HUGE = "extreme", 1e20
 OPTIONAL = frozenset((*MASKS, "additive", "dot", "scale", "bias", "dropout_keep", "softcap", "bare", "past", EXTREME))
@@ -85,6 +83,21 @@ class Measured:
     def first(self) -> ProbeResult | None:
         """The first row in which it differs from the definition."""
         return next((outcome for outcome in self.outcomes if outcome.differing), None)
+
+
+@dataclass(frozen=True)
+class Located:
+    """The first wrong step.
+
+    Attributes:
+        stage: the stage at which it shows first.
+        problem: one in which this was seen.
+        seen: lines about what was read there.
+    """
+
+    stage: str
+    problem: Problem
+    seen: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -236,6 +249,8 @@ class Probing:
 
     def _conditioned(self, base: Model, bug: Bug, outcome: ProbeResult) -> Iterator[Model]:
         """Yield the models with a bug in calls like those that differ alone, told by those that it would break."""
+        from conformance.measure.where import conditions_of
+
         wrong, right = [], []
         for one in self.outcomes:
             for problem in one.asked if not one.probe.gradients else ():
@@ -254,6 +269,11 @@ class Probing:
 
         Where the row does not tell the stage, the later ones that do not may show the array at which it is.
         """
+        # Most layers have a mistake that is on file: the modules that measure are imported where one has not.
+        from conformance.measure.families import families
+        from conformance.measure.places import PLACES
+        from conformance.measure.readings import readings
+
         if outcome.probe.gradients:
             return
         evidence = Evidence(self.asker, self.variants, base)
@@ -266,6 +286,10 @@ class Probing:
                 yield from _tried(self._fitted(evidence, place, (one.asked, differing)))
 
     def _fitted(self, evidence: Evidence, place: Place, several: Iterable[Sequence[Problem]]) -> Iterator[Bug]:
+        from conformance.measure.changes import fit
+        from conformance.measure.places import ALIKE, PLACES, fault, fault_of_all
+        from conformance.measure.solve import samples_of
+
         for problems in several:
             found = fit(samples_of(evidence, _few_of_each(problems), place), place.gauge)
             for change in found:
