@@ -21,7 +21,8 @@ from conformance.measure.evidence import Evidence
 from conformance.measure.expressions import Expression, expressions_of
 from conformance.measure.faults import bug_of
 from conformance.measure.places import PLACES
-from conformance.measure.problems import SMALL, Probe, of_layer
+from conformance.measure.probes import Probe
+from conformance.measure.problems import SMALL, of_layer
 from conformance.measure.sample import Setting
 from conformance.measure.solve import weights_of
 from conformance.zoo.bug import Bug

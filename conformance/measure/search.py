@@ -20,7 +20,7 @@ from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, observe
 from conformance.measure.evidence import Evidence, gives
 from conformance.measure.faults import TROUBLE, Model, only_in, unwarned
-from conformance.measure.problems import PROBES, Probe
+from conformance.measure.probes import PROBES, Probe
 from conformance.measure.sample import MASKS, Setting
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants

@@ -9,7 +9,7 @@ import pytest
 
 from conformance.measure.asker import Asker
 from conformance.measure.faults import is_measured
-from conformance.measure.problems import PROBES
+from conformance.measure.probes import PROBES
 from conformance.measure.search import Probing
 from conformance.subjects.ask import CannotExpress
 from conformance.zoo.forward.precision import to_integers

@@ -8,7 +8,7 @@ import numpy as np
 
 from conformance.measure.asker import Asker
 from conformance.measure.designs import generic
-from conformance.measure.problems import PROBES
+from conformance.measure.probes import PROBES
 from conformance.measure.search import Probing
 from conformance.zoo.bug import Bug, BuggySubject, OnTop, pipelines
 from mha_core import AttentionConfig, AttentionMask, Trace

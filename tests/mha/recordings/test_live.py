@@ -7,7 +7,7 @@ import pytest
 import mha
 from conformance.diagnosis.text import describe
 from conformance.measure.asker import Asker
-from conformance.measure.problems import PROBES
+from conformance.measure.probes import PROBES
 from conformance.measure.search import Probing
 from conformance.subjects.live import LiveSubject
 from mha_core import SpecError

@@ -1,0 +1,164 @@
+"""Probes: the table of rows of isolating problems, in their order: the first row that differs says where to look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformance.measure.designs import NO_BIASES, ONE_WIDTH, generic
+from conformance.measure.problems import (
+    CAPS,
+    LARGE,
+    SCALES,
+    SMALL,
+    Problems,
+    allowed,
+    bare,
+    bare_with,
+    batches,
+    bias_alone,
+    biases,
+    biases_of_items,
+    causal,
+    each_layer,
+    empty,
+    empty_by_position,
+    joined,
+    lengths,
+    long,
+    masked,
+    masked_dropout,
+    masked_pasts,
+    masks_of_items,
+    of,
+    of_layer,
+    one_source,
+    own_keys,
+    padding,
+    pasts,
+    pattern,
+    rows_of_sizes,
+    scored,
+    scored_pasts,
+    square,
+    steep,
+    two_sources,
+    window,
+    with_dropout,
+    with_fields,
+    with_gradients,
+    zeroed,
+)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One row of the table.
+
+    Args:
+        id: its name, in kebab-case.
+        says: what its problems make harmless, so that only some steps can show.
+        problems: its problems; those that the subject refuses are left out.
+        stage: the first wrong stage where it is the first row that differs; "": it is read off (see `localise`).
+        places: where arrays are solved for if it differs, the likeliest first, by name with a space between.
+        gradients: whether gradients are compared instead of outputs.
+    """
+
+    id: str
+    says: str
+    problems: Problems
+    stage: str = ""
+    places: str = ""
+    gradients: bool = False
+
+
+IN_CALLS = "output heads weights scores"
+SUMS = "kept_weights weights heads output"
+VALUES = "output merged heads projected_values value_inputs"
+SCORES = "scale similarity queries new_keys keys query_inputs key_inputs weights"
+BIASES = "q_proj.bias k_proj.bias queries"
+ITEMS = "output heads weights values queries keys"
+
+NO_VALUES = of(NO_BIASES, values=0.0)
+PLAIN, LARGER, BIASED = of(NO_BIASES), of(NO_BIASES, values=10.0), of({})
+UNIFORM, UNIFORM_BIASED = of(NO_BIASES, queries=0.0), of({"q_proj.bias": 0.0}, queries=0.0)
+ONE_KEY, MANY = (2, 1), (4, 6)
+ONE_KEYS = joined(
+    *(each_layer(make, ONE_KEY) for make in (PLAIN, LARGER, BIASED)),
+    of_layer(PLAIN, *ONE_KEY),
+    of_layer(BIASED, *ONE_KEY, ONE_WIDTH),
+)
+SUMMED = joined(each_layer(UNIFORM, SMALL), each_layer(UNIFORM_BIASED, LARGE, LARGE[::-1], (2, 22)))
+SCORED = joined(
+    each_layer(scored, SMALL, LARGE),
+    each_layer(square, SMALL),
+    of_layer(zeroed, *MANY),
+    of_layer(zeroed, *SMALL, ONE_WIDTH),
+)
+CAPPED, CAPPED_BIASED = with_fields(softcap=CAPS), with_fields(softcap=CAPS, weights={})
+MASKS_OF_BARE = bare_with(
+    *(
+        ({}, mask)
+        for mask in ({"causal": True}, {"window": (1, 0)}, {"valid_lens": np.array([3])}, {"allowed": pattern(SMALL)})
+    )
+)
+SCORES_OF_BARE = bare_with(
+    *(({name: number[0]}, {}) for name, number in (("softcap", CAPS), ("scale", SCALES))),
+    ({}, {"bias": np.random.default_rng(0).normal(size=SMALL)}),
+)
+DOT, ADDITIVE = (with_fields(score=(score,), scale=(None,)) for score in ("dot", "additive"))
+EXCLUDED, BIAS = masked(one_source, queries=1.0, seed=1), masked(biases, queries=1.0)
+EMPTY = masked(empty, 1, queries=1.0, weights={})
+EMPTY_BY_POSITION = masked(empty_by_position, 1, queries=1.0, weights={})
+
+PROBES: tuple[Probe, ...] = (
+    Probe("no-values", "One key whose value is 0, no biases.", each_layer(NO_VALUES, ONE_KEY), "", "output"),
+    Probe("output-bias", "The same with the output's bias.", bias_alone("out_proj"), "output", "out_proj.bias output"),
+    Probe("value-bias", "The same with the values' bias.", bias_alone("v_proj"), "", "v_proj.bias projected_values"),
+    Probe("one-key", "One key, whose weight is 1: only values, heads and the output can show.", ONE_KEYS, "", VALUES),
+    Probe("equal-scores", "Queries of 0: only the sum over the keys can show.", SUMMED, "", SUMS),
+    Probe("lengths", "Equal scores, lengths of padding alone.", masked(lengths), "weights", IN_CALLS),
+    Probe("causal", "Equal scores, causal alone, with an offset and without.", masked(causal), "weights", IN_CALLS),
+    Probe("window", "Equal scores, a window alone.", masked(window), "weights", IN_CALLS),
+    Probe("allowed", "Equal scores, a bool mask or -inf in the bias.", masked(allowed), "weights", IN_CALLS),
+    Probe("sources", "Equal scores, two sources of a mask, and all.", masked(two_sources), "weights", IN_CALLS),
+    Probe("mask-of-items", "Equal scores, each item with a mask of its own.", masks_of_items, "weights", IN_CALLS),
+    Probe("scores", "Queries and keys without biases or mask.", SCORED, "", SCORES),
+    Probe("query-bias", "The same with biases: that of the keys cancels.", with_fields(weights={}), "", BIASES),
+    Probe("large-scores", "Rows of scores up to where exp overflows, and beyond.", rows_of_sizes, "weights", SUMS),
+    Probe("given-scale", "A scale that is given.", with_fields(scale=SCALES), "scores", "scale similarity"),
+    Probe("dot-score", "The plain dot product.", DOT, "scores", "similarity"),
+    Probe("softcap", "A softcap near the scores.", CAPPED, "scores", "softcap capped similarity"),
+    Probe("key-bias", "A softcap and biases: that of the keys shows.", CAPPED_BIASED, "keys", "k_proj.bias new_keys"),
+    Probe("additive-score", "The additive score.", ADDITIVE, "scores", "similarity"),
+    Probe("masked-scores", "A mask and scores that differ: what excluded keys have.", EXCLUDED, "weights", IN_CALLS),
+    Probe("score-bias", "An additive bias in every shape, also beside a mask.", BIAS, "scores", "bias scores"),
+    Probe("bias-of-items", "As many items as heads, and one query.", biases_of_items, "scores", "bias scores"),
+    Probe("excluded-large", "Allowed keys that score far below the excluded ones.", steep, "weights"),
+    Probe("items", "Batches of 2 to 8 items without a mask.", batches, "", ITEMS),
+    Probe("long", "Dozens and hundreds of queries or keys.", long, "weights", "output heads"),
+    Probe("dropout-rate", "A rate of dropout, and no keep-mask.", with_dropout(1, training=False), "heads", SUMS),
+    Probe("dropout", "A given keep-mask, one item and several.", with_dropout(1, 3), "heads", f"dropout {SUMS}"),
+    Probe("dropout-masks", "A given keep-mask beside a mask.", masked_dropout, "weights", IN_CALLS),
+    Probe(
+        "past-values",
+        "A past, and queries that attend to one key alone.",
+        own_keys,
+        "",
+        "past_values projected_values values",
+    ),
+    Probe("past", "A past and generic scores, also of several items.", pasts, "", f"past_keys keys {IN_CALLS}"),
+    Probe("past-masks", "A past and a mask.", masked_pasts, "weights", IN_CALLS),
+    Probe("past-scores", "A past beside a bias, a softcap or a scale.", scored_pasts, "scores", "bias capped scores"),
+    Probe("without-projections", "A layer whose inputs are the heads.", bare, "", "similarity heads"),
+    Probe("bare-masks", "The same with a mask.", MASKS_OF_BARE, "weights", IN_CALLS),
+    Probe("bare-scores", "The same with a softcap, a scale or a bias.", SCORES_OF_BARE, "scores", "capped scores"),
+    Probe("empty-rows", "Rows without an allowed key.", EMPTY),
+    Probe("empty-positions", "Rows without an allowed key, by their positions.", EMPTY_BY_POSITION),
+    Probe("no-keys", "No key at all.", lambda asker: [generic(c, key_len=0) for c in asker.configs[:1]], "weights"),
+    Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", padding("keys"), "keys"),
+    Probe("padded-values", "NaN, infinity and 1e30 in padded values.", padding("values"), "values"),
+    Probe("gradients", "All gradients, of plain calls and others.", with_gradients, "gradients", gradients=True),
+)
+"""The first row that differs comes before all that it makes harmless."""
