@@ -278,7 +278,8 @@ class Probing:
             return
         evidence = Evidence(self.asker, self.variants, base)
         yield from _tried(readings(evidence, outcome.probe))
-        yield from families(outcome.probe.stage)
+        if len(base) < MOST_BUGS - 1:
+            yield from families(outcome.probe.stage)
         later = self.outcomes[self.outcomes.index(outcome) + 1 :] if not outcome.probe.stage else ()
         for one in (outcome, *(row for row in later if not row.probe.stage)):
             differing = [problem for problem in one.asked if not self._gives(base, one.probe, problem)]

@@ -35,6 +35,39 @@ STEPS = {
 """Step -> the stage at which it shows first, and what is done to its result."""
 
 
+def _whole(array):
+    return array.sum(axis=-1, keepdims=True)
+
+
+LIKE_OTHERS = {
+    "a gate of the queries": ("heads", "heads", lambda s, x: x * (1.3 + np.sin(_whole(s["queries"])))),
+    "a norm of the heads": ("heads", "heads", lambda s, x: x / np.sqrt(_whole(np.square(x)) + 0.1)),
+    "queries added": ("heads", "heads", lambda s, x: x + 0.3 * _whole(s["queries"])),
+    "a function that bends": ("weights", "weights", lambda s, x: _normed(1.4 + np.sin(s["scores"]), s["allowed"])),
+    "a third key": ("weights", "weights", lambda s, x: _normed(x + 0.3 * np.roll(x, 1, axis=-1) ** 2, s["allowed"])),
+    "a bias of positions": ("scores", "scores", lambda s, x: x + np.cos(np.arange(x[0, 0].size)).reshape(x.shape[2:])),
+    "values and queries": ("values and queries", "queries", lambda s, x: _rough(x)),
+    "a bend with a past": ("capped", "scores", lambda s, x: x + np.cos(x) * (s.sizes.past_len > 0)),
+}
+"""What looks like a fault of another stage -> (the step, its stage, what is done to its result)."""
+
+
+def _normed(array, allowed):
+    array = np.where(allowed, array, 0.0)
+    total = array.sum(axis=-1, keepdims=True)
+    return array / np.where(total == 0.0, 1.0, total)
+
+
+@pytest.mark.parametrize("name", LIKE_OTHERS)
+def test_what_looks_like_a_fault_of_another_stage_is_told_from_it(name):
+    step, stage, change = LIKE_OTHERS[name]
+    found = measured(*(wrong_at(one, change) for one in step.split(" and ")))
+    assert not found.models
+    located = localise(found)
+    assert located is not None
+    assert located.stage == stage
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_the_first_wrong_step_of_an_odd_function_is_found(step):
     stage, change = STEPS[step]

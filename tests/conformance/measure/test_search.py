@@ -38,6 +38,12 @@ def _filled(state, weights):
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
+def _of_squares(state, weights):
+    squares = np.where(state["allowed"], np.maximum(state["scores"], 0.0) ** 2, 0.0)
+    total = squares.sum(axis=-1, keepdims=True)
+    return squares / np.where(total == 0.0, 1.0, total)
+
+
 def _only_causal(state, array):
     return array * 0.6 if state.inputs.mask.causal else array
 
@@ -61,6 +67,27 @@ FAULTS = {
     ),
     "a sum": ("weights", _sink, "has 0.37 added"),
     "a fill": ("weights", _filled, "Excluded scores become -2.5"),
+    "a rule of keys": ("allowed", lambda s, x: x & (np.arange(x.shape[-1]) % 2 == 0), "Odd keys are left out"),
+    "an order of axes": (
+        "merged",
+        lambda s, x: s["heads"].transpose(0, 2, 3, 1).reshape(x.shape),
+        "Heads are merged in the order (B, L, d, H)",
+    ),
+    "another function than exp": (
+        "weights",
+        _of_squares,
+        "Weights are relu(s)^2 of each score s, divided by their sum",
+    ),
+    "a norm": (
+        "queries",
+        lambda s, x: x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + 1e-6),
+        "Queries are divided by the root of their mean square over their head",
+    ),
+    "a sum with the neighbour": (
+        "keys",
+        lambda s, x: 0.6 * x + 0.4 * np.concatenate([x[:, :, :1], x[:, :, :-1]], axis=2),
+        "times 0.6, plus 0.4 times the one before on the key axis",
+    ),
     "some calls": ("heads", _only_causal, "In calls with a causal mask only: the weighted sums of the heads"),
 }
 """What is wrong: (the step, what is done to its result, what is said)."""
