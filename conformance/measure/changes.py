@@ -179,7 +179,7 @@ def _of_neighbours(samples: Sequence[Sample]) -> Iterator[Change]:
         if len(both) < 2 or any(np.linalg.matrix_rank(one) < 2 for one in both):
             continue
         found = [np.linalg.lstsq(x, s.measured.ravel(), rcond=None)[0] for x, s in zip(both, known, strict=True)]
-        if np.ptp(found, axis=0).max() > CLOSE:
+        if np.ptp(found, axis=0).max() > CLOSE or np.abs(found).min() <= CLOSE:
             continue
         (own, a), (other, b) = (neat(float(number), CLOSE) for number in found[0])
         said = f"times {own}, plus {other} times the one {words} on the {name} axis (the outermost has itself there)"

@@ -219,7 +219,7 @@ def test_the_diagnosis_alone_has_at_most_a_dozen_rows_unless_all_is_asked_for(ow
     arguments = ["diagnose", "--subject", f"{own}:input_width", *FEW, "--details", "--workers", "0"]
     whole = CliRunner().invoke(main, arguments).stdout
     assert "Problems:" in whole
-    assert "First array over its bound: " in whole
+    assert "First array over its bound, in case " in whole
     status, text = said("diagnose", "--subject", f"{own}:right", *FEW)
     assert (status, text) == (
         0,
