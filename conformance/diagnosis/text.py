@@ -111,7 +111,7 @@ def first_over(what: str, diagnosis: Diagnosis) -> str:
     assert diagnosis.mismatch is not None
     several = len(diagnosis.failing) + len(diagnosis.passing) > 1
     within = f", in case {diagnosis.case}" if diagnosis.case and several else ""
-    alone = f" It alone is one of {diagnosis.alone}." if diagnosis.alone else ""
+    alone = f" It alone is one of {diagnosis.alone}." if diagnosis.alone and not diagnosis.explanations else ""
     return f"{what}{within}: {shown(diagnosis.mismatch)}.{alone}"
 
 
