@@ -19,7 +19,7 @@ from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, observe
 from conformance.measure.evidence import Evidence, gives
-from conformance.measure.faults import TROUBLE, Model, only_in, unwarned
+from conformance.measure.faults import TROUBLE, Model, is_measured, only_in, unwarned
 from conformance.measure.probes import PROBES, Probe
 from conformance.measure.sample import MASKS, Setting
 from conformance.zoo.bug import Bug
@@ -278,7 +278,7 @@ class Probing:
             return
         evidence = Evidence(self.asker, self.variants, base)
         yield from _tried(readings(evidence, outcome.probe))
-        if len(base) < MOST_BUGS - 1:
+        if not base or (len(base) == 1 and not is_measured(base[0])):  # two of what was measured are read
             yield from families(outcome.probe.stage)
         later = self.outcomes[self.outcomes.index(outcome) + 1 :] if not outcome.probe.stage else ()
         for one in (outcome, *(row for row in later if not row.probe.stage)):
