@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -100,11 +101,10 @@ def shown(mismatch: Mismatch) -> str:
     if mismatch.index is None:
         return mismatch.message
     where = ", ".join(map(str, mismatch.index))
-    return (
-        f"{mismatch.stage}, in {mismatch.wrong} of {mismatch.total} elements; worst at [{where}]: got "
-        f"{mismatch.actual:.6g}, expected {mismatch.expected:.6g}; off by {mismatch.error:.3g}, allowed "
-        f"{mismatch.allowed:.3g}"
-    )
+    both = f"got {mismatch.actual:.6g}, expected {mismatch.expected:.6g}"
+    # The distance of a NaN or an infinity from a number says nothing more.
+    off = f"; off by {mismatch.error:.3g}, allowed {mismatch.allowed:.3g}" * math.isfinite(mismatch.error or 0.0)
+    return f"{mismatch.stage}, in {mismatch.wrong} of {mismatch.total} elements; worst at [{where}]: {both}{off}"
 
 
 def cause(diagnosis: Diagnosis) -> str:

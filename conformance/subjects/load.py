@@ -62,6 +62,7 @@ class LoadedSubject:
     Attributes:
         spec: the place where it was found, package.module:factory.
         origin: the place where it is defined, if it was imported under another name; else the spec.
+        undeclared: whether it is an object that says nowhere what it can express.
         original: the object with `prepare`.
         name, dtype, device, precision: its name in reports, and how it computes in this run.
         time_limit: seconds that it may take for one case.
@@ -75,6 +76,7 @@ class LoadedSubject:
     precision: Precision
     time_limit: float = DEFAULT_TIME_LIMIT
     origin: str = ""
+    undeclared: bool = False
     own: ClassVar[bool] = True
 
     @property
@@ -144,8 +146,10 @@ def _loaded(spec: str, where: str, named: Any, *, name: str, dtype: str, time_li
     check_member(where, dtype, _dtypes_of(where, original))
     if isinstance(original, FunctionSubject):
         original = replace(original, dtype=dtype)
+    said = isinstance(original, FunctionSubject) or any(hasattr(original, n) for n in ("supports", "capabilities"))
     return LoadedSubject(
         spec=spec,
+        undeclared=not said,
         original=original,
         name=_text(where, original, "name", name),
         dtype=dtype,

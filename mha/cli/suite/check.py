@@ -238,11 +238,13 @@ def _print_about(
     from conformance.reports.looked_at import looked_at
     from mha.cli.suite.screen import about
 
-    looked = looked_at(cases, results, [one for one in subjects if one.name == results[0].subject])
+    of_it = [one for one in subjects if one.name == results[0].subject]
+    looked = looked_at(cases, results, of_it)
     catches = None
     if asked.count is None or asked.no_diagnosis:  # else a smaller one is shown
         catches = {case.id: case.catches for case in cases}
-    say(console, *about(results, told, looked, console.width, catches))
+    undeclared = any(getattr(one, "undeclared", False) for one in of_it)
+    say(console, *about(results, told, looked, console.width, catches, undeclared=undeclared))
 
 
 def _judged(
