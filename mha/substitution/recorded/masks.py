@@ -67,8 +67,9 @@ def _exclusions(a: Expected, b: Expected, parted: NDArray[np.bool_], counts: NDA
 
 def _told(readings: Sequence[str]) -> str:
     """The readings that fit, in words. Of several that forget something, the first forgets the most."""
-    forgets = [words for words in readings if words.startswith("it forgets")]
-    left = list(dict.fromkeys(words for words in readings if words not in forgets[1:]))
+    each = list(dict.fromkeys(readings))
+    forgets = [words for words in each if words.startswith("it forgets")]
+    left = [words for words in each if words not in forgets[1:]]
     return " or ".join(left) + (": these calls can't tell" if len(left) > 1 else "")
 
 
