@@ -167,7 +167,7 @@ def _nearly(diagnosis: Diagnosis) -> str:
     best = diagnosis.partly[0]
     said = f"{best.failing} of {best.of_failing} failing cases, {best.explained} of {best.total} in all"
     head = f"Likely: this explains {said}:"
-    if best.failing == best.of_failing:
+    if best.failing == best.of_failing and best.misses:
         passing = "1 case that passes" if len(best.misses) == 1 else f"{len(best.misses)} cases that pass"
         head = f"Likely: this explains what fails, though it would show in {passing} as well:"
     against = None if diagnosis.measured is None else diagnosis.measured.against

@@ -36,7 +36,7 @@ from conformance.subjects.function import (
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.backend import Run
 from mha_core.dtypes import check_dtype
-from mha_core.errors import one_line, shown
+from mha_core.errors import meant, one_line, shown
 from mha_core.files.shadow import HOME, OURS
 from mha_core.subject import FIRST, Capabilities
 from mha_core.weights import Weights
@@ -250,7 +250,7 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
         if not hasattr(found, name):
             public = [known for known in vars(found) if not known.startswith("_")] if hasattr(found, "__dict__") else []
             there = f"{module_name} has no {path!r} (it has: {', '.join(public) or 'nothing'})"
-            raise SpecError(f"{where}: {there}{advice}")
+            raise SpecError(f"{where}: {there}{meant(path, public) or advice}")
         found = getattr(found, name)
     return found
 
@@ -287,6 +287,8 @@ def _make(where: str, named: Any, name: str, dtype: str) -> Any:
     subject = _as_subject(named, name)
     if subject is not None:
         return subject
+    if (advice := to_begin(named)) != TO_BEGIN and not hasattr(named, "prepare"):
+        raise SpecError(f"{where} is no subject: {advice}")
     if not callable(named):
         raise SpecError(f"{where} is of type {type(named).__name__} and can't be called; {RULE}; {to_begin(named)}")
     parameters = parameters_of(where, named)

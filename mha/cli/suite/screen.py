@@ -76,7 +76,12 @@ def about(
         undeclared: whether it says nowhere what it can express.
     """
     wrong = any(one.status in ("different", "failed") for one in results)
-    before = [*float64_lines(results), *_kept(results), *([UNDECLARED] if undeclared and wrong else [])]
+    before = [
+        *float64_lines(results),
+        *_of_shapes(results, told),
+        *_kept(results),
+        *([UNDECLARED] if undeclared and wrong else []),
+    ]
     after = [*_raised(results), *([] if catches is None else _of_one(results, catches))]
     after += [*gradient_lines(results), *deviation_lines(results)]
     rows = [row for line in before for row in wrapped(shown(line, 4 * width), width, "  ")]
@@ -109,6 +114,17 @@ def _kept(results: Sequence[Result]) -> list[str]:
             names += [one.case for one in results if one.status == "different" and one.case.startswith("sequence")]
         lines.append(f"{cause} In {listed(list(dict.fromkeys(names)), NAMES)}.")
     return lines
+
+
+def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:
+    """A line for the first array of a wrong shape, unless a cause says that."""
+    wrong = [
+        (one, each) for one in results for each in one.mismatches if " has shape " in each.message and not each.call
+    ]
+    if not wrong or (told is not None and any(" has shape " in cause.what for cause in told.causes)):
+        return []
+    first, mismatch = wrong[0]
+    return [f"{mismatch.stage}: {mismatch.message} (case {first.case}, and so in {len(wrong)} of {len(results)})."]
 
 
 def _raised(results: Sequence[Result]) -> list[str]:
