@@ -58,7 +58,7 @@ def to_begin(thing: Any) -> str:
             if one.__module__ == package or one.__module__.startswith(f"{package}."):
                 return (
                     f"a layer of {package} needs a class around it that gives it weights: `mha check --new FILE.py "
-                    f"--framework {framework}` writes one, and mha.capture records the calls of a model with such layers"
+                    f"--framework {framework}` writes one, and mha.capture records a model with such layers"
                 )
     return TO_BEGIN
 

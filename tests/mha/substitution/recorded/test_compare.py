@@ -257,3 +257,20 @@ def test_of_two_readings_of_a_mask_both_are_said():
     _, said = part(model([layer], mask=lens), model([layer], mask=AttentionMask(causal=True)))
     assert "it forgets the lengths" in said
     assert "can't tell" not in said
+
+
+def test_layers_of_a_port_that_has_fewer_are_paired_by_their_weights():
+    """The layer that was not recorded, since it is wrong, is nobody's partner: the next one has its own weights."""
+    own = layers_of(names=("a", "b", "c"))
+    whole = model(own)
+    port = replace(
+        whole,
+        layers=tuple(replace(layer, name=name) for layer, name in zip((own[0], own[2]), ("x", "z"), strict=True)),
+        calls=(whole.calls[0], replace(whole.calls[2], layer=1)),
+    )
+    report = mha.where(whole, port)
+    assert report.pairs == {"a": "x", "c": "z"}
+    assert {one.how for one in report.results} == {"the same weights"}
+    assert not report.wrong
+    assert "Paired by their weights" in said_of(report)
+    assert "No partner has the original's b" in said_of(report)
