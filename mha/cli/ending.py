@@ -74,9 +74,10 @@ class Program(Command, click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if len(self.commands) <= FEW:
-                error.message = f"{error.message.rstrip('.')} (there are: {', '.join(self.commands)})"
-            raise
+            if len(self.commands) > FEW:
+                raise
+            said = f"{error.message.rstrip('.')} (there are: {', '.join(self.commands)})"
+            raise click.UsageError(said, ctx) from error
 
 
 def run(program: click.Command) -> NoReturn:
