@@ -164,7 +164,8 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
         found = (Cause(stage, NO_CAUSE, SHOW_STAGES if diagnosis.visible == ("output",) else ""),)
     more = (*first, *left_out(diagnosis))
-    extreme = [ONLY_EXTREME] * diagnosis.only_extreme
+    # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
+    extreme = [ONLY_EXTREME] * (diagnosis.only_extreme and diagnosis.located is None)
     return replace(told, sure=_sure(seen), causes=found, seen=(*ended, *extreme, *located), more=more)
 
 

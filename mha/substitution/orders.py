@@ -36,6 +36,8 @@ def in_which_order(
     port: Mapping[str, Parameter],
     kinds: tuple[str, str],
     dtype: str,
+    *,
+    one_framework: bool = False,
 ) -> tuple[InOrder, str]:
     """Return whether a port's parameters, which are the original's numbers, are in its order.
 
@@ -45,6 +47,7 @@ def in_which_order(
         port: those of the port's module; all together they hold the same numbers.
         kinds: the classes of both modules.
         dtype: the port's.
+        one_framework: whether both are of one, whose classes mean the same by a shape as far as is known here.
 
     Returns:
         "same"; "reordered", and which parameter is in which order; or "unseen" where nothing here knows which is meant,
@@ -60,7 +63,7 @@ def in_which_order(
             continue
         array = round_to(numbers_in(partner), dtype)
         found = _found(array, parameter)
-        meant = _is_meant(found, array.shape, parameter.shape, kinds)
+        meant = _is_meant(found, array.shape, parameter.shape, kinds, one_framework)
         seen = seen and meant is not None
         if meant is False:
             words.append(f"{name} {found or 'as it stands, and not transposed'}")
@@ -75,7 +78,9 @@ def _partner(name: str, parameter: Parameter, own: Mapping[str, Parameter]) -> s
     return name if name in alike else alike[0] if len(alike) == 1 else None
 
 
-def _is_meant(found: str, own: Sequence[int], port: Sequence[int], kinds: tuple[str, str]) -> bool | None:
+def _is_meant(
+    found: str, own: Sequence[int], port: Sequence[int], kinds: tuple[str, str], one_framework: bool
+) -> bool | None:
     """Whether an order is the one that is meant; None if that isn't known."""
     one, other = ((kind.partition(".")[0], kind.rpartition(".")[2]) for kind in kinds)
     if list(own) == list(port) and (one == other or len(own) == 1):
@@ -86,7 +91,9 @@ def _is_meant(found: str, own: Sequence[int], port: Sequence[int], kinds: tuple[
         return found == TRANSPOSED
     sides = ROWS_ARE_OUTPUTS.get(one), ROWS_ARE_OUTPUTS.get(other)
     if found in ("", TRANSPOSED):
-        return None if None in sides else (found == "") == (sides[0] == sides[1])
+        if None in sides:
+            return True if one_framework and found == "" else None
+        return (found == "") == (sides[0] == sides[1])
     return False
 
 

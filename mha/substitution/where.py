@@ -236,6 +236,7 @@ class _Judge:
             self.recording.modules[port].parameters,
             (own.kind, module.kind),
             self.recording.dtype,
+            one_framework=self.own.hooks.versions().keys() == self.recording.versions.keys(),
         )
         return {"parameters": parameters, "order": order}
 

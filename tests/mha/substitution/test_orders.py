@@ -234,6 +234,15 @@ def test_the_order_that_is_meant_depends_on_the_classes(own, port, kinds, found)
     assert in_which_order(given, lambda name: own, recorded, kinds, "float64") == found
 
 
+def test_classes_of_one_framework_mean_the_same_by_a_shape():
+    given = {"weight": Parameter(SQUARE.shape, numbers_of(SQUARE))}
+    kinds = (TORCH, "mine.Projection")
+    for port, found in ((SQUARE, "same"), (SQUARE.T, "unseen"), (SQUARE[::-1], "reordered")):
+        recorded = {"w": Parameter(port.shape, numbers_of(port), order_of(port))}
+        seen = in_which_order(given, lambda name: SQUARE, recorded, kinds, "float64", one_framework=True)
+        assert seen[0] == found
+
+
 def test_every_order_of_a_long_table_is_told_apart():
     x = np.random.default_rng(3).normal(size=(1500, 1100))
     seen = {order_of(one).sequence for one in (x, x[::-1], x[:, ::-1], np.roll(x, 1, axis=0), np.roll(x, 1, axis=1))}
