@@ -1,4 +1,4 @@
-"""In which order a port's parameters have the original's numbers: its hashes are compared with known orders."""
+"""The order in which a port's parameters have the original's numbers, by hashes of known orders."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def _partner(name: str, parameter: Parameter, own: Mapping[str, Parameter]) -> s
 def _is_meant(
     found: str, own: Sequence[int], port: Sequence[int], kinds: tuple[str, str], one_framework: bool
 ) -> bool | None:
-    """Whether an order is the one that is meant; None if that isn't known."""
+    """Return whether an order is the one that is meant; None if that isn't known."""
     one, other = ((kind.partition(".")[0], kind.rpartition(".")[2]) for kind in kinds)
     if list(own) == list(port) and (one == other or len(own) == 1):
         return found == ""
     if len(own) != 2 or len(port) != 2:
         return None
-    if list(own) != list(port):  # the shape says that it is transposed, or isn't
-        return found == TRANSPOSED
+    if list(own) != list(port):  # the shape says that it must be transposed, if it is that of the transpose
+        return found == TRANSPOSED if list(own) == list(port)[::-1] else None
     sides = ROWS_ARE_OUTPUTS.get(one), ROWS_ARE_OUTPUTS.get(other)
     if found in ("", TRANSPOSED):
         if None in sides:
@@ -103,7 +103,7 @@ TRANSPOSED = "transposed"
 def _found(array: NDArray, port: Parameter) -> str:
     """The order of the port's in words; "" if it is the original's."""
     assert port.order is not None
-    left = MOST // max(1, array.size)
+    left = max(2, MOST // array.size)  # as it stands and transposed, in any case
     for words, other in _orders(array, port.shape):
         if order_of(other.reshape(port.shape)).sequence == port.order.sequence:
             return words
@@ -157,5 +157,5 @@ def _told(order: Sequence[int]) -> str:
 
 
 def _divisors(size: int) -> Iterator[int]:
-    """Those between 1 and the size."""
+    """Return the divisors of a size between 1 and itself."""
     return (one for one in range(2, size // 2 + 1) if size % one == 0)

@@ -227,7 +227,7 @@ class _Judge:
         return _filled(about, status, worst, allowed=shown, own_lines=own_lines, unpaired=names)
 
     def _in_order(self, port: int, original: int) -> dict[str, str]:
-        """What is known of the order of a module's parameters, which are the original's numbers."""
+        """Return what is known of the order of a module's parameters, which are the original's numbers."""
         own, module = self.own.modules[original], self.modules[port]
         held = self.own.native.parameters_of(own.held)
         parameters, order = in_which_order(

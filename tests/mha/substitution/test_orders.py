@@ -225,6 +225,7 @@ SQUARE, TALL = (np.random.default_rng(5).normal(size=shape) for shape in ((4, 4)
         (TALL, TALL.T, (TORCH, "mine.Dense"), ("same", "")),
         (TALL, TALL.reshape(4, 6), (TORCH, KERAS), ("reordered", "kernel as it stands, and not transposed")),
         (TALL[:, 0], TALL[:, 0], (TORCH, KERAS), ("same", "")),
+        (TALL, TALL.reshape(3, 8), (TORCH, KERAS), ("unseen", "")),
         (TALL, TALL.reshape(2, 3, 4), (TORCH, "mine.Dense"), ("unseen", "")),
     ],
 )
