@@ -138,7 +138,7 @@ def run_apart(
         for start in range(0, len(asked), CHUNK):
             chunk = asked[start : start + CHUNK]
             names = tuple(_named(case, whole) for _, (case, _) in chunk)
-            has_case = again != "never" and any(isinstance(case, Case) for _, (case, _) in chunk)
+            has_case = again not in ("in one way", "never") and any(isinstance(case, Case) for _, (case, _) in chunk)
             before = _last_case(asked[:start]) if has_case else None
             named = None if before is None else _named(before, whole)
             units.append(CaseUnit(subject, names, named, known, series, again))

@@ -59,7 +59,10 @@ class Plan:
         """Return how often the subject is asked again after each right answer."""
         if self.everything:
             return "in every way"
-        return "in two ways" if subject.dtype == self._main_dtype(subject) else "never"
+        if subject.dtype != self._main_dtype(subject):
+            return "never"
+        # What stands between one case and the next is asked of the usual path, and in sequences of both.
+        return "in one way" if _path(subject) == FAST and self._has_usual(subject) else "in two ways"
 
     def only_with_all(self, cases: Sequence[Asked]) -> list[str]:
         """Return a line for each group of questions that this run leaves out, and `--all` asks."""
@@ -74,6 +77,8 @@ class Plan:
             found += [f"{one.id} on other paths than {FAST}" for one in cases if getattr(one, "one_path", False)]
         if any(isinstance(case, Case) for case in cases):
             found.append("a layer asked more than twice again, or again in a second dtype")
+            if any(self.again(subject) == "in one way" for subject in self.subjects):
+                found.append(f"a layer asked again after another case on the path {FAST}")
         return found
 
     def _asks(self, subject: Subject, case: Asked) -> bool:

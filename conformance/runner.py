@@ -151,7 +151,7 @@ class CaseRunner:
         """The mismatches of a subject whose first answer was right, asked again, and then about the case before."""
         for question in again:
             yield from self._asked(question, first.trace, answers)
-        if not again:
+        if not again or self.again == "in one way":
             return
         last, self._last = self._last, None
         if last is not None:

@@ -117,6 +117,8 @@ def install_command(extra: str = "", package: str = "mha-parity") -> str:
 def one_line(error: BaseException, *, whole: bool = False) -> str:
     r"""The type of an error and the first line of its message, printable, bounded, and without colours.
 
+    A first line that ends with a colon says nothing without the second.
+
     Args:
         error: anything that was raised.
         whole: all of its lines, joined to one, as far as there is room.
@@ -133,7 +135,7 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     except (Exception, SystemExit) as failure:  # an error of somebody's own may fail even there
         said = f"(it can't say what it is: its __str__ raised {_name_of(failure)})"
     lines = [line.strip() for line in COLOURS.sub("", said[: 2 * LONGEST_MESSAGE]).splitlines() if line.strip()]
-    text = " ".join(lines if whole else lines[:1])
+    text = " ".join(lines if whole else lines[: 1 + (lines[:1] != [] and lines[0].endswith(":"))])
     name = _name_of(error)
     return f"{name}: {shown(text, LONGEST_REASON)}" if text else name
 

@@ -67,11 +67,11 @@ class TensorFlowBackend(Backend):
             leaves: dict[str, tf.Tensor], others: dict[str, Any], training: bool, cotangent: tf.Tensor | None
         ) -> tuple[dict[str, tf.Tensor], Any]:
             """The stages that the path exposes; with a cotangent also the gradients of leaves and variables."""
+            if cotangent is None:
+                return exposed(run_call(_call_of(leaves, **others), training=training)), None
             with tf.GradientTape() as tape:
                 tape.watch(leaves)
                 made = run_call(_call_of(leaves, **others), training=training)
-            if cotangent is None:
-                return exposed(made), None
             # 0 where no path leads to a leaf
             zero = tf.UnconnectedGradients.ZERO
             sources = leaves, variables(layer)

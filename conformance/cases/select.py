@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
 
 from mha_core import SpecError
+from mha_core.errors import meant
 
 
 class Named(Protocol):
@@ -25,7 +26,8 @@ def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> 
     Args:
         things: the cases or bugs to choose from.
         patterns: of ids.
-        unknown: what SpecError says of a pattern that nothing matches, with "{}" for the pattern in quotes.
+        unknown: what SpecError says of a pattern that nothing matches, with "{}" for the pattern in quotes. An id that
+            is nearly the pattern follows.
 
     >>> from types import SimpleNamespace
     >>> shelf = [SimpleNamespace(id=name) for name in ("one-query", "one-key", "long")]
@@ -39,5 +41,5 @@ def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> 
     patterns = tuple(patterns)
     for pattern in patterns:
         if not any(fnmatchcase(thing.id, pattern) for thing in things):
-            raise SpecError(unknown.format(repr(pattern)))
+            raise SpecError(unknown.format(repr(pattern)) + meant(pattern, (thing.id for thing in things)))
     return [thing for thing in things if not patterns or any(fnmatchcase(thing.id, pattern) for pattern in patterns)]

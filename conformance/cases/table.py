@@ -34,7 +34,7 @@ def select(patterns: tuple[str, ...]) -> list[Case]:
     >>> select(("primes",))
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: case 'primes' is not known; `mha check --list` lists them
+    mha_core.errors.SpecError: case 'primes' is not known; `mha check --list` lists them; did you mean prime?
     """
     return select_by_id(all_cases(), patterns, UNKNOWN)
 

@@ -28,6 +28,14 @@ from mha_core.errors import wrapped
 ROWS = 12
 """Most rows of a brief diagnosis, of 80 columns."""
 
+ONLY_EXTREME = (
+    "Right in every ordinary case: wrong only where rows have no key, sizes are 0 or numbers are NaN or infinite, as "
+    "frameworks' own layers often are (mha deviations)."
+)
+
+READINGS = 2
+"""Most readings of one fault that are said: the whole diagnosis has all."""
+
 NO_CAUSE = "No bug on file, nor several of them, explains what it gives."
 
 SHOW_STAGES = "To be told more, return a dict by stage: scores, weights, heads and output."
@@ -156,7 +164,9 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
         found = (Cause(stage, NO_CAUSE, SHOW_STAGES if diagnosis.visible == ("output",) else ""),)
     more = (*first, *left_out(diagnosis))
-    return replace(told, sure=_sure(seen), causes=found, seen=(*ended, *located), more=more)
+    # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
+    extreme = [ONLY_EXTREME] * (diagnosis.only_extreme and diagnosis.located is None)
+    return replace(told, sure=_sure(seen), causes=found, seen=(*ended, *extreme, *located), more=more)
 
 
 def _extent(diagnosis: Diagnosis) -> str:
@@ -202,9 +212,12 @@ def _of_hypotheses(diagnosis: Diagnosis) -> Iterator[Cause]:
         yield Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,))
     rest = [[bug for bug in one.bugs if bug not in common] for one in told]
     if len(rest) > 1:
-        stages = dict.fromkeys(min(one, key=_position).stage for one in rest if one)
-        sentences = dict.fromkeys(" ".join(bug.sentence for bug in one) for one in rest)
-        fixes = dict.fromkeys(bug.fix for one in rest for bug in one if bug.fix)
+        told_here = rest[:READINGS]
+        stages = dict.fromkeys(min(one, key=_position).stage for one in told_here if one)
+        sentences = dict.fromkeys(" ".join(bug.sentence for bug in one) for one in told_here)
+        if len(rest) > READINGS:
+            sentences[f"{len(rest) - READINGS} more readings, which nothing tells apart."] = None
+        fixes = dict.fromkeys(bug.fix for one in told_here for bug in one if bug.fix)
         ids = [" + ".join(map(name_of, one)) for one in rest]
         yield Cause(" or ".join(stages), " Or: ".join(sentences), " Or: ".join(fixes), tuple(ids))
 

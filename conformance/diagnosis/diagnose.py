@@ -46,6 +46,8 @@ class Diagnosis:
     Attributes:
         failing, passing: ids of the cases where it differs, and where it is equal.
         deviating: id of each case where it differs only as is listed -> the ids of these deviations.
+        only_extreme: whether rows are empty, sizes 0, or numbers NaN or infinite wherever it differs, and it is right
+            in other cases.
         ended: why the search for a reason ended before it was through, in one line; else None.
         left_out: case id -> why it could not be judged.
         unasked: the parts of a layer that every failing case has; isolating problems have none of them.
@@ -85,6 +87,7 @@ class Diagnosis:
     deviating: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unasked: tuple[str, ...] = ()
     raised: tuple[str, ...] = ()
+    only_extreme: bool = False
     ended: str | None = None
     case: str = ""
     alone: str = ""
@@ -157,6 +160,9 @@ def diagnose(
         mismatch=earliest and earliest.mismatches[0],
         case=earliest.case.id if earliest else "",
         alone=_alone(failing, observations),
+        only_extreme=bool(failing)
+        and all(one.extremity for one in failing)
+        and any(not one.mismatches and one.extremity == 0 for one in observations),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
         unasked=tuple(p for p in PARTS if failing and all(p in one.case.config.parts for one in failing)),
         deviating={one.case.id: ids for one, ids in listed.items() if ids},

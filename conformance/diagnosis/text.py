@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -99,11 +100,10 @@ def shown(mismatch: Mismatch) -> str:
     if mismatch.index is None:
         return mismatch.message
     where = ", ".join(map(str, mismatch.index))
-    return (
-        f"{mismatch.stage}, in {mismatch.wrong} of {mismatch.total} elements; worst at [{where}]: got "
-        f"{mismatch.actual:.6g}, expected {mismatch.expected:.6g}; off by {mismatch.error:.3g}, allowed "
-        f"{mismatch.allowed:.3g}"
-    )
+    both = f"got {mismatch.actual:.6g}, expected {mismatch.expected:.6g}"
+    # The distance of a NaN or an infinity from a number says nothing more.
+    off = f"; off by {mismatch.error:.3g}, allowed {mismatch.allowed:.3g}" * math.isfinite(mismatch.error or 0.0)
+    return f"{mismatch.stage}, in {mismatch.wrong} of {mismatch.total} elements; worst at [{where}]: {both}{off}"
 
 
 def first_over(what: str, diagnosis: Diagnosis) -> str:
@@ -175,7 +175,7 @@ def _nearly(diagnosis: Diagnosis) -> str:
     best = diagnosis.partly[0]
     said = f"{best.failing} of {best.of_failing} failing cases, {best.explained} of {best.total} in all"
     head = f"Likely: this explains {said}:"
-    if best.failing == best.of_failing:
+    if best.failing == best.of_failing and best.misses:
         passing = "1 case that passes" if len(best.misses) == 1 else f"{len(best.misses)} cases that pass"
         head = f"Likely: this explains what fails, though it would show in {passing} as well:"
     against = None if diagnosis.measured is None else diagnosis.measured.against

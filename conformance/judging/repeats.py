@@ -22,9 +22,9 @@ from conformance.subjects.items import reordered, take_items
 from conformance.subjects.subject import Subject
 from mha_core import AttentionInputs, Trace
 
-Again = Literal["in every way", "in two ways", "never"]
+Again = Literal["in every way", "in two ways", "in one way", "never"]
 """How often a layer is asked again that was right: four times, twice (with its items in another order, and after
-another case), or not at all."""
+another case), once (with its items in another order), or not at all."""
 
 AGAIN = "asked a second time"
 REORDERED = "with the items of the batch in another order"
@@ -66,6 +66,8 @@ def questions(wanted: Expected, again: Again = "in every way") -> tuple[Question
     """What a subject is asked after the problem of `wanted`, in this order: put together once for all subjects."""
     if again == "never":
         return ()
+    if again == "in one way":  # the other way is to ask the case before once more
+        return questions(wanted, "in two ways")
     batch = wanted.problem.inputs.queries.shape[0]
     order = np.roll(np.arange(batch), 1)
     reordered = [Question(REORDERED, in_other_order(wanted, order), order)] if batch > 1 else []

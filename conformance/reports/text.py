@@ -19,7 +19,9 @@ from mha_core import STAGES
 from mha_core.errors import listed
 from mha_core.stages import is_gradient
 
-WHY_FLOAT64 = "under NumPy 2 x / np.sqrt(8) is float64; write x * 8 ** -0.5"
+WHY_FLOAT64 = (
+    "something in it is, such as np.zeros(3), 1.0 - mask, or under NumPy 2 x / np.sqrt(8); write x * 8 ** -0.5"
+)
 
 SCHEMA_VERSION = 1
 """Version of the JSON report; a change that readers would notice raises it."""

@@ -57,8 +57,8 @@ def to_begin(thing: Any) -> str:
         for package, framework in LAYERS.items():
             if one.__module__ == package or one.__module__.startswith(f"{package}."):
                 return (
-                    f"a layer of {package} is judged behind one: `mha check --new FILE.py --framework {framework}` "
-                    "writes it, and mha.capture records the calls of a model that holds such layers"
+                    f"a layer of {package} needs a class around it that gives it weights: `mha check --new FILE.py "
+                    f"--framework {framework}` writes one, and mha.capture records a model with such layers"
                 )
     return TO_BEGIN
 

@@ -36,7 +36,7 @@ from conformance.subjects.function import (
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.backend import Run
 from mha_core.dtypes import check_dtype
-from mha_core.errors import one_line, shown
+from mha_core.errors import meant, one_line, shown
 from mha_core.files.shadow import HOME, OURS
 from mha_core.subject import FIRST, Capabilities
 from mha_core.weights import Weights
@@ -62,6 +62,7 @@ class LoadedSubject:
     Attributes:
         spec: the place where it was found, package.module:factory.
         origin: the place where it is defined, if it was imported under another name; else the spec.
+        undeclared: whether it is an object that says nowhere what it can express.
         original: the object with `prepare`.
         name, dtype, device, precision: its name in reports, and how it computes in this run.
         time_limit: seconds that it may take for one case.
@@ -75,6 +76,7 @@ class LoadedSubject:
     precision: Precision
     time_limit: float = DEFAULT_TIME_LIMIT
     origin: str = ""
+    undeclared: bool = False
     own: ClassVar[bool] = True
 
     @property
@@ -144,8 +146,10 @@ def _loaded(spec: str, where: str, named: Any, *, name: str, dtype: str, time_li
     check_member(where, dtype, _dtypes_of(where, original))
     if isinstance(original, FunctionSubject):
         original = replace(original, dtype=dtype)
+    said = isinstance(original, FunctionSubject) or any(hasattr(original, n) for n in ("supports", "capabilities"))
     return LoadedSubject(
         spec=spec,
+        undeclared=not said,
         original=original,
         name=_text(where, original, "name", name),
         dtype=dtype,
@@ -246,7 +250,7 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
         if not hasattr(found, name):
             public = [known for known in vars(found) if not known.startswith("_")] if hasattr(found, "__dict__") else []
             there = f"{module_name} has no {path!r} (it has: {', '.join(public) or 'nothing'})"
-            raise SpecError(f"{where}: {there}{advice}")
+            raise SpecError(f"{where}: {there}{meant(path, public) or advice}")
         found = getattr(found, name)
     return found
 
@@ -283,6 +287,8 @@ def _make(where: str, named: Any, name: str, dtype: str) -> Any:
     subject = _as_subject(named, name)
     if subject is not None:
         return subject
+    if (advice := to_begin(named)) != TO_BEGIN and not hasattr(named, "prepare"):
+        raise SpecError(f"{where} is no subject: {advice}")
     if not callable(named):
         raise SpecError(f"{where} is of type {type(named).__name__} and can't be called; {RULE}; {to_begin(named)}")
     parameters = parameters_of(where, named)

@@ -78,6 +78,6 @@ def select(patterns: tuple[str, ...]) -> list[Bug]:
     >>> select(("scale-mising",))
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: bug 'scale-mising' is not known; `mha bugs` lists them
+    mha_core.errors.SpecError: bug 'scale-mising' is not known; `mha bugs` lists them; did you mean scale-missing?
     """
     return select_by_id(all_bugs(), patterns, "bug {} is not known; `mha bugs` lists them")

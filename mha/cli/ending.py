@@ -60,8 +60,24 @@ class Command(click.Command):
         sys.exit(_flushed(status if isinstance(status, int) else EQUAL))
 
 
+FEW = 12
+"""Commands of a group that an error lists."""
+
+
 class Program(Command, click.Group):
     """A group of commands that end so."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does. The error of a word that is no command lists those of a small group."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if len(self.commands) > FEW:
+                raise
+            said = f"{error.message.rstrip('.')} (there are: {', '.join(self.commands)})"
+            raise click.UsageError(said, ctx) from error
 
 
 def run(program: click.Command) -> NoReturn:

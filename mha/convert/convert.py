@@ -248,7 +248,7 @@ def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -
     notes = caveats(*([layout] if standing.word == MOVED else []), target)
     notes += [side.note for side in (source, target_side) if side.note]
     if filled:
-        notes.append(f"zeros for biases that it did not have: {', '.join(filled)}")
+        notes.append(f"zeros for biases that were not found there: {', '.join(filled)}")
     if job.facts.left:
         left = [shown(name) for name in job.facts.left[:4]]
         notes.append(f"left behind, no part of the layout: {', '.join(left)}" + ", ..." * (len(job.facts.left) > 4))

@@ -12,7 +12,7 @@ from types import ModuleType
 from mha.formats.checkpoint import Add, Checkpoint
 from mha.formats.folder import INDEX, source_file
 from mha_core import AttentionConfig, SpecError
-from mha_core.errors import install_command, one_line
+from mha_core.errors import install_command, meant, one_line
 
 __all__ = [
     *("FORMATS", "SUFFIXES", "Add", "Checkpoint", "Format", "create", "format_of", "found_file", "framework_of"),
@@ -105,6 +105,9 @@ def format_of(path: Path) -> Format:
     for form in (*FORMATS, SHARDS):
         if path.name.endswith(form.suffixes):
             return form
+    near = meant(path.name, (one.name for one in path.parent.glob("*"))) if not path.exists() else ""
+    if near:
+        raise SpecError(f"no such file: {path}{near}")
     raise SpecError(f"{path}: the suffix names no format that is known (known: {', '.join(SUFFIXES)})")
 
 

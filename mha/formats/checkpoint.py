@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES
 from mha_core.errors import install_command, one_line, shown
-from mha_core.files.tensorfile import check_name
+from mha_core.files.tensorfile import check_name, looks_like
 
 Add = Callable[[str, NDArray], None]
 """Puts one array into a file that is being written."""
@@ -151,30 +151,7 @@ def reading(path: Path, form: str) -> Iterator[None]:
 
 def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
     """The SpecError for a file that the reader of `form` refuses."""
-    looks = _looks_like(path)
+    looks = looks_like(path)
     hint = f"; it looks like {looks}" if looks and looks.partition(" ")[0] != form.partition(" ")[0] else ""
     why = error if isinstance(error, str) else one_line(error)
     return SpecError(f"{path} is not a whole {form} file: {why}{hint}")
-
-
-def _looks_like(path: Path) -> str:
-    """The format that a file's first bytes belong to, in words; "" if they are of no known format."""
-    with path.open("rb") as file:
-        start = file.read(16)
-    if not start:
-        return "an empty file"
-    signatures = (
-        (b"PK\x03\x04", "zip archive (as .npz, .keras and .pt files are)"),
-        (b"\x89HDF\r\n\x1a\n", "HDF5"),
-        (b"\x12\x01\x00\x00\x00\x00\x00\x00", "MXNet params"),
-        (b"\x80\x02", "pickle"),
-        (b"\x80\x03", "pickle"),
-        (b"\x80\x04", "pickle"),
-        (b"\x80\x05", "pickle"),
-        (b"version https://", "a Git LFS pointer: the file itself has not been fetched"),
-        (b"<", "a web page"),
-    )
-    for signature, name in signatures:
-        if start.startswith(signature):
-            return name
-    return "safetensors" if start[8:9] == b"{" else ""

@@ -164,5 +164,9 @@ def meant_by(path: str | os.PathLike[str]) -> Recording | tuple[AttentionConfig,
     try:
         recording = Recording.load(path)
     except SpecError:
-        return load_weights(path)
+        try:
+            return load_weights(path)
+        except SpecError as error:
+            made = f"`mha convert {path} --moved --to canonical --out FILE` makes of one layer"
+            raise SpecError(f"{error}; a recording of the original will do as well, or what {made}") from error
     return check_reproduced(recording, path)

@@ -15,6 +15,7 @@ from mha.recordings.recording import Recording
 from mha.substitution.backward import judged_backward
 from mha.substitution.calls import CallJudgement, Part, by_module, holds, inputs_of, modules_of, uncovered
 from mha.substitution.mutants.unseen import Unseen, unseen_in
+from mha.substitution.orders import in_which_order
 from mha.substitution.original import Original
 from mha.substitution.pairing.order import in_order
 from mha.substitution.pairing.pairs import Pairs, sizes_of
@@ -191,15 +192,18 @@ class _Judge:
         own_lines = status == "wrong" and bool(inner)
         if parts_wrong:
             alone, spared, divided = self._alone(inner, ready, calls)
+            together = False
             others = [
                 one
                 for one in inner
                 if one not in divided and self.results[one].status not in ("equal", "divided otherwise")
             ]
+            if not divided and status == "equal" and alone is not None and alone.worst[1].equal:
+                divided, spared, together = self._compensating(inner, ready, calls), alone, True
             if divided and (status == "equal" or others):  # else the module is wrong, and nothing would be
                 alone = spared
                 for part in divided:
-                    self._divide(part, module.name)
+                    self._divide(part, module.name or "the model", together=together)
             else:
                 divided = ()
             still = any(self.results[one].status not in ("equal", "divided otherwise") for one in inner)
@@ -217,8 +221,24 @@ class _Judge:
             self.unseen += unseen_in(module.name, ready[0])
         unpaired = self._outermost_inside(port, judged=False) if own_lines else []
         names = tuple(self.modules[one].name for one in unpaired)
+        if status == "wrong" and about.get("parameters") == "same":
+            about |= self._in_order(port, original)
         shown = judged if worst in judged else [worst]
         return _filled(about, status, worst, allowed=shown, own_lines=own_lines, unpaired=names)
+
+    def _in_order(self, port: int, original: int) -> dict[str, str]:
+        """Return what is known of the order of a module's parameters, which are the original's numbers."""
+        own, module = self.own.modules[original], self.modules[port]
+        held = self.own.native.parameters_of(own.held)
+        parameters, order = in_which_order(
+            own.parameters,
+            lambda name: self.own.native.numbers_in(held[name]),
+            self.recording.modules[port].parameters,
+            (own.kind, module.kind),
+            self.recording.dtype,
+            one_framework=self.own.hooks.versions().keys() == self.recording.versions.keys(),
+        )
+        return {"parameters": parameters, "order": order}
 
     def _backward(self, port: int) -> Backward:
         """The verdict on a module's gradients, if what it gives is right."""
@@ -251,11 +271,28 @@ class _Judge:
                 return found, other, left
         return found, None, ()
 
-    def _divide(self, part: int, around: str) -> None:
-        """Take back that a module and those inside it are wrong: with the lines around it, it is right."""
+    def _compensating(
+        self, inner: Sequence[int], ready: Sequence[Substitution], calls: Sequence[tuple[int, int]]
+    ) -> Sequence[int]:
+        """The wrong parts of a module that is right, where one of them alone would make it wrong: others mend that.
+
+        So rows of queries and keys, heads, or a bias of the values in that of the output may be written otherwise.
+        Where none of them moves the module, it is right whatever they give, and nothing is known of them.
+        """
+        wrong = [one for one in inner if self.results[one].status not in ("equal", "divided otherwise")]
+        for part in wrong if len(wrong) > 1 else ():
+            alone = self._with_parts([part], ready, calls)
+            if alone is not None and not alone.worst[1].equal:
+                return wrong
+        return ()
+
+    def _divide(self, part: int, around: str, *, together: bool) -> None:
+        """Take back that a module and those inside it are wrong: with the lines or parts around it, it is right."""
         for one in (part, *self.inside[part]):
             if self.results[one].status in ("wrong", "through its parts"):
-                reason = f"a line of it stands beside it in the other model: {around or 'the model'} is right with it"
+                reason = f"a line of it stands beside it in the other model: {around} is right with it"
+                if together:
+                    reason = f"it and other parts of {around} are written otherwise: {around} is right with them"
                 self.results[one] = replace(self.results[one], status="divided otherwise", reason=reason)
 
     def _with_parts(
@@ -274,6 +311,9 @@ class _Judge:
                     for call in self.own_calls[original]
                     if holds(self.own.calls, mine, call)
                 ]
+                often = sum(holds(self.recording.calls, theirs, call) for call in self.calls[part])
+                if len(both) != often and not self.modules[part].numbers.size:
+                    continue  # an idle Dropout: which of its calls is which is not known, and it changes nothing
                 right = self.results[part].status != "wrong" and part not in self.own_masks
                 parts.append(Part(original, self.modules[part].name, both, right))
             try:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,9 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise SpecError(f"{path} is not a whole safetensors file: its metadata must be texts")
     for name in found:
         check_name(path, name)
+    size, whole = Path(path).stat().st_size, 8 + len(raw) + _end(found)
+    if size < whole:
+        raise SpecError(f"{path} is not a whole safetensors file: it is cut off, at {size:,} of {whole:,} bytes")
     if SEAL in metadata and (len(_PLACE.findall(raw)) != 1 or _digest(raw) != metadata[SEAL]):
         raise SpecError(f"{path} is not a whole safetensors file: its header is not as it was written (mha_seal)")
     return Header(metadata, tuple(found), 8 + len(raw))
@@ -139,8 +143,46 @@ def _raw_header(path: Path) -> bytes:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, LONGEST_HEADER):
-            raise SpecError(f"{path} is not a whole safetensors file: its header ends beyond it")
+            looks = looks_like(path)
+            why = (
+                f"its first bytes are those of: {looks}"
+                if looks not in ("", "safetensors")
+                else "its header ends beyond it"
+            )
+            raise SpecError(f"{path} is not a whole safetensors file: {why}")
         return file.read(length)
+
+
+def _end(entries: Mapping[str, Any]) -> int:
+    """Bytes of the arrays, by what the header says; entries of another form are left to the package safetensors."""
+    offsets = [one.get("data_offsets") for one in entries.values() if isinstance(one, dict)]
+    ends = [one[1] for one in offsets if isinstance(one, list) and len(one) == 2 and type(one[1]) is int]
+    return max(ends, default=0)
+
+
+def looks_like(path: Path) -> str:
+    """The format that a file's first bytes belong to, in words; "" if they are of no known format."""
+    with path.open("rb") as file:
+        start = file.read(16)
+    if not start:
+        return "an empty file"
+    signatures = (
+        (b"PK\x03\x04", "zip archive (as .npz, .keras and .pt files are)"),
+        (b"\x89HDF\r\n\x1a\n", "HDF5"),
+        (b"\x12\x01\x00\x00\x00\x00\x00\x00", "MXNet params"),
+        (b"\x80\x02", "pickle"),
+        (b"\x80\x03", "pickle"),
+        (b"\x80\x04", "pickle"),
+        (b"\x80\x05", "pickle"),
+        (b"version https://", "a Git LFS pointer: the file itself has not been fetched"),
+        (b"<", "a web page"),
+    )
+    for signature, name in signatures:
+        if start.startswith(signature):
+            return name
+    if start[8:9] == b"{":
+        return "safetensors"
+    return "a text" if start.isascii() and start.decode("ascii").replace("\n", " ").isprintable() else ""
 
 
 def as_arrays(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:

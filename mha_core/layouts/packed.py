@@ -80,6 +80,10 @@ class PackedLayout(Layout):
                 if bias.ndim != 1 + self.bias_is_row or (self.bias_is_row and len(bias) != 1):
                     wanted = "a matrix of one row" if self.bias_is_row else "a vector"
                     raise SpecError(f"{self.bias_of[name]} must be {wanted}. Got shape {bias.shape}.")
+                rows, columns = reversed(matrix.shape) if self.transposed else matrix.shape
+                if rows != bias.size == columns:
+                    shape = f"{matrix.shape} beside {bias.size} biases"
+                    raise SpecError(f"{name} must have as many rows as biases. Got {shape}: it looks transposed.")
                 parts = self._unpack(self.bias_of[name], bias.reshape(-1), projections, heads)
                 weights.update({f"{p}.bias": part for p, part in zip(projections, parts, strict=True)})
         weights = {

@@ -194,7 +194,11 @@ def _with_residual(state: State, output: NDArray) -> NDArray:
 
 
 _input = Table("keys", "Project queries from the query input, keys from the key input, values from the value input.")
-_padding = Table("keys", "Replace padded rows of the key and value inputs by 0 before the projection; 0 * NaN is NaN.")
+_padding = Table(
+    "keys",
+    "Before the projection, put 0 into padded rows of the key and value inputs, which a function is told as `padding`: "
+    "0 * NaN is NaN.",
+)
 _output = Table("output", "Apply out_proj to the concatenated heads.")
 
 INPUTS = (

@@ -17,18 +17,14 @@ from mha_core.subject import WIDTHS, Capabilities
 class Attention(keras.layers.Layer):
     """Yours: a layer."""
 
-    def __init__(self, config, dtype):
+    def __init__(self, num_heads, shapes, biased, dtype):
+        """`shapes`: (out, in) of each projection by its name; `biased`: the names of those with a bias."""
         super().__init__(dtype=dtype)
-        self.num_heads = config.num_heads
-        width, value_width = config.num_heads * config.head_dim, config.num_heads * config.value_head_dim
-        self.q_proj = keras.layers.Dense(width, use_bias=config.bias.q_proj, dtype=dtype)
-        self.k_proj = keras.layers.Dense(width, use_bias=config.bias.k_proj, dtype=dtype)
-        self.v_proj = keras.layers.Dense(value_width, use_bias=config.bias.v_proj, dtype=dtype)
-        self.out_proj = keras.layers.Dense(config.output_dim, use_bias=config.bias.out_proj, dtype=dtype)
-        self.q_proj.build((None, None, config.query_dim))
-        self.k_proj.build((None, None, config.key_dim))
-        self.v_proj.build((None, None, config.value_dim))
-        self.out_proj.build((None, None, value_width))
+        self.num_heads = num_heads
+        for name, (width, width_in) in shapes.items():
+            dense = keras.layers.Dense(width, use_bias=name in biased, dtype=dtype)
+            dense.build((None, None, width_in))
+            setattr(self, name, dense)
         self.built = True
 
     def call(self, queries, keys, values, allowed):
@@ -50,9 +46,11 @@ class Attention(keras.layers.Layer):
         return self.out_proj(ops.reshape(heads, (*heads.shape[:2], heads.shape[2] * heads.shape[3]))), weights
 
 
-def with_weights(config, weights):
+def with_weights(weights, num_heads):
     """The layer with these weights: a kernel is the transpose of a weight."""
-    layer = Attention(config, next(iter(weights.values())).dtype.name)
+    shapes = {name: weights[f"{name}.weight"].shape for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+    biased = [name for name in shapes if f"{name}.bias" in weights]
+    layer = Attention(num_heads, shapes, biased, weights["q_proj.weight"].dtype.name)
     for name, array in weights.items():
         projection, kind = name.split(".")
         dense = getattr(layer, projection)
@@ -61,11 +59,11 @@ def with_weights(config, weights):
 
 
 # mha check --subject mine:attention
-def attention(weights, queries, keys, values, mask, *, config, padding):
+def attention(weights, queries, keys, values, mask, *, num_heads, padding):
     """A function: NumPy arrays in, the output (B, Lq, Do) out. Further parameters: docs/subjects.md."""
     keys, values = (np.where(padding[:, :, None], 0, x) for x in (keys, values))  # what is padding may be NaN
     given = map(ops.convert_to_tensor, (queries, keys, values, mask))
-    return ops.convert_to_numpy(with_weights(config, weights)(*given)[0])
+    return ops.convert_to_numpy(with_weights(weights, num_heads)(*given)[0])
 
 
 # mha check --subject mine:Layer
@@ -76,7 +74,7 @@ class Layer:
 
     def prepare(self, config, weights):
         """The layer with these weights."""
-        layer = with_weights(config, weights)
+        layer = with_weights(weights, config.num_heads)
 
         def run(inputs):
             sizes = inputs.check(config)

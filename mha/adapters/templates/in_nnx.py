@@ -22,16 +22,12 @@ jax.config.update("jax_enable_x64", True)  # else JAX makes float32 of float64
 class Attention(nnx.Module):
     """Yours: a module."""
 
-    def __init__(self, config, dtype):
-        def linear(width_in, width_out, bias):
-            return nnx.Linear(width_in, width_out, use_bias=bias, dtype=dtype, param_dtype=dtype, rngs=nnx.Rngs(0))
-
-        self.num_heads = config.num_heads
-        width, value_width = config.num_heads * config.head_dim, config.num_heads * config.value_head_dim
-        self.q_proj = linear(config.query_dim, width, config.bias.q_proj)
-        self.k_proj = linear(config.key_dim, width, config.bias.k_proj)
-        self.v_proj = linear(config.value_dim, value_width, config.bias.v_proj)
-        self.out_proj = linear(value_width, config.output_dim, config.bias.out_proj)
+    def __init__(self, num_heads, shapes, biased, dtype):
+        """`shapes`: (out, in) of each projection by its name; `biased`: the names of those with a bias."""
+        self.num_heads = num_heads
+        how = {"dtype": dtype, "param_dtype": dtype, "rngs": nnx.Rngs(0)}
+        for name, (width, width_in) in shapes.items():
+            setattr(self, name, nnx.Linear(width_in, width, use_bias=name in biased, **how))
 
     def __call__(self, queries, keys, values, mask):
         """`mask` is bool (B, H, Lq, Lk), True = may attend. Returns the output and the weights."""
@@ -48,9 +44,11 @@ class Attention(nnx.Module):
         return self.out_proj(heads.reshape(*heads.shape[:2], heads.shape[2] * heads.shape[3])), weights
 
 
-def with_weights(config, weights):
+def with_weights(weights, num_heads):
     """The module with these weights: a kernel is the transpose of a weight."""
-    module = Attention(config, next(iter(weights.values())).dtype)
+    shapes = {name: weights[f"{name}.weight"].shape for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+    biased = [name for name in shapes if f"{name}.bias" in weights]
+    module = Attention(num_heads, shapes, biased, weights["q_proj.weight"].dtype)
     for name, array in weights.items():
         projection, kind = name.split(".")
         linear = getattr(module, projection)
@@ -62,10 +60,10 @@ def with_weights(config, weights):
 
 
 # mha check --subject mine:attention
-def attention(weights, queries, keys, values, mask, *, config, padding):
+def attention(weights, queries, keys, values, mask, *, num_heads, padding):
     """A function: NumPy arrays in, the output (B, Lq, Do) out. Further parameters: docs/subjects.md."""
     keys, values = (np.where(padding[:, :, None], 0, x) for x in (keys, values))  # what is padding may be NaN
-    return np.asarray(with_weights(config, weights)(*map(jnp.asarray, (queries, keys, values, mask)))[0])
+    return np.asarray(with_weights(weights, num_heads)(*map(jnp.asarray, (queries, keys, values, mask)))[0])
 
 
 # mha check --subject mine:Layer
@@ -76,7 +74,7 @@ class Layer:
 
     def prepare(self, config, weights):
         """The module with these weights."""
-        graph, parameters = nnx.split(with_weights(config, weights))
+        graph, parameters = nnx.split(with_weights(weights, config.num_heads))
 
         @jax.jit
         def forward(parameters, given, mask, padding):

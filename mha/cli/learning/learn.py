@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from mha.cli.common import CouldNotRun, consoles, show_rows
+from mha.cli.ending import Program
 from mha.cli.learning.learners import FOLDER, ONLY, TIME_LIMIT, check, class_, end, go_on
 
 FRAMEWORKS = ("numpy", "torch", "tf", "jax", "mxnet")
 FRAMEWORK = click.option("--framework", type=click.Choice(FRAMEWORKS), default="numpy", show_default=True)
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Program, invoke_without_command=True)
 @ONLY
 @click.pass_context
 def learn(context: click.Context, only: tuple[str, ...]) -> None:

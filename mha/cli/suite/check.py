@@ -55,6 +55,23 @@ def _switch_cache_off(context: click.Context, parameter: click.Parameter, is_giv
         os.environ[SETTING] = OFF  # for the processes that this one starts, too
 
 
+OTHER_NAMES = {"tensorflow": "keras", "tf": "keras", "flax": "nnx", "linen": "jax", "gluon": "mxnet"}
+"""A name that somebody may look for -> the framework of --new that has such layers."""
+
+
+class _Framework(click.Choice):
+    """A framework of --new. Of another name it is said which one may be meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from mha_core.errors import meant
+
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            near = f"; did you mean {OTHER_NAMES[value]}?" if value in OTHER_NAMES else meant(str(value), FRAMEWORKS)
+            raise click.BadParameter(f"{error.message.rstrip('.')}{near or '.'}", ctx, param) from error
+
+
 class CheckOptions(Reported, Apart):
     """The options of `mha check`."""
 
@@ -72,7 +89,7 @@ class CheckOptions(Reported, Apart):
     new_path: Path | None = options.any_path(
         "--new", metavar="FILE", help="Write a file to begin with, which runs as it is: a function and a class."
     )
-    framework: str | None = option("--framework", type=click.Choice(FRAMEWORKS), help="Of --new.  [default: numpy]")
+    framework: str | None = option("--framework", type=_Framework(FRAMEWORKS), help="Of --new.  [default: numpy]")
     twice: bool = options.flag(
         "--twice", "Run the backends' cases twice in a process and once in a fresh one; compare bits."
     )
@@ -238,11 +255,13 @@ def _print_about(
     from conformance.reports.looked_at import looked_at
     from mha.cli.suite.screen import about
 
-    looked = looked_at(cases, results, [one for one in subjects if one.name == results[0].subject])
+    of_it = [one for one in subjects if one.name == results[0].subject]
+    looked = looked_at(cases, results, of_it)
     catches = None
     if asked.count is None or asked.no_diagnosis:  # else a smaller one is shown
         catches = {case.id: case.catches for case in cases}
-    say(console, *about(results, told, looked, console.width, catches))
+    undeclared = any(getattr(one, "undeclared", False) for one in of_it)
+    say(console, *about(results, told, looked, console.width, catches, undeclared=undeclared))
 
 
 def _judged(

@@ -20,6 +20,11 @@ SCREEN = 25
 REASONS, NAMES = 2, 3
 """Most reasons of failures, or things that are kept, and most names of cases, that are said."""
 
+UNDECLARED = (
+    "It declares no `capabilities`, so it was asked all that the definition had at first: what it is not made for is "
+    "no fault, once they leave it out (docs/subjects.md)."
+)
+
 LEAST = 6
 """Rows that the causes have in any case."""
 
@@ -57,6 +62,8 @@ def about(
     looked_at: LookedAt | None,
     width: int,
     catches: Mapping[str, str] | None = None,
+    *,
+    undeclared: bool = False,
 ) -> list[str]:
     """Return what is said of one subject after its answers, in rows: the causes first.
 
@@ -66,8 +73,15 @@ def about(
         looked_at: what its calls were; None if none had an answer.
         width: columns of a row.
         catches: what each case catches, by its id; None where no case is to be shown.
+        undeclared: whether it says nowhere what it can express.
     """
-    before = [*float64_lines(results), *_kept(results)]
+    wrong = any(one.status in ("different", "failed") for one in results)
+    before = [
+        *float64_lines(results),
+        *_of_shapes(results, told),
+        *_kept(results),
+        *([UNDECLARED] if undeclared and wrong else []),
+    ]
     after = [*_raised(results), *([] if catches is None else _of_one(results, catches))]
     after += [*gradient_lines(results), *deviation_lines(results)]
     rows = [row for line in before for row in wrapped(shown(line, 4 * width), width, "  ")]
@@ -100,6 +114,17 @@ def _kept(results: Sequence[Result]) -> list[str]:
             names += [one.case for one in results if one.status == "different" and one.case.startswith("sequence")]
         lines.append(f"{cause} In {listed(list(dict.fromkeys(names)), NAMES)}.")
     return lines
+
+
+def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:
+    """A line for the first array of a wrong shape, unless a cause says that."""
+    wrong = [
+        (one, each) for one in results for each in one.mismatches if " has shape " in each.message and not each.call
+    ]
+    if not wrong or (told is not None and any(" has shape " in cause.what for cause in told.causes)):
+        return []
+    first, mismatch = wrong[0]
+    return [f"{mismatch.stage}: {mismatch.message} (case {first.case}, and so in {len(wrong)} of {len(results)})."]
 
 
 def _raised(results: Sequence[Result]) -> list[str]:
@@ -152,15 +177,15 @@ def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:
 
 
 def _not_judged(results: Sequence[Result], width: int) -> list[str]:
-    """A row with what could not be expressed, the most frequent reason first."""
+    """A row with what could not be expressed, the most frequent reason first, and in how many cases each is one."""
     left_out = {one.case: one.message for one in results if one.status == "unsupported"}
     reasons = Counter(
         reason.partition(" (")[0]
         for message in left_out.values()
         for reason in dict.fromkeys(message.removeprefix("cannot express: ").split("; "))
     )
-    head = f"Not judged: {len(left_out)} case{'s' * (len(left_out) != 1)} with "
-    return _fitted(head, [f"{reason} ({count})" for reason, count in reasons.most_common()], width)
+    said = [f"{reason} ({count})" for reason, count in reasons.most_common()]
+    return _fitted("Not judged, cases with ", said, width)
 
 
 def _covered(looked_at: LookedAt | None, width: int) -> list[str]:

@@ -39,8 +39,13 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """Open the file as a Checkpoint; arrays are read when they are asked for."""
     with reading(path, "safetensors"):
-        # First, since it says best what is wrong with a file that is none.
-        file = safe_open(path, framework="numpy")
+        # First, since it says best what is wrong with a file that is none; but not what is missing of one.
+        try:
+            file = safe_open(path, framework="numpy")
+        except SafetensorError as error:
+            if "not fully covered" in str(error):
+                read_header(path)
+            raise
     arrays = _Arrays(path)
     with file:
         header = read_header(path)

@@ -42,7 +42,8 @@ WORDS = {
     r"\(d, h\) instead of \(h, d\)": "(d, H) instead of (H, d)",
     r"Padded (keys and )?values are projected as they are: a NaN there reaches the output as 0 \* NaN": "A NaN in "
     r"padded \1values reaches the output: 0 * NaN is NaN",
-    r"Replace padded rows of the key and value inputs by 0 before the projection; 0 \* NaN is NaN": "Choose, "
+    r"Before the projection, put 0 into padded rows of the key and value inputs, which a function is told as "
+    r"`padding`: 0 \* NaN is NaN": "Choose, "
     "np.where(padding[..., None], 0, keys), and so the values, before the projection: keys * ~padding[..., None] "
     "leaves a NaN",
     r", also those of a past,": "",

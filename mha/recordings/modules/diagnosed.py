@@ -34,7 +34,7 @@ NOT_RECORDED = {
 
 @dataclass(frozen=True)
 class Suspect:
-    """A wrong module: its class; and whether its parameters are the original's: "same", "other" or ""."""
+    """A wrong module: its class; and whether its parameters are the original's, as a `ModuleResult` has it."""
 
     kind: str
     parameters: str
@@ -150,6 +150,7 @@ def _sentence(who: str, own: Recording, key: object, parameters: str, path: str 
     if not isinstance(key, str):
         what = {
             "same": "its settings or its mask are not the original's",
+            "reordered": "the order of its parameters is what differs, or its settings or its mask",
             "other": "its parameters are what differs, or its settings or its mask",
         }.get(parameters, "its parameters, its settings or its mask are not the original's")
         more = ""

@@ -1,11 +1,11 @@
-"""The numbers of parameters, compared without keeping them: a sum that no order and no packing changes."""
+"""The numbers of parameters, compared without keeping them: sums of hashes, with their order and without."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,33 +47,88 @@ class Numbers:
 NONE = Numbers(0, 0)
 
 
+class Order(NamedTuple):
+    """The order of an array's numbers in hashes. The array is a table: rows along its first axis.
+
+    Attributes:
+        sequence: another one for each order.
+        rows: the same whatever the order of the rows, each of which stays as it is.
+        columns: the same for columns.
+
+    >>> x = np.arange(6.0).reshape(2, 3)
+    >>> order_of(x).rows == order_of(x[::-1]).rows, order_of(x).rows == order_of(x[:, ::-1]).rows
+    (True, False)
+    """
+
+    sequence: int
+    rows: int
+    columns: int
+
+
 def numbers_of(array: NDArray) -> Numbers:
     """The Numbers of one array; floating-point numbers of any dtype by their value."""
     flat = np.asarray(array).reshape(-1)
-    hashed = 0
-    with np.errstate(over="ignore"):
-        for start in range(0, flat.size, CHUNK):
-            # + 0.0 makes -0.0 the same as 0.0. The mixing is that of splitmix64.
-            bits = (flat[start : start + CHUNK].astype(np.float64) + 0.0).view(np.uint64)
-            bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            hashed += int(np.add.reduce(bits ^ (bits >> np.uint64(31)), dtype=np.uint64))
+    hashed = sum(_sum(_mixed(_bits(flat[start : start + CHUNK]))) for start in range(0, flat.size, CHUNK))
     return Numbers(flat.size, hashed % 2**64)
+
+
+def order_of(array: NDArray) -> Order:
+    """The Order of one array; floating-point numbers of any dtype by their value."""
+    if array.size == 0:
+        return Order(0, 0, 0)
+    table = np.asarray(array).reshape(len(array) if array.ndim else 1, -1)
+    along = np.arange(table.shape[1], dtype=np.uint64) * _STEP
+    columns = np.zeros(table.shape[1], np.uint64)
+    sequence = rows = 0
+    for start in range(0, len(table), max(1, CHUNK // table.shape[1])):
+        bits = _bits(table[start : start + max(1, CHUNK // table.shape[1])])
+        down = np.arange(start, start + len(bits), dtype=np.uint64) * _STEP
+        row = np.add.reduce(_mixed(bits + along), axis=1)
+        columns += np.add.reduce(_mixed(bits + down[:, None]), axis=0)
+        rows, sequence = rows + _sum(_mixed(row)), sequence + _sum(_mixed(row + down))
+    return Order(sequence % 2**64, rows % 2**64, _sum(_mixed(columns)))
+
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _bits(numbers: NDArray) -> NDArray[np.uint64]:
+    """Each number as the bits of float64; + 0.0 makes -0.0 the same as 0.0."""
+    found: NDArray[np.uint64] = (numbers.astype(np.float64) + 0.0).view(np.uint64)
+    return found
+
+
+def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The mixing of splitmix64. Products of arrays wrap around without a warning."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def _sum(hashes: NDArray[np.uint64]) -> int:
+    return int(np.add.reduce(hashes, axis=None, dtype=np.uint64))
 
 
 def shape_and_numbers(
     parameter: Any, numbers_in: Callable[[Any], NDArray], dtype: str | None = None
-) -> tuple[tuple[int, ...], Numbers]:
-    """The shape and the Numbers of a parameter, as one of `dtype`; of one without numbers by what it says itself."""
+) -> tuple[tuple[int, ...], Numbers, Order | None]:
+    """The shape, the Numbers and the Order of a parameter; of one without numbers what it says itself.
+
+    Args:
+        parameter: of any framework.
+        numbers_in: gives its numbers.
+        dtype: to which they are rounded. None: they stay, and the order is looked at.
+    """
     try:
         array = numbers_in(parameter)
-        return array.shape, numbers_of(array if dtype is None else round_to(array, dtype))
+        rounded = array if dtype is None else round_to(array, dtype)
+        return array.shape, numbers_of(rounded), order_of(array) if dtype is None else None
     except Exception:  # each framework has its own for what is not there
         try:
             shape = tuple(int(size) for size in parameter.shape)
         except Exception:  # not initialised: it has no shape yet
             shape = ()
-        return shape, unknown(shape)
+        return shape, unknown(shape), None
 
 
 def unknown(shape: Sequence[int]) -> Numbers:

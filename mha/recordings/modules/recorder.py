@@ -20,7 +20,7 @@ from mha.recordings.modules.values import DEEPEST, named, parts_of
 from mha_core import SpecError
 from mha_core.errors import one_line, shown
 
-FORMAT = 1
+FORMAT = 2
 """Of the description of modules in a recording's metadata."""
 
 METADATA_KEY = "mha_modules"
@@ -142,8 +142,9 @@ class ModuleRecorder:
 
         def numbers(parameter: Any) -> list[Any]:
             if id(parameter) not in known:
-                shape, own = shape_and_numbers(parameter, self._hooks.modules.numbers_in)
-                known[id(parameter)] = parameter, [shape, None if own.hashed is None else str(own.hashed)]
+                shape, own, order = shape_and_numbers(parameter, self._hooks.modules.numbers_in)
+                hashed = None if own.hashed is None else str(own.hashed)
+                known[id(parameter)] = parameter, [shape, hashed, None if order is None else [*map(str, order)]]
             return known[id(parameter)][1]
 
         modules = [

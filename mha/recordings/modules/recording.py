@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from mha.recordings.modules.numbers import Numbers, total, unknown
+from mha.recordings.modules.numbers import Numbers, Order, total, unknown
 from mha.recordings.modules.recorder import FORMAT, METADATA_KEY
 from mha.recordings.modules.values import Place
 from mha_core import SpecError
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a recorded module: its shape, and its Numbers in place of its numbers."""
+    """A parameter of a recorded module: its shape, and its Numbers and their Order in place of its numbers."""
 
     shape: tuple[int, ...]
     numbers: Numbers
+    order: Order | None = None
 
 
 @dataclass(frozen=True)
@@ -261,11 +262,11 @@ def _check_each_called(modules: tuple[RecordedModule, ...], calls: tuple[ModuleC
 
 def _module(found: Mapping[str, Any]) -> RecordedModule:
     parameters = {}
-    for name, (shape, hashed) in found["parameters"].items():
+    for name, (shape, hashed, order) in found["parameters"].items():
         if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
             raise SpecError(f"the shape of {name!r} must be a list of sizes. Got {shown(repr(shape))}.")
         numbers = Numbers(math.prod(shape), int(hashed)) if hashed is not None else unknown(shape)
-        parameters[name] = Parameter(tuple(shape), numbers)
+        parameters[name] = Parameter(tuple(shape), numbers, None if order is None else Order(*map(int, order)))
     return RecordedModule(str(found["name"]), str(found["kind"]), parameters, dict(found.get("values", {})))
 
 

@@ -2,8 +2,8 @@
 
 Found in this order, until nothing more is found: as a map says; by name, if most modules of one name hold the same
 numbers; by parameters that are the same numbers, transposed, reshaped or packed as they may be; by one such parameter,
-if no other module left has it; by the parts, where all that are paired stand in each other's module; and by order and
-shape, among what is left in a paired module.
+if no other module left has it; by the parts, where all that are paired stand in each other's module; by name, whatever
+the numbers; and by order and shape, among what is left in a paired module.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ class Pairs:
             self._by_key("the same numbers", lambda module: module.numbers if module.numbers.known else None)
             self._by_one_parameter()
             self._by_parts()
-            self._by_order()
             if len(self.found) == before:
                 self._by_key("name", lambda module: _plain(module.name) or None)
+            if len(self.found) == before:
+                self._by_order()
                 if len(self.found) == before:
                     return
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,8 +61,16 @@ def _exclusions(a: Expected, b: Expected, parted: NDArray[np.bool_], counts: NDA
     first = np.argwhere(parted)[0].tolist()
     changes = [f"attends to {less} (query, key) places that the original excludes"] if less else []
     changes += [f"excludes {more} that the original attends to"] if more else []
-    why = next((words for words, mask in _variants(a, b) if _same(mask, b.where, counts)), "")
+    why = _told([words for words, mask in _variants(a, b) if _same(mask, b.where, counts)])
     return f"the port {' and '.join(changes)}, of {places}, the first at {first}{f': {why}' if why else ''}"
+
+
+def _told(readings: Sequence[str]) -> str:
+    """The readings that fit, in words. Of several that forget something, the first forgets the most."""
+    each = list(dict.fromkeys(readings))
+    forgets = [words for words in each if words.startswith("it forgets")]
+    left = [words for words in each if words not in forgets[1:]]
+    return " or ".join(left) + (": these calls can't tell" if len(left) > 1 else "")
 
 
 def _same(mask: NDArray[np.bool_], other: NDArray[np.bool_], counts: NDArray[np.bool_]) -> bool:
@@ -105,6 +113,7 @@ def _variants(a: Expected, b: Expected) -> Iterator[tuple[str, NDArray[np.bool_]
         yield "it is causal in addition", where & causal
     if sizes.query_len == sizes.key_len:
         yield "its mask is transposed", where.swapaxes(-1, -2)
+    yield "it forgets the padding", np.broadcast_to(where.any(axis=0), where.shape)
     yield "it has the first item's mask for all items", np.broadcast_to(where[:1], where.shape)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from mha.recordings.recording import Recording
+from mha.substitution.recorded.weights import WeightIndex
 from mha_core import SpecError
 from mha_core.errors import listed
+
+WEIGHTS = "the same weights"
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Pairing:
     """Pairs of calls, by position in each recording.
 
     Attributes:
-        how: "name", "order" or "the map".
+        how: "name", "order", "the map", or "the same weights" where one of both has more layers.
         pairs: (call of the original, call of the port), in the order of the original's calls.
         remarks: sentences on the pairing.
     """
@@ -68,8 +71,9 @@ class Pairing:
 def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = None) -> Pairing:
     """Pair the calls of an original with those of a port.
 
-    By name if every layer of the one that has fewer is in the other by its name; call by call of each layer. Else in
-    the order in which calls were made.
+    By name if every layer of the one that has fewer is in the other by its name; call by call of each layer. Else by
+    their weights, if one has fewer and some hold the weights of just one of the original's: then the others have no
+    partner. Else in the order in which calls were made.
 
     Args:
         a, b: the original and the port.
@@ -90,6 +94,14 @@ def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = Non
     shared = own.keys() & other.keys()
     if len(shared) == min(len(own), len(other)):
         return _by_name(b, own, other, "name")
+    held = _by_weights(a, b) if len(own) != len(other) else {}
+    if held:
+        listed_names = f"({_listed(own)}; the port's: {_listed(other)})"
+        found = _by_name(
+            b, own, {held.get(name, f"{name} of the port"): calls for name, calls in other.items()}, WEIGHTS
+        )
+        remark = f"Paired by their weights: the layers have other names, and are not as many {listed_names}."
+        return replace(found, remarks=(remark, *found.remarks))
     count = min(len(a.calls), len(b.calls))
     names = f"the layers have other names ({_listed(own)}; the port's: {_listed(other)})"
     notes = [f"Paired in the order of their calls: {names}."]
@@ -97,6 +109,16 @@ def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = Non
         made = "1 call" if len(a.calls) == 1 else f"{len(a.calls)} calls"
         notes.append(f"The original made {made}, the port {len(b.calls)}: the first {count} are paired.")
     return Pairing("order", tuple((i, i) for i in range(count)), tuple(notes))
+
+
+def _by_weights(a: Recording, b: Recording) -> dict[str, str]:
+    """Name of a layer of the port -> that of the only one of the original's that holds its weights."""
+    index = WeightIndex(a.layers)
+    whose = {
+        layer.name or "layer": [a.layers[one].name or "layer" for one in index.whose(layer.weights, layer.dtype)]
+        for layer in b.layers
+    }
+    return {name: held[0] for name, held in whose.items() if len(held) == 1 and list(whose.values()).count(held) == 1}
 
 
 def _by_name(b: Recording, own: dict[str, list[int]], other: dict[str, list[int]], how: str) -> Pairing:

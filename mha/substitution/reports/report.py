@@ -88,7 +88,9 @@ class ModuleResult:
         place, index: the array and the element that are worst.
         got, expected: the numbers there.
         reason: why it was not judged, or what else is to be said.
-        parameters: whether it has some, and whether they are the original's: "same", "other" or "".
+        parameters: whether it has some, and whether they are the original's: "same", "other" or ""; of a wrong module
+            also "reordered", its numbers in another order, or "unseen", its numbers in an order that is not known.
+        order: of "reordered", which of them is in which order.
         parameters_of: if they are another's, the name of the original's module that has them.
         own_lines: whether it is wrong with right parts, so in its own lines.
         unpaired: the modules inside whose lines count as its own, because they have no original.
@@ -116,6 +118,7 @@ class ModuleResult:
     reason: str = ""
     notes: tuple[str, ...] = ()
     parameters: str = ""
+    order: str = ""
     parameters_of: str = ""
     own_lines: bool = False
     unpaired: tuple[str, ...] = ()

@@ -119,6 +119,8 @@ def finding(one: ModuleResult) -> str:
         what = f"in its own lines{others} (errors of its parts are taken out)"
     parameters = {
         "same": " Its parameters are the original's, so what it computes is wrong.",
+        "reordered": f" Its parameters have the original's numbers in another order: {one.order}.",
+        "unseen": " Its parameters have the original's numbers; whether in the order that is meant is not known.",
         "other": f" Its parameters are those of {one.parameters_of}."
         if one.parameters_of
         else " Its parameters are not the original's.",

@@ -107,9 +107,8 @@ SPECS = {
     "f(weights, queries, keys, values, mask), and a factory of one is called without arguments, or "
     "with dtype; `mha check --new FILE.py` "
     "writes one to begin with",
-    "mine:Net": "Net() returned Net; a subject has prepare(config, weights), or is a function "
-    "f(weights, queries, keys, values, mask); a layer of torch is judged behind one: "
-    "`mha check --new FILE.py --framework torch` writes it, and mha.capture records",
+    "mine:Net": "is no subject: a layer of torch needs a class around it that gives it weights: "
+    "`mha check --new FILE.py --framework torch` writes one, and mha.capture records",
     "mine:exchanged": "has the parameters (weights, keys, queries, values, mask);",
     "mine:demanding": "'demanding' needs 'causal', which is not known (known: config, num_heads,",
     "mine:Unnamed": "its name must be a text. Got 7.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 
 import numpy as np
@@ -12,7 +13,7 @@ from safetensors.numpy import save_file
 from mha_core import AttentionConfig, SpecError, init_weights, load_weights, save_weights
 from mha_core.errors import LONGEST_MESSAGE, one_line, shown
 from mha_core.files.outside import parse_json, parse_toml
-from mha_core.files.tensorfile import SEAL, read_header, read_tensors
+from mha_core.files.tensorfile import SEAL, read_header, read_tensors, to_sealed
 
 CONFIG = AttentionConfig(12, 3, head_dim=5, bias={"v_proj": True}, scale=0.25)
 
@@ -128,3 +129,24 @@ def test_headers_that_can_t_be_trusted_are_refused(header, message, tmp_path):
 def test_an_integer_that_no_float_holds_is_refused():
     with pytest.raises(SpecError, match="scale must be a finite number. Got an integer beyond the range of floats"):
         AttentionConfig.from_dict({"embed_dim": 12, "num_heads": 3, "scale": 10**400})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"PK\x03\x04" + b"\xff" * 40, "its first bytes are those of: zip archive"),
+        (b"import numpy as np\n", "its first bytes are those of: a text"),
+        (b"\xff" * 60, "its header ends beyond it"),
+    ],
+)
+def test_a_file_of_another_kind_is_said_to_be_that(content, said, tmp_path):
+    (tmp_path / "one.safetensors").write_bytes(content)
+    with pytest.raises(SpecError, match=re.escape(said)):
+        read_header(tmp_path / "one.safetensors")
+
+
+def test_a_file_that_is_cut_off_is_said_to_be_so(tmp_path):
+    whole = to_sealed({"x": np.arange(7.0), "y": np.ones((3, 5))}, {})
+    (tmp_path / "one.safetensors").write_bytes(whole[:-50])
+    with pytest.raises(SpecError, match=f"it is cut off, at {len(whole) - 50:,} of {len(whole):,} bytes"):
+        read_header(tmp_path / "one.safetensors")

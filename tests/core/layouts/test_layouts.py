@@ -336,5 +336,17 @@ def test_what_no_array_says_is_refused(name, changes, said):
 
 
 def test_a_name_that_is_not_known():
-    with pytest.raises(SpecError, match="layout 'pytorch' is not known .known: canonical, "):
+    with pytest.raises(SpecError, match="layout 'pytorch' is not known; did you mean torch. .known: canonical, "):
         get("pytorch")
+
+
+def test_a_packed_matrix_that_is_transposed_is_said_to_look_so():
+    arrays = {name: np.array(array) for name, array in get("torch").write(*some_layer()).items()}
+    arrays["in_proj_weight"] = arrays["in_proj_weight"].T
+    with pytest.raises(SpecError, match=r"in_proj_weight must have as many rows as biases. .*: it looks transposed"):
+        get("torch").read(arrays, num_heads=3)
+
+
+def some_layer():
+    config = AttentionConfig(12, 3, bias=True)
+    return config, init_weights(config, 1)

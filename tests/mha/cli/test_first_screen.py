@@ -159,7 +159,7 @@ def test_a_right_layer_is_answered_in_its_first_rows(own):
     assert status == 0
     rows = text.splitlines()
     assert rows[:2] == ["right float64: equal in all 5; 2 not judged", "right float32: equal in all 5; 2 not judged"]
-    assert rows[2].startswith("Not judged: 2 cases with ")
+    assert rows[2].startswith("Not judged, cases with ")
     assert "grouped heads (1)" in rows[2]
     assert rows[3].startswith("Covered to: 2 items, ")
     assert rows[4].startswith("Not covered: float16, bfloat16, a GPU, ")
@@ -250,3 +250,44 @@ def test_a_wrong_shape_is_said_and_no_bug_is_looked_for_in_its_place(own):
     assert status == 1
     assert "output: output has shape (" in flat(output)
     assert "No bug on file" not in flat(output)
+
+
+def test_a_wrong_shape_stands_before_the_causes(own):
+    Path(f"{own}.py").write_text(
+        LAYERS + "\n\ndef narrow(*given, **more):\n    return right(*given, **more)[..., : given[1].shape[-1]]\n"
+        "narrow.__signature__ = __import__('inspect').signature(right)\n"
+    )
+    status, text = said("check", "--subject", f"{own}:narrow", *FEW)
+    assert status == 1
+    assert re.search(r"output: output has shape \(2,5,17\); it must be \(2,5,29\)", re.sub(r",\s+", ",", text)), text
+
+
+def test_what_was_meant_is_said(own):
+    for arguments, words in (
+        (("--subject", f"{own}:rigth"), "did you mean right?"),
+        (("--subject", f"{own}:right", "-c", "prim"), "did you mean prime?"),
+        (("--new", "one.py", "--framework", "pytorch"), "did you mean torch?"),
+        (("--new", "one.py", "--framework", "tensorflow"), "did you mean keras?"),
+        (("--new", "one.py", "--framework", "zzz"), "'mxnet'."),
+    ):
+        ended = CliRunner().invoke(main, ["check", *arguments, "--workers", "0"])
+        assert ended.exit_code == 2
+        assert words in flat(ended.output)
+
+
+def test_an_object_that_declares_nothing_is_told_what_it_was_asked(own):
+    assert "It declares no `capabilities`" in flat(
+        said("check", "--subject", f"{own}:Kept", *FEW, "-c", "sequence-numbers")[1]
+    )
+    assert "It declares no" not in flat(said("check", "--subject", f"{own}:input_width", *FEW)[1])
+
+
+def test_a_layer_that_is_wrong_in_no_ordinary_case_is_told_so(own):
+    Path(f"{own}.py").write_text(
+        LAYERS + "\n\ndef averages(weights, queries, keys, values, mask, *, num_heads, padding):\n"
+        "    mask = mask | ~mask.any(-1, keepdims=True)\n"
+        "    return right(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)\n"
+    )
+    text = flat(said("check", "--subject", f"{own}:averages", *FEW, "-c", "ragged-square")[1])
+    assert "Right in every ordinary case: wrong only where rows have no key" in text
+    assert "Right in every ordinary case" not in flat(said("check", "--subject", f"{own}:input_width", *FEW)[1])

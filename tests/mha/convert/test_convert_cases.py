@@ -174,7 +174,7 @@ def test_missing_biases_become_zeros_and_are_named(tmp_path):
     config = AttentionConfig(12, 3, bias={"q_proj": True, "v_proj": True, "out_proj": True})
     save_file(arrays_of("canonical", config, "decoder.attn"), tmp_path / "whisper.safetensors")
     done = move(tmp_path / "whisper.safetensors", to_layout="keras", out=tmp_path / "b.weights.h5", num_heads=3)
-    assert done.layers[0].notes == ("zeros for biases that it did not have: k_proj.bias",)
+    assert done.layers[0].notes == ("zeros for biases that were not found there: k_proj.bias",)
     with open_checkpoint(tmp_path / "b.weights.h5") as checkpoint:
         assert not checkpoint.array("key/bias").any()
 

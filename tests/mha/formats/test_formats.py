@@ -166,3 +166,9 @@ def test_arrays_of_other_dtypes_are_listed_and_refused_when_read(tmp_path):
         assert checkpoint.entries["counts"].dtype == "int64"
         with pytest.raises(SpecError, match="counts must be of float64, float32, float16, bfloat16. Got int64"):
             checkpoint.array("counts")
+
+
+def test_a_file_of_nearly_this_name_is_offered(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(SpecError, match="no such file: .*model.safetensor; did you mean model.safetensors"):
+        read(tmp_path / "model.safetensor")

@@ -282,3 +282,30 @@ def test_long_names_in_the_tree_are_cut_in_the_middle_and_a_reason_without_room_
     assert " ".join(first.split()) == f"{own} wrong 3 {other} (the same numbers)"
     assert [line.strip() for line in second.split("\n")] == ["short" + " " * 36 + "not judged", ("no " * 30).strip()]
     assert third.endswith("not judged  no")
+
+
+class Dropping(nn.Module):
+    """Two layers, and a Dropout that may stand after each."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.first, self.second, self.drop = nn.Linear(6, 5), nn.Linear(5, 6), nn.Dropout(0.1)
+        self.places = places
+
+    def forward(self, x):
+        inner = self.first(x)
+        inner = self.second(torch.tanh(self.drop(inner) if "first" in self.places else inner))
+        return x + (self.drop(inner) if "second" in self.places else inner)
+
+
+@pytest.mark.parametrize("places", [("second",), ("first",), (), ("first", "second")])
+def test_an_idle_dropout_that_is_called_less_often_makes_nothing_wrong(tmp_path, places):
+    torch.manual_seed(0)
+    model = nn.Sequential(Dropping(("first", "second")), nn.Linear(6, 4)).eval()
+    port = nn.Sequential(Dropping(places), nn.Linear(6, 4)).eval()
+    port.load_state_dict(model.state_dict())
+    for wrong in (False, True):
+        port[0].second.bias.data += 0.3 * wrong
+        with mha.capture(port, tmp_path / "port.safetensors", modules=True, overwrite=True):
+            port(torch.randn(2, 7, 6))
+        assert mha.where(model, tmp_path / "port.safetensors").wrong == (("0.second",) if wrong else ())

@@ -244,3 +244,33 @@ def test_what_rounding_does_between_layers_is_allowed(original):
 
     assert part(original, model(layers_of(), between=off(8)))[0] is None
     assert part(original, model(layers_of(), between=off(320)))[0] == ("b", "inputs", "queries, keys, values")
+
+
+def test_of_two_readings_of_a_mask_both_are_said():
+    """The first item has no padding: its mask for all items and none for any are one and the same."""
+    (layer,) = layers_of(names=("a",))
+    lens = AttentionMask(valid_lens=np.array([7, 4, 6]), causal=True)
+    _, said = part(model([layer], mask=lens), model([layer], mask=AttentionMask(causal=True)))
+    both = "it forgets the lengths or it has the first item's mask for all items: these calls can't tell"
+    assert both in said
+    lens = AttentionMask(valid_lens=np.array([4, 7, 6]), causal=True)
+    _, said = part(model([layer], mask=lens), model([layer], mask=AttentionMask(causal=True)))
+    assert "it forgets the lengths" in said
+    assert "can't tell" not in said
+
+
+def test_layers_of_a_port_that_has_fewer_are_paired_by_their_weights():
+    """The layer that was not recorded, since it is wrong, is nobody's partner: the next one has its own weights."""
+    own = layers_of(names=("a", "b", "c"))
+    whole = model(own)
+    port = replace(
+        whole,
+        layers=tuple(replace(layer, name=name) for layer, name in zip((own[0], own[2]), ("x", "z"), strict=True)),
+        calls=(whole.calls[0], replace(whole.calls[2], layer=1)),
+    )
+    report = mha.where(whole, port)
+    assert report.pairs == {"a": "x", "c": "z"}
+    assert {one.how for one in report.results} == {"the same weights"}
+    assert not report.wrong
+    assert "Paired by their weights" in said_of(report)
+    assert "No partner has the original's b" in said_of(report)

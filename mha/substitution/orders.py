@@ -1,0 +1,161 @@
+"""The order in which a port's parameters have the original's numbers, by hashes of known orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.recordings.modules.numbers import is_constant, order_of
+from mha.recordings.modules.recording import Parameter
+from mha_core.dtypes import round_to
+from mha_core.errors import listed
+
+InOrder = Literal["same", "reordered", "unseen"]
+
+MOST = 1 << 28
+"""Numbers that are hashed at most, of all orders of one parameter."""
+
+ROWS_ARE_OUTPUTS = {
+    ("torch", "Linear"): True,
+    ("mxnet", "Dense"): True,
+    ("transformers", "Conv1D"): False,
+    ("keras", "Dense"): False,
+    ("flax", "Dense"): False,
+    ("flax", "Linear"): False,
+}
+"""Package and class -> whether its matrix is (out, in); else it is (in, out)."""
+
+
+def in_which_order(
+    own: Mapping[str, Parameter],
+    numbers_in: Callable[[str], NDArray],
+    port: Mapping[str, Parameter],
+    kinds: tuple[str, str],
+    dtype: str,
+    *,
+    one_framework: bool = False,
+) -> tuple[InOrder, str]:
+    """Return whether a port's parameters, which are the original's numbers, are in its order.
+
+    Args:
+        own: the parameters of the original's module, by name.
+        numbers_in: gives the numbers of one of them.
+        port: those of the port's module; all together they hold the same numbers.
+        kinds: the classes of both modules.
+        dtype: the port's.
+        one_framework: whether both are of one, whose classes mean the same by a shape as far as is known here.
+
+    Returns:
+        "same"; "reordered", and which parameter is in which order; or "unseen" where nothing here knows which is meant,
+        as of a square matrix in a class of another framework, or of a packed parameter that is split.
+    """
+    words, seen = [], True
+    for name, parameter in port.items():
+        if is_constant(parameter.numbers):
+            continue
+        partner = _partner(name, parameter, own)
+        if partner is None or parameter.order is None:
+            seen = False
+            continue
+        array = round_to(numbers_in(partner), dtype)
+        found = _found(array, parameter)
+        meant = _is_meant(found, array.shape, parameter.shape, kinds, one_framework)
+        seen = seen and meant is not None
+        if meant is False:
+            words.append(f"{name} {found or 'as it stands, and not transposed'}")
+    if words:
+        return "reordered", listed(words, 3)
+    return ("same" if seen else "unseen"), ""
+
+
+def _partner(name: str, parameter: Parameter, own: Mapping[str, Parameter]) -> str | None:
+    """The original's parameter of the same numbers: the one of this name, or the only one."""
+    alike = [other for other, one in own.items() if one.numbers == parameter.numbers]
+    return name if name in alike else alike[0] if len(alike) == 1 else None
+
+
+def _is_meant(
+    found: str, own: Sequence[int], port: Sequence[int], kinds: tuple[str, str], one_framework: bool
+) -> bool | None:
+    """Return whether an order is the one that is meant; None if that isn't known."""
+    one, other = ((kind.partition(".")[0], kind.rpartition(".")[2]) for kind in kinds)
+    if list(own) == list(port) and (one == other or len(own) == 1):
+        return found == ""
+    if len(own) != 2 or len(port) != 2:
+        return None
+    if list(own) != list(port):  # the shape says that it must be transposed, if it is that of the transpose
+        return found == TRANSPOSED if list(own) == list(port)[::-1] else None
+    sides = ROWS_ARE_OUTPUTS.get(one), ROWS_ARE_OUTPUTS.get(other)
+    if found in ("", TRANSPOSED):
+        if None in sides:
+            return True if one_framework and found == "" else None
+        return (found == "") == (sides[0] == sides[1])
+    return False
+
+
+TRANSPOSED = "transposed"
+
+
+def _found(array: NDArray, port: Parameter) -> str:
+    """The order of the port's in words; "" if it is the original's."""
+    assert port.order is not None
+    left = max(2, MOST // array.size)  # as it stands and transposed, in any case
+    for words, other in _orders(array, port.shape):
+        if order_of(other.reshape(port.shape)).sequence == port.order.sequence:
+            return words
+        left -= 1
+        if not left:
+            break
+    same = order_of(array.reshape(port.shape))
+    if array.ndim > 1 and same.rows == port.order.rows:
+        return "with its rows in another order"
+    if array.ndim > 1 and same.columns == port.order.columns:
+        return "with its columns in another order"
+    return "in another order"
+
+
+def _orders(array: NDArray, shape: Sequence[int]) -> Iterator[tuple[str, NDArray]]:
+    """Yield orders in words, and the array in them; the likeliest first."""
+    yield "", array
+    if array.ndim == 2:
+        same = tuple(shape) == array.shape and array.shape[0] != array.shape[1]
+        yield ("in the memory order of its transpose" if same else TRANSPOSED), array.T
+    if tuple(shape) != array.shape:
+        return
+    yield "reversed", array[::-1]
+    if array.ndim == 2:
+        yield "with its columns reversed", array[:, ::-1]
+    rows, rest = len(array), array.shape[1:]
+    for many in (2, 3):
+        if rows % many or rows == many:
+            continue
+        parts = array.reshape(many, rows // many, *rest)
+        for order in list(permutations(range(many)))[1:]:
+            yield f"with its {'halves' if many == 2 else 'thirds'} as {_told(order)}", parts[list(order)]
+        for heads in _divisors(rows // many):
+            by_part = array.reshape(many, heads, -1, *rest)
+            yield f"packed by head, of {heads} heads, and not by part", np.swapaxes(by_part, 0, 1)
+            by_head = array.reshape(heads, many, -1, *rest)
+            yield f"packed by part, and not by head, of {heads} heads", np.swapaxes(by_head, 0, 1)
+    for heads in _divisors(rows):
+        if rows // heads % 2 == 0:
+            pairs = array.reshape(heads, 2, -1, *rest)
+            yield f"with the halves of each of {heads} heads interleaved", np.swapaxes(pairs, 1, 2)
+            pairs = array.reshape(heads, -1, 2, *rest)
+            yield f"with the pairs of each of {heads} heads as halves", np.swapaxes(pairs, 1, 2)
+    for turn in range(1, rows):
+        yield f"rolled by {turn}", np.roll(array, turn, axis=0)
+
+
+def _told(order: Sequence[int]) -> str:
+    words = ("first", "second", "third")
+    return ", ".join(words[one] for one in order)
+
+
+def _divisors(size: int) -> Iterator[int]:
+    """Return the divisors of a size between 1 and itself."""
+    return (one for one in range(2, size // 2 + 1) if size % one == 0)
