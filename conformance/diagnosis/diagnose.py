@@ -157,7 +157,7 @@ def diagnose(
         passing=tuple(one.case.id for one in observations if not one.mismatches),
         left_out={id: str(reason) for id, reason in left_out.items()},
         raised=tuple(id for id, reason in left_out.items() if isinstance(reason, SubjectFailed)),
-        mismatch=earliest and earliest.mismatches[0],
+        mismatch=earliest.mismatches[0] if earliest else None,
         case=earliest.case.id if earliest else "",
         alone=_alone(failing, observations),
         only_extreme=bool(failing)

@@ -210,18 +210,18 @@ def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
         made = function(x)
         times = float(made @ y / (made @ made)) if made.any() else 1.0
         if (np.abs(times * made - y) <= first.tolerance).all():
-            said, number = neat(times, CLOSE)
+            digits, number = neat(times, CLOSE)
             change = elementwise(name, words, function)
-            if said != "1":
-                change = elementwise(f"{said}-{name}", f"{words}, times {said}", partial(_times, number, function))
+            if digits != "1":
+                change = elementwise(f"{digits}-{name}", f"{words}, times {digits}", partial(_times, number, function))
             yield replace(change, fix=LEAVE_OUT)
     for name, words, of, read in (
         ("plus", "plus {}", np.add, lambda x, y: float(np.mean(y - x))),
         ("leaky", "times {} where they are below 0", _leaky, _of_negative),
         ("clipped", "clipped at +-{}", lambda x, c: np.clip(x, -c, c), lambda x, y: float(np.abs(y).max())),
     ):
-        for number in expressions_of([(read(*one.pairs), one.setting) for one in samples], unit=first.unit)[:2]:
-            yield Change(f"{name}-{number.slug}", words.format(number.words), _with(of, number), LEAVE_OUT)
+        for said in expressions_of([(read(*one.pairs), one.setting) for one in samples], unit=first.unit)[:2]:
+            yield Change(f"{name}-{said.slug}", words.format(said.words), _with(of, said), LEAVE_OUT)
 
 
 def _times(number: float, function: Callable[[NDArray], NDArray], x: NDArray) -> NDArray:

@@ -60,7 +60,7 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
         if outcome.differing and (outcome is first or outcome.probe.id in READ):
             way, problems = READ.get(outcome.probe.id, _of_call), outcome.differing
             if outcome is first and outcome.probe.id.startswith("past"):
-                way, problems = _of_past, _of_generic_past(measured.outcomes) or problems
+                way, problems = _of_past, tuple(_of_generic_past(measured.outcomes)) or problems
             stage = next((stage for one in problems if (stage := _told(way, evidence, one))), None)
             if stage:
                 found.append((stage, problems))
@@ -298,7 +298,7 @@ def _are_pairwise(evidence: Evidence, problem: Problem, weights: NDArray) -> boo
         return True
     others, there = of_keys[..., :-1], weights[..., :-1] > 0.0
     same_ratios = (others[there] > 0.0).all() and _near(logs(others, there), logs(weights[..., :-1], there))
-    return same_ratios and _near(of_queries[:, :, :-1], weights[:, :, :-1])
+    return bool(same_ratios) and _near(of_queries[:, :, :-1], weights[:, :, :-1])
 
 
 def _rank(arrays: NDArray) -> int:

@@ -321,7 +321,7 @@ def masked_dropout(asker: Asker) -> list[Problem]:
     for config, rate in zip(asker.configs[:2], RATES, strict=False):
         keep = np.random.default_rng(0).random((1, config.num_heads, *SMALL)) >= rate
         for lengths, fields in one_source(config):
-            how = {"query_len": lengths[0], "key_len": lengths[1], "mask": AttentionMask(**fields)}
+            how: dict[str, Any] = {"query_len": lengths[0], "key_len": lengths[1], "mask": AttentionMask(**fields)}
             found.append(generic(replace(config, dropout=rate), dropout_keep=keep, **how))
     return found
 
@@ -372,7 +372,7 @@ def scored_pasts(asker: Asker) -> list[Problem]:
     for config in asker.configs[:2]:
         bias = np.random.default_rng(0).normal(size=(1, config.num_heads, 7, 7))
         found.append(with_past(config, 3, 4, 1, AttentionMask(bias=bias)))
-        found += [with_past(replace(config, **how), 3, 4) for how in ({"softcap": CAPS[0]}, {"scale": SCALES[0]})]
+        found += [with_past(one, 3, 4) for one in (replace(config, softcap=CAPS[0]), replace(config, scale=SCALES[0]))]
     return found
 
 

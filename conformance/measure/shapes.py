@@ -132,7 +132,7 @@ def _over(axes: Sequence[int], again: bool, state: State, beneath: Step) -> NDAr
     scores = open_scores(state)
     highest = scores.max(axis=tuple(axes), keepdims=True, initial=-np.inf)
     found = np.where(state["allowed"], np.exp(scores - np.where(np.isneginf(highest), 0.0, highest)), 0.0)
-    for summed in (tuple(axes), *((-1,) * again)):
+    for summed in (tuple(axes), *((-1,),) * again):
         total = found.sum(axis=summed, keepdims=True)
         found = found / np.where(total == 0.0, 1.0, total)
     return found
