@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -187,26 +188,30 @@ class Probing:
 
         def extended(base: Model) -> list[Model]:
             if base not in on_file:
-                on_file[base] = list(self._extended(base, lambda base, outcome: self.zoo))
+                on_file[base] = self._extended(base, lambda base, outcome: iter([self.zoo]))
             return on_file[base]
 
         def measured(base: Model) -> list[Model]:
-            return list(self._extended(base, self._measured))
+            return self._extended(base, self._measured)
 
         for ways in ((extended,), (extended, measured)):
-            bases: list[Model] = [(), *self._companions()]
+            bases: list[Model] = [()]
             for size in range(1, MOST_BUGS + 1):
                 self.progress(f"trying {size} at once")
                 partly: list[Model] = []
-                for way in ways:
-                    tried = [model for base in bases for model in way(base)]
-                    whole = [model for model in tried if self._against(model) is None and self.suffices(model)]
+                for some, way in product((bases, self._companions if size == 1 else ()), ways):
+                    tried = [model for base in some for model in way(base)]
+                    whole = list(filter(self._is_whole, tried))
                     if whole:
                         return whole
                     partly += tried
                 bases = sorted(partly, key=lambda model: -self._right(model))[: KEPT // size]
         return []
 
+    def _is_whole(self, model: Model) -> bool:
+        return self._against(model) is None and self.suffices(model)
+
+    @cached_property
     def _companions(self) -> list[Model]:
         """Return bugs on file that give rows without a key: such rows turn up where another fault empties them.
 
@@ -229,23 +234,28 @@ class Probing:
         rows = [one for one in self.outcomes if one.asked and not one.probe.gradients]
         return sum(self._gives(model, one.probe, (*one.differing, *one.asked)[0]) for one in rows)
 
-    def _extended(self, base: Model, candidates: Candidates) -> Iterator[Model]:
-        """Yield the models with one bug more that give the first row that `base` does not, and all before it."""
+    def _extended(self, base: Model, candidates: Candidates) -> list[Model]:
+        """Return the models with one bug more that give the first row that `base` does not, and all before it.
+
+        Where some of these give everything, what comes after them is not tried, nor any of them in some calls alone.
+        """
         outcome = self._against(base)
         if outcome is None:
-            return
+            return []
         before = [one for one in self.outcomes[: self.outcomes.index(outcome) + 1] if one.asked]
         wrong = [one for one in outcome.asked if not self._gives(base, outcome.probe, one)]
-        seen: set[str] = {bug.id for bug in base}
-        for bug in candidates(base, outcome):
-            if bug.id in seen or not all(self._gives((*base, bug), outcome.probe, one) for one in wrong):
-                continue
-            seen.add(bug.id)
-            broken = any(not self._fits((*base, bug), one) for one in before)
-            if not broken:
-                yield (*base, bug)
-            if broken or self._against((*base, bug)) is not None:
-                yield from self._conditioned(base, bug, outcome)
+        seen, fitting, found = {bug.id for bug in base}, [], []
+        for some in candidates(base, outcome):
+            for bug in some:
+                if bug.id in seen or not all(self._gives((*base, bug), outcome.probe, one) for one in wrong):
+                    continue
+                seen.add(bug.id)
+                fitting.append(bug)
+                if all(self._fits((*base, bug), one) for one in before):
+                    found.append((*base, bug))
+            if any(map(self._is_whole, found)):
+                return found
+        return found + [model for bug in fitting for model in self._conditioned(base, bug, outcome)]
 
     def _conditioned(self, base: Model, bug: Bug, outcome: ProbeResult) -> Iterator[Model]:
         """Yield the models with a bug in calls like those that differ alone, told by those that it would break."""
@@ -264,7 +274,7 @@ class Probing:
             if self._fits(model, outcome):
                 yield model
 
-    def _measured(self, base: Model, outcome: ProbeResult) -> Iterator[Bug]:
+    def _measured(self, base: Model, outcome: ProbeResult) -> Iterator[Iterable[Bug]]:
         """Yield what is read of a row, and the changes fitted to what is solved for at each of its places.
 
         Where the row does not tell the stage, the later ones that do not may show the array at which it is.
@@ -277,14 +287,14 @@ class Probing:
         if outcome.probe.gradients:
             return
         evidence = Evidence(self.asker, self.variants, base)
-        yield from _tried(readings(evidence, outcome.probe))
+        yield _tried(readings(evidence, outcome.probe))
         if not base or (len(base) == 1 and not is_measured(base[0])):  # two of what was measured are read
-            yield from families(outcome.probe.stage)
+            yield families(outcome.probe.stage)
         later = self.outcomes[self.outcomes.index(outcome) + 1 :] if not outcome.probe.stage else ()
         for one in (outcome, *(row for row in later if not row.probe.stage)):
             differing = [problem for problem in one.asked if not self._gives(base, one.probe, problem)]
-            for place in (PLACES[id] for id in one.probe.places.split()) if differing else ():
-                yield from _tried(self._fitted(evidence, place, (one.asked, differing)))
+            places = (PLACES[id] for id in one.probe.places.split() if differing)
+            yield (bug for place in places for bug in _tried(self._fitted(evidence, place, (one.asked, differing))))
 
     def _fitted(self, evidence: Evidence, place: Place, several: Iterable[Sequence[Problem]]) -> Iterator[Bug]:
         from conformance.measure.changes import fit
@@ -301,7 +311,8 @@ class Probing:
                 return
 
 
-Candidates = Callable[[Model, ProbeResult], Iterable[Bug]]
+Candidates = Callable[[Model, ProbeResult], Iterator[Iterable[Bug]]]
+"""Several at a time, the likeliest first."""
 
 
 def _tried(bugs: Iterator[Bug]) -> Iterator[Bug]:
