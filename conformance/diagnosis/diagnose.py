@@ -303,7 +303,8 @@ def _told(search: Search, models: Sequence[Model]) -> tuple[Hypothesis, ...]:
 def _nearly(found: Diagnosis, search: Search, zoo: Sequence[Bug], progress: Callable[[str], None]) -> Diagnosis:
     """Return the diagnosis with what explains most of what fails, if anything does."""
     progress("looking for what explains the most")
-    best = search.closest(zoo)
+    # Pairs that no problem isolates have been tried.
+    best = search.closest(zoo, pairs=found.measured is None)
     if best and search.gain(best[0].bugs) >= NAMED:
         contradicted = found.measured is not None and found.measured.against is not None
         return replace(found, partly=tuple(best), located=found.located if contradicted else None)

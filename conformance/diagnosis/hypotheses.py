@@ -292,10 +292,13 @@ class Search:
                 return self.acting(rest)
         return bugs
 
-    def closest(self, zoo: Sequence[Bug]) -> list[Hypothesis]:
-        """Return one bug, or two, that explain the most cases; none that explain only a few of those that fail."""
+    def closest(self, zoo: Sequence[Bug], *, pairs: bool) -> list[Hypothesis]:
+        """Return one bug, or two, that explain the most cases; none that explain only a few of those that fail.
+
+        Without `pairs` none are tried where no bug explains some by itself.
+        """
         ranked = self._ranked((bug,) for bug in zoo)[:MOST_RANKED]
-        if not ranked:  # two that act in the same cases may explain none alone
+        if not ranked and pairs:  # two that act in the same cases may explain none alone
             ranked = self._ranked(self.pairs(zoo, ordinary=True)[:MOST_TRIED])[:MOST_RANKED]
         ranked += self._ranked(pair for base in ranked[:EXTENDED] for pair in self._helped(base, zoo))[:MOST_RANKED]
         found = sorted(map(self.hypothesis, ranked), key=lambda one: len(one.bugs) - one.explained)
