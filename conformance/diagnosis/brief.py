@@ -20,7 +20,7 @@ from conformance.diagnosis.text import (
     name_of,
     precision,
 )
-from conformance.measure.faults import is_measured
+from conformance.kinds.made import is_measured
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
 from mha_core.errors import wrapped

@@ -19,9 +19,9 @@ from conformance.diagnosis.observations import Observation, Runs, is_exchanged, 
 from conformance.diagnosis.seen import Exchanged, SecondCall, Seen
 from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
+from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
 from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, rounds_inside
-from conformance.measure.faults import Model, of_mask, unwarned, with_padding_zeroed
 from conformance.measure.search import Located, Measured, Probing
 from conformance.subjects.ask import SubjectFailed
 from conformance.subjects.in_time import in_time
@@ -330,8 +330,8 @@ def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) 
     """Return what the one case that fails has, and none of the others, in words; "" if several fail, or if nothing."""
     if len(failing) != 1:
         return ""
-    from conformance.measure.sample import Setting
-    from conformance.measure.where import conditions_of
+    from conformance.kinds.change import Setting
+    from conformance.kinds.where import conditions_of
 
     right = [Setting.of(one.wanted.problem) for one in observations if one not in failing]
     return next((where.words for where in conditions_of([Setting.of(failing[0].wanted.problem)], right)), "")

@@ -20,8 +20,8 @@ from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.distance import worst
 from conformance.judging.expected import expected
 from conformance.judging.near import Nearness
+from conformance.kinds.made import Model, is_measured
 from conformance.measure.behaviour import narrower
-from conformance.measure.faults import Model, is_measured
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug, compatible
 from mha_core import STAGES

@@ -14,7 +14,7 @@ from conformance.cases.problem import Problem
 from conformance.deviations.known import Deviations, accounting
 from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected, expected
-from conformance.measure.faults import TROUBLE
+from conformance.kinds.made import TROUBLE
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug

@@ -13,7 +13,7 @@ from conformance.cases.problem import Problem
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.hypotheses import Hypothesis
 from conformance.judging.compare import Mismatch
-from conformance.measure.faults import is_measured
+from conformance.kinds.made import is_measured
 from conformance.measure.search import Located, Measured, ProbeResult
 from conformance.zoo.bug import Bug
 from mha_core.errors import listed

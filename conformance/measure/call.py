@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.problem import Problem
+from conformance.kinds.places import Place
 from conformance.measure.evidence import Evidence
-from conformance.measure.places import Place
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import DoesNotApply, OnTop, pipelines
 from conformance.zoo.rerun import Reads, noted_run, rerun

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
+from conformance.kinds.change import FUNCTIONS, LEAVE_OUT, Apply, Change, Setting, elementwise
+from conformance.kinds.orders import Order, change_of, indices_of, orders
 from conformance.measure.expressions import DIGITS, Expression, expressions_of, neat
-from conformance.measure.orders import order_changes
-from conformance.measure.sample import Apply, Change, Sample, Setting, elementwise
+from conformance.measure.sample import Sample
 from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.forward.precision import FORMATS, to_integers
 
@@ -23,22 +24,7 @@ MOST = 6
 LEAST_HEADS, CLOSE = 8, 1e-7
 """Heads of a layer in which what each has of its own is told, and how near two readings of it must be."""
 
-LEAVE_OUT = "Take {place} as they are, not {change}."
 PRECISION = "Keep these numbers in the precision of the inputs."
-
-FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
-    "relu": ("with negative numbers replaced by 0 (ReLU)", lambda x: np.maximum(x, 0.0)),
-    "abs": ("without their signs", np.abs),
-    "tanh": ("through tanh", np.tanh),
-    "sigmoid": ("through the logistic function", lambda x: 1.0 / (1.0 + np.exp(-x))),
-    "squared": ("squared", np.square),
-    "root": ("under a square root, with their signs", lambda x: np.sign(x) * np.sqrt(np.abs(x))),
-    "exp": ("through exp", np.exp),
-    "softsign": ("through x / (1 + |x|)", lambda x: x / (1.0 + np.abs(x))),
-    "sign": ("replaced by their signs", np.sign),
-    "integers": ("rounded to integers", np.round),
-}
-"""Name -> (words, function)."""
 
 INTEGER_BITS = (8, 4)
 
@@ -272,3 +258,35 @@ def _gauged(samples: Sequence[Sample], axis: int) -> Iterator[list[Sample]]:
     yield [replace(s, measured=_centred(s.measured, axis), expected=_centred(s.expected, axis)) for s in samples]
     for part in (lambda x: x.mean(axis=axis, keepdims=True), lambda x: np.take(x, [0], axis=axis)):
         yield [replace(s, measured=s.measured + part(s.expected - s.measured)) for s in samples]
+
+
+def order_changes(samples: Sequence[Sample]) -> Iterator[Change]:
+    """Yield the orders of one axis that slices of every sample agree with; the caller verifies."""
+    for position, name in enumerate(samples[0].axes):
+        axis = position - len(samples[0].axes)
+        read = [(one.setting, *_matches(one, axis)) for one in samples]
+        if any(not (same.any(axis=1) | zero).all() for _, same, zero in read):
+            continue
+        if all(np.diagonal(same).all() for _, same, _ in read):
+            continue
+        for order in orders():
+            if all(_agrees(order, *one) for one in read):
+                yield change_of(name, axis, order)
+
+
+def _matches(sample: Sample, axis: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return (n, n): which expected slice each measured one equals; and (n,): which of them are 0."""
+    n = sample.measured.shape[axis]
+    m, e = (np.moveaxis(array, axis, 0).reshape(n, -1) for array in (sample.measured, sample.expected))
+    with any_numbers:
+        off = np.abs(m[:, None] - e[None]) > sample.tolerance
+        return ~off.any(axis=2), ~(np.abs(m) > sample.tolerance).any(axis=1)
+
+
+def _agrees(order: Order, setting: Setting, same: NDArray, zero: NDArray) -> bool:
+    n = len(zero)
+    try:
+        indices = indices_of(order, n, setting)
+    except DoesNotApply:
+        return bool(np.diagonal(same).all())
+    return bool(np.where(indices >= 0, same[np.arange(n), indices], zero).all())

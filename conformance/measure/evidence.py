@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
+from conformance.kinds.made import TROUBLE, Model
 from conformance.measure.asker import Asker
-from conformance.measure.faults import TROUBLE, Model
 from conformance.zoo.variants import Variants
 from mha_core.stages import is_gradient
 

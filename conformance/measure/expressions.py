@@ -19,28 +19,7 @@ from typing import Any
 import numpy as np
 
 from conformance.any_numbers import any_numbers
-from conformance.measure.sample import Setting
-
-SIZES: dict[str, Callable[[Setting], float]] = {
-    "scale": lambda s: s.config.softmax_scale,
-    "head_dim": lambda s: s.config.head_dim,
-    "num_heads": lambda s: s.config.num_heads,
-    "embed_dim": lambda s: s.config.embed_dim,
-    "query_dim": lambda s: s.config.query_dim,
-    "key_dim": lambda s: s.config.key_dim,
-    "value_dim": lambda s: s.config.value_dim,
-    "output_dim": lambda s: s.config.output_dim,
-    "value_head_dim": lambda s: s.config.value_head_dim,
-    "num_kv_heads": lambda s: s.config.num_kv_heads,
-    "heads per kv head": lambda s: s.config.num_heads // s.config.num_kv_heads,
-    "key length": lambda s: s.sizes.key_len,
-    "query length": lambda s: s.sizes.query_len,
-    "batch size": lambda s: s.sizes.batch,
-    "past length": lambda s: s.sizes.past_len,
-    "p": lambda s: s.config.dropout,
-    "(1 - p)": lambda s: 1.0 - s.config.dropout,
-}
-"""Name -> the size, the layer's scale, or the rate p of dropout; the likeliest first."""
+from conformance.kinds.change import SIZES, Setting
 
 OF_ONE: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("{}", lambda a: 1.0 * a),

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
+from conformance.kinds.change import MASKS, Setting
+from conformance.kinds.made import TROUBLE
+from conformance.kinds.places import PLACES
 from conformance.measure.call import PlacedCall
 from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence
-from conformance.measure.faults import TROUBLE
-from conformance.measure.places import PLACES
 from conformance.measure.problems import scored
 from conformance.measure.readings import ROWS, drawn, fact
-from conformance.measure.sample import MASKS, Setting
 from conformance.measure.search import EXTREME, Located, Measured, ProbeResult, features_of
 from conformance.measure.solve import CODE, logs, read_weights, solved, weights_of
 from conformance.zoo.variants import Variants

@@ -6,50 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conformance.measure import problems as p
 from conformance.measure.designs import NO_BIASES, ONE_WIDTH, generic
-from conformance.measure.problems import (
-    CAPS,
-    LARGE,
-    SCALES,
-    SMALL,
-    Problems,
-    allowed,
-    bare,
-    bare_with,
-    batches,
-    bias_alone,
-    biases,
-    biases_of_items,
-    causal,
-    each_layer,
-    empty,
-    empty_by_position,
-    joined,
-    lengths,
-    long,
-    masked,
-    masked_dropout,
-    masked_pasts,
-    masks_of_items,
-    of,
-    of_layer,
-    one_source,
-    own_keys,
-    padding,
-    pasts,
-    pattern,
-    rows_of_sizes,
-    scored,
-    scored_pasts,
-    square,
-    steep,
-    two_sources,
-    window,
-    with_dropout,
-    with_fields,
-    with_gradients,
-    zeroed,
-)
+from conformance.measure.problems import CAPS, LARGE, SCALES, SMALL, Problems
 
 
 @dataclass(frozen=True)
@@ -80,85 +39,87 @@ SCORES = "scale similarity queries new_keys keys query_inputs key_inputs weights
 BIASES = "q_proj.bias k_proj.bias queries"
 ITEMS = "output heads weights values queries keys"
 
-NO_VALUES = of(NO_BIASES, values=0.0)
-PLAIN, LARGER, BIASED = of(NO_BIASES), of(NO_BIASES, values=10.0), of({})
-UNIFORM, UNIFORM_BIASED = of(NO_BIASES, queries=0.0), of({"q_proj.bias": 0.0}, queries=0.0)
+NO_VALUES = p.of(NO_BIASES, values=0.0)
+PLAIN, LARGER, BIASED = p.of(NO_BIASES), p.of(NO_BIASES, values=10.0), p.of({})
+UNIFORM, UNIFORM_BIASED = p.of(NO_BIASES, queries=0.0), p.of({"q_proj.bias": 0.0}, queries=0.0)
 ONE_KEY, MANY = (2, 1), (4, 6)
-ONE_KEYS = joined(
-    *(each_layer(make, ONE_KEY) for make in (PLAIN, LARGER, BIASED)),
-    of_layer(PLAIN, *ONE_KEY),
-    of_layer(BIASED, *ONE_KEY, ONE_WIDTH),
+ONE_KEYS = p.joined(
+    *(p.each_layer(make, ONE_KEY) for make in (PLAIN, LARGER, BIASED)),
+    p.of_layer(PLAIN, *ONE_KEY),
+    p.of_layer(BIASED, *ONE_KEY, ONE_WIDTH),
 )
-SUMMED = joined(each_layer(UNIFORM, SMALL), each_layer(UNIFORM_BIASED, LARGE, LARGE[::-1], (2, 22)))
-SCORED = joined(
-    each_layer(scored, SMALL, LARGE),
-    each_layer(square, SMALL),
-    of_layer(zeroed, *MANY),
-    of_layer(zeroed, *SMALL, ONE_WIDTH),
+SUMMED = p.joined(p.each_layer(UNIFORM, SMALL), p.each_layer(UNIFORM_BIASED, LARGE, LARGE[::-1], (2, 22)))
+SCORED = p.joined(
+    p.each_layer(p.scored, SMALL, LARGE),
+    p.each_layer(p.square, SMALL),
+    p.of_layer(p.zeroed, *MANY),
+    p.of_layer(p.zeroed, *SMALL, ONE_WIDTH),
 )
-CAPPED, CAPPED_BIASED = with_fields(softcap=CAPS), with_fields(softcap=CAPS, weights={})
-MASKS_OF_BARE = bare_with(
+CAPPED, CAPPED_BIASED = p.with_fields(softcap=CAPS), p.with_fields(softcap=CAPS, weights={})
+MASKS_OF_BARE = p.bare_with(
     *(
         ({}, mask)
-        for mask in ({"causal": True}, {"window": (1, 0)}, {"valid_lens": np.array([3])}, {"allowed": pattern(SMALL)})
+        for mask in ({"causal": True}, {"window": (1, 0)}, {"valid_lens": np.array([3])}, {"allowed": p.pattern(SMALL)})
     )
 )
-SCORES_OF_BARE = bare_with(
+SCORES_OF_BARE = p.bare_with(
     *(({name: number[0]}, {}) for name, number in (("softcap", CAPS), ("scale", SCALES))),
     ({}, {"bias": np.random.default_rng(0).normal(size=SMALL)}),
 )
-DOT, ADDITIVE = (with_fields(score=(score,), scale=(None,)) for score in ("dot", "additive"))
-EXCLUDED, BIAS = masked(one_source, queries=1.0, seed=1), masked(biases, queries=1.0)
-EMPTY = masked(empty, 1, queries=1.0, weights={})
-EMPTY_BY_POSITION = masked(empty_by_position, 1, queries=1.0, weights={})
+DOT, ADDITIVE = (p.with_fields(score=(score,), scale=(None,)) for score in ("dot", "additive"))
+EXCLUDED, BIAS = p.masked(p.one_source, queries=1.0, seed=1), p.masked(p.biases, queries=1.0)
+EMPTY = p.masked(p.empty, 1, queries=1.0, weights={})
+EMPTY_BY_POSITION = p.masked(p.empty_by_position, 1, queries=1.0, weights={})
 
 PROBES: tuple[Probe, ...] = (
-    Probe("no-values", "One key whose value is 0, no biases.", each_layer(NO_VALUES, ONE_KEY), "", "output"),
-    Probe("output-bias", "The same with the output's bias.", bias_alone("out_proj"), "output", "out_proj.bias output"),
-    Probe("value-bias", "The same with the values' bias.", bias_alone("v_proj"), "", "v_proj.bias projected_values"),
+    Probe("no-values", "One key whose value is 0, no biases.", p.each_layer(NO_VALUES, ONE_KEY), "", "output"),
+    Probe(
+        "output-bias", "The same with the output's bias.", p.bias_alone("out_proj"), "output", "out_proj.bias output"
+    ),
+    Probe("value-bias", "The same with the values' bias.", p.bias_alone("v_proj"), "", "v_proj.bias projected_values"),
     Probe("one-key", "One key, whose weight is 1: only values, heads and the output can show.", ONE_KEYS, "", VALUES),
     Probe("equal-scores", "Queries of 0: only the sum over the keys can show.", SUMMED, "", SUMS),
-    Probe("lengths", "Equal scores, lengths of padding alone.", masked(lengths), "weights", IN_CALLS),
-    Probe("causal", "Equal scores, causal alone, with an offset and without.", masked(causal), "weights", IN_CALLS),
-    Probe("window", "Equal scores, a window alone.", masked(window), "weights", IN_CALLS),
-    Probe("allowed", "Equal scores, a bool mask or -inf in the bias.", masked(allowed), "weights", IN_CALLS),
-    Probe("sources", "Equal scores, two sources of a mask, and all.", masked(two_sources), "weights", IN_CALLS),
-    Probe("mask-of-items", "Equal scores, each item with a mask of its own.", masks_of_items, "weights", IN_CALLS),
+    Probe("lengths", "Equal scores, lengths of padding alone.", p.masked(p.lengths), "weights", IN_CALLS),
+    Probe("causal", "Equal scores, causal alone, with an offset and without.", p.masked(p.causal), "weights", IN_CALLS),
+    Probe("window", "Equal scores, a window alone.", p.masked(p.window), "weights", IN_CALLS),
+    Probe("allowed", "Equal scores, a bool mask or -inf in the bias.", p.masked(p.allowed), "weights", IN_CALLS),
+    Probe("sources", "Equal scores, two sources of a mask, and all.", p.masked(p.two_sources), "weights", IN_CALLS),
+    Probe("mask-of-items", "Equal scores, each item with a mask of its own.", p.masks_of_items, "weights", IN_CALLS),
     Probe("scores", "Queries and keys without biases or mask.", SCORED, "", SCORES),
-    Probe("query-bias", "The same with biases: that of the keys cancels.", with_fields(weights={}), "", BIASES),
-    Probe("large-scores", "Rows of scores up to where exp overflows, and beyond.", rows_of_sizes, "weights", SUMS),
-    Probe("given-scale", "A scale that is given.", with_fields(scale=SCALES), "scores", "scale similarity"),
+    Probe("query-bias", "The same with biases: that of the keys cancels.", p.with_fields(weights={}), "", BIASES),
+    Probe("large-scores", "Rows of scores up to where exp overflows, and beyond.", p.rows_of_sizes, "weights", SUMS),
+    Probe("given-scale", "A scale that is given.", p.with_fields(scale=SCALES), "scores", "scale similarity"),
     Probe("dot-score", "The plain dot product.", DOT, "scores", "similarity"),
     Probe("softcap", "A softcap near the scores.", CAPPED, "scores", "softcap capped similarity"),
     Probe("key-bias", "A softcap and biases: that of the keys shows.", CAPPED_BIASED, "keys", "k_proj.bias new_keys"),
     Probe("additive-score", "The additive score.", ADDITIVE, "scores", "similarity"),
     Probe("masked-scores", "A mask and scores that differ: what excluded keys have.", EXCLUDED, "weights", IN_CALLS),
     Probe("score-bias", "An additive bias in every shape, also beside a mask.", BIAS, "scores", "bias scores"),
-    Probe("bias-of-items", "As many items as heads, and one query.", biases_of_items, "scores", "bias scores"),
-    Probe("excluded-large", "Allowed keys that score far below the excluded ones.", steep, "weights"),
-    Probe("items", "Batches of 2 to 8 items without a mask.", batches, "", ITEMS),
-    Probe("long", "Dozens and hundreds of queries or keys.", long, "weights", "output heads"),
-    Probe("dropout-rate", "A rate of dropout, and no keep-mask.", with_dropout(1, training=False), "heads", SUMS),
-    Probe("dropout", "A given keep-mask, one item and several.", with_dropout(1, 3), "heads", f"dropout {SUMS}"),
-    Probe("dropout-masks", "A given keep-mask beside a mask.", masked_dropout, "weights", IN_CALLS),
+    Probe("bias-of-items", "As many items as heads, and one query.", p.biases_of_items, "scores", "bias scores"),
+    Probe("excluded-large", "Allowed keys that score far below the excluded ones.", p.steep, "weights"),
+    Probe("items", "Batches of 2 to 8 items without a mask.", p.batches, "", ITEMS),
+    Probe("long", "Dozens and hundreds of queries or keys.", p.long, "weights", "output heads"),
+    Probe("dropout-rate", "A rate of dropout, and no keep-mask.", p.with_dropout(1, training=False), "heads", SUMS),
+    Probe("dropout", "A given keep-mask, one item and several.", p.with_dropout(1, 3), "heads", f"dropout {SUMS}"),
+    Probe("dropout-masks", "A given keep-mask beside a mask.", p.masked_dropout, "weights", IN_CALLS),
     Probe(
         "past-values",
         "A past, and queries that attend to one key alone.",
-        own_keys,
+        p.own_keys,
         "",
         "past_values projected_values values",
     ),
-    Probe("past", "A past and generic scores, also of several items.", pasts, "", f"past_keys keys {IN_CALLS}"),
-    Probe("past-masks", "A past and a mask.", masked_pasts, "weights", IN_CALLS),
-    Probe("past-scores", "A past beside a bias, a softcap or a scale.", scored_pasts, "scores", "bias capped scores"),
-    Probe("without-projections", "A layer whose inputs are the heads.", bare, "", "similarity heads"),
+    Probe("past", "A past and generic scores, also of several items.", p.pasts, "", f"past_keys keys {IN_CALLS}"),
+    Probe("past-masks", "A past and a mask.", p.masked_pasts, "weights", IN_CALLS),
+    Probe("past-scores", "A past beside a bias, a softcap or a scale.", p.scored_pasts, "scores", "bias capped scores"),
+    Probe("without-projections", "A layer whose inputs are the heads.", p.bare, "", "similarity heads"),
     Probe("bare-masks", "The same with a mask.", MASKS_OF_BARE, "weights", IN_CALLS),
     Probe("bare-scores", "The same with a softcap, a scale or a bias.", SCORES_OF_BARE, "scores", "capped scores"),
     Probe("empty-rows", "Rows without an allowed key.", EMPTY),
     Probe("empty-positions", "Rows without an allowed key, by their positions.", EMPTY_BY_POSITION),
     Probe("no-keys", "No key at all.", lambda asker: [generic(c, key_len=0) for c in asker.configs[:1]], "weights"),
-    Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", padding("keys"), "keys"),
-    Probe("padded-values", "NaN, infinity and 1e30 in padded values.", padding("values"), "values"),
-    Probe("gradients", "All gradients, of plain calls and others.", with_gradients, "gradients", gradients=True),
+    Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", p.padding("keys"), "keys"),
+    Probe("padded-values", "NaN, infinity and 1e30 in padded values.", p.padding("values"), "values"),
+    Probe("gradients", "All gradients, of plain calls and others.", p.with_gradients, "gradients", gradients=True),
 )
 """The first row that differs comes before all that it makes harmless."""

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
+from conformance.kinds.change import Setting
+from conformance.kinds.made import bug_of
+from conformance.kinds.places import PLACES
 from conformance.measure.call import PlacedCall
 from conformance.measure.changes import by_head, table_of_heads
 from conformance.measure.designs import NO_BIASES, generic
 from conformance.measure.evidence import Evidence
 from conformance.measure.expressions import Expression, expressions_of
-from conformance.measure.faults import bug_of
-from conformance.measure.places import PLACES
 from conformance.measure.probes import Probe
 from conformance.measure.problems import SMALL, of_layer
-from conformance.measure.sample import Setting
 from conformance.measure.solve import weights_of
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask

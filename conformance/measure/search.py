@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.cases.problem import Problem
+from conformance.kinds.change import MASKS, Setting
+from conformance.kinds.made import TROUBLE, Model, is_measured, only_in, unwarned
 from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, observe
 from conformance.measure.evidence import Evidence, gives
-from conformance.measure.faults import TROUBLE, Model, is_measured, only_in, unwarned
 from conformance.measure.probes import PROBES, Probe
-from conformance.measure.sample import MASKS, Setting
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.stages import is_gradient
 
 if TYPE_CHECKING:
-    from conformance.measure.places import Place
+    from conformance.kinds.places import Place
 
 EXTREME, HUGE = "extreme", 1e20
 OPTIONAL = frozenset((*MASKS, "additive", "dot", "scale", "bias", "dropout_keep", "softcap", "bare", "past", EXTREME))
@@ -259,7 +259,7 @@ class Probing:
 
     def _conditioned(self, base: Model, bug: Bug, outcome: ProbeResult) -> Iterator[Model]:
         """Yield the models with a bug in calls like those that differ alone, told by those that it would break."""
-        from conformance.measure.where import conditions_of
+        from conformance.kinds.where import conditions_of
 
         wrong, right = [], []
         for one in self.outcomes:
@@ -280,8 +280,8 @@ class Probing:
         Where the row does not tell the stage, the later ones that do not may show the array at which it is.
         """
         # Most layers have a mistake that is on file: the modules that measure are imported where one has not.
-        from conformance.measure.families import families
-        from conformance.measure.places import PLACES
+        from conformance.kinds.families import families
+        from conformance.kinds.places import PLACES
         from conformance.measure.readings import readings
 
         if outcome.probe.gradients:
@@ -297,8 +297,8 @@ class Probing:
             yield (bug for place in places for bug in _tried(self._fitted(evidence, place, (one.asked, differing))))
 
     def _fitted(self, evidence: Evidence, place: Place, several: Iterable[Sequence[Problem]]) -> Iterator[Bug]:
+        from conformance.kinds.places import ALIKE, PLACES, fault, fault_of_all
         from conformance.measure.changes import fit
-        from conformance.measure.places import ALIKE, PLACES, fault, fault_of_all
         from conformance.measure.solve import samples_of
 
         for problems in several:

@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
+from conformance.kinds.change import Setting
+from conformance.kinds.places import AFTER_WEIGHTS, BEFORE_SOFTMAX, OF_VALUES, PLACES, Place
 from conformance.measure.asker import Asker
 from conformance.measure.call import PlacedCall
 from conformance.measure.designs import changed
 from conformance.measure.evidence import ROUNDOFFS, Evidence
-from conformance.measure.places import AFTER_WEIGHTS, BEFORE_SOFTMAX, OF_VALUES, PLACES, Place
-from conformance.measure.sample import Sample, Setting
+from conformance.measure.sample import Sample
 from conformance.zoo.bug import DoesNotApply
 
 STEPS = 16

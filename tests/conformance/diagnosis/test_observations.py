@@ -7,7 +7,7 @@ import pytest
 
 from conformance.cases.table import select
 from conformance.diagnosis.diagnose import Runs, observe
-from conformance.measure.faults import bug_of
+from conformance.kinds.made import bug_of
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
 

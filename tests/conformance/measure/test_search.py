@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from conformance.kinds.made import is_measured
 from conformance.measure.asker import Asker
-from conformance.measure.faults import is_measured
 from conformance.measure.probes import PROBES
 from conformance.measure.search import Probing
 from conformance.subjects.ask import CannotExpress

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
-from conformance.measure.expressions import SIZES
-from conformance.measure.sample import MASKS, Setting
+from conformance.kinds.change import MASKS, SIZES, Setting
 from mha_core.features import FEATURES
 
 

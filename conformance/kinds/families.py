@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.measure.changes import FUNCTIONS as ELEMENTWISE
-from conformance.measure.changes import LEAVE_OUT
-from conformance.measure.faults import bug_of, of_mask, with_padding_zeroed
-from conformance.measure.places import PLACES, fault_of_all
-from conformance.measure.sample import elementwise
-from conformance.measure.shapes import biases, parameters, pasts, softmaxes, views
+from conformance.kinds.change import FUNCTIONS as ELEMENTWISE
+from conformance.kinds.change import LEAVE_OUT, elementwise
+from conformance.kinds.made import bug_of, of_mask, with_padding_zeroed
+from conformance.kinds.places import PLACES, fault_of_all
+from conformance.kinds.shapes import biases, parameters, pasts, softmaxes, views
 from conformance.zoo.bug import Bug
 from conformance.zoo.forward.precision import FORMATS
 from conformance.zoo.rows import keys_of

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.measure.faults import bug_of, with_inputs, with_parameters
-from conformance.measure.orders import RULES, Order, change_of, indices_of, of_any_length, orders
-from conformance.measure.places import PLACES
-from conformance.measure.sample import Change, Setting
+from conformance.kinds.change import Change, Setting
+from conformance.kinds.made import bug_of, with_inputs, with_parameters
+from conformance.kinds.orders import RULES, Order, change_of, indices_of, of_any_length, orders
+from conformance.kinds.places import PLACES
 from conformance.zoo.bug import Bug, DoesNotApply
 from conformance.zoo.forward.softmax import open_scores
 from mha_core.reference.forward import softmax

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
-from conformance.measure.sample import Setting
+from conformance.kinds.change import Setting
 from conformance.zoo.bug import GRADIENTS, Bug, OnTop
 from mha_core.call.arguments import with_fields
 from mha_core.call.masks import padding_keys
@@ -22,7 +22,7 @@ from mha_core.reference.state import State, Step
 from mha_core.stages import STAGES
 
 if TYPE_CHECKING:
-    from conformance.measure.where import Where
+    from conformance.kinds.where import Where
 
 PREFIX = "measured:"
 
@@ -45,7 +45,7 @@ def is_measured(bug: Bug) -> bool:
 def unwarned() -> Iterator[None]:
     """Silence NumPy's warnings of what experiments compute: a guess with odd numbers does not fit, and that is all."""
     with warnings.catch_warnings(), any_numbers:
-        warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"conformance\.measure\.")
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"conformance\.(measure|kinds)\.")
         yield
 
 

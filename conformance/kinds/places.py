@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.measure.faults import bug_of, stage_of, with_inputs, with_parameters
-from conformance.measure.sample import Change, Setting
+from conformance.kinds.change import Change, Setting
+from conformance.kinds.made import bug_of, stage_of, with_inputs, with_parameters
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core import STAGES
 from mha_core.call.masks import additive_bias

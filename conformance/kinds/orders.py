@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.any_numbers import any_numbers
-from conformance.measure.sample import Change, Sample, Setting
+from conformance.kinds.change import Change, Setting
 from conformance.zoo.bug import DoesNotApply
 
 Indices = NDArray[np.int64]
@@ -122,38 +121,6 @@ def indices_of(order: Order, n: int, setting: Setting) -> Indices:
     if len(indices) != n or indices.max(initial=-1) >= n:
         raise DoesNotApply(f"the order has no meaning for {n}")
     return indices
-
-
-def order_changes(samples: Sequence[Sample]) -> Iterator[Change]:
-    """Yield the orders of one axis that slices of every sample agree with; the caller verifies."""
-    for position, name in enumerate(samples[0].axes):
-        axis = position - len(samples[0].axes)
-        read = [(one.setting, *_matches(one, axis)) for one in samples]
-        if any(not (same.any(axis=1) | zero).all() for _, same, zero in read):
-            continue
-        if all(np.diagonal(same).all() for _, same, _ in read):
-            continue
-        for order in orders():
-            if all(_agrees(order, *one) for one in read):
-                yield change_of(name, axis, order)
-
-
-def _matches(sample: Sample, axis: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return (n, n): which expected slice each measured one equals; and (n,): which of them are 0."""
-    n = sample.measured.shape[axis]
-    m, e = (np.moveaxis(array, axis, 0).reshape(n, -1) for array in (sample.measured, sample.expected))
-    with any_numbers:
-        off = np.abs(m[:, None] - e[None]) > sample.tolerance
-        return ~off.any(axis=2), ~(np.abs(m) > sample.tolerance).any(axis=1)
-
-
-def _agrees(order: Order, setting: Setting, same: NDArray, zero: NDArray) -> bool:
-    n = len(zero)
-    try:
-        indices = indices_of(order, n, setting)
-    except DoesNotApply:
-        return bool(np.diagonal(same).all())
-    return bool(np.where(indices >= 0, same[np.arange(n), indices], zero).all())
 
 
 def change_of(name: str, axis: int, order: Order) -> Change:
