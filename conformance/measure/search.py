@@ -199,7 +199,9 @@ class Probing:
             for size in range(1, MOST_BUGS + 1):
                 self.progress(f"trying {size} at once")
                 partly: list[Model] = []
-                for some, way in product((bases, self._companions if size == 1 else ()), ways):
+                for some, way in product((bases, self._companions if size == 1 else []), ways):
+                    if some is not bases and way is measured and partly:
+                        continue  # what fits alone is extended by bugs on file after this
                     tried = [model for base in some for model in way(base)]
                     whole = list(filter(self._is_whole, tried))
                     if whole:
@@ -255,7 +257,7 @@ class Probing:
                     found.append((*base, bug))
             if any(map(self._is_whole, found)):
                 return found
-        return found + [model for bug in fitting for model in self._conditioned(base, bug, outcome)]
+        return found + [model for bug in fitting[:KEPT] for model in self._conditioned(base, bug, outcome)]
 
     def _conditioned(self, base: Model, bug: Bug, outcome: ProbeResult) -> Iterator[Model]:
         """Yield the models with a bug in calls like those that differ alone, told by those that it would break."""
