@@ -33,7 +33,8 @@ def _has(name: str) -> Where:
 
 
 def _lacks(name: str) -> Where:
-    return Where(f"without-{name}", NAMED[name].replace("with", "without", 1), lambda s: name not in s.has)
+    words = "calls of layers with projections" if name == "bare" else NAMED[name].replace("with", "without", 1)
+    return Where(f"without-{name}", words, lambda s: name not in s.has)
 
 
 KINDS: tuple[Where, ...] = (
