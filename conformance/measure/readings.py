@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import Setting
-from conformance.kinds.made import bug_of
 from conformance.kinds.places import PLACES
+from conformance.kinds.sums import exponentials, filled, with_sum, without_sum
 from conformance.measure.call import PlacedCall
 from conformance.measure.changes import by_head, table_of_heads
 from conformance.measure.designs import NO_BIASES, generic
@@ -27,12 +27,10 @@ from conformance.measure.problems import SMALL, of_layer
 from conformance.measure.solve import weights_of
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask
-from mha_core.reference.state import State, Step
+from mha_core.reference.state import State
 
 TOLERANCE, LITTLE = 1e-8, 1e-9
 """Relative differences up to which numbers are equal, and weights up to which there is none."""
-
-EXCLUDE = "Exclude keys by a score of -inf, or by a weight of 0 before the sum."
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
@@ -83,7 +81,7 @@ def _sums(calls: Sequence[Weighed]) -> Iterator[Bug]:
         factors = [(_same((w / np.exp(s))[a]), setting) for w, s, a, setting in calls]
     if calls and all(number is not None for number, _ in factors):
         for one in expressions_of([(number or 0.0, setting) for number, setting in factors], unit=LITTLE / 1e3):
-            yield _without_sum(one)
+            yield without_sum(one.words, one.slug, _at(one))
     for less_highest in (False, True) if calls else ():
         with any_numbers:
             added = [(_added(w, s, a, less_highest), setting) for w, s, a, setting in calls]
@@ -92,49 +90,27 @@ def _sums(calls: Sequence[Weighed]) -> Iterator[Bug]:
         numbers = [(_same(array.ravel()), setting) for array, setting in added]
         if all(number is not None for number, _ in numbers):
             for one in expressions_of([(number or 0.0, setting) for number, setting in numbers], unit=LITTLE / 1e3):
-                yield _with_sum(one.words, one.slug, lambda state, one=one: one.at(Setting.of(state)), less_highest)  # type: ignore[misc]
+                yield with_sum(one.words, one.slug, _at(one), less_highest)
         elif table := table_of_heads(
             [[_same(array[:, h].ravel()) for h in range(array.shape[1])] for array, _ in added]
         ):
             words = f"a number of each head ({', '.join(f'{number:.6g}' for number in table)})"
-            yield _with_sum(words, "of-each-head", partial(_of_heads, table), less_highest)
+            yield with_sum(words, "of-each-head", partial(_of_heads, table), less_highest)
+
+
+def _at(one: Expression) -> Callable[[State], float]:
+    return lambda state: one.at(Setting.of(state))
 
 
 def _of_heads(table: Sequence[float], state: State) -> NDArray:
     return by_head(table, state["scores"].shape[1])[:, None, None]
 
 
-def _exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
-    """Return exp(score - highest of the row), 0 where excluded; and exp(-highest), 1 in rows without a key."""
-    highest = np.where(allowed, scores, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
-    shift = np.where(np.isfinite(highest), highest, 0.0)
-    return np.where(allowed, np.exp(scores - shift), 0.0), np.exp(-shift)
-
-
 def _added(weights: NDArray, scores: NDArray, allowed: NDArray, less_highest: bool) -> NDArray:
-    """Return (B, H, Lq): c of S / (S + c), which is what the weights of a row sum to."""
-    exponentials, unit = _exponentials(scores, allowed)
+    given, unit = exponentials(scores, allowed)
+    total, found = given.sum(axis=-1), weights.sum(axis=-1)
     total, found = exponentials.sum(axis=-1), weights.sum(axis=-1)
     return np.asarray(total * (1.0 - found) / found / (1.0 if less_highest else unit[..., 0]))
-
-
-def _with_sum(words: str, slug: str, number: Callable[[State], NDArray | float], less_highest: bool) -> Bug:
-    def change(state: State, beneath: Step) -> NDArray:
-        given, unit = _exponentials(state["scores"], state["allowed"])
-        total = given.sum(axis=-1, keepdims=True) + number(state) * (1.0 if less_highest else unit)
-        return np.where(state["allowed"], given / np.where(total == 0.0, 1.0, total), 0.0)
-
-    of = "exp(score - highest of the row)" if less_highest else "exp(score)"
-    sentence = f"The sum of {of} that each row is divided by has {words} added."
-    return bug_of(f"sum-plus-{slug}-{less_highest}", sentence, "Divide each row by its own sum.", {"weights": change})
-
-
-def _without_sum(number: Expression) -> Bug:
-    def change(state: State, beneath: Step) -> NDArray:
-        return np.where(state["allowed"], np.exp(state["scores"]) * number.at(Setting.of(state)), 0.0)
-
-    sentence = f"Weights are exp(score) times {number.words}, and are divided by no sum."
-    return bug_of(f"no-sum-{number.slug}", sentence, "Divide each row by its own sum.", {"weights": change})
 
 
 def _fills(calls: Sequence[Weighed]) -> Iterator[Bug]:
@@ -149,19 +125,7 @@ def _fills(calls: Sequence[Weighed]) -> Iterator[Bug]:
             numbers.append((_same(np.broadcast_to(read, weights.shape)[~allowed]), setting))
         if all(number is not None for number, _ in numbers):
             for one in expressions_of([(number or 0.0, setting) for number, setting in numbers], unit=LITTLE / 1e3)[:2]:
-                yield _filled(one, added)
-
-
-def _filled(number: Expression, added: bool) -> Bug:
-    def change(state: State, beneath: Step) -> NDArray:
-        scores, n = state["scores"], number.at(Setting.of(state))
-        other = np.where(state["allowed"], scores, scores + n if added else n)
-        given = _exponentials(other, np.ones_like(other, bool))[0]
-        return given / given.sum(axis=-1, keepdims=True) if other.size else beneath(state)
-
-    words = f"{number.words} is added to excluded scores" if added else f"Excluded scores become {number.words}"
-    slug = f"excluded-{'plus' if added else 'filled'}-{number.slug}"
-    return bug_of(slug, f"{words}, which leaves these keys a weight.", EXCLUDE, {"weights": change})
+                yield filled(one.words, one.slug, _at(one), added)
 
 
 LONGEST, ROWS = 12, 2
