@@ -107,9 +107,9 @@ def _of_heads(table: Sequence[float], state: State) -> NDArray:
 
 
 def _added(weights: NDArray, scores: NDArray, allowed: NDArray, less_highest: bool) -> NDArray:
+    """Return (B, H, Lq): c of S / (S + c), which is what the weights of a row sum to."""
     given, unit = exponentials(scores, allowed)
     total, found = given.sum(axis=-1), weights.sum(axis=-1)
-    total, found = exponentials.sum(axis=-1), weights.sum(axis=-1)
     return np.asarray(total * (1.0 - found) / found / (1.0 if less_highest else unit[..., 0]))
 
 
