@@ -70,13 +70,16 @@ def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where
     def worst(masks: Sequence[str]) -> float:
         return max(judged(index, mask).worst for index, mask in enumerate(masks))
 
-    masks = min(_readings(layer.calls), key=worst)
+    readings = _readings(layer.calls)
+    masks = min(readings, key=worst)
     for index, mask in enumerate(masks):
         found = judged(index, mask)
         if not found.equal:
             raise VerificationFailed(
                 f"{where} does not give what was recorded of {layer.calls[index].name or 'it'}: "
-                f"{found.mismatches[0].message}" + _other_weights(layer, weights)
+                f"{found.mismatches[0].message}"
+                + _other_weights(layer, weights)
+                + _in_another_memory(layer, readings, config, weights, precision)
             )
     untold = dict(_others(config, weights))
     for call, mask in zip(layer.calls, masks, strict=True):
@@ -149,6 +152,28 @@ def _shows(call: OriginalCall, mask: str, config: AttentionConfig, weights: Weig
     """Whether this config and these weights give another output than the one recorded in this call."""
     problem = Problem(config, weights, call.inputs[mask], call.outputs)
     return any(not judge_original(piece, precision).equal for piece in _pieces(problem))
+
+
+def _in_another_memory(
+    layer: OriginalLayer,
+    readings: Sequence[Sequence[str]],
+    config: AttentionConfig,
+    weights: Weights,
+    precision: Precision,
+) -> str:
+    """A sentence that says so if the matrices, read as their transposes lay in memory, give what was recorded."""
+    other = dict(weights)
+    for name, matrix in weights.items():
+        if name.endswith("_proj.weight"):
+            other[name] = matrix.reshape(matrix.shape[::-1]).T
+    for masks in readings:
+        calls = zip(layer.calls, masks, strict=True)
+        if all(_judged(call, mask, config, other, precision).equal for call, mask in calls):
+            return (
+                "\nIt does with each matrix in the memory order of its transpose: the file was written of views such "
+                "as W.T, whose memory safetensors' NumPy writer takes as it lies. Write numpy.ascontiguousarray(W.T)"
+            )
+    return ""
 
 
 def _check_turns(inputs: AttentionInputs, config: AttentionConfig, where: str) -> None:

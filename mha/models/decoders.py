@@ -254,7 +254,7 @@ class DecoderLayers:
         import torch
 
         config, turn = site.config, site.recipe.turn
-        if config.rotary is None or turn is None:
+        if config.rotary is None or turn is None or not turn.in_config:  # these `doubt` refuses
             return
         own = [one for name, one in self.model.named_modules() if name.endswith("rotary_emb")]
         if not own and not turn.ends:
