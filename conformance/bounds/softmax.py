@@ -21,6 +21,9 @@ QUOTIENT_ROUNDINGS = 2
 SMALL_GROWTH = 1.0
 """Largest error of a score whose effect on a weight is bounded by expm1; above it, `_extremes` bounds the weights."""
 
+WEIGHTLESS = -1000.0
+"""A score that is less than the largest by so much has the weight 0 in every dtype: a bias of finfo.min, for one."""
+
 
 class Growth(NamedTuple):
     """Bounds on the relative errors of the weights: of each by itself, and of all weights of a row together.
@@ -47,13 +50,14 @@ def growth_of(r: Rounding, scores: Bounded, allowed: NDArray) -> Growth:
     blocks = p.key_blocks(key_len)
     highest = _row_maximum(scores.v, allowed)
     distance = np.where(allowed, np.abs(scores.v - highest), 0.0)
-    furthest = np.where(allowed, scores.e, 0.0).max(axis=-1, keepdims=True, initial=0.0)
+    furthest = np.where(_may_be_largest(scores, allowed), scores.e, 0.0).max(axis=-1, keepdims=True, initial=0.0)
     distance += scores.e + furthest
     # The maximum subtracted, log2(e) rounded, and times log2(e): before the maximum is subtracted, or after.
     steps = (distance, distance, np.maximum(distance, np.abs(scores.v)))
     exponent = r.add(*(r.unit(p.us) * step for step in steps)) * (2.0 if blocks > 1 else 1.0)
     exponential = -blocks * np.log1p(-2.0 * p.exp_ulps * r.unit(p.us))
     own = np.where(allowed, np.minimum(r.add(scores.e, exponent, exponential), 1e300), 0.0)
+    own = np.where(scores.v - highest + own < WEIGHTLESS, 0.0, own)
     n = max(key_len, 1)
     # The maximum is rounded twice: times log2(e), and plus the logarithm, which is at most log n.
     logsumexp = 2.0 * r.unit(p.us) * (np.abs(highest) + furthest) + (1.0 + 2.0 * p.exp_ulps) * p.us * np.log(n)
@@ -63,6 +67,12 @@ def growth_of(r: Rounding, scores: Bounded, allowed: NDArray) -> Growth:
 def _row_maximum(scores: NDArray, allowed: NDArray) -> NDArray:
     highest = np.where(allowed, scores, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
     return np.where(np.isneginf(highest), 0.0, highest)
+
+
+def _may_be_largest(scores: Bounded, allowed: NDArray) -> NDArray[np.bool_]:
+    """Bool (B, H, Lq, Lk): the keys whose scores may be the largest of their row, as they are computed."""
+    least = np.where(allowed, scores.v - scores.e, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+    return allowed & ~(scores.v + scores.e < least)
 
 
 def _extremes(r: Rounding, scores: NDArray, allowed: NDArray, own: NDArray) -> tuple[NDArray, NDArray]:

@@ -36,6 +36,11 @@ SQUARE = AttentionConfig(39, 3, bias=True)
 SQUARE_REASON = "square twin: rectangular sizes turn a wrong transposition into an error that hides it"
 
 
+COINCIDE = "what is guessed from sizes is wrong where two of them are equal"
+SIZES_OF_MODELS = "sizes that models have"
+FINFO_MIN = -float(np.finfo(np.float32).max)
+
+
 def fixed(**sources: Any) -> MakeMask:
     """A maker of masks that ignores the random generator: always these sources; lists become arrays."""
     sources |= {name: np.array(value) for name, value in sources.items() if isinstance(value, list)}

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from conformance.plan import Plan
 from conformance.subjects.backend import as_users_run
 from mha_core.dtypes import DTYPES
 from mha_core.features import FEATURES
+from mha_core.parts import PARTS
 
 SIZES = {"batches": "B", "queries": "Lq", "keys": "Lk", "heads": "H", "head_dim": "d"}
 """Words -> the symbol of a size, of which the largest is said."""
@@ -63,6 +64,19 @@ SEQUENCES = "a second call of another shape, mask or thread"
 
 
 @dataclass(frozen=True)
+class OfPart:
+    """What the calls of layers with one part were.
+
+    Attributes:
+        sizes: words -> the largest size of any of them.
+        never: the kinds that none was.
+    """
+
+    sizes: dict[str, int]
+    never: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LookedAt:
     """What the calls of a run were.
 
@@ -72,6 +86,7 @@ class LookedAt:
         kinds: those of KINDS, and SEQUENCES, that some call was.
         never: the dtypes, devices, paths and kinds that none was.
         with_all: what `mha check --all` asks besides.
+        parts: a part of layers in words -> what the calls of layers with it were; none of a part that no layer had.
     """
 
     sizes: dict[str, int]
@@ -81,6 +96,7 @@ class LookedAt:
     kinds: tuple[str, ...]
     never: tuple[str, ...]
     with_all: tuple[str, ...] = ()
+    parts: dict[str, OfPart] = field(default_factory=dict)
 
     @property
     def line(self) -> str:
@@ -89,16 +105,23 @@ class LookedAt:
         >>> LookedAt({"keys": 1100}, ("float32",), ("cpu",), ("eager",), (), ("float64", "a GPU")).line
         'Covered: keys to 1,100; float32; cpu; the path eager. Not covered: float64, a GPU.'
         """
-        sizes = ", ".join(f"{words} to {size:,}" for words, size in self.sizes.items())
+        sizes, of_parts = _said(self.sizes), ""
+        for part, calls in self.parts.items():
+            never = f"; never: {', '.join(calls.never)}" if calls.never else ""
+            of_parts += f" With {part}: {_said(calls.sizes)}{never}."
         paths = f"the path{'s' * (len(self.paths) > 1)} {', '.join(self.paths)}" if self.paths else ""
         said = "; ".join(filter(None, [sizes, ", ".join(self.dtypes), ", ".join(self.devices), paths]))
         never = f" Not covered: {', '.join(self.never)}." if self.never else ""
         with_all = f" Only with --all: {'; '.join(self.with_all)}." if self.with_all else ""
-        return f"Covered: {said}.{never}{with_all}"
+        return f"Covered: {said}.{never}{of_parts}{with_all}"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, with the line."""
-        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "line": self.line}
+        return {**asdict(self), "line": self.line}
+
+
+def _said(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{words} to {size:,}" for words, size in sizes.items())
 
 
 def looked_at(
@@ -117,31 +140,50 @@ def looked_at(
         return None
     names = {result.case for result in answered}
     there = [one for one in asked if one.id in names]
-    sizes: dict[str, int] = dict.fromkeys(SIZES, 0)
-    kinds: set[str] = set() if all(isinstance(one, Case) for one in there) else {SEQUENCES}
-    for case in _calls(there):
-        own = case.sizes()
-        sizes = {words: max(size, own[SIZES[words]]) for words, size in sizes.items()}
+    every, of_parts = _Met(), {name: _Met() for name in PARTS}
+    for case, in_sequence in _calls(there):
         problem = case.build()
-        kinds |= {words for words, met in KINDS.items() if words not in kinds and met(problem)}
+        for met in (every, *(met for name, met in of_parts.items() if getattr(case.config, name) is not None)):
+            met.add(case, problem, in_sequence)
     paths, all_paths = _paths(subjects, there)
     dtypes = tuple(dict.fromkeys(result.dtype for result in answered))
     devices = tuple(dict.fromkeys(result.device for result in answered))
     never = [dtype for dtype in DTYPES if dtype not in dtypes]
     never += ["a GPU"] if devices == ("cpu",) else []
     never += [f"the path {path}" for path in all_paths if path not in paths]
-    never += [words for words in (*KINDS, SEQUENCES) if words not in kinds]
-    met = tuple(words for words in (*KINDS, SEQUENCES) if words in kinds)
+    never += [words for words in (*KINDS, SEQUENCES) if words not in every.kinds]
+    said = tuple(words for words in (*KINDS, SEQUENCES) if words in every.kinds)
     with_all = () if plan is None else tuple(plan.only_with_all(there))
-    return LookedAt(sizes, dtypes, devices, tuple(paths), met, tuple(never), with_all)
+    parts = {PARTS[name]: OfPart(met.sizes, met.never) for name, met in of_parts.items() if met.sizes}
+    return LookedAt(every.sizes, dtypes, devices, tuple(paths), said, tuple(never), with_all, parts)
 
 
-def _calls(asked: Iterable[Asked]) -> Iterator[Case]:
+class _Met:
+    """What the calls that were added are."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        self.kinds: set[str] = set()
+
+    def add(self, case: Case, problem: Problem, in_sequence: bool) -> None:
+        own = case.sizes()
+        self.sizes = {words: max(self.sizes.get(words, 0), own[symbol]) for words, symbol in SIZES.items()}
+        self.kinds |= {words for words, met in KINDS.items() if words not in self.kinds and met(problem)}
+        self.kinds |= {SEQUENCES} if in_sequence else set()
+
+    @property
+    def never(self) -> tuple[str, ...]:
+        """The kinds that none of them is, but for those of parts."""
+        return tuple(words for words in (*KINDS, SEQUENCES) if words not in self.kinds and words not in PARTS.values())
+
+
+def _calls(asked: Iterable[Asked]) -> Iterator[tuple[Case, bool]]:
+    """Each call, and whether it is one of a sequence."""
     for one in asked:
         if isinstance(one, Case):
-            yield one
+            yield one, False
         else:
-            yield from (step.case for step in one.steps())
+            yield from ((step.case, True) for step in one.steps())
 
 
 def _paths(subjects: Iterable[Any], asked: Sequence[Asked]) -> tuple[list[str], list[str]]:

@@ -20,8 +20,9 @@ from mha.convert.verify import VerificationFailed
 from mha.infer.evidence import EXP_ULPS, KEYS_PER_BLOCK, pieces
 from mha.recipes.judge import Judgement, judge_original
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
-from mha_core import AttentionConfig, SpecError
+from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.dtypes import round_to
+from mha_core.parts.angles import in_words, positions_in
 from mha_core.weights import Weights
 
 OTHER_SCALE = 0.5
@@ -69,13 +70,16 @@ def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where
     def worst(masks: Sequence[str]) -> float:
         return max(judged(index, mask).worst for index, mask in enumerate(masks))
 
-    masks = min(_readings(layer.calls), key=worst)
+    readings = _readings(layer.calls)
+    masks = min(readings, key=worst)
     for index, mask in enumerate(masks):
         found = judged(index, mask)
         if not found.equal:
             raise VerificationFailed(
                 f"{where} does not give what was recorded of {layer.calls[index].name or 'it'}: "
-                f"{found.mismatches[0].message}" + _other_weights(layer, weights)
+                f"{found.mismatches[0].message}"
+                + _other_weights(layer, weights)
+                + _in_another_memory(layer, readings, config, weights, precision)
             )
     untold = dict(_others(config, weights))
     for call, mask in zip(layer.calls, masks, strict=True):
@@ -89,6 +93,8 @@ def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where
             "numbers that are not all alike"
             + ("" if layer.dtype in ("float64", "float32") else ", in float32: those weights in float32 are the same")
         )
+    for call in layer.calls:
+        _check_turns(next(iter(call.inputs.values())), config, where)
     held = {name: round_to(array, layer.dtype) for name, array in weights.items()}
     chosen = zip(layer.calls, masks, strict=True)
     return Proof(
@@ -130,13 +136,15 @@ def _pieces(problem: Problem) -> Iterator[Problem]:
 def _others(config: AttentionConfig, weights: Weights) -> Iterator[tuple[str, tuple[AttentionConfig, Weights]]]:
     """Layers that the calls must tell from this one: name of what has half the size -> config and weights.
 
-    Scores may show through biases alone, in a call whose inputs are so small that no matrix does.
+    Scores may show through biases alone, in a call whose inputs are so small that no matrix does. A query-key norm
+    gives the same of a matrix of half the size: the scores stand for both.
     """
     if config.score == "scaled_dot":
         scale = config.head_dim**-0.5 if config.scale is None else config.scale
         yield "scores", (replace(config, scale=scale * OTHER_SCALE), weights)
+    normed = () if config.query_key_norm is None else ("q_proj.weight", "k_proj.weight")
     for name in weights:
-        if name.endswith("_proj.weight"):
+        if name.endswith("_proj.weight") and name not in normed:
             yield name, (config, {**weights, name: weights[name] * weights[name].dtype.type(OTHER_SCALE)})
 
 
@@ -144,6 +152,41 @@ def _shows(call: OriginalCall, mask: str, config: AttentionConfig, weights: Weig
     """Whether this config and these weights give another output than the one recorded in this call."""
     problem = Problem(config, weights, call.inputs[mask], call.outputs)
     return any(not judge_original(piece, precision).equal for piece in _pieces(problem))
+
+
+def _in_another_memory(
+    layer: OriginalLayer,
+    readings: Sequence[Sequence[str]],
+    config: AttentionConfig,
+    weights: Weights,
+    precision: Precision,
+) -> str:
+    """A sentence that says so if the matrices, read as their transposes lay in memory, give what was recorded."""
+    other = dict(weights)
+    for name, matrix in weights.items():
+        if name.endswith("_proj.weight"):
+            other[name] = matrix.reshape(matrix.shape[::-1]).T
+    for masks in readings:
+        calls = zip(layer.calls, masks, strict=True)
+        if all(_judged(call, mask, config, other, precision).equal for call, mask in calls):
+            return (
+                "\nIt does with each matrix in the memory order of its transpose: the file was written of views such "
+                "as W.T, whose memory safetensors' NumPy writer takes as it lies. Write numpy.ascontiguousarray(W.T)"
+            )
+    return ""
+
+
+def _check_turns(inputs: AttentionInputs, config: AttentionConfig, where: str) -> None:
+    """SpecError unless the tables of a call are those that the config's rotary settings make: a file has no tables."""
+    if config.rotary is None or inputs.rotary is None or not inputs.rotary.has_tables:
+        return
+    for table in inputs.rotary.tables():
+        if positions_in(table, config.rotary, inputs.check(config).key_len) is None:
+            raise SpecError(
+                f"{where} was called with rotary tables that no positions give by {in_words(config.rotary)}, which is "
+                "all that a file of it could say: its angles have another base, rule or sign, or several axes. "
+                "To move the bits alone, with nothing said of what they compute: --moved, without --recorded"
+            )
 
 
 def _other_weights(layer: OriginalLayer, weights: Weights) -> str:

@@ -24,9 +24,10 @@ from mha.models.config import ModelConfig
 from mha.models.settings import strange_key
 from mha.recipes import RECIPES, Site, recipe_for
 from mha.recipes.live_probe import check_site
+from mha.rotary import TURNS
 from mha_core import AttentionConfig, SpecError
 from mha_core.errors import one_line, shown
-from mha_core.parts.angles import in_words, positions_in
+from mha_core.parts.angles import FURTHEST, in_words, positions_in
 from mha_core.weights import Weights
 
 BASES = ("rope_theta", "rotary_emb_base", "rope_local_base_freq")
@@ -217,7 +218,9 @@ class DecoderLayers:
         site = self.sites.get(prefix)
         if site is None:
             return f"the config has no place for a layer {prefix!r}"
-        own = site.recipe.layouts[0]
+        own, turn = site.recipe.layouts[0], site.recipe.turn
+        if turn is not None and not turn.in_config and turn.acts(site.core):
+            return f"a layer of {site.recipe.family} {TURNS} by angles of its own, which no settings of a file say"
         return "" if own in layouts else f"layers of such a model have layout {own!r}"
 
     def sees(self, prefix: str) -> str:
@@ -247,22 +250,29 @@ class DecoderLayers:
                 raise SpecError(f"{name} turns by base {base:.6g}, and the config says {in_words(rotary)}")
 
     def _check_angles(self, site: Site) -> None:
-        """SpecError unless the tables that the model itself makes are those of the layer's config."""
+        """SpecError unless the tables that the model itself makes are those of the layer's config, near and far."""
         import torch
 
         config, turn = site.config, site.recipe.turn
-        own = [one for name, one in self.model.named_modules() if name.endswith("rotary_emb")]
-        if config.rotary is None or turn is None or not turn.in_config or not own:
+        if config.rotary is None or turn is None or not turn.in_config:  # these `doubt` refuses
             return
-        module = own[0]
-        kinds = getattr(self.model.config, "layer_types", None) if "layer_type" in _arguments(module) else None
-        more = {} if kinds is None else {"layer_type": kinds[site.core.layer_idx]}
-        length = 5
-        tables = module(torch.zeros(1, length, 2), torch.arange(length)[None], **more)
-        made = turn.take(site.core, {"position_embeddings": tables}, length)
-        found = None if made is None else positions_in(made.tables().queries, config.rotary, length)
-        if found is None or found.tolist() != [list(range(length))]:
-            raise SpecError(f"the model turns otherwise than its config says, {in_words(config.rotary)}")
+        own = [one for name, one in self.model.named_modules() if name.endswith("rotary_emb")]
+        if not own and not turn.ends:
+            raise SpecError(f"{type(self.model).__name__} has no module that says how it {TURNS}")
+        most = int(getattr(self.model.config, "max_position_embeddings", FURTHEST))
+        for places in (torch.arange(5), torch.tensor([0, 1, min(most, FURTHEST) - 1])):
+            if turn.ends:
+                given: dict[str, Any] = {"position_ids": places[None]}
+            else:
+                module = own[0]
+                kinds = getattr(self.model.config, "layer_types", None) if "layer_type" in _arguments(module) else None
+                more = {} if kinds is None else {"layer_type": kinds[site.core.layer_idx]}
+                given = {"position_embeddings": module(torch.zeros(1, len(places), 2), places[None], **more)}
+            made = turn.take(site.core, given, len(places))
+            length = int(places.max()) + 1
+            found = None if made is None else positions_in(made.tables().queries, config.rotary, length)
+            if found is None or found.tolist() != [places.tolist()]:
+                raise SpecError(f"the model turns otherwise than its config says, {in_words(config.rotary)}")
 
 
 @contextmanager

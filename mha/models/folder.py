@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mha.models.config import contradiction
+from mha.models.decoders import is_decoder
 from mha.models.families import MODEL_TYPES, changed, of_own_code
 from mha.recipes import RECIPES, recipe_for_config
 from mha_core import SpecError
@@ -31,8 +32,10 @@ def check_folder(folder: Path, leave: Collection[str] = ()) -> None:
         raise SpecError(f"{folder} has no config.json; it must be a model's folder as save_pretrained writes it")
     recipe = recipe_for_config(config).family
     if recipe != "bert":
+        decoders = [name for one in RECIPES.values() for name in one.model_types if is_decoder(name)]
         raise SpecError(
-            f"mha port takes sentence encoders of the bert family ({', '.join(RECIPES['bert'].model_types)}). "
+            f"mha port takes sentence encoders of the bert family ({', '.join(RECIPES['bert'].model_types)}) and "
+            f"decoders ({', '.join(decoders)}). "
             f"Got model type {config['model_type']!r}; docs/recipes.md has what there is for the family {recipe}."
         )
     family = MODEL_TYPES[config["model_type"]]

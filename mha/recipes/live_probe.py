@@ -79,7 +79,7 @@ def check_site(site: Site) -> None:
     except SpecError as error:
         raise cannot_run(name, str(error)) from error
     dtype = check_runs(module)
-    words = Words(cross=cross, values=False, masks=masks)
+    words = Words(cross=cross, values=False, masks=masks, positions=recipe.positions(core))
     with as_found(module):
         check_reading(name, config, site.weights, run, dtype=dtype, words=words, meant=meant)
 

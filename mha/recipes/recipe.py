@@ -120,6 +120,12 @@ class Recipe:
         is_cross = len(self.layouts) > 1 and module.is_cross_attention
         return layouts.get(self.layouts[is_cross])
 
+    def positions(self, core: Any) -> int | None:
+        """How many positions a module has, whose own tables end there; None if it has none."""
+        if self.turn is not None and self.turn.ends:
+            return len(core.embed_positions)
+        return None if self.sees is None else int(core.config.max_position_embeddings)
+
     def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
         """The heads of the layer at `prefix` of a checkpoint, by the model's config.
 

@@ -24,7 +24,8 @@ class Turn:
         backwards: whether it turns by the negative angles.
         patches_alone: whether tables are of the last tokens alone, and the first ones do not turn.
         share: the setting that says how much of a head turns; "" where all of it does.
-        in_config: whether `rope_parameters` say how its positions turn; else by angles of its own.
+        in_config: whether a layer's settings say how its positions turn; else by angles of its own.
+        ends: whether the module keeps the tables, which end at a position.
     """
 
     interleaved: bool = False
@@ -34,6 +35,7 @@ class Turn:
     patches_alone: bool = False
     share: str = "partial_rotary_factor"
     in_config: bool = True
+    ends: bool = False
 
     def settings(self, core: Any, head_dim: int) -> Rotary:
         """The rotary settings of a module; base and rule are its config's, where they are of a kind that is known.
@@ -138,6 +140,7 @@ class OwnTables(Turn):
 
     interleaved: bool = True
     share: str = "rotary_dim"
+    ends: bool = True
 
     def _width(self, core: Any, head_dim: int) -> int:
         return int(core.rotary_dim or head_dim)

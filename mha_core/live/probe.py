@@ -55,11 +55,13 @@ class Words:
         cross: whether keys may have another length than queries, and be another input.
         values: whether values may be another input than keys.
         masks: the sources of a mask that it can take: "valid_lens", "allowed", "causal", "bias".
+        positions: how many positions it has, if its own tables end there; a probe has no more. None: any number.
     """
 
     cross: bool = True
     values: bool = True
     masks: tuple[str, ...] = ()
+    positions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,18 @@ class Probe:
     def __str__(self) -> str:
         lengths = f"{self.query_len} queries" + ("" if self.self_attention else f" and {self.key_len} keys")
         return f"{self.batch} x {lengths}, {self.mask or 'no mask'}"
+
+    def within(self, positions: int | None) -> Probe:
+        """The probe with at most so many queries and keys; itself for None.
+
+        >>> Probe(1, 300, 277, rows=(0, 150, 299)).within(40)
+        Probe(batch=1, query_len=40, key_len=40, mask=None, times=1.0, self_attention=False, rows=(0, 39))
+        """
+        if positions is None:
+            return self
+        rows = None if self.rows is None else tuple(dict.fromkeys(min(row, positions - 1) for row in self.rows))
+        query_len, key_len = min(self.query_len, positions), min(self.key_len, positions)
+        return replace(self, query_len=query_len, key_len=key_len, rows=rows)
 
 
 LONGEST = 300
@@ -188,7 +202,7 @@ differ). probe=False hands its weights out all the same
     for probe in PROBES:
         if probe.mask is not None and probe.mask not in words.masks:
             continue
-        probe, inputs = _draw(probe, config, words, factor=factor, dtype=dtype, rng=rng)
+        probe, inputs = _draw(probe.within(words.positions), config, words, factor=factor, dtype=dtype, rng=rng)
         try:
             with as_it_was():
                 found = run(inputs)
@@ -253,7 +267,8 @@ def _mask(probe: Probe, dtype: str, rng: np.random.Generator) -> AttentionMask:
     """The mask of a probe, with at least one key for every row."""
     shape = (probe.batch, 1, probe.query_len, probe.key_len)
     if probe.mask == "valid_lens":
-        return AttentionMask(valid_lens=np.arange(probe.batch) * 2 + probe.key_len - 2 * probe.batch + 1)
+        lens = np.arange(probe.batch) * 2 + probe.key_len - 2 * probe.batch + 1
+        return AttentionMask(valid_lens=np.maximum(lens, 1))
     if probe.mask == "allowed":
         allowed = rng.random(shape) < 0.6
         allowed |= np.arange(probe.key_len) == np.arange(probe.query_len)[:, None] % probe.key_len

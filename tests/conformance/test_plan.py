@@ -35,7 +35,8 @@ ONLY_WITH_ALL = """
     causal-softcap nan-under-softcap bare-capped additive-in-training finfo-bias unscaled-by-head query-key-norm
     query-key-norm-layer query-key-norm-all query-key-norm-bare query-key-norm-half-precision rotary-interleaved
     rotary-last rotary-last-interleaved rotary-tables rotary-llama3 rotary-longrope rotary-axes
-    rotary-axes-interleaved rotary-bare
+    rotary-axes-interleaved rotary-bare as-many-heads-as-queries-and-keys as-many-queries-and-keys-as-channels
+    one-head-of-the-whole-width rotary-long query-key-norm-long
 """
 """The cases that the path "fast" is asked in float64 by `--all` alone; in float32 it is asked all of them."""
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.cases.parts import FINFO_MIN
 from conformance.cases.sequence import DROPOUT, Base, PreparedLayer, SequenceTable, Step, changed, with_keep
 from mha_core import AttentionInputs, AttentionMask
-
-FINFO_MIN = -float(np.finfo(np.float32).max)
 
 SEQUENCES = SequenceTable()
 

@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case, Rng
-from conformance.cases.parts import case, number_in_open, random_allowed
+from conformance.cases.parts import FINFO_MIN, SIZES_OF_MODELS, case, number_in_open, random_allowed
 from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionMask
-
-SIZES_OF_MODELS = "sizes that models have"
-FINFO_MIN = -float(np.finfo(np.float32).max)
 
 
 def windowed_by_head(rng: Rng, case: Case) -> AttentionMask:

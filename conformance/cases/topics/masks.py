@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conformance.cases.parts import (
+    COINCIDE,
     allowed_per_head,
     allowed_per_item,
     bias_per_head,
@@ -12,8 +13,6 @@ from conformance.cases.parts import (
 )
 
 OF_EACH_QUERY = [[1, 2, 3, 4, 5], [7, 0, 6, 2, 3]]
-
-COINCIDE = "what is guessed from sizes is wrong where two of them are equal"
 
 CASES = [
     case("valid-lens", "lengths off by one, ignored, or counted from the right", valid_lens=[3, 6]),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.cases.parts import case, square_case
+from conformance.cases.parts import COINCIDE, allowed_per_item, bias_per_head, case, square_case
+from mha_core import AttentionConfig
 
 CASES = [
     square_case(
@@ -22,4 +23,27 @@ CASES = [
         valid_lens=[4, 6],
     ),
     case("multi-query", "one key head for all query heads", num_heads=6, num_kv_heads=1),
+    case(
+        "as-many-heads-as-queries-and-keys",
+        "heads taken for positions, (B, L, H, d), where there are as many",
+        num_heads=7,
+        query_len=7,
+        mask=bias_per_head,
+        same_sizes=COINCIDE,
+    ),
+    case(
+        "as-many-queries-and-keys-as-channels",
+        "positions taken for channels, (B, H, d, L), where there are as many",
+        query_len=11,
+        key_len=11,
+        mask=allowed_per_item,
+        same_sizes=COINCIDE,
+    ),
+    square_case(
+        "one-head-of-the-whole-width",
+        "inputs taken for heads that are split already; a mask without its head axis, as many items as queries",
+        AttentionConfig(13, 1, bias=True),
+        batch=7,
+        mask=allowed_per_item,
+    ),
 ]

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from conformance.diagnosis.brief import FIXES, ROWS, Brief, Cause
 from conformance.diagnosis.text import shown as shown_place
@@ -189,12 +190,17 @@ def _not_judged(results: Sequence[Result], width: int) -> list[str]:
 
 
 def _covered(looked_at: LookedAt | None, width: int) -> list[str]:
-    """A row with the largest sizes, and one with what no call was."""
+    """A row with the largest sizes, one with those of each part that was met, and one with what no call was."""
     if looked_at is None:
         return []
     words = {"batches": "items", "head_dim": "channels a head"}
-    sizes = [f"{size:,} {words.get(name, name)}" for name, size in looked_at.sizes.items()]
-    return [*_fitted("Covered to: ", sizes, width), *_fitted("Not covered: ", list(looked_at.never), width)]
+
+    def row(head: str, sizes: Mapping[str, int]) -> list[str]:
+        return _fitted(head, [f"{size:,} {words.get(name, name)}" for name, size in sizes.items()], width)
+
+    of_parts = chain.from_iterable(row(f"With {part} to: ", one.sizes) for part, one in looked_at.parts.items())
+    not_covered = _fitted("Not covered: ", list(looked_at.never), width)
+    return [*row("Covered to: ", looked_at.sizes), *of_parts, *not_covered]
 
 
 def _fitted(head: str, items: Sequence[str], width: int) -> list[str]:

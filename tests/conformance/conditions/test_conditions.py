@@ -18,10 +18,12 @@ from conformance.cases.table import select_asked
 from conformance.runner import run_all
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.reference import pipeline as reference
-from tests.conformance.conditions import dtypes, features, masks, memory, numbers, orders, sizes
+from tests.conformance.conditions import dtypes, features, masks, memory, numbers, orders, parts, sizes
 from tests.conformance.conditions.words import Call
 
-CONDITIONS = [one for module in (sizes, dtypes, memory, masks, features, numbers, orders) for one in module.CONDITIONS]
+CONDITIONS = [
+    one for module in (sizes, dtypes, memory, masks, features, parts, numbers, orders) for one in module.CONDITIONS
+]
 
 A_COPY = "a subject is given writable arrays that are its own"
 NOT_MET = {

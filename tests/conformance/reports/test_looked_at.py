@@ -41,3 +41,19 @@ def test_the_table_lacks_nothing_but_what_is_run_otherwise():
     assert found.sizes["heads"] >= 12
     assert found.sizes["keys"] >= 1100
     assert found.sizes["head_dim"] >= 128
+
+
+def test_what_layers_with_a_part_were_asked_is_said_apart():
+    """What a layer without the part was asked does not count."""
+    found = of("prime", "causal", "window", "rotary-interleaved", "query-key-norm", "sequence-shapes")
+    assert set(found.parts) == {"rotary positions", "query-key norm"}
+    turned = found.parts["rotary positions"]
+    assert turned.sizes == {"batches": 2, "queries": 5, "keys": 7, "heads": 3, "head_dim": 11}
+    assert found.sizes["keys"] > 7
+    assert {"a causal mask", "a window", "a softcap", SEQUENCES} <= set(turned.never)
+    assert not {"rotary positions", "query-key norm", "no mask", "gradients"} & set(turned.never)
+    assert "a causal mask" not in found.never
+    assert "a softcap" not in found.parts["query-key norm"].never
+    assert " With rotary positions: batches to 2, queries to 5, keys to 7, " in found.line
+    assert found.to_dict()["parts"]["rotary positions"]["sizes"] == turned.sizes
+    assert of("prime").parts == {}

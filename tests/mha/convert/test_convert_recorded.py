@@ -230,3 +230,20 @@ def test_a_file_of_ours_knows_no_more_than_what_was_known_when_it_was_written(so
     save_file(load_file(again), again)
     with pytest.raises(SpecError, match="neither proved nor known: there is no config.json beside it"):
         convert(again, to_layout="torch", out=tmp_path / "o.npz", force=True)
+
+
+def test_matrices_in_the_memory_of_their_transposes_are_named(tmp_path):
+    """What safetensors' NumPy writer makes of W.T: the shape of the view, and the numbers as the array holds them."""
+    held = two_layers("bert")
+    calls = record(tmp_path / "calls.safetensors", (PREFIXES[0], 0), (PREFIXES[1], 1))
+    asked = {"to_layout": "torch", "every": True, "num_heads": 3, "recorded": calls}
+
+    def message(arrays):
+        save_file(arrays, tmp_path / "model.safetensors")
+        with pytest.raises(VerificationFailed) as refused:
+            convert(tmp_path / "model.safetensors", out=tmp_path / "out.npz", **asked)
+        return str(refused.value)
+
+    views = {name: np.ascontiguousarray(x.T).T if x.ndim == 2 else x for name, x in held.items()}
+    assert "It does with each matrix in the memory order of its transpose" in message(views)
+    assert "memory order" not in message({name: np.ascontiguousarray(x[::-1]) for name, x in held.items()})

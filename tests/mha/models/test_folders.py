@@ -100,3 +100,12 @@ def test_no_right_folder_is_refused(tmp_path):
         if MODEL_TYPES[row["type"]].name == "bert":
             check_folder(folder)
     assert {name: said for name, said in found.items() if said != "known"} == {}
+
+
+def test_a_folder_that_is_not_taken_is_told_which_are(tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(
+        SpecError, match=r"bert family \(bert, .*\) and decoders \(.*llama, .*\)\. Got model type 'vit'"
+    ):
+        check_folder(tmp_path)
