@@ -106,7 +106,10 @@ def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -
 
 
 def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]:
-    """Return the port's modules with parameters of their own that no judged module but the model itself holds."""
+    """Return the port's modules with parameters of their own that no judged module but the model itself holds.
+
+    Not those whose every parameter is one of the original's, which may hold it elsewhere, such as a table of positions.
+    """
     own = [module.numbers.size for module in pairs.ports]
     for module in pairs.ports:
         holder = next((one for one in module.within if pairs.ports[one].numbers.size), None)
@@ -115,6 +118,8 @@ def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]
     found = []
     for port, module in enumerate(pairs.ports):
         around = [one for one in (port, *module.within) if one or not pairs.inside_ports[0]]
+        if module.each <= pairs.originals[0].each and all(one.known for one in module.each) and is_judged(0):
+            continue
         if own[port] > 0 and around and not any(map(is_judged, around)):
             found.append(module.name)
     return tuple(found)

@@ -72,6 +72,22 @@ def in_which_order(
     return ("same" if seen else "unseen"), ""
 
 
+def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:
+    """Return which of a port's parameters are not its original's, in words; "" where that is true of all.
+
+    Args:
+        port, own: the parameters of the port's module, and of its original's.
+        model: those of the original's model, among which the others may be.
+    """
+    known = {one.numbers for one in own.values()}
+    others = {name: one.numbers for name, one in port.items() if one.numbers not in known}
+    words = []
+    for name, numbers in others.items():
+        whose = [] if is_constant(numbers) else [other for other, one in model.items() if one.numbers == numbers]
+        words.append(f"{name} has the numbers of {whose[0]}" if whose else name)
+    return "" if len(others) == len(port) and words == list(others) else listed(words, 3)
+
+
 def _partner(name: str, parameter: Parameter, own: Mapping[str, Parameter]) -> str | None:
     """The original's parameter of the same numbers: the one of this name, or the only one."""
     alike = [other for other, one in own.items() if one.numbers == parameter.numbers]

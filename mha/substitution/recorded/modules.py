@@ -93,7 +93,8 @@ def modules_apart(
             results[module] = replace(about, reason="no module of the original is known to be it")
             continue
         progress(own.name or "the model")
-        about = replace(about, original=both[0][partner].name, how=found.how[partner])
+        mate = both[0][partner]
+        about = replace(about, original=mate.name, original_kind=mate.kind, how=found.how[partner])
         if len(calls[0][partner]) != len(calls[1][module]):
             mine, theirs = len(calls[0][partner]), len(calls[1][module])
             results[module] = replace(about, reason=f"the original calls it {mine} times and the port {theirs} times")
