@@ -28,6 +28,7 @@ from mha.recordings.tokens import Tokens
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype, check_held, round_to
 from mha_core.errors import one_line, shown
+from mha_core.files.tensorfile import read_header
 from mha_core.files.writing import check_output
 from mha_core.weights import Weights, check_weights
 
@@ -197,6 +198,10 @@ class Recording:
                 lacks or contradicts something. The message says which.
             FileNotFoundError: there is no such file.
         """
+        if (found := _without_attention(path)) is not None:
+            raise SpecError(
+                f"{path} is a recording of {found}, and holds no call of an attention layer: `mha where` reads it"
+            )
         arrays, text = read(path, METADATA_KEY, what="recording")
         try:
             return cls(**described_in(arrays, text))
@@ -208,6 +213,16 @@ class Recording:
     def _problem(self, call: RecordedCall) -> Problem:
         layer = self.layers[call.layer]
         return Problem(layer.config, layer.weights, call.inputs, call.outputs)
+
+
+def _without_attention(path: str | os.PathLike[str]) -> str | None:
+    """What a recording without attention layers is of, in words; None for any other file."""
+    from mha.recordings.modules.arrays import holds_arrays
+    from mha.recordings.modules.recording import holds_modules
+
+    if holds_arrays(path):
+        return "calls as plain arrays"
+    return "modules" if holds_modules(path) and METADATA_KEY not in read_header(path).metadata else None
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:

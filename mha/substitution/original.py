@@ -153,7 +153,9 @@ class Original:
         return max(dict.fromkeys(names), key=names.count, default="float32")
 
     def _as_native(self, value: Any) -> Any:
-        return self.native.to_native(value, None) if isinstance(value, np.ndarray) else value
+        return changed(
+            value, lambda place, leaf: self.native.to_native(leaf, None) if isinstance(leaf, np.ndarray) else leaf
+        )
 
     def _begin(self, name: str, module: Any, call: inspect.BoundArguments | None) -> None:
         if call is None:  # scanned, and rematerialised in its backward pass

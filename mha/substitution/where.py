@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from mha.recordings.modules.arrays import ArraysRecording, open_modules
 from mha.recordings.modules.diagnosed import Suspect, diagnosed
 from mha.recordings.modules.recording import ModuleRecording
 from mha.recordings.recording import Recording
@@ -43,8 +44,8 @@ def where(
     Args:
         original: the original model, live, in inference: of PyTorch, Keras, Flax (nnx, or linen bound to its variables)
             or Gluon. Its parameters are put into other dtypes meanwhile, and put back. Or a recording, or its file.
-        recording: of the port, by `mha.capture(port, FILE, modules=True)`; beside a recording of the original, of
-            attention layers alone too.
+        recording: of the port, by `mha.capture(port, FILE, modules=True)`, or calls as plain arrays; beside a recording
+            of the original, of attention layers alone too.
         inputs: what the original is called with, by name or in order, in NumPy: the same as the port's. Default:
             what the port was called with.
         pairs: name of a module of the original -> name of the port's, where the search can't know it.
@@ -71,7 +72,7 @@ def where(
     if isinstance(recording, Recording):
         raise SpecError("a live original needs a recording of modules: mha.capture(port, FILE, modules=True)")
     if not isinstance(recording, ModuleRecording):
-        recording = ModuleRecording(recording)
+        recording = open_modules(recording)
     first = recording.modules[0].name
     if first:
         raise SpecError(f"the recording holds no call of the model itself, of {first!r} and others: call the model")
@@ -91,6 +92,8 @@ def where(
         report = second if _wrong_in_own_lines(second) < _wrong_in_own_lines(report) else report
     wrong = {one.name: Suspect(one.kind, one.parameters) for one in report.results if one.status == "wrong"}
     called = [one.name for one in report.results]
+    if isinstance(recording, ArraysRecording):  # it has no attention layers
+        return report
     return replace(report, diagnosed=diagnosed(recording.path, wrong, called, report.judged, progress))
 
 

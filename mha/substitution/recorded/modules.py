@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.recordings.modules.arrays import holds_arrays, open_modules
 from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording, holds_modules
 from mha.recordings.recording import Recording
 from mha.substitution.allowance import number
@@ -56,7 +57,9 @@ def recorded_apart(
 def _opened(recording: AnyRecording) -> ModuleRecording | Recording:
     if isinstance(recording, (ModuleRecording, Recording)):
         return recording
-    return ModuleRecording(recording) if holds_modules(recording) else Recording.load(recording)
+    if holds_arrays(recording) or holds_modules(recording):
+        return open_modules(recording)
+    return Recording.load(recording)
 
 
 def modules_apart(

@@ -142,8 +142,11 @@ def finding(one: ModuleResult) -> str:
 
 def _original(one: ModuleResult) -> str:
     """Its original's module, with the class of that where it is called otherwise."""
-    same = not one.original_kind or plain_kind(one.original_kind) == plain_kind(one.kind)
-    return f"{_name(one.original or '')}{'' if same else f' ({one.original_kind})'}"
+    return f"{_name(one.original or '')}{'' if _same_kind(one) else f' ({one.original_kind})'}"
+
+
+def _same_kind(one: ModuleResult) -> bool:
+    return not one.original_kind or plain_kind(one.original_kind) == plain_kind(one.kind)
 
 
 def _of_recordings(report: WhereReport) -> Iterator[str]:
@@ -176,8 +179,7 @@ def _difference(one: ModuleResult, each: Difference, names: list[str]) -> str:
         what = {"inputs": "This", "past": "This", "mask": "The port's mask"}.get(each.part, "The port's layer")
         silent = "" if each.shows else ": these calls don't show it"
         moved = f" {what} alone moves the original's output by {'up to ' * each.shows}{number(each.moves)}{silent}."
-    own = _original(one) if one.original_kind else ""
-    kind = f"{one.kind}; its original {own}" if own.endswith(")") else one.kind
+    kind = one.kind if _same_kind(one) else f"{one.kind}; the original's {one.original_kind}"
     return f"{name} ({kind}) differs in {each.part}: {each.message}.{moved}"
 
 
