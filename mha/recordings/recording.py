@@ -22,6 +22,8 @@ from conformance.cases.problem import Problem
 from mha.coverage import Coverage, Unread
 from mha.recordings.array_pool import ArrayPool, read
 from mha.recordings.ends import RecordedEnd
+from mha.recordings.modules.names import holds_arrays
+from mha.recordings.modules.recorder import METADATA_KEY as OF_MODULES
 from mha.recordings.parts import FORMAT, RecordedCall, RecordedLayer, check_call
 from mha.recordings.reader import described_in
 from mha.recordings.tokens import Tokens
@@ -217,12 +219,10 @@ class Recording:
 
 def _without_attention(path: str | os.PathLike[str]) -> str | None:
     """What a recording without attention layers is of, in words; None for any other file."""
-    from mha.recordings.modules.arrays import holds_arrays
-    from mha.recordings.modules.recording import holds_modules
-
     if holds_arrays(path):
         return "calls as plain arrays"
-    return "modules" if holds_modules(path) and METADATA_KEY not in read_header(path).metadata else None
+    metadata = read_header(path).metadata
+    return "modules" if OF_MODULES in metadata and METADATA_KEY not in metadata else None
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:

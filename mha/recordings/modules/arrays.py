@@ -1,15 +1,15 @@
-"""Calls as plain arrays, MODULE/CALL/inputs/NAME and MODULE/CALL/outputs/NAME: what anything can write, functions too."""
+"""Calls as plain arrays, such as MODULE/CALL/inputs/NAME: what anything can write, functions too."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from numpy.typing import NDArray
 
 from mha.formats import open_checkpoint
+from mha.recordings.modules.names import CALL, FORM, PARAMETER, holds_arrays
 from mha.recordings.modules.numbers import shape_and_numbers
 from mha.recordings.modules.recording import (
     ArrayAt,
@@ -17,15 +17,8 @@ from mha.recordings.modules.recording import (
     ModuleRecording,
     Parameter,
     RecordedModule,
-    holds_modules,
 )
 from mha_core import SpecError
-from mha_core.files.tensorfile import read_header
-
-CALL = re.compile(r"(?:(?P<module>.+)/)?(?P<call>[0-9]+)/(?P<side>inputs|outputs)(?:/(?P<place>.+))?")
-PARAMETER = re.compile(r"(?:(?P<module>.+)/)?parameters/(?P<name>.+)")
-
-FORM = "MODULE/CALL/inputs/NAME, MODULE/CALL/outputs/NAME or MODULE/parameters/NAME"
 
 
 def open_modules(path: str | os.PathLike[str]) -> ModuleRecording:
@@ -36,13 +29,6 @@ def open_modules(path: str | os.PathLike[str]) -> ModuleRecording:
         FileNotFoundError: there is no such file.
     """
     return ArraysRecording(path) if holds_arrays(path) else ModuleRecording(path)
-
-
-def holds_arrays(path: str | os.PathLike[str]) -> bool:
-    """Return True if a file holds calls as plain arrays. FileNotFoundError if there is no such file."""
-    if Path(path).suffix == ".npz" and Path(path).is_file():
-        return True
-    return not holds_modules(path) and any(CALL.fullmatch(name) for name in read_header(path).arrays)
 
 
 class ArraysRecording(ModuleRecording):

@@ -13,7 +13,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.recordings.modules.arrays import holds_arrays, open_modules
+from mha.recordings.modules.arrays import open_modules
+from mha.recordings.modules.names import holds_arrays
 from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording, holds_modules
 from mha.recordings.recording import Recording
 from mha.substitution.allowance import number

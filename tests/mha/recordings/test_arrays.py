@@ -7,7 +7,8 @@ from safetensors.numpy import save_file
 from torch import nn
 
 import mha
-from mha.recordings.modules.arrays import ArraysRecording, holds_arrays
+from mha.recordings.modules.arrays import ArraysRecording
+from mha.recordings.modules.names import holds_arrays
 from mha.recordings.recording import Recording
 from mha_core import SpecError
 
