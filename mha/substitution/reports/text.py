@@ -146,7 +146,9 @@ def _original(one: ModuleResult) -> str:
 
 
 def _same_kind(one: ModuleResult) -> bool:
-    return not one.original_kind or plain_kind(one.original_kind) == plain_kind(one.kind)
+    """Whether both classes are called alike, such as LlamaRMSNorm and RMSNorm."""
+    own, theirs = plain_kind(one.kind), plain_kind(one.original_kind)
+    return own.endswith(theirs) or theirs.endswith(own)
 
 
 def _of_recordings(report: WhereReport) -> Iterator[str]:

@@ -78,7 +78,20 @@ def test_a_block_that_calls_parts_of_the_originals_names_in_another_order_is_wro
     assert report.wrong == ("blocks.0",)
     text = said_of(report, "blocks.0")[1]
     assert "it calls blocks.0.n2, blocks.0.n1 in another order than the original: with them exchanged, it is" in text
-    assert "Its original is blocks.0 (tests.mha.substitution.structures.original.Block), found by: name." in text
+    assert "Its original is blocks.0, found by: name." in text
+
+
+@pytest.mark.parametrize(("act", "said"), [("Tanh", " (torch.nn.modules.activation.ReLU)"), ("ReLU", "")])
+def test_both_classes_are_printed_where_a_pair_differs_in_kind(tmp_path, act, said):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).eval()
+    kind = type(f"My{act}" if act == "ReLU" else act, (nn.Module,), {"forward": lambda self, x: torch.tanh(x)})
+    port = nn.Sequential(model[0], kind(), model[2]).eval()
+    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
+        port(torch.randn(3, 6))
+    report = mha.where(model, tmp_path / "port.safetensors")
+    assert report.wrong == ("1",)
+    assert f"Its original is 1{said}, found by: name." in "\n".join(findings(report))
 
 
 @pytest.mark.parametrize("pre", [True, False])
