@@ -119,7 +119,7 @@ def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -
 def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]:
     """Return the port's modules with parameters of their own that no judged module but the model itself holds.
 
-    Not those whose every parameter is one of the original's, which may hold it elsewhere, such as a table of positions.
+    Not those without an original whose every parameter the original has elsewhere, such as a table of positions.
     """
     own = [module.numbers.size for module in pairs.ports]
     for module in pairs.ports:
@@ -129,7 +129,8 @@ def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]
     found = []
     for port, module in enumerate(pairs.ports):
         around = [one for one in (port, *module.within) if one or not pairs.inside_ports[0]]
-        if module.each <= pairs.originals[0].each and all(one.known for one in module.each) and is_judged(0):
+        elsewhere = module.each <= pairs.originals[0].each and all(one.known for one in module.each)
+        if elsewhere and pairs.original_of(port) is None and is_judged(0):
             continue
         if own[port] > 0 and around and not any(map(is_judged, around)):
             found.append(module.name)

@@ -172,6 +172,12 @@ class _Judge:
                 names = listed([self.modules[one].name for one in sorted(group.values())], 4)
                 note = f"it calls {names} in another order than the original: with them exchanged, it is right"
                 return replace(found, notes=(*found.notes, note))
+        if moved := self.pairs.called_otherwise(port):
+            whose = [
+                f"{self.modules[one].name} has the parameters of {self.own.modules[o].name}" for o, one in moved.items()
+            ]
+            note = f"the original calls these in another order: {listed(whose, 4)}"
+            return replace(found, notes=(*found.notes, note))
         return found
 
     def _judged(self, port: int) -> ModuleResult:

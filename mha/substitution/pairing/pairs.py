@@ -146,6 +146,16 @@ class Pairs:
                 found.append(moved)
         return found
 
+    def called_otherwise(self, port: int) -> dict[int, int]:
+        """Pairs of modules with parts, directly in one, that hold the same numbers and are called in another order."""
+        parts = [
+            one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
+        ]
+        pairs = {self._back[one]: one for one in parts if one in self._back}
+        same = {own: one for own, one in pairs.items() if self.originals[own].numbers == self.ports[one].numbers}
+        moved = zip(sorted(same), sorted(same.values()), strict=True)
+        return {own: same[own] for own, one in moved if same[own] != one and self.originals[own].numbers.known}
+
     def _of(self, port: int) -> tuple[int, ...]:
         return () if (original := self._back.get(port)) is None else (original,)
 

@@ -31,7 +31,7 @@ def report_of(tmp_path):
 
 def said_of(report, name):
     (one,) = (one for one in report.results if one.name == name)
-    (text,) = (text for text in findings(report) if text.startswith(f"{name} ("))
+    (text,) = (text for text in findings(report) if text.startswith(f"{name or 'the model'} ("))
     return one, text
 
 
@@ -79,6 +79,16 @@ def test_a_block_that_calls_parts_of_the_originals_names_in_another_order_is_wro
     text = said_of(report, "blocks.0")[1]
     assert "it calls blocks.0.n2, blocks.0.n1 in another order than the original: with them exchanged, it is" in text
     assert "Its original is blocks.0, found by: name." in text
+
+
+def test_whole_blocks_in_each_others_places_are_said(report_of):
+    def change(params):
+        params["h_0"], params["h_1"] = params["h_1"], params["h_0"]
+
+    report = report_of(change=change)
+    assert report.wrong == ("",)
+    order = "h_1 has the parameters of blocks.0, h_0 has the parameters of blocks.1"
+    assert f"the original calls these in another order: {order}" in said_of(report, "")[1]
 
 
 @pytest.mark.parametrize(("act", "said"), [("Tanh", " (torch.nn.modules.activation.ReLU)"), ("ReLU", "")])
