@@ -154,7 +154,7 @@ class WhereReport:
         diagnosed: name of a wrong module -> what its attention shows as a layer, by its own weights.
         original: what the port was compared with: the live "model", or a "recording" of it. Of a recording, `results`
             has a row for each call of an attention layer, or for each module if both recordings hold modules.
-        notes: sentences on the pairs of two recordings, and on what could not be compared.
+        notes: sentences on what was not recorded; on the pairs of two recordings, and on what could not be compared.
         undetectable: the bugs of the zoo that the port's calls of attention layers would not have shown; None if they
             were not looked for.
     """
