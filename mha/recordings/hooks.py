@@ -68,7 +68,8 @@ class Hooks(Parts, Protocol):
         """A context that runs `seen(name, layer, arguments, output)` at each call of a chosen layer.
 
         What that returns, unless it is None, takes the place of the output. Before the call runs
-        `begun(name, layer, call)`, with what `mha_core.capture.as_called` gives.
+        `begun(name, layer, call)`, with what `mha_core.capture.as_called` gives; with None for modules whose calls have
+        no numbers to see, because they are scanned: those are not told of otherwise.
         """
 
 

@@ -22,12 +22,15 @@ from conformance.cases.problem import Problem
 from mha.coverage import Coverage, Unread
 from mha.recordings.array_pool import ArrayPool, read
 from mha.recordings.ends import RecordedEnd
+from mha.recordings.modules.names import holds_arrays
+from mha.recordings.modules.recorder import METADATA_KEY as OF_MODULES
 from mha.recordings.parts import FORMAT, RecordedCall, RecordedLayer, check_call
 from mha.recordings.reader import described_in
 from mha.recordings.tokens import Tokens
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype, check_held, round_to
 from mha_core.errors import one_line, shown
+from mha_core.files.tensorfile import read_header
 from mha_core.files.writing import check_output
 from mha_core.weights import Weights, check_weights
 
@@ -197,6 +200,10 @@ class Recording:
                 lacks or contradicts something. The message says which.
             FileNotFoundError: there is no such file.
         """
+        if (found := _without_attention(path)) is not None:
+            raise SpecError(
+                f"{path} is a recording of {found}, and holds no call of an attention layer: `mha where` reads it"
+            )
         arrays, text = read(path, METADATA_KEY, what="recording")
         try:
             return cls(**described_in(arrays, text))
@@ -208,6 +215,14 @@ class Recording:
     def _problem(self, call: RecordedCall) -> Problem:
         layer = self.layers[call.layer]
         return Problem(layer.config, layer.weights, call.inputs, call.outputs)
+
+
+def _without_attention(path: str | os.PathLike[str]) -> str | None:
+    """What a recording without attention layers is of, in words; None for any other file."""
+    if holds_arrays(path):
+        return "calls as plain arrays"
+    metadata = read_header(path).metadata
+    return "modules" if OF_MODULES in metadata and METADATA_KEY not in metadata else None
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:

@@ -12,7 +12,6 @@ from mha.recordings.modules.values import Place
 from mha.substitution.allowance import Judged
 from mha.substitution.original import OriginalCall
 from mha.substitution.pairing.pairs import Module, Pairs
-from mha_core import SpecError
 
 
 class Part(NamedTuple):
@@ -73,14 +72,26 @@ def holds(calls: Sequence[ModuleCall | OriginalCall], outer: int, inner: int | N
     return inner == outer
 
 
-def inputs_of(recording: ModuleRecording) -> Mapping[str, Any]:
-    """What the port itself was called with."""
+def inputs_of(recording: ModuleRecording) -> Mapping[Any, Any]:
+    """What the port itself was called with: by name, or by number where it has none."""
     first = recording.calls[0]
-    arrays = {at.place: recording.array(at) for at in first.given}
-    if any(len(place) != 1 for place in arrays):
-        raise SpecError("the port is called with nested arrays: say what the original is called with (inputs=)")
-    plain = {place[0]: value for place, value in first.plain.items() if len(place) == 1 and value is not None}
-    return {**{place[0]: array for place, array in arrays.items()}, **plain}
+    plain = {place: value for place, value in first.plain.items() if value is not None or len(place) > 1}
+    nested: dict[str, Any] = {}
+    for place, value in (plain | {at.place: recording.array(at) for at in first.given}).items():
+        inner = nested
+        for name in place[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[place[-1]] = value
+    return {int(name) if name.isdecimal() else name: _sequences(value) for name, value in nested.items()}
+
+
+def _sequences(value: Any) -> Any:
+    """The value with tuples in place of dicts whose names are numbers, as those of tuples and lists are recorded."""
+    if not isinstance(value, dict):
+        return value
+    parts = {name: _sequences(part) for name, part in value.items()}
+    numbers = [str(number) for number in range(len(parts))]
+    return tuple(parts[number] for number in numbers) if set(parts) == set(numbers) else parts
 
 
 def _within(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, tuple[int, ...]]:
@@ -106,7 +117,10 @@ def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -
 
 
 def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]:
-    """Return the port's modules with parameters of their own that no judged module but the model itself holds."""
+    """Return the port's modules with parameters of their own that no judged module but the model itself holds.
+
+    Not those without an original whose every parameter the original has elsewhere, such as a table of positions.
+    """
     own = [module.numbers.size for module in pairs.ports]
     for module in pairs.ports:
         holder = next((one for one in module.within if pairs.ports[one].numbers.size), None)
@@ -115,6 +129,9 @@ def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]
     found = []
     for port, module in enumerate(pairs.ports):
         around = [one for one in (port, *module.within) if one or not pairs.inside_ports[0]]
+        elsewhere = module.each <= pairs.originals[0].each and all(one.known for one in module.each)
+        if elsewhere and pairs.original_of(port) is None and is_judged(0):
+            continue
         if own[port] > 0 and around and not any(map(is_judged, around)):
             found.append(module.name)
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Literal
@@ -61,7 +62,12 @@ def in_which_order(
         if partner is None or parameter.order is None:
             seen = False
             continue
+        stands = _stands_for(name, partner, own)
+        if stands is False:
+            words.append(f"{name} has the numbers of {partner}")
+            continue
         array = round_to(numbers_in(partner), dtype)
+        seen = seen and stands is True
         found = _found(array, parameter)
         meant = _is_meant(found, array.shape, parameter.shape, kinds, one_framework)
         seen = seen and meant is not None
@@ -70,6 +76,43 @@ def in_which_order(
     if words:
         return "reordered", listed(words, 3)
     return ("same" if seen else "unseen"), ""
+
+
+ROLES = (("weight", "kernel", "scale", "gamma", "w", "g", "embedding", "embeddings"), ("bias", "beta", "b"))
+"""The last words of names of parameters that mean the same."""
+
+
+def _stands_for(name: str, partner: str, own: Mapping[str, Parameter]) -> bool | None:
+    """Return whether a port's parameter is meant to be that one of the original's; None if that isn't known."""
+    if name == partner:
+        return True
+    roles = [
+        next((i for i, names in enumerate(ROLES) if re.split(r"[./]", one)[-1] in names), None)
+        for one in (name, partner)
+    ]
+    if None not in roles and roles[0] != roles[1]:
+        return False
+    if name in own:
+        return False
+    alike = [one for one, parameter in own.items() if sorted(parameter.shape) == sorted(own[partner].shape)]
+    several = [one for one in alike if roles[1] is None or re.split(r"[./]", one)[-1] in ROLES[roles[1]]]
+    return True if len(several) == 1 else None
+
+
+def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:
+    """Return which of a port's parameters are not its original's, in words; "" where that is true of all.
+
+    Args:
+        port, own: the parameters of the port's module, and of its original's.
+        model: those of the original's model, among which the others may be.
+    """
+    known = {one.numbers for one in own.values()}
+    others = {name: one.numbers for name, one in port.items() if one.numbers not in known}
+    words = []
+    for name, numbers in others.items():
+        whose = [] if is_constant(numbers) else [other for other, one in model.items() if one.numbers == numbers]
+        words.append(f"{name} has the numbers of {whose[0]}" if whose else name)
+    return "" if len(others) == len(port) and words == list(others) else listed(words, 3)
 
 
 def _partner(name: str, parameter: Parameter, own: Mapping[str, Parameter]) -> str | None:

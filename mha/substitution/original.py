@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -123,8 +124,9 @@ class Original:
         args = [value for key, value in native.items() if isinstance(key, int)]
         kwargs = {key: value for key, value in native.items() if isinstance(key, str)}
         held = self.native.hold(model) if not hasattr(model, "scope") else None
+        eagerly = getattr(self.native, "eagerly", nullcontext)
         try:
-            with self.hooks.watch(model, lambda name, module: _OPEN, self._see, self._begin):
+            with eagerly(), self.hooks.watch(model, lambda name, module: _OPEN, self._see, self._begin):
                 if held is None:  # a bound module of linen
                     model(*args, **kwargs)
                 else:
@@ -151,9 +153,13 @@ class Original:
         return max(dict.fromkeys(names), key=names.count, default="float32")
 
     def _as_native(self, value: Any) -> Any:
-        return self.native.to_native(value, None) if isinstance(value, np.ndarray) else value
+        return changed(
+            value, lambda place, leaf: self.native.to_native(leaf, None) if isinstance(leaf, np.ndarray) else leaf
+        )
 
-    def _begin(self, name: str, module: Any, call: inspect.BoundArguments) -> None:
+    def _begin(self, name: str, module: Any, call: inspect.BoundArguments | None) -> None:
+        if call is None:  # scanned, and rematerialised in its backward pass
+            return
         arguments = changed(dict(call.arguments), lambda place, leaf: self._snapshot(leaf))
         self._open.append((len(self.calls), module))
         within = self._open[-2][0] if len(self._open) > 1 else None
@@ -306,7 +312,9 @@ class Original:
                 output, lambda place, leaf: self.native.to_native(instead[place], dtype) if place in instead else leaf
             )
 
-        def begun(name: str, inner: Any, its_call: inspect.BoundArguments) -> None:
+        def begun(name: str, inner: Any, its_call: inspect.BoundArguments | None) -> None:
+            if its_call is None:
+                return
             which = choose(name, inner).position
             given = self.arrays(dict(its_call.arguments))
             passed.update({(PASSED, str(which), str(turns[which]), *place): array for place, array in given.items()})

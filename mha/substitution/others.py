@@ -1,16 +1,23 @@
-"""Masks, indices and integers of a port that are others than the original's: no rounding explains them."""
+"""Masks, indices and integers of a port that are others than the original's: no rounding explains them.
+
+And the padding in a part of the original's for which the port has none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import Judged
-from mha.substitution.masks import translated
+from mha.substitution.calls import holds
+from mha.substitution.masks import allowed_in, translated, uncounted_rows
 from mha.substitution.matching import match
+from mha.substitution.original import Original, OriginalCall
+from mha_core import SpecError
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
@@ -42,3 +49,34 @@ def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) 
     whole = {place: array for place, array in own.items() if array.dtype.kind in "iub"}
     same = {one.port for one in match(whole, gave) if np.array_equal(one.array, whole[one.original])}
     yield from (place for place in gave if place not in same)
+
+
+def padding_inside(original: Original, around: OriginalCall, paired: Container[int]) -> NDArray | None:
+    """The rows (B, L) of padding of a call that the original makes inside another, as it made it; None without any.
+
+    Args:
+        original: the original.
+        around: the call in which it stands.
+        paired: positions of modules that are judged by themselves, and tell of their padding.
+    """
+    calls = original.calls
+    (own,) = (number for number, call in enumerate(calls) if call is around)
+    beside = {own}
+    for inner, call in enumerate(calls[own + 1 :], own + 1):
+        if not holds(calls, own, inner):
+            return None
+        if call.module in paired or call.within not in beside:
+            continue
+        beside.add(inner)
+        masks = any(one.dtype.kind in "fb" and allowed_in(one) is not None for one in call.given.values())
+        if not masks or not call.steady:
+            continue
+
+        def exact_on(given: Mapping[Place, NDArray], call: OriginalCall = call) -> Mapping[Place, NDArray]:
+            return original.run(call, [given], "float64")[0]
+
+        with suppress(SpecError):
+            found = uncounted_rows(exact_on, call.given, other_mask=False)
+            if found is not None:
+                return found
+    return None

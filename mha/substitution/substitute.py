@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +18,7 @@ from mha.substitution.derived import Known, attention_bound_on, bound_on, number
 from mha.substitution.masks import counted_in, translated, uncounted_rows
 from mha.substitution.matching import TABLES, Matched, match
 from mha.substitution.original import PASSED, Original, OriginalCall
-from mha.substitution.others import other_indices, other_integers, other_masks
+from mha.substitution.others import other_indices, other_integers, other_masks, padding_inside
 from mha_core import SpecError
 from mha_core.capture import Pulled
 
@@ -42,6 +42,8 @@ class Substitution:
         self.dtype = recording.dtype
         self.padding: NDArray | None = None
         """The uncounted rows (B, L) of a module inside; `judge` puts its own here if it has some."""
+        self.paired: Container[int] = range(len(original.modules))
+        """Positions of the original's modules for which the port has one."""
         self._left_out = 0
         theirs = {at.place: recording.array(at) for at in recorded.given}
         matched = match(call.given, theirs, tables=True)
@@ -269,7 +271,12 @@ class Substitution:
             self._searched = True
             with suppress(SpecError):
                 found = uncounted_rows(self.exact_on, self.given_all(), other_mask=any(self.masks.values()))
-                self.padding = self.padding if found is None else found
+                known = self.padding
+                if known is None and found is None:
+                    found = padding_inside(self.original, self.call, self.paired)
+                if known is not None and found is not None and known.shape == found.shape:
+                    found = known | found
+                self.padding = known if found is None else found
         return None if self.padding is None else counted_in(array, self.padding)
 
     def _derived(

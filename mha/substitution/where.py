@@ -9,13 +9,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from mha.recordings.modules.arrays import ArraysRecording, open_modules
 from mha.recordings.modules.diagnosed import Suspect, diagnosed
 from mha.recordings.modules.recording import ModuleRecording
 from mha.recordings.recording import Recording
 from mha.substitution.backward import judged_backward
 from mha.substitution.calls import CallJudgement, Part, by_module, holds, inputs_of, modules_of, uncovered
 from mha.substitution.mutants.unseen import Unseen, unseen_in
-from mha.substitution.orders import in_which_order
+from mha.substitution.orders import in_which_order, others_among
 from mha.substitution.original import Original
 from mha.substitution.pairing.order import in_order
 from mha.substitution.pairing.pairs import Pairs, sizes_of
@@ -23,6 +24,7 @@ from mha.substitution.recorded.modules import AnyRecording, recorded_apart
 from mha.substitution.reports.report import Backward, ModuleResult, Status, WhereReport
 from mha.substitution.substitute import Substitution
 from mha_core import SpecError
+from mha_core.errors import listed
 
 
 def where(
@@ -42,8 +44,8 @@ def where(
     Args:
         original: the original model, live, in inference: of PyTorch, Keras, Flax (nnx, or linen bound to its variables)
             or Gluon. Its parameters are put into other dtypes meanwhile, and put back. Or a recording, or its file.
-        recording: of the port, by `mha.capture(port, FILE, modules=True)`; beside a recording of the original, of
-            attention layers alone too.
+        recording: of the port, by `mha.capture(port, FILE, modules=True)`, or calls as plain arrays; beside a recording
+            of the original, of attention layers alone too.
         inputs: what the original is called with, by name or in order, in NumPy: the same as the port's. Default:
             what the port was called with.
         pairs: name of a module of the original -> name of the port's, where the search can't know it.
@@ -70,7 +72,7 @@ def where(
     if isinstance(recording, Recording):
         raise SpecError("a live original needs a recording of modules: mha.capture(port, FILE, modules=True)")
     if not isinstance(recording, ModuleRecording):
-        recording = ModuleRecording(recording)
+        recording = open_modules(recording)
     first = recording.modules[0].name
     if first:
         raise SpecError(f"the recording holds no call of the model itself, of {first!r} and others: call the model")
@@ -90,6 +92,8 @@ def where(
         report = second if _wrong_in_own_lines(second) < _wrong_in_own_lines(report) else report
     wrong = {one.name: Suspect(one.kind, one.parameters) for one in report.results if one.status == "wrong"}
     called = [one.name for one in report.results]
+    if isinstance(recording, ArraysRecording):  # it has no attention layers
+        return report
     return replace(report, diagnosed=diagnosed(recording.path, wrong, called, report.judged, progress))
 
 
@@ -128,11 +132,14 @@ class _Judge:
             self.recording.versions,
             names,
             unseen,
+            notes=self.recording.remarks,
         )
 
     def _result(self, port: int) -> ModuleResult:
         """The verdict on a module; one that is wrong may be what another module of the same numbers stands for."""
         found = self._judged(port)
+        if found.status == "wrong" and found.own_lines:
+            found = self._with_parts_exchanged(port, found)
         if found.status == "wrong" and found.how == "the same numbers":
             for other in self.pairs.others_for(port):
                 before = self.pairs.original_of(port)
@@ -142,6 +149,35 @@ class _Judge:
                     return second
                 assert before is not None
                 self.pairs.exchange(port, before)
+        return found
+
+    def _with_parts_exchanged(self, port: int, found: ModuleResult) -> ModuleResult:
+        """The verdict on a module that is wrong with right parts, where it is right with some in each other's places.
+
+        Then the parts are wrong, each of which has the parameters of another; unless their names say which is which:
+        then the module calls them in another order.
+        """
+        for group in self.pairs.out_of_order(port):
+            before, results = self.pairs.state(), dict(self.results)
+            named = all(self.pairs.how[original] in ("name", "the map") for original in group)
+            self.pairs.put(group, "order and shape")
+            for part in sorted(group.values(), reverse=True):
+                self.results[part] = self._judged(part)
+            second = self._judged(port)
+            if second.status != "wrong" and not named:
+                return second
+            self.pairs.restore(before)
+            self.results = results
+            if second.status != "wrong":
+                names = listed([self.modules[one].name for one in sorted(group.values())], 4)
+                note = f"it calls {names} in another order than the original: with them exchanged, it is right"
+                return replace(found, notes=(*found.notes, note))
+        if moved := self.pairs.called_otherwise(port):
+            whose = [
+                f"{self.modules[one].name} has the parameters of {self.own.modules[o].name}" for o, one in moved.items()
+            ]
+            note = f"the original calls these in another order: {listed(whose, 4)}"
+            return replace(found, notes=(*found.notes, note))
         return found
 
     def _judged(self, port: int) -> ModuleResult:
@@ -155,12 +191,22 @@ class _Judge:
                 status="not judged",
                 reason="no module of the original is known to be it",
             )
-        about |= {"original": self.own.modules[original].name, "how": self.pairs.how[original]}
+        own = self.own.modules[original]
+        about |= {"original": own.name, "original_kind": own.kind, "how": self.pairs.how[original]}
         if module.numbers.known and self.own.modules[original].numbers.hashed is not None:
             about["parameters"] = "same" if module.numbers == self.own.modules[original].numbers else "other"
             if about["parameters"] == "other":
                 alike = (one.name for one in self.own.modules if one.numbers == module.numbers)
                 about["parameters_of"] = next(alike, "")
+                about["order"] = (
+                    ""
+                    if about["parameters_of"]
+                    else others_among(
+                        self.recording.modules[port].parameters,
+                        self.own.modules[original].parameters,
+                        self.own.modules[0].parameters,
+                    )
+                )
         lacking = self.own.modules[original].without_numbers
         if lacking is not None:  # PyTorch computes with such a parameter as if there were some
             reason = f"the original's {lacking} has no numbers: it is on the meta device, offloaded, or not initialised"
@@ -177,6 +223,7 @@ class _Judge:
                 for one, other in calls
             ]
             for one in ready:
+                one.paired = self.pairs.found
                 one.padding = next((self.padding[part] for part in self.inside[port] if part in self.padding), None)
             judged = [one.judge() for one in ready]
         except SpecError as error:
@@ -220,7 +267,8 @@ class _Judge:
         if status == "equal":
             self.unseen += unseen_in(module.name, ready[0])
         unpaired = self._outermost_inside(port, judged=False) if own_lines else []
-        names = tuple(self.modules[one].name for one in unpaired)
+        traced = (f"{one} (not recorded)" for one in self.recording.not_recorded)
+        names = (*(self.modules[one].name for one in unpaired), *(traced if own_lines and not port else ()))
         if status == "wrong" and about.get("parameters") == "same":
             about |= self._in_order(port, original)
         shown = judged if worst in judged else [worst]

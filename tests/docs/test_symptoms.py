@@ -124,8 +124,9 @@ def objects(value):
 
 
 def test_each_symptom_is_found_by_its_command(folder):
-    layers, recorded = programs(PAGE)
-    for name, text in (("models", programs(SKILL)[0]), ("layers", layers), ("recorded", recorded)):
+    layers, recorded, others = programs(PAGE)
+    written = {"models": programs(SKILL)[0], "layers": layers, "recorded": recorded, "others": others}
+    for name, text in written.items():
         (folder / f"{name}.py").write_text(text)
     steps = shown(PAGE)
     assert len(re.findall(r"^## ", PAGE, re.MULTILINE)) >= 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -22,6 +22,7 @@ from backends.jax.native import convert as native
 from backends.jax.native import live_probe
 from backends.jax.native import modules as modules
 from backends.jax.native.modules import differentiated
+from backends.jax.native.scanned import is_lifted, place_of, root_of, running
 from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import has_values, to_numpy
 from backends.jax.weights import to_weights
@@ -87,11 +88,21 @@ def _watch_linen(
     inside = 0  # how many chosen modules are being called around this one
 
     def intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        module = context.module
+        root = root_of(module)
+        if inside or module.is_initializing() or live_probe.is_probing() or not (is_lifted(root) or _is(root, target)):
+            return call(*args, **kwargs)
+        with running(root) if module is root else nullcontext():
+            return told(call, args, kwargs, context)
+
+    def told(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         nonlocal inside
         module = context.module
-        skip = context.method_name != "__call__" or inside or module.is_initializing() or live_probe.is_probing()
-        skip = skip or not _belongs(module, target)
-        name = "/".join(module.path)
+        name, root = "/".join(place_of(module)), root_of(module)
+        traced = is_lifted(root) and bool(root.path) and not has_values((root.variables, args, kwargs))
+        if traced and module is root and begun is not None:
+            begun(name, module, None)
+        skip = context.method_name != "__call__" or traced
         adapter = None if skip else choose(name, module)
         if adapter is None:
             return call(*args, **kwargs)
@@ -111,11 +122,8 @@ def _watch_linen(
         yield
 
 
-def _belongs(module: nn.Module, target: nn.Module) -> bool:
-    """Whether a module that is being called is part of `target`, of which `apply` calls a copy."""
-    root = module
-    while isinstance(root.parent, nn.Module):
-        root = root.parent
+def _is(root: nn.Module, target: nn.Module) -> bool:
+    """Whether a root that is being called is `target`, of which `apply` calls a copy."""
     fields = (field for field in getattr(target, "__dataclass_fields__", {}) if field not in ("parent", "name"))
     return type(root) is type(target) and all(_same(getattr(root, own), getattr(target, own)) for own in fields)
 

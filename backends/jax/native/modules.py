@@ -15,6 +15,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 from numpy.typing import NDArray
 
+from backends.jax.native.scanned import place_of
 from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import device_of, scope, to_numpy
 from mha_core.capture import Pulled
@@ -34,7 +35,7 @@ def hold(module: Any) -> Any:
     if not isinstance(module, nn.Module):
         return module
     variables = jax.tree.map(valued, module.variables)
-    return HeldLinen(module.clone(parent=None, name=None), variables, module.path)
+    return HeldLinen(module.clone(parent=None, name=None), variables, place_of(module))
 
 
 def parameters_of(held: Any) -> dict[str, jax.Array]:
@@ -63,6 +64,11 @@ def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
     return module is held
 
 
+def eagerly() -> Any:
+    """A context in which each turn of a scan is a call of its own, with numbers to see."""
+    return jax.disable_jit()
+
+
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
     """The module as a function, with its floating-point variables in `dtype`, which also takes the place of its own."""
@@ -72,7 +78,8 @@ def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
                 _with_dtype(held.module, dtype),
                 jax.tree.map(lambda one: _cast(one, dtype), held.variables),
             )
-            yield partial(module.apply, variables)
+            with eagerly():
+                yield partial(module.apply, variables)
             return
         state = nnx.state(held)
         nodes: list[Any] = [node for _, node in nnx.iter_graph(held) if isinstance(node, nnx.Module)]

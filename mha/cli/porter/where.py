@@ -60,7 +60,7 @@ def where(asked: WhereOptions) -> None:
         from mha.cli.elsewhere import run_elsewhere
 
         run_elsewhere(asked.python, "python")
-    from mha.recordings.modules.recording import ModuleRecording
+    from mha.recordings.modules.arrays import open_modules
     from mha.substitution.pairing.maps import read_map, write_map
     from mha.substitution.reports.text import findings, last_line, tree, unseen
     from mha.substitution.where import where as run
@@ -68,7 +68,7 @@ def where(asked: WhereOptions) -> None:
     from mha_core.files.writing import check_output
 
     console, errors = consoles()
-    recording = asked.recording if recorded else ModuleRecording(asked.recording)  # refused before anything is loaded
+    recording = asked.recording if recorded else open_modules(asked.recording)  # refused before anything is loaded
     pairs = read_map(asked.map) if asked.map is not None and asked.map.exists() else None
     if asked.map is not None and pairs is None:
         check_output(asked.map, what="--map")

@@ -67,6 +67,7 @@ class ModuleRecorder:
         self._held: dict[str, Any] = {}
         self._kinds: dict[str, str] = {}
         self._calls: list[dict[str, Any]] = []
+        self._scanned: list[str] = []
         self._open: list[tuple[int, Any]] = []
         self._paused = False
         self._arrays = False
@@ -91,9 +92,12 @@ class ModuleRecorder:
             return None
         return self if any(fnmatchcase(name, pattern) for pattern in self._only) else None
 
-    def begun(self, name: str, module: Any, call: inspect.BoundArguments) -> None:
-        """Note what a call is given, before it can change it."""
+    def begun(self, name: str, module: Any, call: inspect.BoundArguments | None) -> None:
+        """Note what a call is given, before it can change it; None of one that can't be seen."""
         if self._paused:
+            return
+        if call is None:
+            self._scanned.append(name)
             return
         if self._hooks.modules.is_training(module):
             raise SpecError(f"{name or 'the model'} drops out: record a model in inference")
@@ -158,7 +162,8 @@ class ModuleRecorder:
         ]
         place = {name: position for position, name in enumerate(self._held)}
         calls = [{**call, "module": place[call["module"]]} for call in self._calls]
-        return json.dumps({"format": FORMAT, "versions": dict(versions), "modules": modules, "calls": calls})
+        found = {"format": FORMAT, "versions": dict(versions), "modules": modules, "calls": calls}
+        return json.dumps(found | ({"scanned": list(dict.fromkeys(self._scanned))} if self._scanned else {}))
 
     def _values(self, held: Any) -> dict[str, Any]:
         """The numbers of a module's parameters, which say where each stands in the original's."""

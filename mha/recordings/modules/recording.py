@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -154,6 +155,7 @@ class ModuleRecording:
                 raise SpecError(f"its format is {found['format']}, and this release reads {FORMAT}")
             self.versions: dict[str, str] = found["versions"]
             self.modules = tuple(_module(one) for one in found["modules"])
+            self.scanned = tuple(map(str, found.get("scanned", ())))
             self.calls = tuple(self._call(one, position) for position, one in enumerate(found["calls"]))
             _check_each_called(self.modules, self.calls)
             for name, array in ((name, array) for one in self.modules for name, array in one.values.items()):
@@ -192,6 +194,26 @@ class ModuleRecording:
         from mha.recordings.recording import Recording
 
         return Recording.load(self.path) if ATTENTION in self._metadata else None
+
+    @property
+    def not_recorded(self) -> dict[str, int]:
+        """Where modules stand whose calls have no numbers to see, as those that JAX traces -> how many parameters."""
+        found = {}
+        for name in self.scanned:
+            turn = re.compile(rf"{re.escape(name)}(/\d+)?(/.*)?")
+            if not any(turn.fullmatch(one.name) for one in self.modules):
+                own = self.modules[0].parameters.items()
+                found[name] = sum(one.numbers.size for key, one in own if key.startswith(f"{name}/"))
+        return found
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences on `not_recorded`."""
+        return tuple(
+            f"Not recorded: the layers in {name} ({size:,} parameters), which JAX traces (nn.scan, nn.remat). They are "
+            "judged as lines of the model. Call it within jax.disable_jit(), and without nn.remat, to record each."
+            for name, size in self.not_recorded.items()
+        )
 
     @property
     def has_gradients(self) -> bool:

@@ -1,8 +1,8 @@
 """Pairs: which module of a port stands for which of its original.
 
 Found in this order, until nothing more is found: as a map says; by name, if most modules of one name hold the same
-numbers; by parameters that are the same numbers, transposed, reshaped or packed as they may be; by one such parameter,
-if no other module left has it; by the parts, where all that are paired stand in each other's module; by name, whatever
+numbers; by parameters that are the same numbers, transposed, reshaped or packed as they may be; by the parts, where all
+that are paired stand in each other's module; by one such parameter, if no other module left has it; by name, whatever
 the numbers; and by order and shape, among what is left in a paired module.
 """
 
@@ -80,8 +80,8 @@ class Pairs:
         while True:
             before = len(self.found)
             self._by_key("the same numbers", lambda module: module.numbers if module.numbers.known else None)
-            self._by_one_parameter()
             self._by_parts()
+            self._by_one_parameter()
             if len(self.found) == before:
                 self._by_key("name", lambda module: _plain(module.name) or None)
             if len(self.found) == before:
@@ -123,6 +123,54 @@ class Pairs:
             ordered = zip([own for own, _ in pairs], sorted(port for _, port in pairs), strict=True)
             found |= {own: port for own, port in ordered if self.found[own] != port}
         return found
+
+    def out_of_order(self, port: int) -> list[dict[int, int]]:
+        """Pairs in the order of both models' calls, for each kind of parts of a module that have another order.
+
+        Parts of one kind stand directly in it, have no parts, as many parameters, and give arrays of one size.
+        """
+        groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
+        for part in self.inside_ports[port]:
+            original = self._back.get(part)
+            around = next((one for one in self.ports[part].within if one in self._back), None)
+            if original is None or around != port or self.inside_ports[part]:
+                continue
+            own = self.originals[original]
+            if own.numbers.known and own.numbers == self.ports[part].numbers and own.within[:1] == self._of(port):
+                groups[own.numbers.size, own.sizes].append((original, part))
+        found = []
+        for pairs in groups.values():
+            ordered = dict(zip(sorted(own for own, _ in pairs), sorted(part for _, part in pairs), strict=True))
+            moved = {own: part for own, part in ordered.items() if self.found[own] != part}
+            if moved:
+                found.append(moved)
+        return found
+
+    def called_otherwise(self, port: int) -> dict[int, int]:
+        """Pairs of modules with parts, directly in one, that hold the same numbers and are called in another order."""
+        parts = [
+            one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
+        ]
+        pairs = {self._back[one]: one for one in parts if one in self._back}
+        same = {own: one for own, one in pairs.items() if self.originals[own].numbers == self.ports[one].numbers}
+        moved = zip(sorted(same), sorted(same.values()), strict=True)
+        return {own: same[own] for own, one in moved if same[own] != one and self.originals[own].numbers.known}
+
+    def _of(self, port: int) -> tuple[int, ...]:
+        return () if (original := self._back.get(port)) is None else (original,)
+
+    def state(self) -> tuple[dict[int, int], dict[int, int], dict[int, str]]:
+        """What `restore` takes."""
+        return dict(self.found), dict(self._back), dict(self.how)
+
+    def restore(self, state: tuple[dict[int, int], dict[int, int], dict[int, str]]) -> None:
+        """Undo what was done since `state`."""
+        self.found, self._back, self.how = (dict(one) for one in state)  # type: ignore[assignment]
+
+    def put(self, pairs: Mapping[int, int], how: str) -> None:
+        """Pair modules with others of the same group."""
+        for original, port in pairs.items():
+            self.found[original], self._back[port], self.how[original] = port, original, how
 
     def original_of(self, port: int) -> int | None:
         """Position of the original's module; None if there is none."""
@@ -226,7 +274,7 @@ class Pairs:
 
     @staticmethod
     def _with_size(module: Module) -> object:
-        kind = _kind(module.kind) if module.numbers == NONE else ""
+        kind = plain_kind(module.kind) if module.numbers == NONE else ""
         return module.numbers.size, module.sizes, kind
 
     @staticmethod
@@ -244,7 +292,7 @@ def _plain(name: str) -> str:
     return "/".join(part for part in re.split(r"[./_#]|(?<=[a-z])(?=[0-9])", name.lower()) if part)
 
 
-def _kind(kind: str) -> str:
+def plain_kind(kind: str) -> str:
     """A class without its package and without what frameworks add: "GELUActivation" is "gelu"."""
     return re.sub(r"(activation|layer|module|function|block)$", "", kind.rpartition(".")[2].lower().replace("_", ""))
 

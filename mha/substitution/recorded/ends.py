@@ -107,6 +107,7 @@ def _compared(a: RecordedEnd, b: RecordedEnd, behind: str, before: Before) -> Mo
         reason="" if pairs else "what both gave has other shapes",
         uncompared=tuple(left),
         differences=(Difference("outputs", message, follows=before.parted),) if words else (),
+        original_kind=a.kind,
     )
 
 

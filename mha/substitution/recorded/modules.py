@@ -13,6 +13,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.recordings.modules.arrays import open_modules
+from mha.recordings.modules.names import holds_arrays
 from mha.recordings.modules.recording import ArrayAt, ModuleCall, ModuleRecording, holds_modules
 from mha.recordings.recording import Recording
 from mha.substitution.allowance import number
@@ -56,7 +58,9 @@ def recorded_apart(
 def _opened(recording: AnyRecording) -> ModuleRecording | Recording:
     if isinstance(recording, (ModuleRecording, Recording)):
         return recording
-    return ModuleRecording(recording) if holds_modules(recording) else Recording.load(recording)
+    if holds_arrays(recording) or holds_modules(recording):
+        return open_modules(recording)
+    return Recording.load(recording)
 
 
 def modules_apart(
@@ -93,7 +97,8 @@ def modules_apart(
             results[module] = replace(about, reason="no module of the original is known to be it")
             continue
         progress(own.name or "the model")
-        about = replace(about, original=both[0][partner].name, how=found.how[partner])
+        mate = both[0][partner]
+        about = replace(about, original=mate.name, original_kind=mate.kind, how=found.how[partner])
         if len(calls[0][partner]) != len(calls[1][module]):
             mine, theirs = len(calls[0][partner]), len(calls[1][module])
             results[module] = replace(about, reason=f"the original calls it {mine} times and the port {theirs} times")

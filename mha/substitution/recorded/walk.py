@@ -165,6 +165,7 @@ class _Walk:
             notes=tuple(notes),
             parameters="other" if any(one.part == "weights" for one in layer) else "same",
             differences=tuple(differences),
+            original_kind=layers[0].kind,
         )
 
     def _placed(self, one: Difference, position: int, partner: int) -> Difference:

@@ -76,6 +76,7 @@ class ModuleResult:
         name, kind: where it stands in the port, and its class.
         depth: how many modules stand around it.
         original, how: the name of its original's module, and how the pair was found; None for a module without one.
+        original_kind: the class of that; "" without one.
         status: "wrong" if it is wrong by itself or in its own lines; "through its parts" if only modules inside it are;
             "divided otherwise" if it gives something else and is right with the lines around it; of two recordings,
             "caused upstream" if it was given something else, and does not differ by itself.
@@ -90,7 +91,7 @@ class ModuleResult:
         reason: why it was not judged, or what else is to be said.
         parameters: whether it has some, and whether they are the original's: "same", "other" or ""; of a wrong module
             also "reordered", its numbers in another order, or "unseen", its numbers in an order that is not known.
-        order: of "reordered", which of them is in which order.
+        order: of "reordered", which of them is in which order; of "other", which are others, if not all of them.
         parameters_of: if they are another's, the name of the original's module that has them.
         own_lines: whether it is wrong with right parts, so in its own lines.
         unpaired: the modules inside whose lines count as its own, because they have no original.
@@ -126,6 +127,7 @@ class ModuleResult:
     uncompared: tuple[str, ...] = ()
     backward: Backward | None = None
     differences: tuple[Difference, ...] = ()
+    original_kind: str = ""
 
     @property
     def causes(self) -> tuple[Difference, ...]:
@@ -152,7 +154,7 @@ class WhereReport:
         diagnosed: name of a wrong module -> what its attention shows as a layer, by its own weights.
         original: what the port was compared with: the live "model", or a "recording" of it. Of a recording, `results`
             has a row for each call of an attention layer, or for each module if both recordings hold modules.
-        notes: sentences on the pairs of two recordings, and on what could not be compared.
+        notes: sentences on what was not recorded; on the pairs of two recordings, and on what could not be compared.
         undetectable: the bugs of the zoo that the port's calls of attention layers would not have shown; None if they
             were not looked for.
     """

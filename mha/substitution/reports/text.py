@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import isinf
 
 from mha.substitution.allowance import FACTOR, number, times_rounding
+from mha.substitution.pairing.pairs import plain_kind
 from mha.substitution.reports.report import Backward, Difference, ModuleResult, WhereReport
 from mha_core.errors import listed, shown
 
@@ -31,6 +32,7 @@ def findings(report: WhereReport) -> Iterator[str]:
             f"Not judged, and with parameters of their own: {_some(report.uncovered)}. No module of the original "
             "is known to be theirs: name the pairs in a file (--map)."
         )
+    yield from report.notes
 
 
 def tree(report: WhereReport) -> Iterator[str]:
@@ -123,7 +125,7 @@ def finding(one: ModuleResult) -> str:
         "unseen": " Its parameters have the original's numbers; whether in the order that is meant is not known.",
         "other": f" Its parameters are those of {one.parameters_of}."
         if one.parameters_of
-        else " Its parameters are not the original's.",
+        else f" Its parameters are not the original's{one.order and ': '}{one.order}.",
         "": "",
     }[one.parameters if not one.own_lines else ""]
     notes = "".join(f"\n  {note}" for note in (*one.notes, *(f"not compared: {name}" for name in one.uncompared)))
@@ -134,8 +136,19 @@ def finding(one: ModuleResult) -> str:
     return (
         f"{_name(one.name)} ({one.kind}) is wrong {what}: {', '.join(far)}, worst at "
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
-        f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{notes}"
+        f"\n  Its original is {_original(one)}, found by: {one.how}.{notes}"
     )
+
+
+def _original(one: ModuleResult) -> str:
+    """Its original's module, with the class of that where it is called otherwise."""
+    return f"{_name(one.original or '')}{'' if _same_kind(one) else f' ({one.original_kind})'}"
+
+
+def _same_kind(one: ModuleResult) -> bool:
+    """Whether both classes are called alike, such as LlamaRMSNorm and RMSNorm."""
+    own, theirs = plain_kind(one.kind), plain_kind(one.original_kind)
+    return own.endswith(theirs) or theirs.endswith(own)
 
 
 def _of_recordings(report: WhereReport) -> Iterator[str]:
@@ -168,7 +181,8 @@ def _difference(one: ModuleResult, each: Difference, names: list[str]) -> str:
         what = {"inputs": "This", "past": "This", "mask": "The port's mask"}.get(each.part, "The port's layer")
         silent = "" if each.shows else ": these calls don't show it"
         moved = f" {what} alone moves the original's output by {'up to ' * each.shows}{number(each.moves)}{silent}."
-    return f"{name} ({one.kind}) differs in {each.part}: {each.message}.{moved}"
+    kind = one.kind if _same_kind(one) else f"{one.kind}; the original's {one.original_kind}"
+    return f"{name} ({kind}) differs in {each.part}: {each.message}.{moved}"
 
 
 def _last_of_recordings(report: WhereReport) -> str:
@@ -191,7 +205,7 @@ def _backward(one: ModuleResult) -> str:
     return (
         f"{_name(one.name)} ({one.kind}) is wrong backward, and right forward: {times_rounding(back.ratio or 0.0)}, "
         f"worst at {back.place} {list(back.index)}: got {back.got:.9g}, expected {back.expected:.9g}."
-        f"\n  Its original is {_name(one.original or '')}, found by: {one.how}.{left}"
+        f"\n  Its original is {_original(one)}, found by: {one.how}.{left}"
     )
 
 

@@ -56,6 +56,25 @@ def test_the_example_of_the_page(tmp_path, backend_names, monkeypatch):
     assert shape_of(found.stdout.rstrip()) == shape_of(shown[2].rstrip())
 
 
+def test_the_page_s_functions_of_jax_are_read_as_a_recording(tmp_path, backend_names, monkeypatch):
+    if not {"torch", "jax"} <= set(backend_names):
+        pytest.skip("needs torch and jax")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "models", None)
+    del sys.modules["models"]
+    programs = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    Path("models.py").write_text(next(text for text in programs if "class" in text))
+    Path("arrays.py").write_text(next(text for text in programs if "np.savez" in text))
+    shown = re.search(r"```\n\$ python arrays.py; mha (where [^\n]*)\n(.*?)```", PAGE, re.S)
+    assert shown is not None
+    done = subprocess.run([sys.executable, "arrays.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = CliRunner().invoke(main, shown[1].split())
+    assert found.exit_code == 1, found.output
+    parts = [re.escape(shape_of(part).strip()) for part in re.split(r"^\.\.\.$", shown[2], flags=re.MULTILINE)]
+    assert re.fullmatch(r".*?".join(parts), shape_of(found.stdout).strip(), re.DOTALL), found.stdout
+
+
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
     """A folder with `mine.py`, whose `original` and `right` agree, and recordings of two ports."""

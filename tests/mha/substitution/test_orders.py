@@ -250,3 +250,23 @@ def test_every_order_of_a_long_table_is_told_apart():
     assert len(seen) == 5
     assert order_of(x).rows == order_of(np.roll(x, 700, axis=0)).rows != order_of(np.roll(x, 1, axis=1)).rows
     assert order_of(x).columns == order_of(x[:, ::-1]).columns != order_of(x[::-1]).columns
+
+
+X, Y = np.random.default_rng(4).normal(size=(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("own", "port", "found"),
+    [
+        ({"weight": X, "bias": Y}, {"scale": X, "bias": Y}, ("same", "")),
+        ({"weight": X, "bias": Y}, {"scale": Y, "bias": X}, ("reordered", "scale has the numbers of bias")),
+        ({"wq": X, "wk": Y}, {"wq": Y, "wk": X}, ("reordered", "wq has the numbers of wk")),
+        ({"wq": X, "wk": Y}, {"query": X, "key": Y}, ("unseen", "")),
+    ],
+)
+def test_a_parameter_in_the_place_of_another_is_said(own, port, found):
+    given = {name: Parameter(one.shape, numbers_of(one)) for name, one in own.items()}
+    recorded = {name: Parameter(one.shape, numbers_of(one), order_of(one)) for name, one in port.items()}
+    kinds = ("torch.nn.LayerNorm", "flax.linen.LayerNorm")
+    seen, words = in_which_order(given, own.__getitem__, recorded, kinds, "float64")
+    assert (seen, words.partition(",")[0]) == found
