@@ -1,0 +1,127 @@
+"""Whichever implementation answers, and wherever relative positions begin, the output is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mha.invariance.given import Given
+from mha.invariance.relations.row import Known, Pair, Relation
+from mha.invariance.trial import Trial
+
+
+def _switchable(known: Known) -> str | None:
+    model = known.live.asked
+    if known.live.config is None or not hasattr(model, "set_attn_implementation"):
+        return "its library has no switch of implementations"
+    if not getattr(model, "_supports_sdpa", False):
+        return "its library has it eager alone"
+    return None
+
+
+def _eager(trial: Trial, known: Known) -> Pair:
+    model = trial.live.asked
+    before = model.config._attn_implementation
+    found = []
+    try:
+        for name in ("eager", "sdpa"):
+            model.set_attn_implementation(name)
+            trial.lines.append(f"model.set_attn_implementation({name!r})")
+            found.append(trial.call(trial.x()).out)
+    finally:
+        model.set_attn_implementation(before)
+    return Pair(found[0], found[1])
+
+
+def _not_fast(known: Known) -> str | None:
+    live = known.live
+    if live.framework != "torch" or live.hooks is None:
+        return "only PyTorch has a fast path of its own"
+    import torch
+
+    kinds = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder, torch.nn.MultiheadAttention)
+    found = any(isinstance(one, kinds) for one in live.asked.modules())
+    return None if found else "it holds no layer with a fast path"
+
+
+def _fast(trial: Trial, known: Known) -> Pair:
+    import torch
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    more: dict[str, Any] = {}
+    mask = known.padding
+    if mask is not None and mask.form == "keys" and trial.size.length > 2:
+        real = np.ones((trial.size.batch, 1, trial.size.length), bool)
+        real[0, :, -1] = False
+        more = {mask.name: mask.of(real)}
+    found = []
+    try:
+        for on in (True, False):
+            torch.backends.mha.set_fastpath_enabled(on)
+            trial.lines.append(f"torch.backends.mha.set_fastpath_enabled({on})")
+            found.append(trial.call(trial.x(), more).out)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+    return Pair(found[0], found[1])
+
+
+def _not_compiled(known: Known) -> str | None:
+    return None if known.live.compiled is not None else "it is not given compiled"
+
+
+def _compiled(trial: Trial, known: Known) -> Pair:
+    first = trial.call(trial.x()).out
+    compiled: Any = known.live.compiled
+    trial.lines.append("# the next call of what torch.compile made of it")
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        native = trial.live._as_native(args, trial.dtype), trial.live._as_native(kwargs, trial.dtype)
+        return compiled(*native[0], **native[1])
+
+    trial.run = run
+    return Pair(first, trial.call(trial.x()).out)
+
+
+def _not_relative(known: Known) -> str | None:
+    config = known.live.config
+    if config is None or "position_ids" not in known.live.signature:
+        return "its call does not say positions (position_ids)"
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if rope is None and getattr(config, "rope_theta", None) is None:
+        return "nothing says that its positions are relative"
+    kind = rope.get("rope_type", "default") if isinstance(rope, dict) else "default"
+    return None if kind == "default" else f"its positions are of kind {kind}, which depends on how far they go"
+
+
+def _moved(trial: Trial, known: Known) -> Pair:
+    at = np.broadcast_to(np.arange(trial.size.length), (trial.size.batch, trial.size.length))
+    first = trial.call(
+        trial.x(), {"position_ids": Given(at, f"np.tile(np.arange({at.shape[1]}), ({at.shape[0]}, 1))")}
+    ).out
+    moved = Given(at + 7, f"np.tile(np.arange({at.shape[1]}) + 7, ({at.shape[0]}, 1))")
+    return Pair(first, trial.call(trial.x(), {"position_ids": moved}).out)
+
+
+ROWS = (
+    Relation("implementation-eager", "implementations", "Eager and sdpa give the same.", _eager, _switchable),
+    Relation(
+        "implementation-fast",
+        "implementations",
+        "With the fast path and without, the same.",
+        _fast,
+        _not_fast,
+        length=3,
+    ),
+    Relation(
+        "implementation-compiled",
+        "implementations",
+        "Compiled, it gives what it gives otherwise.",
+        _compiled,
+        _not_compiled,
+    ),
+    Relation(
+        "positions-moved", "positions", "Relative positions: all moved together give the same.", _moved, _not_relative
+    ),
+)
+"""The relations of implementations and positions."""
