@@ -30,10 +30,10 @@ FACTOR = 8.0
 DRAWS = 3
 """How often the rounding is measured."""
 
-SMALL, LARGER = 1e-11, 1e-6
+SMALL, LARGER = 1e-10, 1e-6
 """Two moves: where a model has float32 inside, the first is lost in its rounding, and the second is not."""
 
-SMOOTH = 0.05
+SMOOTH = 5e-4
 """How far the two slopes of a model in float64 may be apart."""
 
 
@@ -98,9 +98,9 @@ def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
     return Apart(float(error[index]), allowance.of(largest), index, float(first[index]), float(second[index]))
 
 
-def measure(live: Live, template: Template) -> Allowance:
-    """The allowance of a model: its dtype and rounding terms, from a handful of calls."""
-    for dtype in dict.fromkeys(("float64", live.dtype)):
+def measure(live: Live, template: Template, *dtypes: str) -> Allowance:
+    """The allowance of a model, in the first of the dtypes in which it computes, from a handful of calls."""
+    for dtype in dict.fromkeys((*dtypes, live.dtype)):
         try:
             allowance = _measured(live, template, dtype)
         except (Exception, SystemExit):  # it has another dtype inside, or none is moved

@@ -14,7 +14,7 @@ from mha.invariance.trial import Size, Template, Trial
 from mha_core import SpecError
 from mha_core.errors import listed, one_line
 
-BATCH, LENGTH = 3, 12
+BATCH, LENGTH = 3, 8
 """Of inputs that are made here. A window of a config is passed by 5 positions, up to LONGEST."""
 
 LONGEST = 64
@@ -170,24 +170,34 @@ def _template(live: Live, names: Sequence[str], length: int, width: int, ids: bo
             fixed[name] = 0
         else:
             fixed[name] = None
+    if "decode" in live.signature and attribute(live.asked, "decode"):
+        fixed["decode"] = False
     return Template(sequences, fixed, (0, 1), (), texts)
 
 
 def _length(live: Live) -> int:
     """Long enough to pass the window of the config, if that is small; no longer than its table of positions."""
     places = [live.config, live.asked, getattr(live.asked, "config", None)]
-    windows = [getattr(one, name, None) for one in places for name in ("sliding_window", "window", "window_size")]
-    own = [one for one in windows if isinstance(one, int) and not isinstance(one, bool) and one > 0]
+    windows = [attribute(one, name) for one in places for name in ("sliding_window", "window", "window_size")]
+    own: list[int] = [one for one in windows if isinstance(one, int) and not isinstance(one, bool) and one > 0]
     length = max([LENGTH, *(one + 5 for one in own if one + 5 <= LONGEST)])
     names = ("max_position_embeddings", "n_positions", "max_len", "max_length", "max_seq_len", "block_size")
-    most = [getattr(one, name, None) for one in places for name in names]
+    most = [attribute(one, name) for one in places for name in names]
     return max(2, min([length, *(one for one in most if isinstance(one, int) and one > 1)]))
+
+
+def attribute(thing: Any, name: str) -> Any:
+    """An attribute, or None where there is none, or it raises."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:  # a property of a layer that is not built
+        return None
 
 
 def _vocabulary(live: Live) -> int:
     for one in (live.config, getattr(live.asked, "config", None), live.asked):
         for name in VOCABULARIES:
-            found = getattr(one, name, None)
+            found = attribute(one, name)
             if isinstance(found, int) and found > 1:
                 return min(found, 1000)
     tables = [
@@ -199,7 +209,7 @@ def _vocabulary(live: Live) -> int:
 
 def _widths(live: Live) -> list[int]:
     """What may be the width of the inputs, the likeliest first."""
-    own = [getattr(one, name, None) for one in (live.asked, live.config) for name in WIDTHS]
+    own = [attribute(one, name) for one in (live.asked, live.config) for name in WIDTHS]
     found = [one for one in own if isinstance(one, int) and not isinstance(one, bool) and one > 0]
     shape = getattr(live.asked, "input_shape", None)
     if isinstance(shape, tuple) and shape and isinstance(shape[-1], int):

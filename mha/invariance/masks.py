@@ -76,7 +76,9 @@ FORMS = ("keys", "head", "square", "item", "key head", "lengths")
 
 def find_masks(live: Live, template: Template) -> list[Mask]:
     """The mask arguments of a model, each in the first form that it takes."""
-    found = []
+    found: list[Mask] = []
+    if live.framework == "keras" and hasattr(live.asked, "train_step"):
+        return found  # of a keras.Model, which hands its mask on to nobody
     for name in NAMES:
         if name in live.signature and name not in template.sequences and template.fixed.get(name) is None:
             one = _find(live, template, name)

@@ -27,12 +27,15 @@ from mha.invariance.masks import find_masks
 from mha.invariance.relations import decoding, hiding, implementations, returned, state
 from mha.invariance.relations.row import Known, Pair, Relation, check_same_shape, smallest
 from mha.invariance.report import Report, Result
-from mha.invariance.trial import Size, Template, Trial
+from mha.invariance.trial import CantBeAsked, Size, Template, Trial
 from mha_core import SpecError
 from mha_core.errors import one_line
 
 LIMIT = 60.0
 """Seconds for one relation."""
+
+Allowances = tuple[Allowance, Allowance]
+"""Of the dtype in which relations are asked; and of the model's own, for those whose two ways round otherwise."""
 
 
 def invariants(
@@ -73,7 +76,7 @@ def invariants(
         raise SpecError(f"limit must be a positive number of seconds, at most 1e6. Got {limit!r}.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a model says of how it is asked here is not the user's
-        known, notes, allowance = _look(Live(model, make), inputs, step, causal, pad, limit, progress)
+        known, notes, allowances = _look(Live(model, make), inputs, step, causal, pad, limit, progress)
         rows = table(known)
         if known.random:
             why = "two calls of it differ"
@@ -81,8 +84,8 @@ def invariants(
         results = []
         for relation in rows:
             progress(relation.id)
-            results.append(_asked(relation, known, allowance, named, limit))
-    return Report(kind_of(model), known.live.framework, results, allowance, notes)
+            results.append(_asked(relation, known, allowances, named, limit))
+    return Report(kind_of(model), known.live.framework, results, allowances[0], notes)
 
 
 def table(known: Known) -> list[Relation]:
@@ -95,40 +98,42 @@ def table(known: Known) -> list[Relation]:
 def _look(
     live: Live, inputs: Any, step: Any, causal: bool | None, pad: int | None, limit: float,
     progress: Callable[[str], None],
-) -> tuple[Known, list[str], Allowance]:  # fmt: skip
+) -> tuple[Known, list[str], Allowances]:  # fmt: skip
     """What is found of a model before it is asked."""
     notes = []
     if _training(live):
         live.asked.eval()
         notes.append("it was in training: asked in eval()")
 
-    def look() -> tuple[Known, Allowance]:
+    def look() -> tuple[Known, Allowances]:
         own, template = find(live, inputs)
         if own.framework == "keras":
             own = Live(own.model, own.make)  # the first call has built it
         if _is_random(own, template):
             unit = 2.0 * UNIT_ROUNDOFF[own.dtype]
-            return Known(own, template, cache="", random=True), Allowance(own.dtype, unit)
+            rough = Allowance(own.dtype, unit)
+            return Known(own, template, cache="", random=True), (rough, rough)
         masks = tuple(find_masks(own.fresh(), template))
         does = is_causal(influence(own, template)) if causal is None else causal
         flag = None if does else find_flag(own, template)
         cache = find_cache(own, template, step)
         says = causal is None and (says_causal(own) or (not flag and _has_cache(cache, own)))
         known = Known(own, template, masks, does or (says and not flag), flag, cache, pad)
-        return known, measure(own, template)
+        allowance = measure(own, template, "float64")
+        return known, (allowance, allowance if allowance.dtype == own.dtype else measure(own, template))
 
     progress("looking at its call")
     try:
-        known, allowance = in_time(look, 5.0 * limit)
+        known, allowances = in_time(look, 5.0 * limit)
     except TookTooLong as error:
         raise SpecError(f"{kind_of(live.model)} can't be asked: {error}") from error
     if known.random:
-        return known, ["random"], allowance
+        return known, ["random"], allowances
     notes.append("causal" if known.causal else f"causal by {known.flag}" if known.flag else "not causal")
     notes += [f"mask: {one.name} ({one.form})" for one in known.masks]
     if isinstance(known.cache, Cache):
         notes.append(f"cache: {known.cache.said}")
-    return known, notes, allowance
+    return known, notes, allowances
 
 
 def _is_random(live: Live, template: Template) -> bool:
@@ -156,9 +161,9 @@ def _training(live: Live) -> bool:
     return live.framework == "torch" and live.hooks is not None and bool(live.asked.training)
 
 
-def _asked(relation: Relation, known: Known, allowance: Allowance, named: str | None, limit: float) -> Result:
+def _asked(relation: Relation, known: Known, allowances: Allowances, named: str | None, limit: float) -> Result:
     """Ask one relation, and look for the smallest inputs if it is broken."""
-    begun = time.monotonic()
+    begun, allowance = time.monotonic(), allowances[relation.rounds]
 
     def result(status: Any, reason: str = "", **more: Any) -> Result:
         took = time.monotonic() - begun
@@ -175,6 +180,8 @@ def _asked(relation: Relation, known: Known, allowance: Allowance, named: str | 
         off, _ = in_time(lambda: _measure(relation, known, allowance, size, named), limit)
     except TookTooLong:
         return result("not asked", f"it took over {limit:g} s")
+    except CantBeAsked as error:
+        return result("not asked", str(error))
     except (Exception, SystemExit) as error:  # whatever the model raises
         return result("not asked", f"it raises {one_line(error)}")
     if off.ratio <= 1.0:

@@ -17,6 +17,10 @@ Arguments = Mapping[str, Any]
 """Name -> Given, Ref or a plain value."""
 
 
+class CantBeAsked(SpecError):
+    """A relation can't be asked of a model, for the reason that is given."""
+
+
 @dataclass(frozen=True)
 class Size:
     """How large the inputs of a trial are.

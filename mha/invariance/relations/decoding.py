@@ -75,6 +75,8 @@ def _why_not_padded(known: Known) -> str | None:
         return reason
     if not known.causal or _cache(known).step is not None:
         return "a mask of padding beside what makes the call causal is not put together here"
+    if "cache_params" in _cache(known).past:
+        return "its state is no cache of keys, so steps take no mask of those before"
     if not any(one.form == "keys" for one in known.masks):
         return "it has no mask of keys (B, L)"
     return None

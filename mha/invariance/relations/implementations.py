@@ -90,6 +90,10 @@ def _not_relative(known: Known) -> str | None:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if rope is None and getattr(config, "rope_theta", None) is None:
         return "nothing says that its positions are relative"
+    if any(word in name for name in known.live.parameters for word in ("position_emb", "embed_positions", "wpe")):
+        return "it has a table of positions, which are not relative"
+    if getattr(config, "block_types", None) or getattr(config, "layers_block_type", None):
+        return "it has layers of other kinds, which may look at positions too"
     kind = rope.get("rope_type", "default") if isinstance(rope, dict) else "default"
     return None if kind == "default" else f"its positions are of kind {kind}, which depends on how far they go"
 
@@ -104,7 +108,9 @@ def _moved(trial: Trial, known: Known) -> Pair:
 
 
 ROWS = (
-    Relation("implementation-eager", "implementations", "Eager and sdpa give the same.", _eager, _switchable),
+    Relation(
+        "implementation-eager", "implementations", "Eager and sdpa give the same.", _eager, _switchable, rounds=True
+    ),
     Relation(
         "implementation-fast",
         "implementations",
@@ -112,6 +118,7 @@ ROWS = (
         _fast,
         _not_fast,
         length=3,
+        rounds=True,
     ),
     Relation(
         "implementation-compiled",
@@ -119,6 +126,7 @@ ROWS = (
         "Compiled, it gives what it gives otherwise.",
         _compiled,
         _not_compiled,
+        rounds=True,
     ),
     Relation(
         "positions-moved", "positions", "Relative positions: all moved together give the same.", _moved, _not_relative

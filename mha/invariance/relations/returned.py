@@ -46,5 +46,5 @@ def returned_rows(known: Known) -> list[Relation]:
 
         sentence = f"Whether {what} are asked for or not changes nothing of the output."
         sentence = sentence.replace("the cache are", "the cache is").replace("state are", "state is")
-        found.append(Relation(f"returned-{name}", "returned", sentence.replace("ary are", "ary is"), ask))
+        found.append(Relation(f"returned-{name}", "returned", sentence.replace("ary are", "ary is"), ask, rounds=True))
     return found

@@ -13,8 +13,7 @@ from mha.invariance.caches import Cache
 from mha.invariance.given import Given
 from mha.invariance.live import Live
 from mha.invariance.masks import Mask
-from mha.invariance.trial import Size, Template, Trial
-from mha_core import SpecError
+from mha.invariance.trial import CantBeAsked, Size, Template, Trial
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,8 @@ class Relation:
         why_not: why it can't be asked of a model, or None.
         chunk: of what it divides the length into.
         batch, length: the smallest that show something.
+        rounds: whether its two ways round otherwise, as eager attention has its softmax in float32: it is asked in the
+            model's own dtype.
     """
 
     id: str
@@ -96,12 +97,13 @@ class Relation:
     chunk: int = 0
     batch: int = 1
     length: int = 2
+    rounds: bool = False
 
 
 def check_same_shape(pair: Pair) -> None:
-    """SpecError unless both are of one shape."""
+    """CantBeAsked unless both are of one shape."""
     if pair.first.array.shape != pair.second.array.shape:
-        raise SpecError(
+        raise CantBeAsked(
             f"the two ways give shapes {pair.first.array.shape} and {pair.second.array.shape}: they can't be compared"
         )
 
