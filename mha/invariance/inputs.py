@@ -26,7 +26,8 @@ SAME = ("key", "keys", "k", "value", "values", "v", "inputs_k", "inputs_v", "inp
 """Arguments that are the queries too, in a model that attends to itself."""
 
 WIDTHS = (
-    "hidden_size", "embed_dim", "d_model", "n_embd", "model_dim", "dim", "width", "embedding_dim", "in_features",
+    "query_dim", "hidden_size", "embed_dim", "d_model", "n_embd", "model_dim", "dim", "width", "embedding_dim",
+    "in_features",
     "input_dim", "features", "qkv_features", "units", "num_hiddens",
 )  # fmt: skip
 """Attributes of a model, or of its config, that have the width of its inputs."""
@@ -127,7 +128,7 @@ def made(live: Live) -> Iterator[tuple[Live, Template]]:
     """The Templates to try, the likeliest first."""
     names = [
         name for name, one in live.signature.items()
-        if one.default is one.empty or name in (*IDS[:1], "inputs") or (name in SAME and name.startswith("inputs"))
+        if one.default is one.empty or name in (*IDS[:1], "inputs") or name in ("inputs_k", "inputs_v")
     ]  # fmt: skip
     if not names:
         names = list(live.signature)[:1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mha.invariance.given import Given
 from mha.invariance.relations.row import Known, Pair, Relation
-from mha.invariance.trial import Trial
+from mha.invariance.trial import Arguments, Trial
 
 
 def _switchable(known: Known) -> str | None:
@@ -21,6 +22,25 @@ def _switchable(known: Known) -> str | None:
 
 
 def _eager(trial: Trial, known: Known) -> Pair:
+    return _implementations(trial, {})
+
+
+def _no_keys(known: Known) -> str | None:
+    if not any(one.form == "keys" for one in known.masks):
+        return "it has no mask of keys (B, L)"
+    return _switchable(known)
+
+
+def _eager_padded(trial: Trial, known: Known) -> Pair:
+    """The same of an item without any key."""
+    mask = next(one for one in known.masks if one.form == "keys")
+    real = np.ones((trial.size.batch, 1, trial.size.length), bool)
+    real[0] = False
+    return _implementations(trial, {mask.name: mask.of(real)})
+
+
+def _implementations(trial: Trial, more: Arguments) -> Pair:
+    """What eager and sdpa give."""
     model = trial.live.asked
     before = model.config._attn_implementation
     found = []
@@ -28,7 +48,7 @@ def _eager(trial: Trial, known: Known) -> Pair:
         for name in ("eager", "sdpa"):
             model.set_attn_implementation(name)
             trial.lines.append(f"model.set_attn_implementation({name!r})")
-            found.append(trial.call(trial.x()).out)
+            found.append(trial.call(trial.x(), more).out)
     finally:
         model.set_attn_implementation(before)
     return Pair(found[0], found[1])
@@ -45,16 +65,26 @@ def _not_fast(known: Known) -> str | None:
     return None if found else "it holds no layer with a fast path"
 
 
+def _not_fast_padded(known: Known) -> str | None:
+    if not any(one.form == "keys" for one in known.masks):
+        return "it has no mask of keys (B, L)"
+    return _not_fast(known)
+
+
+def _fast_padded(trial: Trial, known: Known) -> Pair:
+    return replace(_fast(trial, known), counted=None)
+
+
 def _fast(trial: Trial, known: Known) -> Pair:
     import torch
 
     before = torch.backends.mha.get_fastpath_enabled()
     more: dict[str, Any] = {}
-    mask = known.padding
-    if mask is not None and mask.form == "keys" and trial.size.length > 2:
-        real = np.ones((trial.size.batch, 1, trial.size.length), bool)
-        real[0, :, -1] = False
-        more = {mask.name: mask.of(real)}
+    real = np.ones((trial.size.batch, trial.size.length), bool)
+    for mask in known.masks:
+        if mask.form == "keys":
+            real[0, -1] = False
+            more = {mask.name: mask.of(real[:, None])}
     found = []
     try:
         for on in (True, False):
@@ -63,7 +93,7 @@ def _fast(trial: Trial, known: Known) -> Pair:
             found.append(trial.call(trial.x(), more).out)
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-    return Pair(found[0], found[1])
+    return Pair(found[0], found[1], real)
 
 
 def _not_compiled(known: Known) -> str | None:
@@ -129,7 +159,12 @@ ROWS = (
         rounds=True,
     ),
     Relation(
-        "positions-moved", "positions", "Relative positions: all moved together give the same.", _moved, _not_relative
+        "positions-moved",
+        "positions",
+        "Relative positions: all moved together give the same.",
+        _moved,
+        _not_relative,
+        rounds=True,
     ),
 )
 """The relations of implementations and positions."""
