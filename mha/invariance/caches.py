@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,16 +144,20 @@ def _candidates(live: Live, template: Template) -> Iterator[Cache]:
     for past in pasts:
         for start in [None, *starts]:
             if makers:
-                yield Cache(f"{past} of {makers[0]}()", (past,), (("?",),), asks, _maker(makers[0]), start)
+                for places in ((("?",),), ()):
+                    yield Cache(f"{past} of {makers[0]}()", (past,), places, asks, _maker(makers[0]), start)
             if live.signature[past].default is not live.signature[past].empty or not makers:
                 yield Cache(past, (past,), (("?",),), asks, start=start)
-            for kind in (dict, list):
-                yield Cache(f"{past}={kind()}", (past,), (), asks, _empty(kind), start)
+            for kind in (dict, list, *_classes(live)):
+                said = f"{past}={_made(kind)}"
+                yield Cache(said, (past,), (), asks, _empty(kind), start)
+                if kind not in (dict, list):
+                    yield Cache(said, (past,), (("?",),), asks, _empty(kind), start)
     if starts and not pasts:
         resets = [one for one in RESETS if callable(getattr(live.asked, one, None))]
         yield Cache(starts[0], asks=asks, start=starts[0], begin=_reset(resets[0]) if resets else None)
     step = getattr(live.asked, "step", None)
-    if callable(step) and live.hooks is not None:
+    if callable(step):
         yield Cache("step(tokens, state)", step="step")
 
 
@@ -181,9 +187,34 @@ def _maker(name: str) -> Callable[[Trial], Any]:
     return begin
 
 
+def _classes(live: Live) -> list[type]:
+    """The classes of the model's own module that are named as caches, and made without arguments."""
+    home = sys.modules.get(type(live.asked).__module__)
+    if home is None or live.config is not None:
+        return []
+    own = [one for one in vars(home).values() if inspect.isclass(one) and one.__module__ == home.__name__]
+    return [one for one in own if _is_cache(one)]
+
+
+def _is_cache(kind: type) -> bool:
+    if not any(word in kind.__name__.lower() for word in ("cache", "state", "memory")):
+        return False
+    try:
+        kind()
+    except Exception:  # it takes sizes
+        return False
+    return True
+
+
+def _made(kind: type) -> str:
+    return f"{kind()}" if kind in (dict, list) else f"{kind.__name__}()"
+
+
 def _empty(kind: type) -> Callable[[Trial], Any]:
     def begin(trial: Trial) -> Any:
-        trial.lines.append(f"state = {kind()!r}")
+        if kind not in (dict, list):
+            trial.lines.append(f"from {kind.__module__} import {kind.__name__}")
+        trial.lines.append(f"state = {_made(kind)}")
         return [Ref(kind(), "state")]
 
     return begin

@@ -216,7 +216,12 @@ def _widths(live: Live) -> list[int]:
     if isinstance(shape, tuple) and shape and isinstance(shape[-1], int):
         found.insert(0, shape[-1])
     found += [size for one in live.shapes[:12] for size in (reversed(one) if live.framework == "torch" else one)]
-    return list(dict.fromkeys([*(one for one in found if one > 0), 16]))[:12]
+    if live.hooks is None:
+        shapes = [getattr(one, "shape", ()) for one in getattr(live.asked, "__dict__", {}).values()]
+        found += [size for shape in shapes if isinstance(shape, tuple) for size in shape]
+    return list(dict.fromkeys([*(one for one in found if one > 0), 16, *((8, 32, 64) if live.hooks is None else ())]))[
+        :12
+    ]
 
 
 def _main(live: Live, template: Template, size: Size) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def _why_not_full(known: Known) -> str | None:
     reason = _why_not(known)
     if reason is not None:
         return reason
-    if _cache(known).begin is None or "{" in _cache(known).said or "[" in _cache(known).said:
+    if _cache(known).begin is None or "=" in _cache(known).said.removesuffix("=True"):
         return "its cache has no size that is said when it is made"
     return None
 

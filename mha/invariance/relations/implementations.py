@@ -26,9 +26,10 @@ def _eager(trial: Trial, known: Known) -> Pair:
 
 
 def _no_keys(known: Known) -> str | None:
-    if not any(one.form == "keys" for one in known.masks):
+    reason = _switchable(known)
+    if reason is None and not any(one.form == "keys" for one in known.masks):
         return "it has no mask of keys (B, L)"
-    return _switchable(known)
+    return reason
 
 
 def _eager_padded(trial: Trial, known: Known) -> Pair:
@@ -66,9 +67,10 @@ def _not_fast(known: Known) -> str | None:
 
 
 def _not_fast_padded(known: Known) -> str | None:
-    if not any(one.form == "keys" for one in known.masks):
+    reason = _not_fast(known)
+    if reason is None and not any(one.form == "keys" for one in known.masks):
         return "it has no mask of keys (B, L)"
-    return _not_fast(known)
+    return reason
 
 
 def _fast_padded(trial: Trial, known: Known) -> Pair:
@@ -142,11 +144,28 @@ ROWS = (
         "implementation-eager", "implementations", "Eager and sdpa give the same.", _eager, _switchable, rounds=True
     ),
     Relation(
+        "implementation-eager-padded",
+        "implementations",
+        "Eager and sdpa give the same of an item of padding alone.",
+        _eager_padded,
+        _no_keys,
+        rounds=True,
+    ),
+    Relation(
         "implementation-fast",
         "implementations",
         "With the fast path and without, the same.",
         _fast,
         _not_fast,
+        length=3,
+        rounds=True,
+    ),
+    Relation(
+        "implementation-fast-padded",
+        "implementations",
+        "With the fast path and without, the same in padding too.",
+        _fast_padded,
+        _not_fast_padded,
         length=3,
         rounds=True,
     ),
