@@ -115,6 +115,21 @@ def _compiled(trial: Trial, known: Known) -> Pair:
     return Pair(first, trial.call(trial.x()).out)
 
 
+def _not_both_dtypes(known: Known) -> str | None:
+    if known.live.native is None:
+        return "a function has no dtype of its own"
+    return None if known.live.dtype == "float32" else f"it is in {known.live.dtype}"
+
+
+def _precision(trial: Trial, known: Known) -> Pair:
+    first = trial.call(trial.x()).out
+    trial.lines.append("# the next call in float64")
+    with trial.live.running("float64", cast=True) as run:
+        other = Trial(trial.live, run, trial.template, trial.size, "float64")
+        other.lines = trial.lines
+        return Pair(first, other.call(other.x()).out)
+
+
 def _not_relative(known: Known) -> str | None:
     config = known.live.config
     if config is None or "position_ids" not in known.live.signature:
@@ -175,6 +190,14 @@ ROWS = (
         "Compiled, it gives what it gives otherwise.",
         _compiled,
         _not_compiled,
+        rounds=True,
+    ),
+    Relation(
+        "implementation-float32",
+        "implementations",
+        "float32 gives what float64 gives, rounded.",
+        _precision,
+        _not_both_dtypes,
         rounds=True,
     ),
     Relation(
