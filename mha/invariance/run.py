@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,12 @@ def invariants(
         for relation in rows:
             progress(relation.id)
             results.append(_asked(relation, known, allowances, named, limit))
-    return Report(kind_of(model), known.live.framework, results, allowances[0], notes)
+    return Report(_name(model), known.live.framework, results, allowances[0], notes)
+
+
+def _name(model: Any) -> str:
+    """A function's own name, or the class of a model."""
+    return f"{model.__module__}.{model.__qualname__}" if isinstance(model, FunctionType) else kind_of(model)
 
 
 def table(known: Known) -> list[Relation]:
