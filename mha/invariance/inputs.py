@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mha.coverage import kind_of
+from mha.invariance.caches import STARTS
 from mha.invariance.given import Given
 from mha.invariance.live import Live, with_tensors
 from mha.invariance.trial import Size, Template, Trial
@@ -24,6 +25,9 @@ IDS = ("input_ids", "ids", "idx", "tokens", "token_ids", "input_tokens", "token"
 
 SAME = ("key", "keys", "k", "value", "values", "v", "inputs_k", "inputs_v", "inputs_kv", "kv")
 """Arguments that are the queries too, in a model that attends to itself."""
+
+CONTEXT = ("memory", "context", "encoder_hidden_states", "encoder_output")
+"""Arguments that are another sequence, which is left as it is."""
 
 WIDTHS = (
     "query_dim", "hidden_size", "embed_dim", "d_model", "n_embd", "model_dim", "dim", "width", "embedding_dim",
@@ -64,7 +68,10 @@ def find(live: Live, inputs: Any = None) -> tuple[Live, Template]:
             else:
                 return one, Template(template.sequences, template.fixed, axes, place, template.made)
     names = [name for name, one in live.signature.items() if one.default is one.empty]
-    reason = first or seen or f"nothing is known of its arguments {listed(names, 6)}"
+    unknown = [name for name in names[1:] if name not in (*SAME, *CONTEXT, *STARTS)]
+    if inputs is None and unknown:
+        seen = f"it takes {listed(unknown, 6)} too, of which nothing is known"
+    reason = (seen or first or "it takes no argument").rstrip(".")
     raise SpecError(
         f"{kind_of(live.model)} can't be asked: {reason}. Say what it is called with: --inputs FILE.npz, or inputs="
     )
@@ -164,10 +171,10 @@ def _template(live: Live, names: Sequence[str], length: int, width: int, ids: bo
     for number, name in enumerate(names):
         if number == 0 or name in SAME:
             sequences[name] = x
-        elif name in ("memory", "context", "encoder_hidden_states", "encoder_output") and not ids:
+        elif name in CONTEXT and not ids:
             fixed[name] = Given(np.random.default_rng(1).standard_normal((BATCH, 5, width)), "memory")
             texts["memory"] = f"np.random.default_rng(1).standard_normal(({BATCH}, 5, {width}))"
-        elif name in ("start_pos", "input_pos", "offset", "pos_offset", "start"):
+        elif name in STARTS:
             fixed[name] = 0
         else:
             fixed[name] = None
@@ -243,5 +250,5 @@ def _main(live: Live, template: Template, size: Size) -> tuple[str, ...]:
             if live.hooks is None:
                 live.dtype = array.dtype.name
             return place
-    shapes = listed([str(array.shape) for array in arrays.values()], 4)
+    shapes = listed([str(array.shape) for array in arrays.values()], 4) if arrays else "none at all"
     raise SpecError(f"it gives no array of shape (batch, length, ...), but {shapes}")

@@ -176,3 +176,38 @@ def test_the_fixture(mha_invariants):
 def test_the_smallest_inputs_are_shown():
     (one,) = (one for one in mha.invariants(lambda x: x - x.mean(0)).of("broken") if one.id == "batch-alone")
     assert one.size == Size(2, 2)
+
+
+def pooled(x):
+    return x.mean(1)
+
+
+def two(x, other):
+    return x + other
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (pooled, r"it gives no array of shape \(batch, length, \.\.\.\), but \(2, 16\)\. Say what it is called with"),
+        (two, "it takes other too, of which nothing is known. Say what it is called with: --inputs"),
+        (lambda x: None, "but none at all"),
+    ],
+)
+def test_a_call_that_is_not_known_is_refused(model, message):
+    with pytest.raises(SpecError, match=message):
+        mha.invariants(model)
+
+
+def test_a_random_model_is_said_to_be_one():
+    report = mha.invariants(lambda x: x + np.random.rand(*x.shape))
+    assert [one.id for one in report.of("broken")] == ["random-twice"]
+    assert {one.reason for one in report.of("not asked")} == {"two calls of it differ"}
+
+
+def test_a_model_on_meta_is_refused():
+    torch = pytest.importorskip("torch")
+    with torch.device("meta"):
+        layer = torch.nn.Linear(4, 4)
+    with pytest.raises(SpecError, match="weight is on the meta device, where it has no numbers"):
+        mha.invariants(layer)
