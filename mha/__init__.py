@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mha.convert.convert import Conversion, list_layers
+    from mha.invariance.run import invariants
     from mha.projections.said import Projections
     from mha.recordings.capture import capture
     from mha.recordings.live import diagnose
@@ -23,6 +24,7 @@ __all__ = [
     "Recording",
     "capture",
     "diagnose",
+    "invariants",
     "list_layers",
     "tolerance",
     "tolerance_of",
@@ -39,6 +41,7 @@ _HOMES = {
     "list_layers": "mha.convert.convert",
     "tolerance": "mha.tolerances.tolerance",
     "tolerance_of": "mha.tolerances.tolerance",
+    "invariants": "mha.invariance.run",
     "where": "mha.substitution.where",
 }
 """Public name -> the module that defines it."""

@@ -107,3 +107,11 @@ def mha_where() -> Callable[..., Any]:
     from mha import where
 
     return where
+
+
+@pytest.fixture(scope="session")
+def mha_invariants() -> Callable[..., Any]:
+    """`mha.invariants`: what holds of a layer or a model asked for the same number two ways."""
+    from mha import invariants
+
+    return invariants

@@ -15,6 +15,7 @@ from mha.cli.learning.learn import learn
 from mha.cli.learning.view import view
 from mha.cli.porter.audit import audit
 from mha.cli.porter.convert import convert
+from mha.cli.porter.invariants import invariants
 from mha.cli.porter.phrase import phrase
 from mha.cli.porter.port import port
 from mha.cli.porter.replay import replay
@@ -46,7 +47,7 @@ GONE = {
 
 
 GROUPS = {
-    "Check a layer": (check, diagnose, bugs, backends, deviations),
+    "Check a layer": (check, invariants, diagnose, bugs, backends, deviations),
     "Port a model": (convert, port, where, replay, audit, phrase),
     "Learn and look": (learn, view),
     "Housekeeping": (cache,),

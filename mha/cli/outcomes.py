@@ -17,6 +17,7 @@ from mha.cli.options import Options
 
 if TYPE_CHECKING:
     from conformance.judging.result import Result
+    from mha.invariance.report import Report
     from mha.substitution.reports.report import WhereReport
 
 Status = Literal["passed", "failure", "error", "skipped"]
@@ -34,6 +35,7 @@ RULES = {
     "wrong-backward": "The module is right forward, and its gradients are not.",
     "uncovered": "Parameters that nothing but the whole model judges.",
     "not-judged": "The module was not judged.",
+    "contradicts-itself": "It gives another number in another way.",
     "through-its-parts": "It differs through modules inside it.",
     "caused-upstream": "It was given something else than its original.",
 }
@@ -139,6 +141,20 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
     apart = (each.message for each in one.causes)
     said = filter(None, [RULES[rule], original, worst, place, one.reason, *apart, *one.notes])
     return Outcome("port", one.name or "the model", status, rule, "\n".join(said))
+
+
+def of_relations(found: Report) -> list[Outcome]:
+    """The outcomes of the relations of a model; those not asked, and known deviations, are skipped."""
+    statuses: dict[str, tuple[Status, str]] = {
+        "holds": ("passed", ""), "broken": ("failure", "contradicts-itself"), "known": ("skipped", "not-judged"),
+        "not asked": ("skipped", "not-judged"),
+    }  # fmt: skip
+    outcomes = []
+    for one in found.results:
+        status, rule = statuses[one.status]
+        said = "" if status == "passed" else "\n".join(filter(None, [one.sentence, one.reason, one.by, one.code]))
+        outcomes.append(Outcome(found.name, one.id, status, rule, said, one.seconds))
+    return outcomes
 
 
 def junit(outcomes: Sequence[Outcome], diagnoses: Sequence[Mapping[str, Any]] = ()) -> bytes:

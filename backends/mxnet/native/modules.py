@@ -50,11 +50,21 @@ def computing(held: mx.gluon.Block, dtype: str) -> Iterator[Callable[..., Any]]:
         for parameter, own, _ in before.values():
             if np.dtype(own).kind == "f":
                 parameter.cast(dtype)
-        yield lambda *args, **kwargs: held(*inspect.signature(held.forward).bind(*args, **kwargs).args)
+        yield called(held)
     finally:
         for parameter, own, data in before.values():
             parameter.cast(own)
             parameter.set_data(data)
+
+
+def called(held: mx.gluon.Block) -> Callable[..., Any]:
+    """The block as a function of keywords too: by their places, as Gluon's blocks take them; else by their names."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(held.forward).bind(*args, **kwargs)
+        return held(*bound.args, **bound.kwargs)
+
+    return run
 
 
 @mx.util.use_np

@@ -178,6 +178,20 @@ def nnx_causal_decoding() -> str | None:
     return f"each step attends to the first key alone: {far}"
 
 
+def nnx_full_cache() -> str | None:
+    """A step more than the cache of flax.nnx.MultiHeadAttention has positions."""
+    layer, x = _nnx(0.0, decode=True), _inputs()
+    layer.init_cache((1, 4, WIDTH))
+    for at in range(5):
+        step = layer(x[:, at : at + 1])
+    layer.init_cache((1, 5, WIDTH))
+    for at in (0, 1, 2, 4):
+        without = layer(x[:, at : at + 1])
+    if _far(step, without) > 1e-5:
+        return None
+    return f"a fifth step with a cache of 4 gives what it gives without the fourth, to within {_far(step, without):.1g}"
+
+
 def d2l_low_scores() -> str | None:
     """Scores below -1e6, in d2l.ai's softmax."""
     weights = masked_softmax(jnp.asarray([[[-3e6, -3e6, 0.0]]]), jnp.asarray([2]))

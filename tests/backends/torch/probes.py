@@ -39,6 +39,21 @@ def mha_fast_path_empty_row() -> str | None:
     )
 
 
+def encoder_fast_path_padding() -> str | None:
+    """Padded rows of a TransformerEncoder, on the fast path and without it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        part = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+        encoder = nn.TransformerEncoder(part, 2).eval()
+    x, ignored = _normal(2, 3, 8), torch.tensor([[False, False, True], [False, False, False]])
+    with torch.no_grad():
+        fast = encoder(x, src_key_padding_mask=ignored)
+    slow = encoder(x, src_key_padding_mask=ignored)
+    if fast[0, 2].abs().max() > 0.0:
+        return None
+    return f"the padded row is 0 on the fast path, and up to {slow[0, 2].abs().max():.2g} large without it"
+
+
 def mha_nan_in_padding() -> str | None:
     """A NaN in keys and values that key_padding_mask excludes reaches the output, on every path."""
     layer, x = _layer(bias=True).eval(), _normal(1, 3, 8)

@@ -33,6 +33,7 @@ MODULES = {
         "torch-d2l-writes-into-scores": "d2l_writes_into_scores",
         "torch-softmax-of-lowest-float64-is-nan": "softmax_of_lowest_float64",
         "torch-bool-mask-is-added": "bool_mask_is_added",
+        "torch-encoder-fast-path-zeros-padding": "encoder_fast_path_padding",
     },
     "tests.backends.tf.probes": {
         "keras-mha-positional-order": "positional_call",
@@ -72,6 +73,7 @@ MODULES = {
         "nnx-mha-precision-is-dropped": "nnx_precision_ignored",
         "nnx-mha-causal-with-padding-raises": "nnx_causal_with_padding",
         "nnx-mha-causal-decoding-sees-one-key": "nnx_causal_decoding",
+        "nnx-mha-full-cache-overwrites": "nnx_full_cache",
         "jax-d2l-fill-value-outscores-low-scores": "d2l_low_scores",
         "jax-d2l-float16-empty-row-is-nan": "d2l_half_precision",
         "flax-initializer-is-not-uniform": "flax_initializer",

@@ -1,0 +1,142 @@
+"""The mask arguments of a model: their form, and which of their values hides a key; found by asking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.invariance.given import Given, literal
+from mha.invariance.live import Live
+from mha.invariance.trial import Size, Template, Trial
+
+NAMES = (
+    "attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask", "pad_mask", "key_mask", "kv_mask",
+    "attn_mask", "mask", "src_mask", "tgt_mask", "allowed", "valid_lens", "lengths", "lens", "seq_lens", "seq_lengths",
+    "seqlens", "valid_length", "valid_lengths",
+)  # fmt: skip
+"""Arguments that say which keys count."""
+
+HIDES = ("key_padding_mask", "src_key_padding_mask", "pad_mask")
+"""Arguments in which true hides a key, unless what the model does says otherwise."""
+
+MOVED = 1e-6
+"""A change of the output, as a fraction of its size, that no rounding makes."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask argument.
+
+    Attributes:
+        name: of the argument.
+        form: "keys" (B, Lk), "square" (Lq, Lk), "item" (B, Lq, Lk), "head" (B, 1, Lq, Lk), "key head" (B, 1, 1, Lk),
+            or "lengths" (B,).
+        dtype: bool, int64, or float64 for numbers that are added to the scores.
+        keeps: whether true keeps a key; else it hides it.
+    """
+
+    name: str
+    form: str
+    dtype: str
+    keeps: bool
+
+    def of(self, allowed: NDArray) -> Given:
+        """The argument for a mask (B, Lq, Lk), true where a query may attend to a key; of "keys", of its last query.
+
+        >>> Mask("m", "keys", "int64", True).of(np.tri(3, dtype=bool)[None])
+        Given(array=array([[1, 1, 1]]), text="np.ones((1, 3), 'int64')")
+        """
+        keys = allowed[:, -1]
+        if self.form == "lengths":
+            return literal(keys.sum(-1))
+        shaped = {
+            "keys": keys, "key head": keys[:, None, None], "square": allowed[0], "item": allowed,
+            "head": allowed[:, None],
+        }[self.form]  # fmt: skip
+        if self.dtype == "float64":
+            return literal(np.where(shaped, 0.0, -np.inf))
+        return literal((shaped if self.keeps else ~shaped).astype(self.dtype))
+
+    @property
+    def per_query(self) -> bool:
+        """Whether it can say another thing for each query."""
+        return self.form in ("square", "item", "head")
+
+    @property
+    def per_item(self) -> bool:
+        """Whether it can say another thing for each item of the batch."""
+        return self.form != "square"
+
+
+FORMS = ("keys", "head", "square", "item", "key head", "lengths")
+
+
+def find_masks(live: Live, template: Template) -> list[Mask]:
+    """The mask arguments of a model, each in the first form that it takes."""
+    found: list[Mask] = []
+    if live.framework == "keras" and hasattr(live.asked, "train_step"):
+        return found  # of a keras.Model, which hands its mask on to nobody
+    for name in NAMES:
+        if name in live.signature and name not in template.sequences and template.fixed.get(name) is None:
+            one = _find(live, template, name)
+            if one is not None:
+                found.append(one)
+    return found
+
+
+def _candidates(name: str) -> Iterator[Mask]:
+    lengths = "len" in name
+    for form in ("lengths",) if lengths else FORMS[:-1]:
+        for dtype in ("int64",) if lengths else ("bool", "int64", "float64"):
+            if dtype == "float64" and form in ("keys", "key head"):
+                continue
+            yield Mask(name, form, dtype, name not in HIDES)
+
+
+def _find(live: Live, template: Template, name: str) -> Mask | None:
+    batch, length = min(3, template.whole.batch), min(5, template.whole.length)
+    if length == batch:
+        batch -= 1
+    if batch < 1 or length < 3:
+        return None
+    best: list[tuple[float, Mask]] = []
+    for one in _candidates(name):
+        moved = _moved(live, template, one, Size(batch, length))
+        if moved is None:
+            continue
+        if one.form == "lengths" or one.dtype == "float64":
+            return one
+        other = Mask(name, one.form, one.dtype, not one.keeps)
+        moved_other = _moved(live, template, other, Size(batch, length))
+        best.append((moved, one) if moved_other is None or moved <= moved_other else (moved_other, other))
+        if best[-1][0] <= MOVED:
+            return best[-1][1]
+    # None hides anything wholly: the one that its name says, and relations say by how much.
+    return next((Mask(name, one.form, one.dtype, name not in HIDES) for _, one in best), None)
+
+
+def _moved(live: Live, template: Template, mask: Mask, size: Size) -> float | None:
+    """How far other content of a hidden position moves the outputs of the others; None if it raises, or hides none."""
+    allowed = np.ones((size.batch, size.length, size.length), bool)
+    hidden = size.length - 1 if mask.form == "lengths" else 1
+    allowed[:, :, hidden] = False
+    axis = template.axes[1]
+    try:
+        with live.running(live.dtype) as run:
+            trial = Trial(live, run, template, size, live.dtype)
+            x, others = trial.x(), [one for one in range(size.length) if one != hidden]
+            more = {mask.name: mask.of(allowed)}
+            calls = [(x, {}), (x, more), (trial.other(x, hidden, hidden + 1), more)]
+            with np.errstate(all="ignore"):
+                plain, first, second = (trial.call(*one).out.array.take(others, axis) for one in calls)
+    except (Exception, SystemExit):  # another form, then
+        return None
+    size_of = float(np.abs(plain[np.isfinite(plain)]).max(initial=1e-30))
+    if not np.isfinite(first).all() or not np.isfinite(second).all():
+        return None
+    if mask.form != "lengths" and mask.dtype == "float64" and np.abs(first - plain).max() <= MOVED * size_of:
+        return None
+    return float(np.abs(first - second).max()) / size_of

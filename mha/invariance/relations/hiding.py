@@ -1,0 +1,346 @@
+"""What must not be seen: later tokens, padding, other items; and masks said in several ways."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.invariance.given import Given, literal
+from mha.invariance.masks import Mask
+from mha.invariance.relations.row import Known, Pair, Relation
+from mha.invariance.trial import CantBeAsked, Trial
+
+
+def _length_axis(trial: Trial) -> int:
+    return trial.template.axes[1]
+
+
+def _not_causal(known: Known) -> str | None:
+    return None if known.causal or known.flag else "nothing says that it is causal (--causal says so)"
+
+
+def _later(trial: Trial, known: Known) -> Pair:
+    cut = max(1, trial.size.length // 2)
+    more = known.causally(trial.size.batch, 0, trial.size.length)
+    x = trial.x()
+    first = trial.call(x, more).out
+    second = trial.call(trial.other(x, cut), more).out
+    return Pair(first.part(_length_axis(trial), None, cut), second.part(_length_axis(trial), None, cut))
+
+
+def _shorter(trial: Trial, known: Known) -> Pair:
+    """The first positions alone give what they give with later ones behind them."""
+    cut = max(1, trial.size.length // 2)
+    first = trial.call(trial.x(), known.causally(trial.size.batch, 0, trial.size.length)).out
+    second = trial.call(trial.x(0, cut), known.causally(trial.size.batch, 0, cut)).out
+    return Pair(first.part(_length_axis(trial), None, cut), second)
+
+
+# Padding
+
+
+def _no_padding(known: Known) -> str | None:
+    return None if known.padding is not None else "it has no argument that hides padding"
+
+
+def _real(trial: Trial, left: bool) -> NDArray:
+    """Which positions of each item are real: of every second item some are not, at one end."""
+    real = np.ones((trial.size.batch, trial.size.length), bool)
+    for item in range(0, trial.size.batch, 2):
+        padding = max(1, (trial.size.length - item) // 3)
+        real[item, slice(None, padding) if left else slice(-padding, None)] = False
+    return real
+
+
+def _padded(trial: Trial, known: Known, real: NDArray) -> dict[str, Any]:
+    mask = known.padding
+    assert mask is not None
+    return {mask.name: mask.of(_also_causal(known, mask, np.broadcast_to(real[:, None], (*real.shape, real.shape[1]))))}
+
+
+def _also_causal(known: Known, mask: Mask, allowed: NDArray) -> NDArray:
+    """The mask, and causal too where one of queries and keys may take the place of a model's own causal one."""
+    return allowed & np.tri(allowed.shape[-1], dtype=bool) if known.causal and mask.per_query else allowed
+
+
+def _content(trial: Trial, known: Known, *, left: bool) -> Pair:
+    real = _real(trial, left)
+    more = _padded(trial, known, real)
+    x = trial.x()
+    first = trial.call(x, more).out
+    return Pair(first, trial.call(_with_padding(trial, x, real, known.pad), more).out, real)
+
+
+def _with_padding(trial: Trial, x: Any, real: NDArray, pad: int | None) -> dict[str, Given]:
+    """The sequences with other content in padding; `pad` there, if it is given."""
+    batch_axis, length_axis = trial.template.axes
+    done: dict[str, Given] = {}
+    found = {}
+    for name, one in x.items():
+        if one.text not in done:
+            array = one.array.copy()
+            moved = np.moveaxis(array, (batch_axis, length_axis), (0, 1))
+            kept = moved[~real]
+            if array.dtype.kind == "f":
+                moved[~real], what = 3.0 - kept, f"3.0 - {{y}}[{'~real.T' if batch_axis else '~real'}]"
+            else:
+                moved[~real] = trial._other_ids(kept) if pad is None else pad
+                what = f"np.array({moved[~real].tolist()})"
+            label = f"y{len(trial.lines)}"
+            where = "~real.T" if batch_axis else "~real"
+            trial.lines += [
+                f"real = {literal(real).text}",
+                f"{label} = {one.text}.copy()",
+                f"{label}[{where}] = {what.format(y=label)}",
+            ]
+            done[one.text] = Given(array, label)
+        found[name] = done[one.text]
+    return found
+
+
+def _content_right(trial: Trial, known: Known) -> Pair:
+    return _content(trial, known, left=False)
+
+
+def _content_left(trial: Trial, known: Known) -> Pair:
+    return _content(trial, known, left=True)
+
+
+def _not_left(known: Known) -> str | None:
+    if known.padding is not None and known.padding.form == "lengths":
+        return "its lengths say that padding is on the right"
+    return _no_padding(known)
+
+
+def _alone(trial: Trial, known: Known) -> Pair:
+    """An item without its padding, alone, against the same in the padded batch."""
+    real = _real(trial, left=False)
+    first = trial.call(trial.x(), _padded(trial, known, real)).out
+    count = int(real[0].sum())
+    second = trial.call(trial.x(0, count, slice(0, 1))).out
+    batch, length = trial.template.axes
+    return Pair(first.part(batch, 0, 1).part(length, None, count), second)
+
+
+def _positions_needed(known: Known) -> str | None:
+    if (reason := _not_left(known)) is not None:
+        return reason
+    assert known.padding is not None
+    if known.padding.form != "keys" or "position_ids" not in known.live.signature:
+        return "its call can't say the positions of what is padded on the left (position_ids)"
+    return None
+
+
+def _alone_left(trial: Trial, known: Known) -> Pair:
+    real = _real(trial, left=True)
+    positions = np.maximum(np.cumsum(real, 1) - 1, 0)
+    more = {**_padded(trial, known, real), "position_ids": literal(positions)}
+    first = trial.call(trial.x(), more).out
+    begin = int((~real[0]).sum())
+    alone = {"position_ids": literal(np.arange(trial.size.length - begin)[None])}
+    second = trial.call(trial.x(begin, None, slice(0, 1)), alone).out
+    batch, length = trial.template.axes
+    return Pair(first.part(batch, 0, 1).part(length, begin), second)
+
+
+# The batch
+
+
+def _first_alone(trial: Trial, known: Known) -> Pair:
+    first = trial.call(trial.x()).out
+    second = trial.call(trial.x(items=slice(0, 1))).out
+    return Pair(first.part(trial.template.axes[0], 0, 1), second)
+
+
+def _order(trial: Trial, known: Known) -> Pair:
+    axis = trial.template.axes[0]
+    turned = (*(slice(None),) * axis, slice(None, None, -1))
+    x = trial.x()
+    first = trial.call(x).out
+    fixed = {
+        name: value[: trial.size.batch][::-1] for name, value in trial.template.fixed.items()
+        if isinstance(value, Given) and value.array.ndim
+    }  # fmt: skip
+    second = trial.call({name: one[turned] for name, one in x.items()}, fixed).out
+    return Pair(first, second[turned])
+
+
+def _fixed_batch(known: Known) -> str | None:
+    return "its inputs have one item" if known.template.whole.batch < 2 else None
+
+
+# Masks said in several ways
+
+
+def _no_mask(known: Known) -> str | None:
+    return None if known.masks else "it has no mask argument"
+
+
+def _ones(trial: Trial, known: Known, mask: Mask) -> Pair:
+    length = trial.size.length
+    allowed = _also_causal(known, mask, np.ones((trial.size.batch, length, length), bool))
+    first = trial.call(trial.x()).out
+    return Pair(first, trial.call(trial.x(), {mask.name: mask.of(allowed)}).out)
+
+
+def ones_rows(known: Known) -> list[Relation]:
+    """A row for each mask argument: one that hides nothing is as none."""
+    found = []
+    for mask in known.masks:
+
+        def ask(trial: Trial, known: Known, mask: Mask = mask) -> Pair:
+            return _ones(trial, known, mask)
+
+        found.append(replace(MASK_ONES, id=f"mask-none-{mask.name}", ask=ask))
+    return found
+
+
+def _causal_flag(trial: Trial, known: Known) -> Pair:
+    mask = known.square
+    assert mask is not None
+    assert known.flag is not None
+    length = trial.size.length
+    allowed = np.broadcast_to(np.tri(length, dtype=bool), (trial.size.batch, length, length))
+    first = trial.call(trial.x(), {known.flag: True}).out
+    return Pair(first, trial.call(trial.x(), {mask.name: mask.of(allowed)}).out)
+
+
+def _no_flag(known: Known) -> str | None:
+    if known.flag is None:
+        return "no argument of its call makes it causal"
+    return None if known.square is not None else "it has no mask of queries and keys"
+
+
+def _partly(trial: Trial) -> NDArray:
+    """A mask in which queries see different keys, and each at least one."""
+    length = trial.size.length
+    allowed = (np.add.outer(np.arange(length), 2 * np.arange(length)) % 3) > 0
+    return np.broadcast_to(allowed | np.eye(length, dtype=bool), (trial.size.batch, length, length))
+
+
+def _additive(trial: Trial, known: Known) -> Pair:
+    mask = known.square
+    assert mask is not None
+    allowed = _also_causal(known, mask, _partly(trial))
+    first = trial.call(trial.x(), {mask.name: mask.of(allowed)}).out
+    return Pair(first, trial.call(trial.x(), {mask.name: replace(mask, dtype="float64").of(allowed)}).out)
+
+
+def _not_additive(known: Known) -> str | None:
+    if known.square is None:
+        return "it has no mask of queries and keys"
+    if known.square.dtype != "bool" or known.live.framework != "torch":
+        return "nothing says that it takes a mask of numbers that are added"
+    named = known.square.name in ("attn_mask", "src_mask", "tgt_mask", "memory_mask")
+    return None if named or known.live.config is not None else "nothing says that it takes numbers that are added"
+
+
+def _broadcast(trial: Trial, known: Known) -> Pair:
+    """A mask of keys against the same for every query."""
+    mask = next(one for one in known.masks if one.form == "keys")
+    real = _real(trial, left=False)
+    length = trial.size.length
+    allowed = np.broadcast_to(real[:, None, :], (trial.size.batch, length, length))
+    if known.causal:
+        allowed = allowed & np.tri(length, dtype=bool)
+    first = trial.call(trial.x(), {mask.name: mask.of(np.broadcast_to(real[:, None], allowed.shape))}).out
+    every = np.broadcast_to(np.tri(length, dtype=bool) if known.causal else np.array(True), allowed.shape)
+    asked = len(trial.lines)
+    plain, own = trial.call(trial.x()).out.array, trial.call(trial.x(), {mask.name: _added(every)}).out.array
+    del trial.lines[asked:]
+    if np.abs(plain - own).max() > 1e-3 * np.abs(plain).max():
+        raise CantBeAsked("a mask of four axes takes the place of its own, which is not the causal one alone")
+    return Pair(first, trial.call(trial.x(), {mask.name: _added(allowed)}).out, real)
+
+
+def _added(allowed: NDArray) -> Given:
+    """A mask (B, L, L) as numbers (B, 1, L, L) that are added to scores."""
+    return Given(np.where(allowed[:, None], 0.0, -1e9), f"np.where({literal(allowed[:, None]).text}, 0.0, -1e9)")
+
+
+def _not_broadcast(known: Known) -> str | None:
+    if not any(one.form == "keys" for one in known.masks):
+        return "it has no mask of keys (B, L)"
+    return None if known.live.config is not None else "nothing says that it takes a mask of four axes too"
+
+
+MASK_ONES = Relation(
+    "mask-none",
+    "masks",
+    "A mask that hides nothing gives what no mask gives.",
+    lambda trial, known: _ones(trial, known, known.masks[0]),
+    _no_mask,
+)
+
+
+ROWS = (
+    Relation("causality-later", "causality", "Other tokens later change nothing earlier.", _later, _not_causal),
+    Relation(
+        "causality-shorter",
+        "causality",
+        "Tokens give alone what they give with later ones behind them.",
+        _shorter,
+        _not_causal,
+    ),
+    Relation(
+        "padding-content",
+        "padding",
+        "What stands in padding on the right changes nothing.",
+        _content_right,
+        _no_padding,
+        length=3,
+    ),
+    Relation(
+        "padding-content-left",
+        "padding",
+        "What stands in padding on the left changes nothing.",
+        _content_left,
+        _not_left,
+        length=3,
+    ),
+    Relation(
+        "padding-length",
+        "padding",
+        "An item alone gives what it gives padded on the right.",
+        _alone,
+        _no_padding,
+        length=3,
+    ),
+    Relation(
+        "padding-length-left",
+        "padding",
+        "An item alone gives what it gives padded on the left, at its positions.",
+        _alone_left,
+        _positions_needed,
+        length=3,
+    ),
+    Relation(
+        "batch-alone", "batch", "An item alone gives what it gives in a batch.", _first_alone, _fixed_batch, batch=2
+    ),
+    Relation(
+        "batch-order", "batch", "Items in another order give the same, in that order.", _order, _fixed_batch, batch=2
+    ),
+    Relation(
+        "mask-causal", "masks", "The causal switch gives what the causal mask gives.", _causal_flag, _no_flag, length=3
+    ),
+    Relation(
+        "mask-additive",
+        "masks",
+        "A mask of true and false gives what 0 and -inf give, added.",
+        _additive,
+        _not_additive,
+        length=3,
+    ),
+    Relation(
+        "mask-broadcast",
+        "masks",
+        "A mask of keys gives what the same mask gives for every query.",
+        _broadcast,
+        _not_broadcast,
+        length=3,
+    ),
+)
+"""The relations of what must not be seen."""

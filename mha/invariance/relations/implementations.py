@@ -1,0 +1,212 @@
+"""Whichever implementation answers, and wherever relative positions begin, the output is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mha.invariance.given import Given
+from mha.invariance.relations.row import Known, Pair, Relation
+from mha.invariance.trial import Arguments, Trial
+
+
+def _switchable(known: Known) -> str | None:
+    model = known.live.asked
+    if known.live.config is None or not hasattr(model, "set_attn_implementation"):
+        return "its library has no switch of implementations"
+    if not getattr(model, "_supports_sdpa", False):
+        return "its library has it eager alone"
+    return None
+
+
+def _eager(trial: Trial, known: Known) -> Pair:
+    return _implementations(trial, {})
+
+
+def _no_keys(known: Known) -> str | None:
+    reason = _switchable(known)
+    if reason is None and not any(one.form == "keys" for one in known.masks):
+        return "it has no mask of keys (B, L)"
+    return reason
+
+
+def _eager_padded(trial: Trial, known: Known) -> Pair:
+    """The same of an item without any key."""
+    mask = next(one for one in known.masks if one.form == "keys")
+    real = np.ones((trial.size.batch, 1, trial.size.length), bool)
+    real[0] = False
+    return _implementations(trial, {mask.name: mask.of(real)})
+
+
+def _implementations(trial: Trial, more: Arguments) -> Pair:
+    """What eager and sdpa give."""
+    model = trial.live.asked
+    before = model.config._attn_implementation
+    found = []
+    try:
+        for name in ("eager", "sdpa"):
+            model.set_attn_implementation(name)
+            trial.lines.append(f"model.set_attn_implementation({name!r})")
+            found.append(trial.call(trial.x(), more).out)
+    finally:
+        model.set_attn_implementation(before)
+    return Pair(found[0], found[1])
+
+
+def _not_fast(known: Known) -> str | None:
+    live = known.live
+    if live.framework != "torch" or live.hooks is None:
+        return "only PyTorch has a fast path of its own"
+    import torch
+
+    kinds = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder, torch.nn.MultiheadAttention)
+    found = any(isinstance(one, kinds) for one in live.asked.modules())
+    return None if found else "it holds no layer with a fast path"
+
+
+def _not_fast_padded(known: Known) -> str | None:
+    reason = _not_fast(known)
+    if reason is None and not any(one.form == "keys" for one in known.masks):
+        return "it has no mask of keys (B, L)"
+    return reason
+
+
+def _fast_padded(trial: Trial, known: Known) -> Pair:
+    return replace(_fast(trial, known), counted=None)
+
+
+def _fast(trial: Trial, known: Known) -> Pair:
+    import torch
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    more: dict[str, Any] = {}
+    real = np.ones((trial.size.batch, trial.size.length), bool)
+    for mask in known.masks:
+        if mask.form == "keys":
+            real[0, -1] = False
+            more = {mask.name: mask.of(real[:, None])}
+    found = []
+    try:
+        for on in (True, False):
+            torch.backends.mha.set_fastpath_enabled(on)
+            trial.lines.append(f"torch.backends.mha.set_fastpath_enabled({on})")
+            found.append(trial.call(trial.x(), more).out)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+    return Pair(found[0], found[1], real)
+
+
+def _not_compiled(known: Known) -> str | None:
+    return None if known.live.compiled is not None else "it is not given compiled"
+
+
+def _compiled(trial: Trial, known: Known) -> Pair:
+    first = trial.call(trial.x()).out
+    compiled: Any = known.live.compiled
+    trial.lines.append("# the next call of what torch.compile made of it")
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        native = trial.live._as_native(args, trial.dtype), trial.live._as_native(kwargs, trial.dtype)
+        return compiled(*native[0], **native[1])
+
+    trial.run = run
+    return Pair(first, trial.call(trial.x()).out)
+
+
+def _not_both_dtypes(known: Known) -> str | None:
+    if known.live.native is None:
+        return "a function has no dtype of its own"
+    return None if known.live.dtype == "float32" else f"it is in {known.live.dtype}"
+
+
+def _precision(trial: Trial, known: Known) -> Pair:
+    first = trial.call(trial.x()).out
+    trial.lines.append("# the next call in float64")
+    with trial.live.running("float64", cast=True) as run:
+        other = Trial(trial.live, run, trial.template, trial.size, "float64")
+        other.lines = trial.lines
+        return Pair(first, other.call(other.x()).out)
+
+
+def _not_relative(known: Known) -> str | None:
+    config = known.live.config
+    if config is None or "position_ids" not in known.live.signature:
+        return "its call does not say positions (position_ids)"
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if rope is None and getattr(config, "rope_theta", None) is None:
+        return "nothing says that its positions are relative"
+    if any(word in name for name in known.live.parameters for word in ("position_emb", "embed_positions", "wpe")):
+        return "it has a table of positions, which are not relative"
+    if getattr(config, "block_types", None) or getattr(config, "layers_block_type", None):
+        return "it has layers of other kinds, which may look at positions too"
+    kind = rope.get("rope_type", "default") if isinstance(rope, dict) else "default"
+    return None if kind == "default" else f"its positions are of kind {kind}, which depends on how far they go"
+
+
+def _moved(trial: Trial, known: Known) -> Pair:
+    at = np.broadcast_to(np.arange(trial.size.length), (trial.size.batch, trial.size.length))
+    first = trial.call(
+        trial.x(), {"position_ids": Given(at, f"np.tile(np.arange({at.shape[1]}), ({at.shape[0]}, 1))")}
+    ).out
+    moved = Given(at + 7, f"np.tile(np.arange({at.shape[1]}) + 7, ({at.shape[0]}, 1))")
+    return Pair(first, trial.call(trial.x(), {"position_ids": moved}).out)
+
+
+ROWS = (
+    Relation(
+        "implementation-eager", "implementations", "Eager and sdpa give the same.", _eager, _switchable, rounds=True
+    ),
+    Relation(
+        "implementation-eager-padded",
+        "implementations",
+        "Eager and sdpa give the same of an item of padding alone.",
+        _eager_padded,
+        _no_keys,
+        rounds=True,
+    ),
+    Relation(
+        "implementation-fast",
+        "implementations",
+        "With the fast path and without, the same.",
+        _fast,
+        _not_fast,
+        length=3,
+        rounds=True,
+    ),
+    Relation(
+        "implementation-fast-padded",
+        "implementations",
+        "With the fast path and without, the same in padding too.",
+        _fast_padded,
+        _not_fast_padded,
+        length=3,
+        rounds=True,
+    ),
+    Relation(
+        "implementation-compiled",
+        "implementations",
+        "Compiled, it gives what it gives otherwise.",
+        _compiled,
+        _not_compiled,
+        rounds=True,
+    ),
+    Relation(
+        "implementation-float32",
+        "implementations",
+        "float32 gives what float64 gives, rounded.",
+        _precision,
+        _not_both_dtypes,
+        rounds=True,
+    ),
+    Relation(
+        "positions-moved",
+        "positions",
+        "Relative positions: all moved together give the same.",
+        _moved,
+        _not_relative,
+        rounds=True,
+    ),
+)
+"""The relations of implementations and positions."""

@@ -1,0 +1,119 @@
+"""Relation: one row of the table; Known: what was found of a model, which decides what applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.invariance.caches import Cache
+from mha.invariance.given import Given
+from mha.invariance.live import Live
+from mha.invariance.masks import Mask
+from mha.invariance.trial import CantBeAsked, Size, Template, Trial
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was found of a model.
+
+    Attributes:
+        live, template: the model, and how it is called.
+        masks: its mask arguments.
+        causal: whether it is, or says that it is, causal by itself.
+        flag: the argument that makes it causal, or None.
+        cache: how it decodes, or why that is not known.
+        pad: the id that stands in padding; None: any.
+        random: whether two calls of it differ.
+    """
+
+    live: Live
+    template: Template
+    masks: tuple[Mask, ...] = ()
+    causal: bool = False
+    flag: str | None = None
+    cache: Cache | str = ""
+    pad: int | None = None
+    random: bool = False
+
+    @property
+    def padding(self) -> Mask | None:
+        """The mask argument that hides padding."""
+        return next((one for one in self.masks if one.per_item), None)
+
+    @property
+    def square(self) -> Mask | None:
+        """The mask argument that says another thing for each query."""
+        return next((one for one in self.masks if one.per_query), None)
+
+    @property
+    def can_be_causal(self) -> bool:
+        """Whether some call of it is causal."""
+        return self.causal or self.flag is not None or self.square is not None
+
+    def causally(self, batch: int, start: int, stop: int) -> Mapping[str, Any]:
+        """The arguments of a causal call of the positions from `start` to `stop`, with a cache of those before."""
+        if self.causal or (start and stop - start == 1):
+            return {}
+        if self.flag is not None:
+            return {self.flag: True}
+        assert self.square is not None
+        allowed = np.broadcast_to(np.tri(stop - start, stop, start, dtype=bool), (batch, stop - start, stop))
+        return {self.square.name: self.square.of(allowed)}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two arrays that should be one; and which of their elements count, by both axes (batch, length)."""
+
+    first: Given
+    second: Given
+    counted: NDArray | None = None
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One row.
+
+    Attributes:
+        id, group: its name, and the group's.
+        sentence: what holds.
+        ask: makes the two calls.
+        why_not: why it can't be asked of a model, or None.
+        chunk: of what it divides the length into.
+        batch, length: the smallest that show something.
+        rounds: whether its two ways round otherwise, as eager attention has its softmax in float32: it is asked in the
+            model's own dtype.
+    """
+
+    id: str
+    group: str
+    sentence: str
+    ask: Callable[[Trial, Known], Pair]
+    why_not: Callable[[Known], str | None] = lambda known: None
+    chunk: int = 0
+    batch: int = 1
+    length: int = 2
+    rounds: bool = False
+
+
+def check_same_shape(pair: Pair) -> None:
+    """CantBeAsked unless both are of one shape."""
+    if pair.first.array.shape != pair.second.array.shape:
+        raise CantBeAsked(
+            f"the two ways give shapes {pair.first.array.shape} and {pair.second.array.shape}: they can't be compared"
+        )
+
+
+def smallest(relation: Relation, size: Size) -> list[Size]:
+    """Smaller inputs of a relation, the smallest first, without `size` itself."""
+    lengths = [one for one in (2, 3, 4, 5, 7, 10) if relation.length <= one < size.length] + [size.length]
+    batches = [one for one in (1, 2) if relation.batch <= one < size.batch] + [size.batch]
+    if relation.chunk:
+        lengths = [one for one in lengths if one > relation.chunk]
+    found = [Size(batch, length, relation.chunk) for length in lengths for batch in batches[:1]]
+    found += [Size(batch, size.length, relation.chunk) for batch in batches[1:]]
+    return [one for one in found if (one.batch, one.length) != (size.batch, size.length)]

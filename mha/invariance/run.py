@@ -1,0 +1,250 @@
+"""`mha.invariants`: ask a layer or a model for the same number two ways."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds.precision import UNIT_ROUNDOFF
+from conformance.subjects.in_time import TookTooLong, in_time
+from mha.coverage import kind_of
+from mha.invariance.allowance import Allowance, Apart, apart, measure
+from mha.invariance.caches import Cache, find_cache
+from mha.invariance.causality import find_flag, influence, is_causal, says_causal
+from mha.invariance.given import literal
+from mha.invariance.inputs import find
+from mha.invariance.known import known_deviation
+from mha.invariance.live import Live
+from mha.invariance.masks import find_masks
+from mha.invariance.relations import decoding, hiding, implementations, returned, state
+from mha.invariance.relations.row import Known, Pair, Relation, check_same_shape, smallest
+from mha.invariance.report import Report, Result
+from mha.invariance.trial import CantBeAsked, Size, Template, Trial
+from mha_core import SpecError
+from mha_core.errors import one_line
+
+LIMIT = 60.0
+"""Seconds for one relation."""
+
+Allowances = tuple[Allowance, Allowance]
+"""Of the dtype in which relations are asked; and of the model's own, for those whose two ways round otherwise."""
+
+
+def invariants(
+    model: Any,
+    inputs: Any = None,
+    *,
+    make: Callable[[], Any] | None = None,
+    step: Callable[[Any, Any], Any] | None = None,
+    causal: bool | None = None,
+    pad: int | None = None,
+    named: str | None = None,
+    limit: float = LIMIT,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Return what holds of a model asked for the same number two ways.
+
+    Args:
+        model: a layer or a model of PyTorch, Keras, Flax (of linen bound) or Gluon, or a function of arrays.
+        inputs: what it is called with, by the argument's name or in order; the first has shape (batch, length, ...).
+            Default: made from its signature and its config.
+        make: a function without arguments that made the model, for the code that is printed.
+        step: `step(tokens, state)`, which gives (output, state); the first state is None.
+        causal: whether the model is. Default: what it says, and what it does.
+        pad: the id that stands in padding.
+        named: package.module:name, for the code that is printed.
+        limit: seconds for one relation.
+        progress: is told what is asked.
+
+    Raises:
+        SpecError: no call of the model works.
+
+    >>> def total(x):
+    ...     return np.cumsum(x, axis=1)
+    >>> invariants(total, np.arange(24.0).reshape(2, 3, 4)).holds
+    True
+    """
+    if not 0.0 < limit <= 1e6:
+        raise SpecError(f"limit must be a positive number of seconds, at most 1e6. Got {limit!r}.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a model says of how it is asked here is not the user's
+        known, notes, allowances = _look(Live(model, make), inputs, step, causal, pad, limit, progress)
+        rows = table(known)
+        if known.random:
+            why = "two calls of it differ"
+            rows = [one if one.id == "random-twice" else replace(one, why_not=lambda known: why) for one in rows]
+        results = []
+        for relation in rows:
+            progress(relation.id)
+            results.append(_asked(relation, known, allowances, named, limit))
+    return Report(_name(model), known.live.framework, results, allowances[0], notes)
+
+
+def _name(model: Any) -> str:
+    """A function's own name, or the class of a model."""
+    return f"{model.__module__}.{model.__qualname__}" if isinstance(model, FunctionType) else kind_of(model)
+
+
+def table(known: Known) -> list[Relation]:
+    """The relations, those of masks and switches a row for each."""
+    own = hiding.ones_rows(known) or [hiding.MASK_ONES]
+    rows = [*decoding.ROWS, *hiding.ROWS, *own, *returned.returned_rows(known), *state.ROWS]
+    return [*rows, *implementations.ROWS]
+
+
+def _look(
+    live: Live, inputs: Any, step: Any, causal: bool | None, pad: int | None, limit: float,
+    progress: Callable[[str], None],
+) -> tuple[Known, list[str], Allowances]:  # fmt: skip
+    """What is found of a model before it is asked."""
+    notes = []
+    if _training(live):
+        live.asked.eval()
+        notes.append("it was in training: asked in eval()")
+
+    def look() -> tuple[Known, Allowances]:
+        own, template = find(live, inputs)
+        if own.framework == "keras":
+            own = Live(own.model, own.make)  # the first call has built it
+        if _is_random(own, template):
+            unit = 2.0 * UNIT_ROUNDOFF[own.dtype]
+            rough = Allowance(own.dtype, unit)
+            return Known(own, template, cache="", random=True), (rough, rough)
+        masks = tuple(find_masks(own.fresh(), template))
+        does = is_causal(influence(own, template)) if causal is None else causal
+        flag = None if does else find_flag(own, template)
+        cache = find_cache(own, template, step)
+        says = causal is None and (says_causal(own) or (not flag and _has_cache(cache, own)))
+        known = Known(own, template, masks, does or (says and not flag), flag, cache, pad)
+        allowance = measure(own, template, "float64")
+        return known, (allowance, allowance if allowance.dtype == own.dtype else measure(own, template))
+
+    progress("looking at its call")
+    try:
+        known, allowances = in_time(look, 5.0 * limit)
+    except TookTooLong as error:
+        raise SpecError(f"{kind_of(live.model)} can't be asked: {error}") from error
+    if known.random:
+        return known, ["random"], allowances
+    notes.append("causal" if known.causal else f"causal by {known.flag}" if known.flag else "not causal")
+    notes += [f"mask: {one.name} ({one.form})" for one in known.masks]
+    if isinstance(known.cache, Cache):
+        notes.append(f"cache: {known.cache.said}")
+    return known, notes, allowances
+
+
+def _is_random(live: Live, template: Template) -> bool:
+    """Whether each of three calls gives something else: of one, of one again, and of another one."""
+    first, found = live.fresh(), []
+    for own in (first, first, live.fresh()):
+        with own.running(live.dtype) as run:
+            trial = Trial(own, run, template, template.whole, live.dtype)
+            found.append(trial.call(trial.x()).out.array)
+    rough = Allowance(live.dtype, 2.0 * UNIT_ROUNDOFF[live.dtype])
+    return all(apart(*two, rough).ratio > 1.0 for two in combinations(found, 2))
+
+
+def _has_cache(cache: Cache | str, live: Live) -> bool:
+    """Whether a model whose call takes no mask of its own goes on from a cache, which only causal ones can."""
+    return (
+        isinstance(cache, Cache)
+        and cache.step is None
+        and live.config is None
+        and not any(one in live.signature for one in ("mask", "attn_mask", "allowed", "causal", "is_causal"))
+    )
+
+
+def _training(live: Live) -> bool:
+    return live.framework == "torch" and live.hooks is not None and bool(live.asked.training)
+
+
+def _asked(relation: Relation, known: Known, allowances: Allowances, named: str | None, limit: float) -> Result:
+    """Ask one relation, and look for the smallest inputs if it is broken."""
+    begun, allowance = time.monotonic(), allowances[relation.rounds]
+
+    def result(status: Any, reason: str = "", **more: Any) -> Result:
+        took = time.monotonic() - begun
+        return Result(relation.id, relation.group, relation.sentence, status, reason, seconds=took, **more)
+
+    if (reason := relation.why_not(known)) is not None:
+        return result("not asked", reason)
+    whole = known.template.whole
+    size = Size(whole.batch, whole.length, relation.chunk)
+    if size.length < relation.length or size.batch < relation.batch:
+        what = f"inputs of {size.length} positions and {size.batch} items are too small"
+        return result("not asked", f"{what}: it takes {relation.length} and {relation.batch}")
+    try:
+        off, _ = in_time(lambda: _measure(relation, known, allowance, size, named), limit)
+    except TookTooLong:
+        return result("not asked", f"it took over {limit:g} s")
+    except CantBeAsked as error:
+        return result("not asked", str(error))
+    except (Exception, SystemExit) as error:  # whatever the model raises
+        return result("not asked", f"it raises {one_line(error)}")
+    if off.ratio <= 1.0:
+        return result("holds", apart=off, size=size)
+    shown, code = size, ""
+    for smaller in [*smallest(relation, size), size]:
+        try:
+            left = max(limit - (time.monotonic() - begun), 1.0)
+            again, text = in_time(partial(_measure, relation, known, allowance, smaller, named), left)
+        except (Exception, SystemExit):
+            continue
+        if again.ratio > 1.0:
+            off, shown, code = again, smaller, text
+            break
+    deviation = known_deviation(relation, known)
+    status = "broken" if deviation is None else "known"
+    return result(status, deviation or "", apart=off, size=shown, code=code)
+
+
+def _measure(
+    relation: Relation, known: Known, allowance: Allowance, size: Size, named: str | None
+) -> tuple[Apart, str]:
+    """How far the two ways are apart, and the code of their calls."""
+    own_step = isinstance(known.cache, Cache) and callable(known.cache.step)
+    live = known.live if own_step and relation.group == "decoding" else known.live.fresh()
+    known = replace(known, live=known.live)
+    with _quietly(), live.running(allowance.dtype) as run:
+        trial = Trial(live, run, known.template, size, allowance.dtype)
+        pair = relation.ask(trial, known)
+    check_same_shape(pair)
+    first, second = _counted(pair, known)
+    found = apart(first, second, allowance)
+    return found, _code(live, trial, pair, known, named)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    with np.errstate(all="ignore"):
+        yield
+
+
+def _counted(pair: Pair, known: Known) -> tuple[Any, Any]:
+    """Both arrays, with 0 where positions do not count."""
+    first, second = pair.first.array, pair.second.array
+    if pair.counted is None:
+        return first, second
+    batch, length = known.template.axes
+    shape = [1] * first.ndim
+    shape[batch], shape[length] = pair.counted.shape
+    counted = (pair.counted if batch < length else pair.counted.T).reshape(shape)
+    return np.where(counted, first, 0.0), np.where(counted, second, 0.0)
+
+
+def _code(live: Live, trial: Trial, pair: Pair, known: Known, named: str | None) -> str:
+    made = [f"{name} = {text}" for name, text in known.template.made.items()]
+    first, second = pair.first.text, pair.second.text
+    off = f"abs({first} - {second})"
+    if pair.counted is not None:
+        off += f"[{literal(pair.counted if known.template.axes[0] == 0 else pair.counted.T).text}]"
+    return "\n".join([*live.header(trial.dtype, named), *made, *trial.lines, f"print({off}.max())"])

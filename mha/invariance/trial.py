@@ -1,0 +1,183 @@
+"""Trial: one relation asked of a model at one size; it makes the calls, and keeps their code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mha.invariance.given import Given, shown
+from mha.invariance.live import Live
+from mha.recordings.modules.values import Place, parts_of
+from mha_core import SpecError
+
+Arguments = Mapping[str, Any]
+"""Name -> Given, Ref or a plain value."""
+
+
+class CantBeAsked(SpecError):
+    """A relation can't be asked of a model, for the reason that is given."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the inputs of a trial are.
+
+    Attributes:
+        batch, length: their items, and the positions of each.
+        chunk: of what the relation divides the length into; 0 where it does not.
+    """
+
+    batch: int
+    length: int
+    chunk: int = 0
+
+
+@dataclass(frozen=True)
+class Template:
+    """How a model is called.
+
+    Attributes:
+        sequences: argument -> array with a batch and a length axis. Arguments may share one.
+        fixed: further arguments: a Given has a batch axis, all else is given as it is.
+        axes: the batch and the length axis of sequences and outputs.
+        main: the place of the output that relations compare.
+        made: text -> how its array is made, as code.
+    """
+
+    sequences: Mapping[str, Given]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    axes: tuple[int, int] = (0, 1)
+    main: Place = ()
+    made: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> Size:
+        """The size of its arrays."""
+        shape = next(iter(self.sequences.values())).array.shape
+        return Size(shape[self.axes[0]], shape[self.axes[1]])
+
+    @property
+    def tokens(self) -> bool:
+        """Whether sequences are of integers."""
+        return next(iter(self.sequences.values())).array.dtype.kind in "iu"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one call gave: everything, its arrays in NumPy, and the main one in float64 with its text."""
+
+    raw: Any
+    arrays: Mapping[Place, Any]
+    out: Given
+    text: str
+
+
+class Trial:
+    """Calls of one model, each kept as a line of code.
+
+    Args:
+        live, run: the model, and what `live.running` gave.
+        template: how it is called.
+        size: of the inputs.
+    """
+
+    def __init__(self, live: Live, run: Callable[..., Any], template: Template, size: Size, dtype: str) -> None:
+        self.live, self.run, self.template, self.size, self.dtype = live, run, template, size, dtype
+        self.lines: list[str] = []
+        self.calls = 0
+        self.name = "model"
+
+    def x(self, start: int | None = None, stop: int | None = None, items: slice | None = None) -> dict[str, Given]:
+        """The sequences of the trial's size, or the part from `start` to `stop` of these items."""
+        batch_axis, length_axis = self.template.axes
+        size = self.template.whole
+        batch, stop = items or slice(None, self.size.batch), self.size.length if stop is None else stop
+        cuts = {
+            batch_axis: slice(None) if batch == slice(None, size.batch) else batch,
+            length_axis: slice(start or None, None if stop == size.length else stop),
+        }
+        key = tuple(cuts[axis] for axis in sorted(cuts))
+        return {name: whole[key] for name, whole in self.template.sequences.items()}
+
+    def other(self, x: Mapping[str, Given], start: int, stop: int | None = None) -> dict[str, Given]:
+        """Sequences with other content from `start` to `stop`, and the same before and after."""
+        axis = self.template.axes[1]
+        done: dict[str, Given] = {}
+        for name, one in x.items():
+            same = next((done[known] for known in done if x[known].text == one.text), None)
+            if same is None:
+                array = one.array.copy()
+                part = (*(slice(None),) * axis, slice(start, stop))
+                # Numbers in another order: other content, of the same kind.
+                array[part] = array[part] * -2.0 + 1.0 if array.dtype.kind == "f" else self._other_ids(array[part])
+                label = f"y{len(self.lines)}"
+                base = f"{one.text}[{', '.join([':'] * axis + [f'{start}:' if stop is None else f'{start}:{stop}'])}]"
+                what = f"{base} * -2.0 + 1.0" if array.dtype.kind == "f" else f"np.array({array[part].tolist()})"
+                self.lines.append(f"{label} = {one.text}.copy()")
+                self.lines.append(f"{label}{base[len(one.text) :]} = {what}")
+                same = Given(array, label)
+            done[name] = same
+        return done
+
+    def _other_ids(self, ids: Any) -> Any:
+        """Other ids than these, of those in use."""
+        every = np.unique(next(iter(self.template.sequences.values())).array)
+        return every[(np.searchsorted(every, ids) + 1 + len(every) // 2) % len(every)] if len(every) > 1 else ids
+
+    def call(self, x: Mapping[str, Given], more: Arguments | None = None, *, by: Any = None, text: str = "") -> Answer:
+        """Call the model, or `by`, which `text` names, with sequences and more arguments."""
+        batch = next(iter(x.values())).array.shape[self.template.axes[0]]
+        fixed = {
+            name: value[:batch] if isinstance(value, Given) and value.array.ndim else value
+            for name, value in self.template.fixed.items()
+        }
+        return self.ask({**x, **fixed, **(more or {})}, by=by, text=text)
+
+    def ask(self, arguments: Arguments, *, by: Any = None, text: str = "") -> Answer:
+        """Call the model with these arguments alone."""
+        args, kwargs = self._ordered(arguments) if by is None else (tuple(arguments.values()), {})
+        self.calls += 1
+        name = f"r{sum(line.startswith('r') for line in self.lines) + 1}"
+        told = ", ".join([*map(shown, args), *(f"{key}={shown(value)}" for key, value in kwargs.items())])
+        self.lines.append(f"{name} = {text or self.name}({told})")
+        raw = (by or self.run)(*args, **kwargs)
+        arrays = self.live.arrays(raw)
+        # What is asked for makes a tuple of one array, or takes it out of one.
+        main = self.template.main
+        place = next((one for one in (main, ("0",), (), ("0", *main)) if one in arrays), None)
+        if place is None:
+            raise SpecError(f"a call gives no {'.'.join(main) or 'array'} here")
+        out = Given(arrays[place].astype(np.float64), f"n({name}{path(place, raw)})")
+        return Answer(raw, arrays, out, name)
+
+    def _ordered(self, arguments: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Those that may stand without a name, first; of transformers' models all have theirs."""
+        args: list[Any] = []
+        rest = dict(arguments)
+        if self.live.config is None:
+            for name, one in self.live.signature.items():
+                required = one.default is one.empty or not args
+                if name not in rest or one.kind is one.KEYWORD_ONLY or not required:
+                    break
+                args.append(rest.pop(name))
+        return tuple(args), rest
+
+
+def path(place: Place, raw: Any) -> str:
+    """A place in what was given, as code.
+
+    >>> path(("0", "logits"), ({"logits": 1},))
+    "[0]['logits']"
+    """
+    text = ""
+    for key in place:
+        parts = dict(parts_of(raw) or [])
+        if isinstance(raw, Mapping):
+            text += f"[{key!r}]"
+        else:
+            text += f"[{key}]" if isinstance(raw, list | tuple) and key.isdigit() else f".{key}"
+        raw = parts.get(key)
+    return text

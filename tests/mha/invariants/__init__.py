@@ -1,0 +1,1 @@
+"""Layers and models that contradict themselves, and right ones."""

@@ -1,0 +1,213 @@
+"""`mha invariants`: its answer, files, exit status, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import mha
+from mha.cli.main import main
+from mha.invariance.trial import Size
+from mha_core import SpecError
+from tests.mha.schemas.test_schemas import check_form
+
+MODELS = """
+import numpy as np
+
+
+def right(x):
+    return np.cumsum(x, axis=1)
+
+
+def leaking(x, mask=None):
+    kept = x if mask is None else np.where(mask[..., None], x, 0.1 * x)
+    return x + kept.mean(1, keepdims=True)
+
+
+def lengthy(x):
+    return np.cumsum(x, axis=1) / x.shape[1]
+
+
+def step(tokens, state):
+    total = np.cumsum(tokens, axis=1) + (0.0 if state is None else state)
+    return total, total[:, -1:]
+
+
+def wrong_step(tokens, state):
+    total = np.cumsum(tokens, axis=1) + (0.0 if state is None else state)
+    return total, total[:, :1]
+
+
+def pair():
+    return right, np.arange(24.0).reshape(2, 3, 4)
+
+
+def broken():
+    raise RuntimeError("no file")
+
+
+def refuses(x):
+    raise ValueError("never")
+
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path, monkeypatch):
+    """The name of a module with these models, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    name = f"models_{tmp_path.name}"
+    Path(f"{name}.py").write_text(MODELS)
+    return name
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["invariants", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def test_what_holds_ends_with_0(mine):
+    status, said = run(f"{mine}:right", "--json", "found.json")
+    assert status == 0, said
+    assert "relations that were asked hold." in said
+    assert "Not asked: all of decoding: nothing in its call looks like a cache" in said
+    found = json.loads(Path("found.json").read_text())
+    check_form("invariants", found)
+    assert found["holds"]
+
+
+def test_what_is_broken_ends_with_1_and_has_its_code(mine):
+    status, said = run(f"{mine}:leaking", "--json", "found.json", "--junit", "found.xml")
+    assert status == 1, said
+    assert "BROKEN padding-content: What stands in padding on the right changes nothing." in said
+    found = json.loads(Path("found.json").read_text())
+    check_form("invariants", found)
+    (one,) = (one for one in found["results"] if one["id"] == "padding-content")
+    assert (one["status"], one["batch"], one["length"]) == ("broken", 1, 3)
+    suite = ElementTree.parse("found.xml").getroot()[0]
+    assert int(suite.attrib["failures"]) == sum(one["status"] == "broken" for one in found["results"])
+
+
+def test_length_is_seen(mine):
+    broken = {one.id for one in mha.invariants(lambda x: np.cumsum(x, 1) / x.shape[1]).of("broken")}
+    assert broken == {"causality-shorter"}
+
+
+def test_a_step_of_ones_own_is_asked(mine):
+    status, said = run(f"{mine}:right", "--cache", f"{mine}:step")
+    assert status == 0
+    assert "decoding-steps" in said.partition("Hold")[2]
+    status, said = run(f"{mine}:right", "--cache", f"{mine}:wrong_step")
+    assert status == 1
+    assert "BROKEN decoding-chunks-2" in said
+    assert "decoding-steps" in said.partition("Hold")[2]
+
+
+def test_inputs_that_come_with_the_model_or_in_a_file(mine):
+    assert run(f"{mine}:pair")[0] == 0
+    np.savez("given.npz", x=np.arange(24.0).reshape(2, 3, 4))
+    assert run(f"{mine}:right", "--inputs", "given.npz")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nothing", (), "has no 'nothing'"),
+        ("broken", (), "can't be made: it raised RuntimeError: no file"),
+        ("refuses", (), "can't be asked: ValueError: never. Say what it is called with: --inputs FILE.npz"),
+        ("number", (), "a model of PyTorch, Keras, Flax or Gluon, or a function, is asked. Got"),
+        ("right", ("--time-limit", "0"), "limit must be a positive number of seconds, at most 1e6. Got 0.0."),
+        ("right", ("--inputs", "none.npz"), "none.npz"),
+    ],
+)
+def test_what_can_not_be_asked_is_said_in_one_line(mine, name, options, message):
+    status, said = run(f"{mine}:{name}", *options)
+    assert status == 2
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_relation_that_takes_too_long_is_named_and_the_others_go_on():
+    import time
+
+    seen = []
+
+    def slow(x, mask=None):
+        if mask is not None and len(seen) > 400:
+            time.sleep(3.0)
+        seen.append(1)
+        return np.cumsum(x if mask is None else np.where(mask[..., None], x, 0.0), axis=1)
+
+    known = mha.invariants(slow)
+    calls = len(seen)
+    seen.clear()
+    seen.extend([1] * (401 - calls // 4))
+    report = mha.invariants(slow, limit=1.0)
+    assert known.holds
+    assert any(one.reason == "it took over 1 s" for one in report.of("not asked"))
+    assert report.of("holds")
+
+
+def test_inputs_without_a_length_are_refused():
+    with pytest.raises(SpecError, match=r"inputs must have an array of shape \(batch, length, ...\)\. Got none\."):
+        mha.invariants(lambda x: x, np.arange(3.0))
+
+
+def test_short_inputs_are_named():
+    report = mha.invariants(lambda x: np.cumsum(x, 1), np.ones((1, 1, 3)))
+    reasons = {one.id: one.reason for one in report.of("not asked")}
+    assert reasons["causality-later"] == "inputs of 1 positions and 1 items are too small: it takes 2 and 1"
+    assert reasons["batch-order"] == "its inputs have one item"
+
+
+def test_the_fixture(mha_invariants):
+    mha_invariants(lambda x: np.cumsum(x, 1)).assert_holds()
+    with pytest.raises(AssertionError, match="BROKEN batch-alone"):
+        mha_invariants(lambda x: x - x.mean(0)).assert_holds()
+
+
+def test_the_smallest_inputs_are_shown():
+    (one,) = (one for one in mha.invariants(lambda x: x - x.mean(0)).of("broken") if one.id == "batch-alone")
+    assert one.size == Size(2, 2)
+
+
+def pooled(x):
+    return x.mean(1)
+
+
+def two(x, other):
+    return x + other
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (pooled, r"it gives no array of shape \(batch, length, \.\.\.\), but \(2, 16\)\. Say what it is called with"),
+        (two, "it takes other too, of which nothing is known. Say what it is called with: --inputs"),
+        (lambda x: None, "but none at all"),
+    ],
+)
+def test_a_call_that_is_not_known_is_refused(model, message):
+    with pytest.raises(SpecError, match=message):
+        mha.invariants(model)
+
+
+def test_a_random_model_is_said_to_be_one():
+    report = mha.invariants(lambda x: x + np.random.rand(*x.shape))
+    assert [one.id for one in report.of("broken")] == ["random-twice"]
+    assert {one.reason for one in report.of("not asked")} == {"two calls of it differ"}
+
+
+def test_a_model_on_meta_is_refused():
+    torch = pytest.importorskip("torch")
+    with torch.device("meta"):
+        layer = torch.nn.Linear(4, 4)
+    with pytest.raises(SpecError, match="weight is on the meta device, where it has no numbers"):
+        mha.invariants(layer)

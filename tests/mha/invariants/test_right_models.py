@@ -1,0 +1,44 @@
+"""No right model raises an alarm: all of right_models.py nightly, one of each kind always."""
+
+from __future__ import annotations
+
+import pytest
+
+import mha
+from tests.mha.invariants.right_models import SOURCES
+
+NEEDS = {"transformers": "transformers", "torch": "torch", "flax": "flax", "keras": "keras", "others": "mxnet"}
+ALWAYS = {
+    "transformers": ["GPT2 sdpa"], "torch": ["torch encoder"], "flax": ["function of jax"],
+    "keras": ["keras attention"], "others": ["NumPy attention", "NumPy running sum"],
+}  # fmt: skip
+MOST = 0.25
+"""The largest error over the allowed one of any relation of any right model: docs/invariants.md has them."""
+
+
+def models(source: str):
+    """The makers of a source; skipped where its library is not installed."""
+    pytest.importorskip(NEEDS[source], exc_type=ImportError)
+    return dict(SOURCES[source]())
+
+
+def check(make) -> None:
+    report = mha.invariants(make())
+    report.assert_holds()
+    assert max(one.apart.ratio for one in report.of("holds")) <= MOST
+
+
+@pytest.mark.parametrize(("source", "name"), [(source, name) for source, names in ALWAYS.items() for name in names])
+def test_one_of_each_kind_is_silent(source, name):
+    check(models(source)[name])
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_right_model_is_silent(source):
+    for name, make in models(source).items():
+        try:
+            check(make)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
