@@ -420,11 +420,11 @@ PROBES: tuple[Probe, ...] = (
     Probe("past-values", "A past, and queries that attend to one key alone.", own_keys, "", "past_values values"),
     Probe("past", "A past and generic scores, also of several items.", pasts, "keys", f"past_keys keys {IN_CALLS}"),
     Probe("without-projections", "A layer whose inputs are the heads.", bare, "", "similarity heads"),
+    Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", padding("keys"), "keys"),
+    Probe("padded-values", "NaN, infinity and 1e30 in padded values.", padding("values"), "values"),
     Probe("empty-rows", "Rows without an allowed key.", EMPTY),
     Probe("empty-positions", "Rows without an allowed key, by their positions.", EMPTY_BY_POSITION),
     Probe("no-keys", "No key at all.", lambda asker: [generic(c, key_len=0) for c in asker.configs[:1]], "weights"),
-    Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", padding("keys"), "keys"),
-    Probe("padded-values", "NaN, infinity and 1e30 in padded values.", padding("values"), "values"),
     Probe("gradients", "All gradients, of plain calls and others.", with_gradients, "gradients", gradients=True),
 )
 """The first row that differs comes before all that it makes harmless."""
