@@ -35,6 +35,16 @@ ONLY_EXTREME = (
     "frameworks' own layers often are (mha deviations)."
 )
 
+OWN_LAYERS = frozenset(
+    (
+        *("scale-in-float32", "fill-lowest", "fill-1e9-averaged", "empty-row-nan"),
+        *("padding-not-zeroed", "padding-of-values-not-zeroed"),
+    )
+)
+"""Bugs on file that layers of frameworks have."""
+
+AS_OWN_LAYERS = "Frameworks' own layers do all of this too, as is listed: mha deviations."
+
 READINGS = 2
 """Most readings of one fault that are said: the whole diagnosis has all."""
 
@@ -168,6 +178,8 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     more = (*first, *left_out(diagnosis))
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     extreme = [ONLY_EXTREME] * (diagnosis.only_extreme and diagnosis.located is None)
+    alike = all(one.bugs and OWN_LAYERS.issuperset(one.bugs) for one in found)
+    extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
     lines = (*ended, *extreme, *unexplained(seen), *located)
     return replace(told, sure=_sure(seen), causes=found, seen=lines, more=more)
 

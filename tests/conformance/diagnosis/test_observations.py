@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conformance.cases.table import select
-from conformance.diagnosis.brief import brief
+from conformance.diagnosis.brief import AS_OWN_LAYERS, brief
 from conformance.diagnosis.diagnose import Diagnosis, Runs, diagnose, observe
 from conformance.diagnosis.hypotheses import Hypothesis
 from conformance.diagnosis.observations import shown_stages
@@ -78,3 +78,4 @@ def test_readings_of_two_steps_are_said_step_by_step():
         likely = Diagnosis("-", "float32", ("prime",), (), {}, None, ("output",))
         told = brief(replace(likely, explanations=tuple(Hypothesis(model, 3, 3) for model in models)))
         assert [cause.bugs for cause in told.causes] == [("scale-in-float32",), padding, fills]
+        assert told.seen == (AS_OWN_LAYERS,)
