@@ -325,6 +325,19 @@ def test_what_was_meant_is_said(own):
         assert words in flat(ended.output)
 
 
+def test_few_cases_are_said_to_be_few_and_a_header_of_an_error_is_left_out(own):
+    Path(f"{own}.py").write_text(
+        LAYERS + "\n\nclass OneInput(Kept):\n    def supports(self, config, inputs):\n"
+        "        same = np.array_equal(inputs.queries, inputs.keys)\n"
+        "        return None if same else 'cross-attention'\n\n    def prepare(self, config, weights):\n"
+        "        raise RuntimeError('Error(s) in loading state_dict for OneInput:\\n\\tMissing key(s): \"q.bias\".')\n"
+    )
+    status, text = said("check", "--subject", f"{own}:OneInput", *FEW, "-c", "square-self-attention")
+    assert status == 2
+    assert 'Did not run: RuntimeError: Missing key(s): "q.bias".' in flat(text)
+    assert "Only 1 of 6 cases were asked, so a cause may not show. A module of one input answers few:" in flat(text)
+
+
 def test_an_object_that_declares_nothing_is_told_what_it_was_asked(own):
     assert "It declares no `capabilities`" in flat(
         said("check", "--subject", f"{own}:Kept", *FEW, "-c", "sequence-numbers")[1]
