@@ -117,7 +117,7 @@ def install_command(extra: str = "", package: str = "mha-parity") -> str:
 def one_line(error: BaseException, *, whole: bool = False) -> str:
     r"""The type of an error and the first line of its message, printable, bounded, and without colours.
 
-    A first line that ends with a colon says nothing without the second.
+    A first line that ends with a colon says nothing without the second, and nothing beside one that has a head too.
 
     Args:
         error: anything that was raised.
@@ -127,6 +127,8 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     ('ValueError: no such axis', 'AssertionError')
     >>> one_line(ValueError("\x1b[1mno such axis\x1b[0m:\n3"), whole=True)
     'ValueError: no such axis: 3'
+    >>> one_line(RuntimeError("Error(s) in loading state_dict for Layer:\n    Missing key(s): 'a.bias'.\n    Size: 3"))
+    "RuntimeError: Missing key(s): 'a.bias'."
     """
     if isinstance(error, ErrorElsewhere):
         return shown(str(error), LONGEST_REASON)
@@ -135,7 +137,9 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     except (Exception, SystemExit) as failure:  # an error of somebody's own may fail even there
         said = f"(it can't say what it is: its __str__ raised {_name_of(failure)})"
     lines = [line.strip() for line in COLOURS.sub("", said[: 2 * LONGEST_MESSAGE]).splitlines() if line.strip()]
-    text = " ".join(lines if whole else lines[: 1 + (lines[:1] != [] and lines[0].endswith(":"))])
+    if not whole and len(lines) > 1 and lines[0].endswith(":"):
+        lines = lines[1:2] if ": " in lines[1] else [" ".join(lines[:2])]
+    text = " ".join(lines if whole else lines[:1])
     name = _name_of(error)
     return f"{name}: {shown(text, LONGEST_REASON)}" if text else name
 

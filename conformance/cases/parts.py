@@ -127,10 +127,11 @@ def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
 
 
 def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
-    """Query i may attend to one key alone, which scores -3.6e7 where every other scores +3.6e7."""
+    """Query i may attend to one key alone, which scores -3.6e7 where every other scores +3.6e7; after item 0, 3.6e9."""
     chosen = rng.integers(case.key_len, size=(case.batch, 1, case.query_len, 1))
     is_open = np.arange(case.key_len) == chosen
-    return AttentionMask(allowed=is_open, bias=np.where(is_open, -3.6e7, 3.6e7))
+    size = np.where(np.arange(case.batch) == 0, 3.6e7, 3.6e9)[:, None, None, None]
+    return AttentionMask(allowed=is_open, bias=np.where(is_open, -size, size))
 
 
 def poison_padding(rng: Rng, problem: Problem) -> Problem:

@@ -16,9 +16,11 @@ from conformance.diagnosis.text import (
     extent,
     first_over,
     how_sure,
+    is_located,
     left_out,
     name_of,
     precision,
+    unexplained,
 )
 from conformance.kinds.made import is_measured
 from conformance.zoo.bug import Bug
@@ -32,6 +34,16 @@ ONLY_EXTREME = (
     "Right in every ordinary case: wrong only where rows have no key, sizes are 0 or numbers are NaN or infinite, as "
     "frameworks' own layers often are (mha deviations)."
 )
+
+OWN_LAYERS = frozenset(
+    (
+        *("scale-in-float32", "fill-lowest", "fill-1e9-averaged", "empty-row-nan"),
+        *("padding-not-zeroed", "padding-of-values-not-zeroed"),
+    )
+)
+"""Bugs on file that layers of frameworks have."""
+
+AS_OWN_LAYERS = "Frameworks' own layers do all of this too, as is listed: mha deviations."
 
 READINGS = 2
 """Most readings of one fault that are said: the whole diagnosis has all."""
@@ -151,7 +163,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     seen = diagnosis if diagnosis.again is None else diagnosis.again
     ended_with = ENDED_AFTER if how_sure(seen) else ENDED
     ended = [] if diagnosis.ended is None else [f"{ended_with} {diagnosis.ended}"]
-    located = () if diagnosis.located is None else diagnosis.located.seen
+    located = diagnosis.located.seen if diagnosis.located is not None and is_located(diagnosis) else ()
     first = [] if diagnosis.mismatch is None else [first_over("First over its bound", diagnosis)]
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen))
     # A shape or a dtype that is wrong is said as such, whatever its numbers are.
@@ -166,7 +178,10 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     more = (*first, *left_out(diagnosis))
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     extreme = [ONLY_EXTREME] * (diagnosis.only_extreme and diagnosis.located is None)
-    return replace(told, sure=_sure(seen), causes=found, seen=(*ended, *extreme, *located), more=more)
+    alike = all(one.bugs and OWN_LAYERS.issuperset(one.bugs) for one in found)
+    extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
+    lines = (*ended, *extreme, *unexplained(seen), *located)
+    return replace(told, sure=_sure(seen), causes=found, seen=lines, more=more)
 
 
 def _extent(diagnosis: Diagnosis) -> str:
@@ -204,22 +219,44 @@ def _of_hypotheses(diagnosis: Diagnosis) -> Iterator[Cause]:
     """Yield the bugs that all hypotheses have, one by one, and then those of which nothing says which it is."""
     told = diagnosis.explanations or diagnosis.partly or diagnosis.closest[:1]
     common = [bug for bug in told[0].bugs if all(bug in one.bugs for one in told)] if told else []
-    located = diagnosis.located
-    if located is not None and not diagnosis.explanations and not diagnosis.remarks:
+    step = None if diagnosis.located is None else diagnosis.first_step
+    if step is not None and not diagnosis.explanations and not diagnosis.remarks:
         what = f"This is the first wrong step. {NO_CAUSE}" if not told else "This is the first wrong step."
-        yield Cause(located.stage, what, SHOW_STAGES if diagnosis.visible == ("output",) and not told else "")
+        yield Cause(step, what, SHOW_STAGES if diagnosis.visible == ("output",) and not told else "")
     for bug in common:
         yield Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,))
     rest = [[bug for bug in one.bugs if bug not in common] for one in told]
     if len(rest) > 1:
-        told_here = rest[:READINGS]
-        stages = dict.fromkeys(min(one, key=_position).stage for one in told_here if one)
-        sentences = dict.fromkeys(" ".join(bug.sentence for bug in one) for one in told_here)
-        if len(rest) > READINGS:
-            sentences[f"{len(rest) - READINGS} more readings, which nothing tells apart."] = None
-        fixes = dict.fromkeys(bug.fix for one in told_here for bug in one if bug.fix)
-        ids = [" + ".join(map(name_of, one)) for one in rest]
-        yield Cause(" or ".join(stages), " Or: ".join(sentences), " Or: ".join(fixes), tuple(ids))
+        slots = _slots(rest)
+        for slot in slots:
+            yield _either([[bug for bug in one if bug in slot] for one in rest] if len(slots) > 1 else rest)
+
+
+def _slots(readings: list[list[Bug]]) -> list[list[Bug]]:
+    """Return what takes each other's place: bugs of one step, where each reading has one of each; else all in one."""
+    slots: list[list[Bug]] = []
+    for bug in dict.fromkeys(bug for one in readings for bug in one):
+        alike = [slot for slot in slots if any(bug.steps & other.steps for other in slot)]
+        slots = [*(slot for slot in slots if slot not in alike), [*(other for slot in alike for other in slot), bug]]
+    if any(sum(bug in slot for bug in one) != 1 for one in readings for slot in slots):
+        return [[bug for one in readings for bug in one]]
+    return sorted(slots, key=lambda slot: min(map(_position, slot)))
+
+
+def _either(readings: list[list[Bug]]) -> Cause:
+    """Return one cause of several readings, which nothing tells apart."""
+    readings = [list(one) for one in dict.fromkeys(map(tuple, readings))]
+    if len(readings) == 1 and len(readings[0]) == 1:
+        (bug,) = readings[0]
+        return Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,))
+    told_here = readings[:READINGS]
+    stages = dict.fromkeys(min(one, key=_position).stage for one in told_here if one)
+    sentences = dict.fromkeys(" ".join(bug.sentence for bug in one) for one in told_here)
+    if len(readings) > READINGS:
+        sentences[f"{len(readings) - READINGS} more readings, which nothing tells apart."] = None
+    fixes = dict.fromkeys(bug.fix for one in told_here for bug in one if bug.fix)
+    ids = [" + ".join(map(name_of, one)) for one in readings]
+    return Cause(" or ".join(stages), " Or: ".join(sentences), " Or: ".join(fixes), tuple(ids))
 
 
 def _position(bug: Bug) -> int:

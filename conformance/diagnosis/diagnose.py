@@ -15,7 +15,7 @@ import numpy as np
 from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
 from conformance.diagnosis.hypotheses import NAMED, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
-from conformance.diagnosis.observations import Observation, Runs, is_exchanged, observe
+from conformance.diagnosis.observations import Observation, Runs, is_exchanged, observe, shown_stages
 from conformance.diagnosis.seen import Exchanged, SecondCall, Seen
 from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
@@ -57,6 +57,7 @@ class Diagnosis:
         case: the id of that case; "" if none fails.
         alone: where one case alone fails, what it has that no other has, in words; else "".
         visible: the names of the arrays that the subject exposes.
+        stages: stage before the output that it exposes -> whether that is wrong (see `shown_stages`).
         inside: the dtype in which it computes, if that is narrower than its own.
         rounds: whether its scores or softmax are seen to be in that dtype, and not all of its numbers.
         explanations: hypotheses that explain every case and every answer; several, if nothing tells them apart.
@@ -91,14 +92,23 @@ class Diagnosis:
     ended: str | None = None
     case: str = ""
     alone: str = ""
+    stages: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def first_step(self) -> str | None:
+        """The stage of the first wrong step of what nothing explains: as located, or as its own stages say."""
+        located = None if self.located is None else self.located.stage
+        shown = next((stage for stage, wrong in self.stages.items() if wrong), None)
+        if shown is None or located is None or located not in STAGES or self.stages.get(located) is False:
+            return shown or located
+        return min(located, shown, key=STAGES.index)
 
     @property
     def first_stage(self) -> str | None:
         """The first wrong stage: of what explains it, else the one that was located, else of what explains the most."""
-        located = None if self.located is None else self.located.stage
         if self.again is not None:
             return self.again.first_stage
-        return stage_of(self.explanations) or located or stage_of((*self.partly, *self.closest))
+        return stage_of(self.explanations) or self.first_step or stage_of((*self.partly, *self.closest))
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -164,6 +174,7 @@ def diagnose(
         and all(one.extremity for one in failing)
         and any(not one.mismatches and one.extremity == 0 for one in observations),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
+        stages=shown_stages(observations),
         unasked=tuple(p for p in PARTS if failing and all(p in one.case.config.parts for one in failing)),
         deviating={one.case.id: ids for one, ids in listed.items() if ids},
     )

@@ -33,11 +33,12 @@ LAST_PLACES = 4.0
 
 @dataclass(frozen=True)
 class Miss:
-    """A case that a hypothesis does not explain, with the first array that shows it, in words."""
+    """A case that a hypothesis does not explain, with the first array that shows it, in words; its `extremity`."""
 
     case: str
     array: str
     message: str
+    extremity: int = 0
 
 
 class Evidence:
@@ -89,10 +90,11 @@ class Evidence:
         """The first array by which these bugs do not explain this case: the output, or a stage or gradient."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None:
-            return Miss(observation.case.id, "output", "where it cannot be made")
+            return Miss(observation.case.id, "output", "where it cannot be made", observation.extremity)
         names = sorted(observation.arrays, key=lambda name: name != "output")
         name = next(name for name in names if name not in arrays or not self.close(observation, name, arrays[name]))
-        return Miss(observation.case.id, name, _difference(name, observation.arrays[name], arrays.get(name)))
+        message = _difference(name, observation.arrays[name], arrays.get(name))
+        return Miss(observation.case.id, name, message, observation.extremity)
 
     def others(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
         """The names of arrays that these bugs give differently, in a case that they explain."""

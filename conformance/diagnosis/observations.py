@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.deviations.known import Deviations, accounting
@@ -20,7 +21,7 @@ from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
 from mha_core.call.call import FLOATS
-from mha_core.stages import is_gradient
+from mha_core.stages import STAGES, is_gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +127,32 @@ def observe(
             continue
         observations.append(Observation(case, wanted, trace.arrays(), wanted.judge_of(subject, trace)[1]))
     return observations, left_out
+
+
+def shown_stages(observations: Sequence[Observation]) -> dict[str, bool]:
+    """Return each stage before the output that is shown in some case -> whether it is wrong.
+
+    A multiple of the right one, such as queries that are scaled, is another's meaning of the stage; and so is what
+    differs where the output is right, in more than a quarter of the ordinary cases of several keys.
+    """
+    found: dict[str, bool] = {}
+    for stage in STAGES[:-1]:
+        if any(stage in one.arrays for one in observations):
+            wrong = [one for one in observations if any(mismatch.stage == stage for mismatch in one.mismatches)]
+            telling = [one for one in wrong if one.extremity == 0 and one.wanted.problem.sizes.key_len > 1] or wrong
+            felt = [one for one in telling if any(mismatch.stage == "output" for mismatch in one.mismatches)]
+            found[stage] = 4 * len(felt) > 3 * len(telling) and not all(_is_multiple(one, stage) for one in telling)
+    return found
+
+
+def _is_multiple(observation: Observation, stage: str) -> bool:
+    own, right = observation.arrays[stage], observation.wanted.trace.arrays()[stage]
+    if own.shape != right.shape:
+        return False
+    if stage == "scores":
+        own, right = (np.where(observation.wanted.where, array, 0.0) for array in (own, right))
+    with any_numbers:
+        return bool(np.allclose(own * np.vdot(right, right), right * np.vdot(right, own), rtol=1e-5))
 
 
 def is_exchanged(observations: Sequence[Observation]) -> bool:

@@ -122,7 +122,9 @@ def cause(diagnosis: Diagnosis) -> str:
         return inside + _explained(diagnosis)
     lines = []
     if diagnosis.located is not None:
-        lines.append(_located(diagnosis.located))
+        lines += (
+            [_located(diagnosis.located)] if is_located(diagnosis) else [f"First wrong step: {diagnosis.first_step}."]
+        )
     if diagnosis.partly:
         lines.append(_partly(diagnosis))
     elif diagnosis.closest:
@@ -173,8 +175,8 @@ def _wholly(diagnosis: Diagnosis) -> str:
 
 def _nearly(diagnosis: Diagnosis) -> str:
     best = diagnosis.partly[0]
-    said = f"{best.failing} of {best.of_failing} failing cases, {best.explained} of {best.total} in all"
-    head = f"Likely: this explains {said}:"
+    in_all = f", {best.explained} of {best.total} in all" if best.total > best.of_failing else ""
+    head = f"Likely: this explains {best.failing} of {best.of_failing} failing cases{in_all}:"
     if best.failing == best.of_failing and best.misses:
         passing = "1 case that passes" if len(best.misses) == 1 else f"{len(best.misses)} cases that pass"
         head = f"Likely: this explains what fails, though it would show in {passing} as well:"
@@ -183,6 +185,19 @@ def _nearly(diagnosis: Diagnosis) -> str:
         shown = _sizes(against.asked[0])
         head = f"This explains every case, but not further calls ({against.probe.id}, such as {shown}):"
     return head
+
+
+KINDS = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")
+"""What a case is by its extremity (see `Observation.extremity`)."""
+
+
+def unexplained(diagnosis: Diagnosis) -> list[str]:
+    """Return one line about the failing cases that what is likely, or the closest, does not explain."""
+    told = () if diagnosis.explanations else diagnosis.partly or diagnosis.closest
+    missed = [miss for one in told[:1] for miss in one.misses if miss.case in diagnosis.failing]
+    kinds = [[miss.case for miss in missed if miss.extremity == extremity] for extremity in range(len(KINDS))]
+    each = [f"{len(ids)} {kind} ({listed(ids, CASES_SHOWN)})" for ids, kind in zip(kinds, KINDS, strict=True) if ids]
+    return [f"Not explained: {'; '.join(each)}."] if each else []
 
 
 def _partly(diagnosis: Diagnosis) -> str:
@@ -239,6 +254,11 @@ def _bug(bug: Bug) -> str:
 # What the isolating problems showed ---------------------------------------------------------------------------
 
 LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/value heads", "d": "channels of a head"}
+
+
+def is_located(diagnosis: Diagnosis) -> bool:
+    """Return whether the first wrong step is the one that was read, rather than an earlier one that is shown."""
+    return diagnosis.located is not None and diagnosis.located.stage == diagnosis.first_step
 
 
 def _located(located: Located) -> str:

@@ -115,11 +115,11 @@ PROBES: tuple[Probe, ...] = (
     Probe("without-projections", "A layer whose inputs are the heads.", p.bare, "", "similarity heads"),
     Probe("bare-masks", "The same with a mask.", MASKS_OF_BARE, "weights", IN_CALLS),
     Probe("bare-scores", "The same with a softcap, a scale or a bias.", SCORES_OF_BARE, "scores", "capped scores"),
+    Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", p.padding("keys"), "keys"),
+    Probe("padded-values", "NaN, infinity and 1e30 in padded values.", p.padding("values"), "values"),
     Probe("empty-rows", "Rows without an allowed key.", EMPTY),
     Probe("empty-positions", "Rows without an allowed key, by their positions.", EMPTY_BY_POSITION),
     Probe("no-keys", "No key at all.", lambda asker: [generic(c, key_len=0) for c in asker.configs[:1]], "weights"),
-    Probe("padded-keys", "NaN, infinity and 1e30 in padded keys.", p.padding("keys"), "keys"),
-    Probe("padded-values", "NaN, infinity and 1e30 in padded values.", p.padding("values"), "values"),
     Probe("gradients", "All gradients, of plain calls and others.", p.with_gradients, "gradients", gradients=True),
 )
 """The first row that differs comes before all that it makes harmless."""

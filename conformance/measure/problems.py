@@ -381,11 +381,12 @@ def padding(name: str) -> Problems:
 
     def problems(asker: Asker) -> list[Problem]:
         outside = np.arange(SMALL[1]) >= 3
+        row = 1.0 + np.arange(SMALL[1])[:, None]  # equal large keys would be told apart by rounding alone
         masks = (AttentionMask(valid_lens=np.array([3])), AttentionMask(allowed=~outside[None, None, None]))
         found = []
         for config in asker.configs[:1]:
             for number in (np.nan, np.inf, 1e30):
-                padded = np.where(outside[:, None], number, getattr(generic(config).inputs, name))
+                padded = np.where(outside[:, None], number * row, getattr(generic(config).inputs, name))
                 given: dict[str, Any] = {name: padded}
                 found += [generic(config, mask=mask, **given) for mask in masks]
         return found

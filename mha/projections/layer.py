@@ -97,10 +97,15 @@ class ProjectedLayer:
         self.parts = {own: Part(self, own, inside[own]) for own in said.names}
         self.num_heads = said.num_heads or _heads(layer)
         self.settled: _Reading | None = None
+        self.doubt = ""
         self.beyond = False
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        """One call, as the possibility that the reference confirms. SpecError if there is none, or more than one."""
+        """One call, as the possibility that the reference confirms. SpecError if there is none, or more than one.
+
+        Where it is sure which the projections are and nothing confirms a call, the nearest possibility is given, and
+        `doubt` says how far it is off: the layer differs from its own weights.
+        """
         calls = {name: list(part.calls) for name, part in self.parts.items()}
         for part in self.parts.values():
             part.calls.clear()
@@ -108,7 +113,7 @@ class ProjectedLayer:
             if len(seen) != 1 or None in (seen[0][0], seen[0][1]):
                 raise SpecError(f"its projection {name!r} was called {len(seen)} times with one array, not once")
         found: list[tuple[_Reading, ReadCall]] = []
-        nearest = (np.inf, "")
+        nearest, closest = (np.inf, ""), None
         for reading in self._readings():
             try:
                 read = self._as_read(reading, {name: seen[0] for name, seen in calls.items()})
@@ -121,9 +126,13 @@ class ProjectedLayer:
                     continue
                 off, words = distance(call)
                 reason = words if off > NEAR else self.judge(self.name, call)
-                nearest = min(nearest, (off, reason or words), key=lambda one: one[0])
+                if off < nearest[0]:
+                    nearest, closest = (off, reason or words), call
                 if reason is None:
                     found.append((reading, call))
+        if not found and self.sure and closest is not None:
+            self.doubt = f"it differs from its own weights: {nearest[1]}"
+            return closest
         if not found:
             raise SpecError(f"it does not compute the definition from these projections: {nearest[1]}")
         if len(found) > 1:

@@ -241,6 +241,9 @@ def capture(
         elif name not in unlisted.refused:
             try:
                 recorder.add(name, adapter.kind, _read(name, adapter, layer, arguments, output))
+                if adapter.doubt:
+                    why = f"; `mha diagnose FILE -c {name}` looks for the cause" if name else ""
+                    unreadable.append(f"{adapter.kind} at {name or 'the top'} is recorded, but {adapter.doubt}{why}")
             except SpecError as error:
                 if adapter.sure or adapter.settled is not None:
                     raise

@@ -108,6 +108,13 @@ SCALE = (
         _scale(lambda s: s.config.softmax_scale * s.config.head_dim**-0.5, _given),
     ),
     _row(
+        "scale-in-float32",
+        "The scale is rounded to float32.",
+        _scale(lambda s: float(np.float32(s.config.softmax_scale)), _any),
+        fix="Compute the scale in the inputs' dtype.",
+        seen_in="keras.layers.MultiHeadAttention",
+    ),
+    _row(
         "dot-scaled",
         "The plain dot product is scaled as the scaled one is.",
         _scale(lambda s: s.config.head_dim**-0.5, lambda s: s.config.score == "dot"),

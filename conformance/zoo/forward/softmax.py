@@ -69,6 +69,11 @@ def _filled_and_repaired(fill: float) -> Steps:
     return {"weights": lambda s: np.where(has_key(s), plain_softmax(open_scores(s, fill)), 0.0)}
 
 
+def _added(number: float) -> Steps:
+    """`number` added to excluded scores."""
+    return {"weights": lambda s: plain_softmax(s["scores"] + np.where(s["allowed"], 0.0, number))}
+
+
 def _renormalised(state: State) -> NDArray:
     kept = np.where(state["allowed"], plain_softmax(state["scores"]), 0.0)
     return kept / (kept.sum(axis=-1, keepdims=True) + 1e-9)
@@ -96,11 +101,22 @@ EXCLUSION = (
         _filled(float(np.finfo(np.float32).min)),
         seen_in="d2l-ai/d2l-en#2423",
     ),
+    _empty(
+        "fill-1e9-averaged",
+        "Excluded scores become a finite number such as -1e9: a row without a key averages all values.",
+        _filled(-1e9),
+    ),
     _row(
         "fill-added",
         "-1e4 is added to excluded scores, as in BERT: a row without a key attends as if there were no mask.",
-        {"weights": lambda s: plain_softmax(s["scores"] + np.where(s["allowed"], 0.0, -1e4))},
+        _added(-1e4),
         seen_in="google-research/bert modeling.py",
+    ),
+    _row(
+        "fill-added-1e9",
+        "A finite number, -1e9, is added to excluded scores: a row without a key attends as if there were no mask.",
+        _added(-1e9),
+        seen_in="tensorflow.org/text/tutorials/transformer (2019)",
     ),
     _row(
         "mask-times-infinity",

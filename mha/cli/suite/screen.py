@@ -26,6 +26,14 @@ UNDECLARED = (
     "no fault, once they leave it out (docs/subjects.md)."
 )
 
+FEW = 5
+"""Where fewer than one in so many cases could be asked, a row says so."""
+
+WHY_FEW = (
+    "A module of one input answers few: have the method judged that it gives queries, keys and values to "
+    "(docs/subjects.md)."
+)
+
 LEAST = 6
 """Rows that the causes have in any case."""
 
@@ -82,6 +90,7 @@ def about(
         *_of_shapes(results, told),
         *_kept(results),
         *([UNDECLARED] if undeclared and wrong else []),
+        *_of_few(results),
     ]
     after = [*_raised(results), *([] if catches is None else _of_one(results, catches))]
     after += [*gradient_lines(results), *deviation_lines(results)]
@@ -117,6 +126,15 @@ def _kept(results: Sequence[Result]) -> list[str]:
     return lines
 
 
+def _of_few(results: Sequence[Result]) -> list[str]:
+    """A line where so few cases could be asked that a cause may not show."""
+    asked = {one.case for one in results if one.status != "unsupported"}
+    cases = {one.case for one in results}
+    if FEW * len(asked) >= len(cases):
+        return []
+    return [f"Only {len(asked)} of {len(cases)} cases were asked, so a cause may not show. {WHY_FEW}"]
+
+
 def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:
     """A line for the first array of a wrong shape, unless a cause says that."""
     wrong = [
@@ -138,7 +156,7 @@ def _raised(results: Sequence[Result]) -> list[str]:
     lines = []
     for ones in ranked[:REASONS]:
         names = list(dict.fromkeys(one.case for one in ones))
-        lines.append(f"Did not run: {shown(_why(ones[0]), 100)}, in {listed(names, NAMES)}")
+        lines.append(f"Did not run: {shown(_why(ones[0]), 150)}, in {listed(names, NAMES)}")
     more = len(ranked) - REASONS
     return [*lines, f"Did not run: for {more} more reasons"] if more > 0 else lines
 

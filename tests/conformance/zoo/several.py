@@ -19,6 +19,7 @@ SEVERAL = {
         norm-always-over-one-head norm-always-over-all-heads norm-always-before norm-always-after
         """,
     "one mistake in the split of queries, keys and values": "split-d-h split-without-transpose",
+    "one order of channels, split and merged alike": "split-and-merge-d-h",
     "the same for keys as for values": """
         padding-not-zeroed past-dropped past-behind past-reversed past-not-padded
         groups-tiled groups-first-only groups-averaged groups-off-by-one

@@ -54,6 +54,43 @@ def input_width(weights, queries, keys, values, mask, *, num_heads, padding):
     return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding, scale=scale)
 
 
+def interleaved(weights, queries, keys, values, mask, *, num_heads, padding):
+    def turned(array):
+        return array.reshape(-1, num_heads, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+
+    weights = {name: array if "out" in name else turned(array) for name, array in weights.items()}
+    weights["out_proj.weight"] = turned(weights["out_proj.weight"].T).T
+    return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
+
+
+def finite(weights, queries, keys, values, mask, *, num_heads, padding, fill):
+    def heads(x, name):
+        x = x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", x.dtype.type(0))
+        return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads).swapaxes(1, 2)
+
+    keys, values = (np.where(padding[:, :, None], x.dtype.type(0), x) for x in (keys, values))
+    q, k, v = heads(queries, "q_proj"), heads(keys, "k_proj"), heads(values, "v_proj")
+    scores = fill(q @ k.swapaxes(2, 3) * q.shape[-1] ** -0.5, mask)
+    exp = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    merged = (exp / exp.sum(axis=-1, keepdims=True) @ v).swapaxes(1, 2)
+    merged = merged.reshape(*merged.shape[:2], merged.shape[2] * merged.shape[3])
+    return merged @ weights["out_proj.weight"].T + weights.get("out_proj.bias", queries.dtype.type(0))
+
+
+def added(weights, queries, keys, values, mask, *, num_heads, padding):
+    def fill(scores, mask):
+        return scores + (1 - mask).astype(scores.dtype) * -1e9
+
+    return finite(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding, fill=fill)
+
+
+def filled(weights, queries, keys, values, mask, *, num_heads, padding):
+    def fill(scores, mask):
+        return np.where(mask, scores, scores.dtype.type(-1e9))
+
+    return finite(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding, fill=fill)
+
+
 def half(weights, queries, keys, values, mask, *, num_heads, padding):
     weights = {name: array.astype("float16").astype(array.dtype) for name, array in weights.items()}
     return layer(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
@@ -128,7 +165,12 @@ def flat(text: str) -> str:
 
 FEW = [part for id in ("prime", "causal", "valid-lens", "no-bias", "one-query") for part in ("-c", id)]
 
+EMPTY = [*FEW, "-c", "ragged-square"]  # where some rows have no key
+
 CAUSES = {
+    "interleaved": (FEW, "queries: Channels are split as (d, h) instead of (h, d), and merged so", "Change: Split as "),
+    "added": (EMPTY, "weights: A finite number, -1e9, is added to excluded scores", "Change: Exclude keys exactly"),
+    "filled": (EMPTY, "weights: Excluded scores become a finite number such as -1e9", "Change: Give a row"),
     "input_width": (FEW, "scores: Scores are divided by the root of the width of the query inputs", "Change: Multiply"),
     "half": (FEW, "queries: Weights and biases of all projections are rounded to float16.", "Change: Keep the"),
     "turned": (
@@ -152,6 +194,14 @@ def test_the_cause_its_stage_and_what_to_change_are_on_the_first_screen(own, nam
     assert cause in flat("\n".join(rest))
     assert change in flat("\n".join(rest))
     assert f"rerun: mha check --subject {own}:{name} --case " in text
+
+
+@pytest.mark.parametrize("name", ["added", "filled"])
+def test_a_finite_fill_is_not_surely_the_lowest_number_of_float32(own, name):
+    """In float32 a score less 1e9 is -1e9, so the sum and the choice are alike."""
+    status, text = said("diagnose", "--subject", f"{own}:{name}", *EMPTY, "-d", "float32")
+    assert status == 1
+    assert "Excluded scores become a finite number such as -1e9" in flat(text)
 
 
 def test_a_right_layer_is_answered_in_its_first_rows(own):
@@ -273,6 +323,19 @@ def test_what_was_meant_is_said(own):
         ended = CliRunner().invoke(main, ["check", *arguments, "--workers", "0"])
         assert ended.exit_code == 2
         assert words in flat(ended.output)
+
+
+def test_few_cases_are_said_to_be_few_and_a_header_of_an_error_is_left_out(own):
+    Path(f"{own}.py").write_text(
+        LAYERS + "\n\nclass OneInput(Kept):\n    def supports(self, config, inputs):\n"
+        "        same = np.array_equal(inputs.queries, inputs.keys)\n"
+        "        return None if same else 'cross-attention'\n\n    def prepare(self, config, weights):\n"
+        "        raise RuntimeError('Error(s) in loading state_dict for OneInput:\\n\\tMissing key(s): \"q.bias\".')\n"
+    )
+    status, text = said("check", "--subject", f"{own}:OneInput", *FEW, "-c", "square-self-attention")
+    assert status == 2
+    assert 'Did not run: RuntimeError: Missing key(s): "q.bias".' in flat(text)
+    assert "Only 1 of 6 cases were asked, so a cause may not show. A module of one input answers few:" in flat(text)
 
 
 def test_an_object_that_declares_nothing_is_told_what_it_was_asked(own):
