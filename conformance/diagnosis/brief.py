@@ -176,8 +176,9 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
         found = (Cause(stage, NO_CAUSE, SHOW_STAGES if diagnosis.visible == ("output",) else ""),)
     more = (*first, *left_out(diagnosis))
-    # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
-    extreme = [ONLY_EXTREME] * (diagnosis.only_extreme and diagnosis.located is None)
+    # A cause, and what an isolating problem has shown, may be wrong in ordinary numbers that no case has.
+    unsure = not diagnosis.explanations and diagnosis.located is None
+    extreme = [ONLY_EXTREME] * (diagnosis.only_extreme and unsure)
     alike = all(one.bugs and OWN_LAYERS.issuperset(one.bugs) for one in found)
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
     lines = (*ended, *extreme, *unexplained(seen), *located)
@@ -198,7 +199,7 @@ def _sure(diagnosis: Diagnosis) -> str:
     if diagnosis.closest and not (diagnosis.explanations or diagnosis.partly):
         one = diagnosis.closest[0]
         return f"No bug on file explains all of it. The closest explains {one.failing} of {one.of_failing} that fail:"
-    return how_sure(diagnosis).replace("this gives the same", "the same").replace(", failing and passing", "")
+    return how_sure(diagnosis).replace(", failing and passing", "")
 
 
 def _of_remarks(diagnosis: Diagnosis) -> Iterator[Cause]:

@@ -170,7 +170,7 @@ def _wholly(diagnosis: Diagnosis) -> str:
     more = 0 if diagnosis.measured is None else sum(len(one.asked) for one in diagnosis.measured.outcomes)
     further = f", and {more} further calls confirm it" if more else ""
     what = f"the same {'output' if diagnosis.explanations[0].others else 'numbers'}"
-    return f"Cause: this gives {what} in {where}{further}."
+    return f"Cause (it gives {what} in {where}{further}):"
 
 
 def _nearly(diagnosis: Diagnosis) -> str:

@@ -101,18 +101,21 @@ def elementwise(slug: str, words: str, function: Callable[[NDArray], NDArray]) -
     return Change(slug, words, lambda array, axes, setting: function(array))
 
 
-LEAVE_OUT = "Take {place} as they are, not {change}."
+LEAVE_OUT = "Take {place} as they are."
 
 FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
-    "relu": ("with negative numbers replaced by 0 (ReLU)", lambda x: np.maximum(x, 0.0)),
-    "abs": ("without their signs", np.abs),
-    "tanh": ("through tanh", np.tanh),
-    "sigmoid": ("through the logistic function", lambda x: 1.0 / (1.0 + np.exp(-x))),
-    "squared": ("squared", np.square),
-    "root": ("under a square root, with their signs", lambda x: np.sign(x) * np.sqrt(np.abs(x))),
-    "exp": ("through exp", np.exp),
-    "softsign": ("through x / (1 + |x|)", lambda x: x / (1.0 + np.abs(x))),
-    "sign": ("replaced by their signs", np.sign),
-    "integers": ("rounded to integers", np.round),
+    "relu": ("max(x, 0)", lambda x: np.maximum(x, 0.0)),
+    "abs": ("|x|", np.abs),
+    "tanh": ("tanh(x)", np.tanh),
+    "sigmoid": ("1 / (1 + exp(-x))", lambda x: 1.0 / (1.0 + np.exp(-x))),
+    "squared": ("x^2", np.square),
+    "root": ("sign(x) * sqrt(|x|)", lambda x: np.sign(x) * np.sqrt(np.abs(x))),
+    "exp": ("exp(x)", np.exp),
+    "softsign": ("x / (1 + |x|)", lambda x: x / (1.0 + np.abs(x))),
+    "sign": ("sign(x)", np.sign),
+    "integers": ("round(x)", np.round),
 }
-"""Name -> (words, function)."""
+"""Name -> (the formula, function)."""
+
+EACH = "with each x replaced by {}"
+"""The words of a function, for its formula."""

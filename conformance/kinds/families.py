@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.kinds.change import EACH, LEAVE_OUT, elementwise
 from conformance.kinds.change import FUNCTIONS as ELEMENTWISE
-from conformance.kinds.change import LEAVE_OUT, elementwise
 from conformance.kinds.made import bug_of, of_mask, with_padding_zeroed
 from conformance.kinds.places import PLACES, fault_of_all
 from conformance.kinds.shapes import biases, parameters, pasts, softmaxes, views
@@ -287,7 +287,7 @@ def _norm(settings: QueryKeyNorm, state: State, beneath: Step) -> NDArray:
 
 def _both() -> Iterator[Bug]:
     """Yield the functions and roundings of queries and keys alike: of neither the right ones are there to be read."""
-    changes = [elementwise(name, words, function) for name, (words, function) in ELEMENTWISE.items()]
+    changes = [elementwise(name, EACH.format(words), function) for name, (words, function) in ELEMENTWISE.items()]
     changes += [elementwise(name, f"rounded to {name}", narrow) for name, narrow in FORMATS.items()]
     for change in changes:
         yield fault_of_all([PLACES["queries"], PLACES["new_keys"]], replace(change, fix=LEAVE_OUT))

@@ -102,7 +102,7 @@ def with_inputs(state: State, **changes: Any) -> State:
 def only_in(bug: Bug, where: Where) -> Bug:
     """Return the bug in some calls alone."""
     changes = {name: _only_in(step, where) for name, step in {**bug.forward, **bug.backward}.items()}
-    sentence = f"In {where.words} only: {lower(bug.sentence)}"
+    sentence = f"Only in {where.words}: {lower(bug.sentence)}"
     return bug_of(f"{bug.id.removeprefix(PREFIX)}-in-{where.slug}", sentence, bug.fix, changes, stage=bug.stage)
 
 

@@ -81,7 +81,7 @@ OF_BLOCKS: dict[str, tuple[str, Callable[[Indices, int], Indices]]] = {
     "tiled-groups": ("tiled, and not repeated, {0} times", lambda i, m: (i % m) * (len(i) // m)),
     "repeated": ("repeated: index i reads i // {0}", lambda i, m: i // m),
     "first-of-block": ("the first of each block of {0} in its place", lambda i, m: i - i % m),
-    "moved-on": ("those {0} later, the last one repeated", lambda i, m: np.minimum(i + m, len(i) - 1)),
+    "moved-on": ("read {0} too late, the last one repeated", lambda i, m: np.minimum(i + m, len(i) - 1)),
     "at-most": ("{0} and later read the one before them", lambda i, m: np.minimum(i, m - 1)),
     "zero-from": ("{0} and later replaced by 0", lambda i, m: np.where(i < m, i, -1)),
     "ends-first": ("with those from {0} on first", lambda i, m: (i + m) % len(i)),

@@ -62,7 +62,8 @@ def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterato
     yield from found
     if not found:
         yield from filter(tells, (_both(one, other) for one, other in combinations(NAMED, 2)))
-    yield from filter(tells, _limits(wrong))
+    if not found:  # what calls have says more than how long they are
+        yield from filter(tells, _limits(wrong))
 
 
 def _both(one: str, other: str) -> Where:

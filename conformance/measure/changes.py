@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
-from conformance.kinds.change import FUNCTIONS, LEAVE_OUT, Apply, Change, Setting, elementwise
+from conformance.kinds.change import EACH, FUNCTIONS, LEAVE_OUT, Apply, Change, Setting, elementwise
 from conformance.kinds.orders import Order, change_of, indices_of, orders
-from conformance.measure.expressions import DIGITS, Expression, expressions_of, neat
+from conformance.measure.expressions import Expression, expressions_of, neat
 from conformance.measure.sample import Sample
 from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.forward.precision import FORMATS, to_integers
 
-MOST = 6
-"""Changes that are returned: more can't be told apart by these samples."""
+MOST, FEW = 6, 4
+"""Changes that are returned: more can't be told apart by these samples; and numbers of many that are said, and digits."""
 
 LEAST_HEADS, CLOSE = 8, 1e-7
 """Heads of a layer in which what each has of its own is told, and how near two readings of it must be."""
@@ -51,8 +51,10 @@ def fit(samples: Sequence[Sample], gauge: int | None = None) -> list[Change]:
 
 
 def _candidates(samples: Sequence[Sample]) -> Iterator[Change]:
-    yield from map(times, _factors(samples))
-    yield from _numbers(samples)
+    factors = _factors(samples)
+    yield from map(times, factors)
+    if not factors:  # else the same number would be said twice
+        yield from _numbers(samples)
     yield from _means(samples)
     yield from _of_heads(samples)
     yield from _of_neighbours(samples)
@@ -144,17 +146,17 @@ def _of_heads(samples: Sequence[Sample]) -> Iterator[Change]:
     shape = [-1 if axis == place else 1 for axis in range(len(axes))]
     factors = [[float(e @ m / (e @ e)) if e.any() else None for e, m in zip(*pair, strict=True)] for pair in sides]
     if table := table_of_heads(factors):
-        words = ", ".join(f"{number:.{DIGITS}g}" for number in table)
-        said = f"times a number of each head: {words}"
+        words = ", ".join(f"{number:.{FEW}g}" for number in table[:FEW])
+        said = f"times a number of each head: {words}, ... ({len(table)} in all)"
         yield Change(
             "times-of-heads", said, lambda x, axes, s: x * by_head(table, x.shape[place]).reshape(shape), LEAVE_OUT
         )
     expected, measured = max(sides, key=lambda pair: len(pair[0]))
     if LEAST_HEADS <= len(expected) < expected.shape[1] and np.linalg.matrix_rank(expected) == len(expected):
         matrix = np.linalg.lstsq(expected.T, measured.T, rcond=None)[0].T
-        first = ", ".join(f"{number:.{DIGITS}g}" for number in matrix[0, :MOST])
-        said = f"mixed over the heads by a matrix {matrix.shape}, of which the first row begins {first}"
-        yield Change("mixed-heads", said, partial(_mixed, matrix, place))
+        first = ", ".join(f"{number:.{FEW}g}" for number in matrix[0, :FEW])
+        said = f"mixed over the heads by a matrix {matrix.shape}, whose first row begins {first}"
+        yield Change("mixed-heads", said, partial(_mixed, matrix, place), "Mix no heads here.")
 
 
 def _of_neighbours(samples: Sequence[Sample]) -> Iterator[Change]:
@@ -169,7 +171,9 @@ def _of_neighbours(samples: Sequence[Sample]) -> Iterator[Change]:
             continue
         (own, a), (other, b) = (neat(float(number), CLOSE) for number in found[0])
         said = f"times {own}, plus {other} times the one {words} on the {name} axis (the outermost has itself there)"
-        yield Change(f"{name}-{own}-and-{other}-{words}".replace(" ", "-"), said, partial(_summed, a, b, axis, by))
+        yield Change(
+            f"{name}-{own}-and-{other}-{words}".replace(" ", "-"), said, partial(_summed, a, b, axis, by), LEAVE_OUT
+        )
 
 
 def _neighbour(x: NDArray, axis: int, by: int) -> NDArray:
@@ -197,9 +201,10 @@ def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
         times = float(made @ y / (made @ made)) if made.any() else 1.0
         if (np.abs(times * made - y) <= first.tolerance).all():
             digits, number = neat(times, CLOSE)
-            change = elementwise(name, words, function)
+            change = elementwise(name, EACH.format(words), function)
             if digits != "1":
-                change = elementwise(f"{digits}-{name}", f"{words}, times {digits}", partial(_times, number, function))
+                said = EACH.format(f"{digits} * {words}" if "/" not in words else f"{digits} * ({words})")
+                change = elementwise(f"{digits}-{name}", said, partial(_times, number, function))
             yield replace(change, fix=LEAVE_OUT)
     for name, words, of, read in (
         ("plus", "plus {}", np.add, lambda x, y: float(np.mean(y - x))),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,8 @@ OF_TWO: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
     ("1 / sqrt({} * {})", lambda a, b: (1.0 * a * b) ** -0.5),
     ("{} * ln({})", lambda a, b: a * np.log(1.0 * b)),
 )
+
+SYMMETRIC = {words for words, form in OF_TWO if form(2.0, 3.0) == form(3.0, 2.0)}
 
 CONSTANTS = {"ln 2": math.log(2), "log2 e": math.log2(math.e), "sqrt(2)": math.sqrt(2), "pi": math.pi, "e": math.e}
 
@@ -119,7 +121,7 @@ def _table(
     with any_numbers:
         for count, forms in ((1, OF_ONE), (2, OF_TWO)):
             for words, form in forms:
-                for chosen in permutations(groups, count):
+                for chosen in (combinations if words in SYMMETRIC else permutations)(groups, count):
                     entries.append((words, form, tuple(tuple(groups[one]) for one in chosen)))
                     values.append(form(*map(np.array, chosen)))
     return entries, np.array(values, np.float64).reshape(len(values), len(settings))

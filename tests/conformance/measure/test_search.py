@@ -88,7 +88,7 @@ FAULTS = {
         lambda s, x: 0.6 * x + 0.4 * np.concatenate([x[:, :, :1], x[:, :, :-1]], axis=2),
         "times 0.6, plus 0.4 times the one before on the key axis",
     ),
-    "some calls": ("heads", _only_causal, "In calls with a causal mask only: the weighted sums of the heads"),
+    "some calls": ("heads", _only_causal, "Only in calls with a causal mask: the weighted sums of the heads"),
 }
 """What is wrong: (the step, what is done to its result, what is said)."""
 

@@ -264,7 +264,7 @@ def test_a_narrow_terminal_and_random_cases(own):
 def test_the_diagnosis_alone_has_at_most_a_dozen_rows_unless_all_is_asked_for(own):
     status, text = said("diagnose", "--subject", f"{own}:input_width", *FEW)
     assert status == 1
-    assert text.startswith("input_width (float64) differs in 5 of 5 cases.\nCause: the same numbers in all 5 ")
+    assert text.startswith("input_width (float64) differs in 5 of 5 cases.\nCause (it gives the same numbers in all 5 ")
     assert len(text.splitlines()) <= 12
     arguments = ["diagnose", "--subject", f"{own}:input_width", *FEW, "--details", "--workers", "0"]
     whole = CliRunner().invoke(main, arguments).stdout
