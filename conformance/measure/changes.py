@@ -19,7 +19,7 @@ from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.forward.precision import FORMATS, to_integers
 
 MOST, FEW = 6, 4
-"""Changes that are returned: more can't be told apart by these samples; and numbers of many that are said, and digits."""
+"""Changes that are returned: more can't be told apart by these samples. Numbers of many that are said."""
 
 LEAST_HEADS, CLOSE = 8, 1e-7
 """Heads of a layer in which what each has of its own is told, and how near two readings of it must be."""
@@ -203,8 +203,8 @@ def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
             digits, number = neat(times, CLOSE)
             change = elementwise(name, EACH.format(words), function)
             if digits != "1":
-                said = EACH.format(f"{digits} * {words}" if "/" not in words else f"{digits} * ({words})")
-                change = elementwise(f"{digits}-{name}", said, partial(_times, number, function))
+                formula = f"{digits} * ({words})" if "/" in words else f"{digits} * {words}"
+                change = elementwise(f"{digits}-{name}", EACH.format(formula), partial(_times, number, function))
             yield replace(change, fix=LEAVE_OUT)
     for name, words, of, read in (
         ("plus", "plus {}", np.add, lambda x, y: float(np.mean(y - x))),
