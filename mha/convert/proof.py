@@ -79,7 +79,7 @@ def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where
                 f"{where} does not give what was recorded of {layer.calls[index].name or 'it'}: "
                 f"{found.mismatches[0].message}"
                 + _other_weights(layer, weights)
-                + _in_another_memory(layer, readings, config, weights, precision)
+                + _read_otherwise(layer, readings, config, weights, precision)
             )
     untold = dict(_others(config, weights))
     for call, mask in zip(layer.calls, masks, strict=True):
@@ -154,26 +154,37 @@ def _shows(call: OriginalCall, mask: str, config: AttentionConfig, weights: Weig
     return any(not judge_original(piece, precision).equal for piece in _pieces(problem))
 
 
-def _in_another_memory(
+def _read_otherwise(
     layer: OriginalLayer,
     readings: Sequence[Sequence[str]],
     config: AttentionConfig,
     weights: Weights,
     precision: Precision,
 ) -> str:
-    """A sentence that says so if the matrices, read as their transposes lay in memory, give what was recorded."""
-    other = dict(weights)
-    for name, matrix in weights.items():
-        if name.endswith("_proj.weight"):
-            other[name] = matrix.reshape(matrix.shape[::-1]).T
-    for masks in readings:
-        calls = zip(layer.calls, masks, strict=True)
-        if all(_judged(call, mask, config, other, precision).equal for call, mask in calls):
-            return (
-                "\nIt does with each matrix in the memory order of its transpose: the file was written of views such "
-                "as W.T, whose memory safetensors' NumPy writer takes as it lies. Write numpy.ascontiguousarray(W.T)"
-            )
-    return ""
+    """What gives the recorded calls, in a sentence: some matrices transposed, or read as their transposes lay."""
+    for other, said in _other_readings(weights):
+        for masks in readings:
+            calls = zip(layer.calls, masks, strict=True)
+            if all(_judged(call, mask, config, other, precision).equal for call, mask in calls):
+                return f"\nIt does with {said}"
+    return (
+        "\nIf matrices may be transposed, packed or ordered in another way: --infer finds how, from one recorded call"
+    )
+
+
+def _other_readings(weights: Weights) -> Iterator[tuple[Weights, str]]:
+    names = [name for name in weights if name.endswith("_proj.weight")]
+    turned = {name: weights[name].reshape(weights[name].shape[::-1]).T for name in names}
+    yield (
+        {**weights, **turned},
+        "each matrix in the memory order of its transpose: the file was written of views such "
+        "as W.T, whose memory safetensors' NumPy writer takes as it lies. Write numpy.ascontiguousarray(W.T)",
+    )
+    square = [name for name in names if len(set(weights[name].shape)) == 1]
+    for some in dict.fromkeys([*((name,) for name in square), tuple(square)]):
+        if some:
+            other = {**weights, **{name: weights[name].T for name in some}}
+            yield other, f"{' and '.join(some)} transposed: here (in, out), which must be (out, in). Write W.T there"
 
 
 def _check_turns(inputs: AttentionInputs, config: AttentionConfig, where: str) -> None:

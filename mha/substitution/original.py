@@ -139,7 +139,11 @@ class Original:
             if self._lacking:
                 reason = f"{self._lacking} has no numbers: it is on the meta device, offloaded, or not initialised"
             elif kwargs:
-                reason += f". It was given {listed(list(kwargs), 8)}: say what it is called with (inputs=, --inputs)"
+                each = ", ".join(f"{name}=..." for name in _asked_by(model) or kwargs)
+                reason += (
+                    f". It was given {listed(list(kwargs), 8)}: say what it is called with (inputs=, --inputs), "
+                    f'as np.savez("inputs.npz", {each}) writes it'
+                )
             raise SpecError(f"the original {kind_of(model)} can't be run on the inputs: {reason}") from error
 
     def _own_dtype(self, held: Any) -> str:
@@ -353,3 +357,14 @@ def _same(one: Mapping[Place, NDArray], other: Mapping[Place, NDArray]) -> bool:
     return one.keys() == other.keys() and all(
         np.array_equal(array, other[place], equal_nan=array.dtype.kind == "f") for place, array in one.items()
     )
+
+
+def _asked_by(model: Any) -> list[str]:
+    """The arguments without a default of what a model is called as; [] where that can't be read."""
+    called = next((found for name in ("forward", "call", "__call__") if (found := getattr(model, name, None))), None)
+    try:
+        parameters = inspect.signature(called).parameters.values() if called is not None else ()
+    except (TypeError, ValueError):
+        return []
+    named = (one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
+    return [one.name for one in named if one.default is one.empty]

@@ -247,3 +247,7 @@ def test_matrices_in_the_memory_of_their_transposes_are_named(tmp_path):
     views = {name: np.ascontiguousarray(x.T).T if x.ndim == 2 else x for name, x in held.items()}
     assert "It does with each matrix in the memory order of its transpose" in message(views)
     assert "memory order" not in message({name: np.ascontiguousarray(x[::-1]) for name, x in held.items()})
+    name = f"{PREFIXES[0]}.self.key.weight"
+    assert name in held
+    assert "\nIt does with k_proj.weight transposed: " in message({**held, name: np.ascontiguousarray(held[name].T)})
+    assert "--infer finds how" in message({name: np.ascontiguousarray(x[::-1]) for name, x in held.items()})

@@ -106,7 +106,7 @@ def test_a_map_pairs_what_the_search_cannot(tmp_path):
         mha.where(first, tmp_path / "second.safetensors", pairs={"parts.a": "parts.y", "parts.b": "parts.y"})
 
 
-@pytest.mark.parametrize("what", ["dropout", "random", "raises", "other inputs"])
+@pytest.mark.parametrize("what", ["dropout", "random", "raises", "other inputs", "other names"])
 def test_what_cannot_be_judged_is_said(tmp_path, what):
     class Original(Blocks):
         def forward(self, x):
@@ -123,6 +123,9 @@ def test_what_cannot_be_judged_is_said(tmp_path, what):
     if what == "dropout":
         with pytest.raises(SpecError, match="drops out"):
             mha.where(nn.Sequential(nn.Dropout(0.5)), tmp_path / "port.safetensors")
+    elif what == "other names":
+        with pytest.raises(SpecError, match=r'as np.savez\("inputs.npz", x=...\) writes it'):
+            mha.where(model, tmp_path / "port.safetensors", inputs={"z": np.ones((3, 6), np.float32)})
     elif what == "other inputs":
         with pytest.raises(SpecError, match="can't be run on the inputs"):
             mha.where(model, tmp_path / "port.safetensors", inputs=[np.ones((2, 3), np.float32)])
