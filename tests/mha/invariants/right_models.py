@@ -37,7 +37,7 @@ DECODERS = {
     "CodeGen": {**GPT, "rotary_dim": 4},
     "XGLM": {**BASE, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 24},
 }  # fmt: skip
-"""Family -> its config. Falcon, Mamba and RecurrentGemma contradict themselves (docs/invariants.md)."""
+"""Family -> its config. Falcon, Mamba and RecurrentGemma raised an alarm, and are left out (docs/invariants.md)."""
 
 ENCODERS = {
     "Bert": BASE, "Roberta": BY_SUBTRACTION, "Electra": {**BASE, "embedding_size": 32}, "MPNet": BASE,
@@ -50,7 +50,7 @@ ENCODERS = {
     "Esm": {**BY_SUBTRACTION, "mask_token_id": 3}, "RoFormer": {**BASE, "embedding_size": 32}, "MegatronBert": BASE,
     "Ernie": BASE, "NomicBert": BASE,
 }  # fmt: skip
-"""Left out: Nystromformer and ConvBert, whose convolutions see padding."""
+"""Left out: Nystromformer and ConvBert, which raised an alarm: their convolutions see padding."""
 
 
 def of_transformers() -> Iterator[tuple[str, Callable[[], Any]]]:
