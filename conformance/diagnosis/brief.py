@@ -23,6 +23,7 @@ from conformance.diagnosis.text import (
     unexplained,
 )
 from conformance.kinds.made import is_measured
+from conformance.measure.search import EXTREME, features_of
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
 from mha_core.errors import wrapped
@@ -176,9 +177,10 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
         found = (Cause(stage, NO_CAUSE, SHOW_STAGES if diagnosis.visible == ("output",) else ""),)
     more = (*first, *left_out(diagnosis))
-    # A cause, and what an isolating problem has shown, may be wrong in ordinary numbers that no case has.
-    unsure = not diagnosis.explanations and diagnosis.located is None
-    extreme = [ONLY_EXTREME] * (diagnosis.only_extreme and unsure)
+    # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
+    asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
+    usual = any(EXTREME not in features_of(problem) for one in asked for problem in one.differing)
+    extreme = [ONLY_EXTREME] * (diagnosis.only_extreme and diagnosis.located is None and not usual)
     alike = all(one.bugs and OWN_LAYERS.issuperset(one.bugs) for one in found)
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
     lines = (*ended, *extreme, *unexplained(seen), *located)

@@ -57,7 +57,7 @@ FAULTS = {
     "a constant": ("projected_values", lambda s, x: 0.707 * x, "times 0.707"),
     "a factor of each head": ("heads", _of_heads, "times a number of each head: 0.50"),
     "an order": ("heads", lambda s, x: x[..., ::-1], "with the channel axis in reverse order"),
-    "a function": ("queries", lambda s, x: np.tanh(x), "through tanh"),
+    "a function": ("queries", lambda s, x: np.tanh(x), "with each x replaced by tanh(x)"),
     "a bound": ("heads", lambda s, x: np.clip(x, -0.5, 0.5), "clipped at +-0.5"),
     "a rounding": ("queries", lambda s, x: round_to(x, "bfloat16").astype(float), "rounded to bfloat16"),
     "a rounding to integers": (
