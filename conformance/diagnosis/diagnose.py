@@ -22,7 +22,8 @@ from conformance.judging.repeats import can_be_asked_again
 from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
 from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, rounds_inside
-from conformance.measure.search import Located, Measured, Probing
+from conformance.measure.probes import PROBES
+from conformance.measure.search import Located, Measured, ProbeResult, Probing
 from conformance.subjects.ask import SubjectFailed
 from conformance.subjects.in_time import in_time
 from conformance.subjects.subject import Subject
@@ -118,7 +119,12 @@ class Diagnosis:
     @property
     def differs(self) -> bool:
         """Whether there is something to explain."""
-        return bool(self.failing or self.remarks)
+        return bool(self.failing or self.remarks or self.beyond is not None)
+
+    @property
+    def beyond(self) -> ProbeResult | None:
+        """The first isolating problems in which it differs, where no case shows anything."""
+        return None if self.failing or self.measured is None else self.measured.first
 
 
 @unwarned()
@@ -229,9 +235,10 @@ def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) 
         elif found.failing:
             yield from _reasons(found, asked, observed)
         elif (asker := asked.asker(observed)) is not None:
-            # It may still answer otherwise when it is asked again.
-            found = replace(found, measured=Probing(asker, ()).run(probes=()))
-            yield found
+            # It may still answer otherwise when it is asked again, or in calls that no case is.
+            for better in _beyond(found, asked, observed, asker):
+                found = better
+                yield found
             behaviour = found.measured.behaviour if found.measured is not None else Behaviour()
             steady = behaviour.is_function and behaviour.shared is None
             if found.remarks and steady and not isinstance(asked.subject, SecondCall):
@@ -240,19 +247,39 @@ def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) 
                 yield replace(found, again=second if second.failing else None)
 
 
-def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Iterator[Diagnosis]:
-    subject, bugs, progress = asked.subject, asked.bugs, asked.progress
-    observations = [one for one in observed if one.case.id not in found.deviating]
+def _beyond(found: Diagnosis, asked: _Asked, observed: Sequence[Observation], asker: Asker) -> Iterator[Diagnosis]:
+    """Yield the diagnosis of one that is right in every case, with what further calls show."""
+    search = Search(observed, Evidence(asked.runs or Runs(), asked.subject.dtype))
+    like = [one.wanted.problem for one in observed]
+    probing = Probing(asker, _zoo(found, asked, observed), search.explained, like, asked.progress)
+    # What is listed of it may show in these calls too, and one that is only seen another way was asked as itself.
+    alone = bool(found.deviating) or isinstance(asked.subject, Seen)
+    found = replace(found, measured=probing.run(probes=() if alone else PROBES))
+    yield found
+    if found.beyond is not None and found.measured is not None and not found.remarks:
+        from conformance.measure.localise import localise  # where nothing explains it
+
+        whole = _told(search, found.measured.models)
+        yield replace(found, explanations=whole, located=None if whole else localise(found.measured))
+
+
+def _zoo(found: Diagnosis, asked: _Asked, observations: Sequence[Observation]) -> list[Bug]:
+    """Return the bugs on file that the observations may show."""
     with_parts = any(one.case.config.parts for one in observations)
     with_gradients = any(one.shows_gradients for one in observations)
     zoo = [
         bug
-        for bug in (bugs_of(parts=with_parts, gradients=with_gradients) if bugs is None else bugs)
+        for bug in (bugs_of(parts=with_parts, gradients=with_gradients) if asked.bugs is None else asked.bugs)
         if not bug.equivalent and (bug.forward or with_gradients)
     ]
     zoo += with_padding_zeroed(zoo)
-    if "keys" not in found.visible:
-        zoo = [of_mask(bug) for bug in zoo]
+    return zoo if "keys" in found.visible else [of_mask(bug) for bug in zoo]
+
+
+def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Iterator[Diagnosis]:
+    subject, bugs, progress = asked.subject, asked.bugs, asked.progress
+    observations = [one for one in observed if one.case.id not in found.deviating]
+    zoo = _zoo(found, asked, observations)
     longest = min((max(one.wanted.where.shape) for one in observations if one.mismatches), default=0)
     larger = bugs_of_large_blocks() if bugs is None and longest >= LARGE_BLOCKS[0] else ()
     runs, asker = asked.runs or Runs(), asked.asker(observations)

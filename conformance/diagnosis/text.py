@@ -40,6 +40,8 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
         if diagnosis.ended is None or _said(diagnosis):
             lines += filter(None, [cause(diagnosis)])
         lines += diagnosis.remarks
+    elif diagnosis.beyond is not None and not diagnosis.remarks:
+        lines.append(cause(diagnosis))
     if diagnosis.ended is not None:
         lines.append(f"{ENDED_AFTER if _said(diagnosis) else ENDED} {diagnosis.ended}")
     if diagnosis.again is not None:
@@ -84,6 +86,11 @@ def extent(diagnosis: Diagnosis) -> str:
         who += ". Else it"
     if not diagnosis.differs:
         return f"{who} is equal to the reference in {_all(total)}.{NOTHING * (not diagnosis.raised)}"
+    if diagnosis.beyond is not None and not diagnosis.remarks:
+        probe = diagnosis.beyond.probe
+        return (
+            f"{who} is equal to the reference in {_all(total)}, and differs in further calls ({probe.id}: {probe.says})"
+        )
     if not diagnosis.failing:
         return f"{who} is equal to the reference in {_all(total)}, asked once. But: {' '.join(diagnosis.remarks)}"
     if total == 1:
