@@ -10,7 +10,7 @@ import numpy as np
 from mha.coverage import kind_of
 from mha.invariance.caches import STARTS
 from mha.invariance.given import Given
-from mha.invariance.live import Live, with_tensors
+from mha.invariance.live import FirstOf, Live, with_tensors
 from mha.invariance.trial import Size, Template, Trial
 from mha_core import SpecError
 from mha_core.errors import listed, one_line
@@ -93,13 +93,18 @@ def _time_major(live: Live) -> bool:
 
 def given(live: Live, inputs: Any) -> Template:
     """A Template of the user's arrays."""
+    made_with_model = isinstance(live.make, FirstOf) and live.make.inputs is inputs
+    origin = "...  # those that were given, by name"
+    if made_with_model:
+        origin = "" if isinstance(inputs, Mapping) else "inputs"
     if isinstance(inputs, np.ndarray) or not isinstance(inputs, Mapping | Sequence):
-        inputs = [inputs]
+        inputs, origin = [inputs], "[inputs]" if made_with_model else origin
     if not isinstance(inputs, Mapping):
         names = list(live.signature)
         if len(inputs) > len(names):
             raise SpecError(f"{kind_of(live.model)} takes {len(names)} arguments. Got {len(inputs)}.")
         inputs = dict(zip(names, inputs, strict=False))
+        origin = f"dict(zip({list(inputs)!r}, {origin}))" if made_with_model else origin
     if not inputs:
         raise SpecError("inputs must have an array at least. Got none.")
     sequences: dict[str, Given] = {}
@@ -123,7 +128,7 @@ def given(live: Live, inputs: Any) -> Template:
             fixed[name] = one
     if not sequences:
         raise SpecError("inputs must have an array of shape (batch, length, ...). Got none.")
-    made = {} if not known else {"inputs": "...  # those that were given, by name"}
+    made = {"inputs": origin} if known and origin else {}
     return Template(sequences, fixed, (batch, length), (), made)
 
 

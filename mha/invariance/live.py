@@ -35,6 +35,16 @@ class _Open:
 _OPEN = _Open()
 
 
+class FirstOf:
+    """What makes a model, of a function that makes (model, inputs); `inputs` are those that it made first."""
+
+    def __init__(self, both: Callable[[], tuple[Any, Any]], inputs: Any) -> None:
+        self.both, self.inputs = both, inputs
+
+    def __call__(self) -> Any:
+        return self.both()[0]
+
+
 class Live:
     """A model of PyTorch, Keras, Flax or Gluon, or a function of arrays.
 
@@ -237,6 +247,8 @@ class Live:
             module, _, name = named.partition(":")
             lines.append(f"from {module} import {name.split('.')[0]}")
             made = f"model = {name}" + ("()" if self.make is not None else "")
+            if isinstance(self.make, FirstOf):
+                made = f"model, inputs = {name}()"
         if self.framework == "torch":
             cast = {"float64": "double", "float32": "float"}.get(dtype, dtype)
             own = f"model.eval().{cast}()" if self.hooks is not None else "model"

@@ -247,4 +247,8 @@ def _code(live: Live, trial: Trial, pair: Pair, known: Known, named: str | None)
     off = f"abs({first} - {second})"
     if pair.counted is not None:
         off += f"[{literal(pair.counted if known.template.axes[0] == 0 else pair.counted.T).text}]"
-    return "\n".join([*live.header(trial.dtype, named), *made, *trial.lines, f"print({off}.max())"])
+    step = known.cache.step if isinstance(known.cache, Cache) else None
+    name = getattr(step, "__qualname__", "")
+    asked = name.isidentifier() and any("step(" in line for line in trial.lines)
+    steps = [f"from {step.__module__} import {name} as step"] if asked else []
+    return "\n".join([*live.header(trial.dtype, named), *steps, *made, *trial.lines, f"print({off}.max())"])

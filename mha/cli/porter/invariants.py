@@ -94,7 +94,9 @@ def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]
             raise
         raise CouldNotRun(f"the model {spec!r} can't be made: it raised {one_line(error)}") from error
     if isinstance(made, tuple) and len(made) == 2:
-        return made[0], lambda: named()[0], made[1]
+        from mha.invariance.live import FirstOf
+
+        return made[0], FirstOf(named, made[1]), made[1]
     return made, named, None
 
 

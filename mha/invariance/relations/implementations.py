@@ -132,8 +132,10 @@ def _precision(trial: Trial, known: Known) -> Pair:
 
 def _not_relative(known: Known) -> str | None:
     config = known.live.config
-    if config is None or "position_ids" not in known.live.signature:
+    if "position_ids" not in known.live.signature:
         return "its call does not say positions (position_ids)"
+    if config is None:
+        return "it has no config, which would say that its positions are relative"
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if rope is None and getattr(config, "rope_theta", None) is None:
         return "nothing says that its positions are relative"

@@ -47,6 +47,14 @@ def pair():
     return right, np.arange(24.0).reshape(2, 3, 4)
 
 
+def broken_pair():
+    return lengthy, np.arange(24.0).reshape(2, 3, 4)
+
+
+def broken_by_name():
+    return lengthy, {"x": np.arange(24.0).reshape(2, 3, 4)}
+
+
 def broken():
     raise RuntimeError("no file")
 
@@ -114,6 +122,26 @@ def test_inputs_that_come_with_the_model_or_in_a_file(mine):
     assert run(f"{mine}:pair")[0] == 0
     np.savez("given.npz", x=np.arange(24.0).reshape(2, 3, 4))
     assert run(f"{mine}:right", "--inputs", "given.npz")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "relation"),
+    [
+        ("lengthy", (), "causality-shorter"),
+        ("broken_pair", (), "causality-shorter"),
+        ("broken_by_name", (), "causality-shorter"),
+        ("right", ("--cache", "wrong_step"), "decoding-chunks-2"),
+    ],
+)
+def test_the_printed_code_runs_as_it_stands(mine, name, options, relation, capsys):
+    options = [one if one.startswith("-") else f"{mine}:{one}" for one in options]
+    run(f"{mine}:{name}", *options, "--json", "found.json")
+    found = json.loads(Path("found.json").read_text())
+    (one,) = (one for one in found["results"] if one["id"] == relation)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(".")
+        exec(one["code"], {})
+    assert float(capsys.readouterr().out) == pytest.approx(one["error"], rel=1e-6)
 
 
 @pytest.mark.parametrize(
