@@ -26,10 +26,14 @@ def findings(report: WhereReport) -> Iterator[str]:
     for one in report.results:
         if one.name in report.wrong:
             told = report.diagnosed.get(one.name, "").splitlines()
-            yield "\n  ".join([finding(one), *told])
-    if report.uncovered:
+            yield "\n  ".join([finding(one, around_of(report, one)), *told])
+    paired = [one for one in report.results if one.name in report.uncovered and one.original is not None]
+    if paired:
+        each = listed([f"{_name(one.name)} ({_original(one)})" for one in paired], 4)
+        yield f"Not judged, and with parameters of their own: {each}. The originals, in brackets, get other arrays."
+    if alone := tuple(name for name in report.uncovered if name not in {one.name for one in paired}):
         yield (
-            f"Not judged, and with parameters of their own: {_some(report.uncovered)}. No module of the original "
+            f"Not judged, and with parameters of their own: {_some(alone)}. No module of the original "
             "is known to be theirs: name the pairs in a file (--map)."
         )
     yield from report.notes
@@ -105,8 +109,20 @@ def last_line(report: WhereReport) -> str:
     return f"Equal: {what}, and none is further from the original in float64 than its allowance."
 
 
-def finding(one: ModuleResult) -> str:
-    """One wrong module: how far it is off, where, and which module of the original says so."""
+def around_of(report: WhereReport, one: ModuleResult) -> str | None:
+    """The name of the innermost module around one that is wrong in its own lines; None if there is none."""
+    wrong = [other.name for other in report.results if other.status == "wrong" and other.own_lines]
+    outer = [name for name in wrong if not name or one.name.startswith((f"{name}.", f"{name}/"))]
+    return max((name for name in outer if name != one.name), key=len, default=None)
+
+
+def finding(one: ModuleResult, around: str | None = None) -> str:
+    """One wrong module: how far it is off, where, and which module of the original says so.
+
+    Args:
+        one: it.
+        around: the module around it that is wrong in its own lines, some of which may belong to this one.
+    """
     if one.wrong_backward:
         return _backward(one)
     if one.causes:
@@ -119,8 +135,9 @@ def finding(one: ModuleResult) -> str:
     if one.own_lines:
         others = f", or in those of {_some(one.unpaired)}, which have no original" if one.unpaired else ""
         what = f"in its own lines{others} (errors of its parts are taken out)"
+    unless = "" if around is None else f", unless what differs stands in lines of {_name(around)} in the other model"
     parameters = {
-        "same": " Its parameters are the original's, so what it computes is wrong.",
+        "same": f" Its parameters are the original's, so what it computes is wrong{unless}.",
         "reordered": f" Its parameters have the original's numbers in another order: {one.order}.",
         "unseen": " Its parameters have the original's numbers; whether in the order that is meant is not known.",
         "other": f" Its parameters are those of {one.parameters_of}."

@@ -147,6 +147,34 @@ def test_parameters_that_are_the_originals_are_said_to_be_so(model, tmp_path):
     assert "Its parameters are the original's, so what it computes is wrong." in "\n".join(findings(report))
 
 
+class Lines(nn.Module):
+    """Two linear layers, the activation between them in its own lines, or inside the first layer."""
+
+    def __init__(self, inside: bool, slope: float) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        first = nn.Linear(5, 7)
+        self.first, self.second, self.slope = first, nn.Linear(7, 5), slope
+        self.inside = inside
+        if inside:
+            first.forward = lambda x: torch.relu(nn.functional.linear(x, first.weight, first.bias))
+
+    def forward(self, x):
+        between = self.first(x)
+        return self.second(between if self.inside else torch.relu(between)) + self.slope * x
+
+
+def test_of_a_part_of_a_wrong_module_it_is_said_that_lines_may_stand_in_it(tmp_path):
+    model, port = nn.Sequential(Lines(False, 1.0)).eval(), nn.Sequential(Lines(True, 2.0)).eval()
+    with mha.capture(port, tmp_path / "port.safetensors", modules=True):
+        port(torch.randn(2, 3, 5))
+    report = mha.where(model, tmp_path / "port.safetensors")
+    assert report.wrong == ("0", "0.first")
+    text = "\n".join(findings(report))
+    assert "is wrong, unless what differs stands in lines of 0 in the other model." in text
+    assert "so what it computes is wrong." not in text
+
+
 def value_bias(a):
     a.o_proj.bias += a.o_proj.weight @ a.v_proj.bias
     a.v_proj.bias.zero_()
