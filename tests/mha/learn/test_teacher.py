@@ -39,6 +39,11 @@ OTHER_NORM = [
 ]
 
 ALIKE = {
+    # Each has one of the two steps alone.
+    "split": [{"split-and-merge-d-h", "split-d-h"}],
+    "merge": [{"merge-d-h", "split-and-merge-d-h"}],
+    "output": [{"merge-d-h", "split-and-merge-d-h"}],
+    "masked-softmax": [{"fill-1e9", "fill-1e9-averaged"}],  # every query has a key there
     "scores": [{"products-in-bfloat16", "scores-in-bfloat16"}],
     "dot-products": [{"products-in-bfloat16", "scores-in-bfloat16"}],
     "window": [{"mask-ignored", "window-ignored"}, {"offset-ignored", "window-without-offset"}],
