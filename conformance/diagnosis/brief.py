@@ -226,7 +226,7 @@ def _of_hypotheses(diagnosis: Diagnosis) -> Iterator[Cause]:
     if step is not None and not diagnosis.explanations and not diagnosis.remarks:
         what = f"This is the first wrong step. {NO_CAUSE}" if not told else "This is the first wrong step."
         yield Cause(step, what, SHOW_STAGES if diagnosis.visible == ("output",) and not told else "")
-    for bug in common:
+    for bug in sorted(common, key=_position):
         yield Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,))
     rest = [[bug for bug in one.bugs if bug not in common] for one in told]
     if len(rest) > 1:
