@@ -195,7 +195,7 @@ def _nearly(diagnosis: Diagnosis) -> str:
 
 
 KINDS = ("ordinary", "with a row without a key", "with NaN, infinity or a size of 0")
-"""What a case is by its extremity (see `Observation.extremity`)."""
+"""Kinds of cases, by their extremity (see `Observation.extremity`)."""
 
 
 def unexplained(diagnosis: Diagnosis) -> list[str]:

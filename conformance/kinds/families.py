@@ -90,10 +90,10 @@ QUERIES: Mapping[str, Term] = {
     "i + past length": lambda s: _query(s) + s.sizes.past_len,
     "offset + i + past length": lambda s: _at(s) + s.sizes.past_len,
 }
-"""Where query i may stand."""
+"""Positions that query i may have."""
 
 KEYS: Mapping[str, Term] = {"j": _key, "j - past length": lambda s: _key(s) - s.sizes.past_len}
-"""Where key j may stand."""
+"""Positions that key j may have."""
 
 
 def _between(a: int, b: int, q: Any, k: Any, left: float, right: float) -> Any:
@@ -122,7 +122,7 @@ WINDOWS: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
     "{k} // (left + 1) = {q} // (left + 1)": partial(_in_chunk, 1),
     "{k} // left = {q} // left": partial(_in_chunk, 0),
 }
-"""Which keys a window may let in: of the queries' positions q, the keys' k, and its sides, infinite without a bound."""
+"""Rules of a window: which keys it lets in, of the queries' positions q, the keys' k, and its sides (or infinity)."""
 
 LENGTHS: Mapping[str, Term] = {
     "offset + i < length": lambda s: _at(s) < _lens(s),
@@ -138,7 +138,7 @@ LENGTHS: Mapping[str, Term] = {
         for n in BLOCKS
     },
 }
-"""Which keys lengths may let in."""
+"""Rules of lengths: which keys they let in."""
 
 BESIDES: Mapping[str, Term] = {
     "Keys at the query's position": lambda s: _key(s) == _at(s),
@@ -163,7 +163,7 @@ BESIDES: Mapping[str, Term] = {
         )
     },
 }
-"""Which keys may be left out, or let in, whatever the mask says."""
+"""Keys that may be left out, or let in, whatever the mask says."""
 
 
 def _but(right: NDArray, some: NDArray) -> NDArray:
@@ -239,7 +239,7 @@ TURNED: Mapping[str, tuple[str, Term]] = {
     "all keys, those of the past too, by their place": ("keys", _key),
     "no keys": ("rotated_keys", lambda s: np.zeros(s.sizes.key_len - s.sizes.past_len, int)),
 }
-"""What turns of the keys: the step, and the positions."""
+"""Ways to turn keys: the step that is changed, and their positions."""
 
 DECLARE = "Leave this out; or declare it, by {} of the config."
 

@@ -23,7 +23,7 @@ from mha_core import AttentionInputs, AttentionMask, RotaryInputs, SpecError  # 
 from mha_core.layouts import get  # noqa: E402
 from mha_core.reference import pipeline as reference  # noqa: E402
 from tests.mha.convert import known_models  # noqa: E402
-from tests.mha.recipes.test_decoders import DBRX, FAMILIES, GPT_NEO, LLAMA3, LONG, OWN_TABLES, SIZES, WIDE, share  # noqa: E402  # noqa: E402
+from tests.mha.recipes.test_decoders import DBRX, FAMILIES, GPT_NEO, LLAMA3, LONG, OWN_TABLES, SIZES, WIDE, share  # noqa: E402
 
 pytestmark = [pytest.mark.same_on_newest, pytest.mark.timeout(120)]
 
