@@ -68,15 +68,12 @@ def diagnosed(
     if not again:
         return replace(told, status=status)
     ids, one = listed([result.case for result in again], SHOWN), again[0]
-    seen = [one.message, *(f"{first.call or 'at first'}: {shown(first)}" for first in one.mismatches[:1]), one.kept]
-    head = told.text.replace(NOTHING, "")
-    but = f"But asked again, or in sequences of calls, it fails in {ids}:"
-    more = (*filter(None, seen), f"rerun: {one.rerun}")
-    text = "\n  ".join([f"{head}\n{but}", *more])
+    seen = (one.message, *(f"{first.call or 'at first'}: {shown(first)}" for first in one.mismatches[:1]))
     what = one.kept or "It is right at first, and differs when it is asked again."
-    kept = [Cause(first.stage, what, FIXES["keeps"]) for first in one.mismatches[:1]]
-    extent = f"{told.extent.replace(NOTHING, '')} {but}"
-    return replace(told, status=status, text=text, extent=extent, causes=tuple(kept), more=more)
+    kept = tuple(Cause(first.stage, what, FIXES["keeps"]) for first in one.mismatches[:1])
+    extent = f"{told.extent.replace(NOTHING, '')} But asked again, or in sequences of calls, it fails in {ids}:"
+    more = (*filter(None, seen), f"rerun: {one.rerun}", *told.more)
+    return replace(told, status=status, extent=extent, causes=kept, more=more)
 
 
 SHOWN = 3
@@ -94,7 +91,7 @@ def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> B
         return way(subject, *arguments)
     except Exception as error:  # whatever it is, it is no verdict
         said = f"{ENDED} {one_line(error)}"
-        return Brief(subject.name, subject.dtype, 1, said, seen=(said,))
+        return Brief(subject.name, subject.dtype, 1, seen=(said,))
 
 
 def beside_no_subject(

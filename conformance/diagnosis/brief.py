@@ -1,4 +1,4 @@
-"""A Diagnosis in brief: each cause with its stage and what to change, how sure that is, in at most a dozen rows."""
+"""A Diagnosis in words: each cause with its stage and what to change, how sure that is; on one screen, or whole."""
 
 from __future__ import annotations
 
@@ -6,30 +6,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from conformance.diagnosis import text
 from conformance.diagnosis.diagnose import Diagnosis
-from conformance.diagnosis.text import (
-    ENDED,
-    ENDED_AFTER,
-    EXCHANGED,
-    cases,
-    describe,
-    extent,
-    first_over,
-    how_sure,
-    is_located,
-    left_out,
-    name_of,
-    precision,
-    unexplained,
-)
 from conformance.kinds.made import is_measured
 from conformance.measure.search import EXTREME, features_of
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
-from mha_core.errors import wrapped
+from mha_core.errors import listed, wrapped
 
 ROWS = 12
-"""Most rows of a brief diagnosis, of 80 columns."""
+"""Most rows of a diagnosis on one screen, of 80 columns."""
 
 ONLY_EXTREME = (
     "Right in every ordinary case: wrong only where rows have no key, sizes are 0 or numbers are NaN or infinite, as "
@@ -47,7 +33,10 @@ OWN_LAYERS = frozenset(
 AS_OWN_LAYERS = "Frameworks' own layers do all of this too, as is listed: mha deviations."
 
 READINGS = 2
-"""Most readings of one fault that are said: the whole diagnosis has all."""
+"""Most readings of one fault that are said, and most of which the ids are."""
+
+MEASURED = "measured"
+"""In place of the id of a bug that is not on file."""
 
 NO_CAUSE = "No bug on file, nor several of them, explains what it gives."
 
@@ -87,34 +76,47 @@ class Cause:
         'scores: They are doubled. Change: Halve them. (scores-doubled)'
         """
         change = f" Change: {self.change}" if self.change else ""
-        ids = f" ({self.bugs[0]})" if len(self.bugs) == 1 else ""
+        on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
+        ids = f" ({' or '.join(self.bugs)})" if on_file else ""
         return f"{self.stage}: {self.what}{change}{ids}"
 
 
 @dataclass(frozen=True)
 class Brief:
-    """A short diagnosis of one subject.
+    """What is said of one subject.
 
     Attributes:
         subject, dtype: who was diagnosed, and in which dtype.
         status: 0: nothing differs; 1: it differs; 2: it could not be judged.
-        text: the whole diagnosis in words.
         extent: who differs in how many cases.
         sure: how sure the causes are.
         causes: the causes; of what is not known, where it begins.
         seen: lines that show what is wrong.
         more: further lines.
+        details: lines of the whole text alone.
     """
 
     subject: str
     dtype: str
     status: int
-    text: str
     extent: str = ""
     sure: str = ""
     causes: tuple[Cause, ...] = ()
     seen: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+
+    @property
+    def said(self) -> list[str]:
+        """The causes, how sure they are, and what shows them, in lines."""
+        numbered = len(self.causes) > 1
+        causes = [f"{number}. {one.line}" if numbered else one.line for number, one in enumerate(self.causes, 1)]
+        return [*filter(None, [self.sure]), *causes, *self.seen]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join(filter(None, [self.extent, *self.said, *self.more, *self.details]))
 
     def rows(self, width: int = 80, most: int = ROWS, *, head: bool = True) -> list[str]:
         """Return it in rows.
@@ -124,14 +126,10 @@ class Brief:
             most: rows; what does not fit is counted in the last one.
             head: whether it stands alone: then the first rows say who differs in how many cases, and `more` is said.
         """
-        numbered = len(self.causes) > 1
-        said = [f"{number}. {one.line}" if numbered else one.line for number, one in enumerate(self.causes, 1)]
-        first = [*wrapped(self.extent, width)] if head and self.extent else []
-        rows = [*first, *wrapped(self.sure, width), *(row for line in said for row in wrapped(line, width, "  "))]
-        further = [*self.seen, *(self.more if head else ())]
-        if not self.causes and not further:
-            further = self.text.splitlines()[1:]
-        for line in further:
+        rows = [row for line in [self.extent] * head for row in wrapped(line, width)]
+        sure = len(self.said) - len(self.seen)
+        rows += [row for line in self.said[:sure] for row in wrapped(line, width, "  ")]
+        for line in (*self.seen, *(self.more if head else ())):
             added = [line] if line.startswith("rerun: ") else wrapped(line, width, "  ")  # which is copied
             rows += added if len(rows) + len(added) <= most or not self.causes else []
         if len(rows) > most:
@@ -146,72 +144,76 @@ class Brief:
 
 
 def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
-    """Return a diagnosis in brief; its text is that of `describe`."""
-    told = Brief(
-        diagnosis.subject,
-        diagnosis.dtype,
-        int(diagnosis.differs),
-        describe(diagnosis, details=details),
-        _extent(diagnosis),
-    )
+    """Return a diagnosis in words; with `details` its text has what each isolating problem showed."""
+    told = Brief(diagnosis.subject, diagnosis.dtype, int(diagnosis.differs), text.extent(diagnosis))
+    if details and diagnosis.measured is not None:
+        told = replace(told, details=tuple(text.problems(diagnosis.measured)))
     if not diagnosis.differs:
-        return told
+        return replace(told, more=tuple(text.left_out(diagnosis)))
     if diagnosis.exchanged is not None:
-        inner = brief(diagnosis.exchanged)
-        what, _, change = EXCHANGED.removesuffix(". Then:").partition(": ")
-        axes = Cause("output", f"{what}.", f"{change.capitalize()}.")
-        return replace(told, sure=inner.sure, causes=(axes, *inner.causes), seen=inner.seen, more=inner.more)
+        inner = brief(diagnosis.exchanged, details=details)
+        axes = Cause("output", "Every output is (Lq, B, Do), and must be (B, Lq, Do).", "Exchange axes 0 and 1.")
+        sure = inner.sure or f"All is right then in {text.cases(len(diagnosis.exchanged.passing))}:"
+        return replace(inner, status=told.status, extent=told.extent, sure=sure, causes=(axes, *inner.causes))
     seen = diagnosis if diagnosis.again is None else diagnosis.again
-    ended_with = ENDED_AFTER if how_sure(seen) else ENDED
-    ended = [] if diagnosis.ended is None else [f"{ended_with} {diagnosis.ended}"]
-    located = diagnosis.located.seen if diagnosis.located is not None and is_located(diagnosis) else ()
-    first = [] if diagnosis.mismatch is None else [first_over("First over its bound", diagnosis)]
+    sure = text.how_sure(seen)
+    ended = [] if diagnosis.ended is None else [f"{text.ENDED_AFTER if sure else text.ENDED} {diagnosis.ended}"]
+    located = diagnosis.located.seen if diagnosis.located is not None and _is_located(diagnosis) else ()
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen))
     # A shape or a dtype that is wrong is said as such, whatever its numbers are.
     formal = diagnosis.mismatch is not None and diagnosis.mismatch.index is None
     right = diagnosis.explanations and not diagnosis.explanations[0].bugs
-    unknown = not (diagnosis.explanations or diagnosis.partly or diagnosis.closest) and not diagnosis.remarks
-    if diagnosis.mismatch is not None and ((formal and unknown) or (right and not found)):
+    known = diagnosis.explanations or diagnosis.partly or diagnosis.closest or diagnosis.remarks
+    if diagnosis.mismatch is not None and ((formal and not known) or (right and not found)):
         found = (Cause(diagnosis.mismatch.stage, f"{diagnosis.mismatch.message}."),)
     if not found and diagnosis.ended is None:
         stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
         found = (Cause(stage, NO_CAUSE, SHOW_STAGES if diagnosis.visible == ("output",) else ""),)
-    more = (*first, *left_out(diagnosis))
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
     usual = any(EXTREME not in features_of(problem) for one in asked for problem in one.differing)
     extreme = [ONLY_EXTREME] * (diagnosis.only_extreme and diagnosis.located is None and not usual)
     alike = all(one.bugs and OWN_LAYERS.issuperset(one.bugs) for one in found)
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
-    lines = (*ended, *extreme, *unexplained(seen), *located)
-    return replace(told, sure=_sure(seen), causes=found, seen=lines, more=more)
+    again = f"Each called twice, the second calls differ in {text.cases(len(seen.failing))}."
+    return replace(
+        told,
+        sure=sure,
+        causes=found,
+        seen=(*ended, *extreme, *text.unexplained(seen), *located, *_where(diagnosis, bool(known))),
+        more=(*[again] * (seen is not diagnosis), *text.example(diagnosis), *text.left_out(diagnosis)),
+        details=(*text.others(seen), *text.missed(seen), *_unasked(seen), *told.details),
+    )
 
 
-def _extent(diagnosis: Diagnosis) -> str:
-    """Return `extent` without the names of cases, where something differs at once."""
-    if not diagnosis.failing or len(diagnosis.failing) + len(diagnosis.passing) == 1:
-        return extent(diagnosis)
-    who = f"{diagnosis.subject} ({diagnosis.dtype}) differs in {len(diagnosis.failing)} of "
-    listed_too = f", and as listed in {len(diagnosis.deviating)}" if diagnosis.deviating else ""
-    raised = f"; it raised in {len(diagnosis.raised)}" if diagnosis.raised else ""
-    return f"{who}{cases(len(diagnosis.failing) + len(diagnosis.passing))}{listed_too}{raised}."
+def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
+    """Return the whole text of `brief`."""
+    return brief(diagnosis, details=details).text
 
 
-def _sure(diagnosis: Diagnosis) -> str:
-    if diagnosis.closest and not (diagnosis.explanations or diagnosis.partly):
-        one = diagnosis.closest[0]
-        return f"No bug on file explains all of it. The closest explains {one.failing} of {one.of_failing} that fail:"
-    return how_sure(diagnosis).replace(", failing and passing", "")
+def _is_located(diagnosis: Diagnosis) -> bool:
+    """Return whether the first wrong step is the one that was read, rather than an earlier one that is shown."""
+    return diagnosis.located is not None and diagnosis.located.stage == diagnosis.first_step
+
+
+def _where(diagnosis: Diagnosis, known: bool) -> list[str]:
+    """Return a line about the cases that are right, which tell a reader more than those that are wrong."""
+    if known or not diagnosis.failing or not diagnosis.passing:
+        return []
+    return [f"Right in {listed(diagnosis.passing, text.CASES_SHOWN)}."]
+
+
+def _unasked(diagnosis: Diagnosis) -> list[str]:
+    if not diagnosis.unasked or diagnosis.explanations or diagnosis.partly:
+        return []
+    return [f"Every case that fails has {' and '.join(diagnosis.unasked)}, which further calls don't ask for."]
 
 
 def _of_remarks(diagnosis: Diagnosis) -> Iterator[Cause]:
     """Yield what equal questions had other answers to, and in which precision it computes."""
     if diagnosis.inside is not None and not diagnosis.deviating:
-        what, _, change = precision(diagnosis).partition(" What to change: ")
-        fix = "Keep scores and softmax in the inputs' dtype." if change else ""
-        yield Cause(
-            "scores" if diagnosis.rounds else "output", what.removesuffix(" What follows allows for that."), fix
-        )
+        fix = "Keep scores and softmax in the inputs' dtype." if diagnosis.rounds else ""
+        yield Cause("scores" if diagnosis.rounds else "output", text.precision(diagnosis), fix)
     for remark in diagnosis.remarks:
         fix = next((fix for word, fix in FIXES.items() if word in remark), "")
         stage = "gradients" if remark.startswith("Gradients") else diagnosis.first_stage or "output"
@@ -258,7 +260,7 @@ def _either(readings: list[list[Bug]]) -> Cause:
     if len(readings) > READINGS:
         sentences[f"{len(readings) - READINGS} more readings, which nothing tells apart."] = None
     fixes = dict.fromkeys(bug.fix for one in told_here for bug in one if bug.fix)
-    ids = [" + ".join(map(name_of, one)) for one in readings]
+    ids = [" + ".join(MEASURED if is_measured(bug) else bug.id for bug in one) for one in readings]
     return Cause(" or ".join(stages), " Or: ".join(sentences), " Or: ".join(fixes), tuple(ids))
 
 

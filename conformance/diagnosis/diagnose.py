@@ -19,6 +19,7 @@ from conformance.diagnosis.observations import Observation, Runs, is_exchanged, 
 from conformance.diagnosis.seen import Exchanged, SecondCall, Seen
 from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
+from conformance.kinds.change import Setting
 from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
 from conformance.measure.asker import Asker
 from conformance.measure.behaviour import Behaviour, rounds_inside
@@ -53,8 +54,7 @@ class Diagnosis:
         left_out: case id -> why it could not be judged.
         unasked: the parts of a layer that every failing case has; isolating problems have none of them.
         raised: the ids of those of them in which the subject failed, and did not say that it can't express them.
-        mismatch: the first array over its bound, in the failing case that shows it earliest, with finite numbers if any
-            case has such.
+        mismatch: the first array over its bound, in the plainest of the failing cases that show it earliest.
         case: the id of that case; "" if none fails.
         alone: where one case alone fails, what it has that no other has, in words; else "".
         visible: the names of the arrays that the subject exposes.
@@ -165,7 +165,7 @@ def diagnose(
         raise SpecError(f"{subject.name!r} could not run a single case: {reason}")
     listed = {one: tuple(known(one)) for one in observations if one.mismatches}
     failing = [one for one in observations if one.mismatches and not listed[one]]
-    earliest = _earliest(failing)
+    plainest = _plainest(failing)
     found = Diagnosis(
         subject=subject.name,
         dtype=subject.dtype,
@@ -173,8 +173,8 @@ def diagnose(
         passing=tuple(one.case.id for one in observations if not one.mismatches),
         left_out={id: str(reason) for id, reason in left_out.items()},
         raised=tuple(id for id, reason in left_out.items() if isinstance(reason, SubjectFailed)),
-        mismatch=earliest.mismatches[0] if earliest else None,
-        case=earliest.case.id if earliest else "",
+        mismatch=plainest.mismatches[0] if plainest else None,
+        case=plainest.case.id if plainest else "",
         alone=_alone(failing, observations),
         only_extreme=bool(failing)
         and all(one.extremity for one in failing)
@@ -351,15 +351,15 @@ def _nearly(found: Diagnosis, search: Search, zoo: Sequence[Bug], progress: Call
     return replace(found, closest=tuple(best))
 
 
-def _earliest(failing: Sequence[Observation]) -> Observation | None:
-    """Return the case with the mismatch at the earliest stage; of those, the one that is furthest over its bound."""
+def _plainest(failing: Sequence[Observation]) -> Observation | None:
+    """Return the case to be shown: with the mismatch at the earliest stage, ordinary numbers, and the least else."""
 
-    def rank(observation: Observation) -> tuple[int, bool, float]:
-        mismatch = observation.mismatches[0]
+    def rank(observation: Observation) -> tuple[int, bool, int, int, int]:
+        mismatch, problem = observation.mismatches[0], observation.wanted.problem
         position = STAGES.index(mismatch.stage) if mismatch.stage in STAGES else len(STAGES)
         numbers = (mismatch.actual, mismatch.expected)
         strange = any(number is not None and not np.isfinite(number) for number in numbers)
-        return position, strange, -(mismatch.error or 0.0)
+        return position, strange, observation.extremity, len(Setting.of(problem).has), problem.inputs.queries.size
 
     return min(failing, key=rank, default=None)
 
@@ -368,7 +368,6 @@ def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) 
     """Return what the one case that fails has, and none of the others, in words; "" if several fail, or if nothing."""
     if len(failing) != 1:
         return ""
-    from conformance.kinds.change import Setting
     from conformance.kinds.where import conditions_of
 
     right = [Setting.of(one.wanted.problem) for one in observations if one not in failing]

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import Precision
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
+from conformance.diagnosis.brief import describe
 from conformance.diagnosis.diagnose import diagnose
-from conformance.diagnosis.text import describe
 from conformance.judging.expected import Expected, answer
 from conformance.subjects.backend import BackendSubject
 from mha.coverage import Coverage

@@ -50,7 +50,7 @@ def diagnose(
         progress: is told what is being done.
 
     Returns:
-        Name of each layer -> its Diagnosis; `conformance.diagnosis.text.describe` has it in words.
+        Name of each layer -> its Diagnosis; `conformance.diagnosis.brief.describe` has it in words.
 
     Raises:
         SpecError: no layer can be asked, or one of them can't be run.

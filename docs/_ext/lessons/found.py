@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.table import all_cases
+from conformance.diagnosis.brief import describe
 from conformance.diagnosis.diagnose import diagnose
-from conformance.diagnosis.text import describe
 from conformance.runner import run_case
 from mha_core import AttentionConfig, AttentionInputs, Trace
 from mha_core.backend import Run

@@ -76,7 +76,7 @@ def diagnose(asked: DiagnoseOptions) -> None:
 
     Exit status: 0 nothing to explain, 1 it differs, 2 could not run.
     """
-    from conformance.diagnosis.text import describe
+    from conformance.diagnosis.brief import describe
 
     asked.check()
     if asked.file is None:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from conformance.diagnosis.brief import brief
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
-from conformance.diagnosis.text import cause
 from mha.coverage import class_like_attention
 from mha.recordings.explain import explain
 from mha.recordings.recording import METADATA_KEY, Recording
@@ -163,7 +163,8 @@ def _sentence(who: str, own: Recording, key: object, parameters: str, path: str 
     except SpecError as error:
         return _Told(name, f"{who} could not be diagnosed: {error}")
     wrong = found.mismatch.message if found.mismatch is not None else key
-    return _Told(name, f"{who} does not follow the definition of its own weights: {wrong}.\n{cause(found)}", found)
+    said = [f"{who} does not follow the definition of its own weights: {wrong}.", *brief(found).said]
+    return _Told(name, "\n".join(said), found)
 
 
 def _explains(diagnosis: Diagnosis, own: Recording) -> bool:

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from conformance.deviations.known import load
 from conformance.diagnosis import apart
 from conformance.diagnosis.apart import diagnosed, explained
+from conformance.diagnosis.brief import describe
 from conformance.diagnosis.diagnose import Runs, diagnose
-from conformance.diagnosis.text import ENDED, ENDED_AFTER, describe
+from conformance.diagnosis.text import ENDED, ENDED_AFTER
 from conformance.runner import run_case
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
@@ -89,7 +90,9 @@ def test_what_fails_in_an_expensive_case_alone_is_diagnosed(command):
     assert done.exit_code == 1
     said = " ".join(done.output.split())
     assert (
-        "Large float64: 1 of 3 differ" if command == "check" else "Large (float64) differs in 1 of 3 cases."
+        "Large float64: 1 of 3 differ"
+        if command == "check"
+        else "Large (float64) differs in 1 of 3 cases: blocks-long."
     ) in said
     assert "Likely: this explains what fails, though it would show in 1 case that passes as well:" in said
     assert "weights: The window is ignored. " in said
@@ -101,7 +104,7 @@ def test_check_diagnoses_nothing_if_told_so():
     arguments = ["check", "--subject", subject, "--dtype", "float64", "--case", "blocks-long", "--no-diagnosis"]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 1
-    assert "Case blocks-long, float64: output, in " in done.output
+    assert "Case blocks-long, float64: output[" in done.output
     assert "differs in 1 of 1 cases" not in done.output
 
 

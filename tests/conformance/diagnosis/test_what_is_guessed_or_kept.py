@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from conformance.cases.table import select
+from conformance.diagnosis.brief import describe
 from conformance.diagnosis.diagnose import diagnose
-from conformance.diagnosis.text import describe
 from conformance.subjects.function import subject_from_function
 from conformance.zoo.bug import BuggySubject
 from mha_core import Trace
@@ -151,8 +151,8 @@ class TakenAlways(BuggySubject):
 @pytest.mark.parametrize(
     ("subject", "patterns", "words"),
     [
-        (TakenAlways("rotary", interleaved=False), ("rotary", "rotary-interleaved"), "rotary-always-halves: "),
-        (TakenAlways("query_key_norm", kind="rms"), ("query-key-norm", "query-key-norm-layer"), "norm-always-rms: "),
+        (TakenAlways("rotary", interleaved=False), ("rotary", "rotary-interleaved"), "(rotary-always-halves)"),
+        (TakenAlways("query_key_norm", kind="rms"), ("query-key-norm", "query-key-norm-layer"), "(norm-always-rms)"),
     ],
 )
 def test_one_value_of_a_setting_always_is_no_exchange(subject, patterns, words):

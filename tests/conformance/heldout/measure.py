@@ -32,9 +32,9 @@ from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases import table as cases
 from conformance.cases.case import Case
 from conformance.deviations.known import load
+from conformance.diagnosis.brief import describe
 from conformance.diagnosis.diagnose import diagnose
 from conformance.diagnosis.observations import Runs, listed_in, observe
-from conformance.diagnosis.text import describe
 from mha_core import STAGES, SpecError, reference
 from tests.conformance.heldout.problems import fresh
 from tests.conformance.heldout.rows import half, pair_rows, single_rows

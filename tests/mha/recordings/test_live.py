@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mha
-from conformance.diagnosis.text import describe
+from conformance.diagnosis.brief import describe
 from conformance.measure.asker import Asker
 from conformance.measure.probes import PROBES
 from conformance.measure.search import Probing

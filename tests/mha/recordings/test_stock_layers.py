@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mha
-from conformance.diagnosis.text import describe
+from conformance.diagnosis.brief import describe
 from mha.recordings import live
 from mha_core import AttentionConfig, SpecError, init_weights
 from mha_core.dtypes import round_to
