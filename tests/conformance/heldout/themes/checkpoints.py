@@ -192,7 +192,7 @@ class LogLengthBeyondTraining(Layer):
 @held_out(
     "relative-keys",
     "A learned vector for the distance of query and key, at most 2, is added to the key that the query meets.",
-    source="Shaw et al. 2018, arXiv:1803.02155; BERT's position_embedding_type='relative_key' in huggingface/transformers",
+    source="Shaw et al. 2018, arXiv:1803.02155; `relative_key` of BERT in huggingface/transformers",
     stages="scores",
 )
 class RelativeKeys(Layer):
@@ -234,7 +234,7 @@ class LinearBiasesByKey(Layer):
 @held_out(
     "scale-with-yarn-factor",
     "Where no scale is given, it is the default times (0.1 ln 40 + 1) ** 2, for a context 40 times as long.",
-    source="DeepSeek-V3: huggingface/transformers models/deepseek_v3/modeling_deepseek_v3.py, scaling * mscale * mscale",
+    source="DeepSeek-V3: huggingface/transformers models/deepseek_v3/modeling_deepseek_v3.py: scaling * mscale ** 2",
     stages="scores queries",
 )
 class ScaleWithYarnFactor(OtherDefaultScale):
@@ -248,7 +248,7 @@ class ScaleWithYarnFactor(OtherDefaultScale):
 @held_out(
     "output-bias-dropped",
     "The bias of the output's projection is not used.",
-    source="https://github.com/InternLM/lmdeploy/pull/14 (biases of a model that were not supported)",
+    source="https://github.com/meta-pytorch/opacus/pull/20 (an out_proj without the bias that PyTorch's has)",
     stages="output",
 )
 class OutputBiasDropped(Layer):
