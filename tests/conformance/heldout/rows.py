@@ -13,7 +13,7 @@ from conformance.subjects.ask import CannotExpress
 
 THEMES = (
     *("scores", "masks", "softmaxes", "heads", "parameters", "positions", "calls"),
-    *("threads", "ports", "papers", "proposals", "porters", "repositories"),
+    *("threads", "ports", "papers", "proposals", "porters", "repositories", "checkpoints", "kernels"),
 )
 
 _ROWS = {}
