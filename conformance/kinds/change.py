@@ -63,6 +63,8 @@ SIZES: dict[str, Callable[[Setting], float]] = {
     "query length": lambda s: s.sizes.query_len,
     "batch size": lambda s: s.sizes.batch,
     "past length": lambda s: s.sizes.past_len,
+    "head_dim rounded up to a multiple of 8": lambda s: -(-s.config.head_dim // 8) * 8,
+    "head_dim rounded up to a power of 2": lambda s: 1 << (s.config.head_dim - 1).bit_length(),
     "p": lambda s: s.config.dropout,
     "(1 - p)": lambda s: 1.0 - s.config.dropout,
 }

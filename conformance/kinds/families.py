@@ -8,20 +8,23 @@ weights            another function of the score than exp, divided by its sum or
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
+from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.kinds import published
 from conformance.kinds.change import EACH, LEAVE_OUT, elementwise
 from conformance.kinds.change import FUNCTIONS as ELEMENTWISE
 from conformance.kinds.made import bug_of, of_mask, with_padding_zeroed
+from conformance.kinds.parameters import parameters, reordered
 from conformance.kinds.places import PLACES, fault_of_all
-from conformance.kinds.shapes import biases, parameters, pasts, softmaxes, views
+from conformance.kinds.shapes import biases, pasts, softmaxes, views
 from conformance.zoo.bug import Bug
 from conformance.zoo.forward.precision import FORMATS
 from conformance.zoo.rows import keys_of
@@ -46,11 +49,15 @@ def families(stage: str) -> tuple[Bug, ...]:
     'Under causal, query i sees key j where j <= offset + i.'
     """
     some: dict[str, tuple[Callable[[], Iterator[Bug]], ...]] = {
-        "weights": (_rules_of_sources, _rules_beside, softmaxes, _functions),
-        "scores": (_distances, biases),
+        "weights": (_rules_of_sources, _rules_beside, _rules_of_two, softmaxes, _functions, published.weightings),
+        "scores": (_distances, biases, published.scales),
+        "heads": (published.dropouts,),
+        "output": (published.norms,),
         "": (
-            *(_rules_beside, _functions, _turned, _normed, _both, _distances),
-            *(views, softmaxes, parameters, pasts),
+            *(_rules_beside, _rules_of_empty, _functions, _turned, _normed, _both, _distances),
+            *(views, softmaxes, parameters, reordered, pasts),
+            *(published.weightings, published.reads, published.norms, published.scales, published.shifts),
+            published.logarithms,
         ),
     }
     found = [bug for family in some.get(stage, ()) for bug in family()]
@@ -89,6 +96,7 @@ QUERIES: Mapping[str, Term] = {
     "i + length - Lq": _at_last,
     "i + past length": lambda s: _query(s) + s.sizes.past_len,
     "offset + i + past length": lambda s: _at(s) + s.sizes.past_len,
+    "offset + i - past length": lambda s: _at(s) - s.sizes.past_len,
 }
 """Positions that query i may have."""
 
@@ -129,6 +137,7 @@ LENGTHS: Mapping[str, Term] = {
     "i < length": lambda s: _query(s) < _lens(s),
     "j - past length < length": lambda s: _key(s) - s.sizes.past_len < _lens(s),
     "j < length - past length": lambda s: _key(s) < _lens(s) - s.sizes.past_len,
+    "j < max(length, 1)": lambda s: _key(s) < np.maximum(_lens(s), 1),
     **{
         f"j < length rounded up to a multiple of {n}": partial(lambda n, s: _key(s) < -(-_lens(s) // n) * n, n)
         for n in BLOCKS
@@ -195,6 +204,56 @@ def _rules_beside() -> Iterator[Bug]:
         yield _of_keys(f"{words} are let in, whatever the mask says.", some, np.logical_or)
 
 
+SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None, "causal": False, "window": None}
+"""Each source of a mask, and what stands for none."""
+
+
+def _rules_of_two() -> Iterator[Bug]:
+    """Yield two sources of a mask of which either one lets a key in, or of which one is dropped beside the other."""
+    for one, other in combinations(SOURCES, 2):
+        said = f"Where {one} and {other} are given, a key is let in that either of them lets in."
+        yield _of_two(said, one, other, np.logical_or)
+    for dropped, beside in permutations(SOURCES, 2):
+        said = f"{dropped} is dropped where {beside} is given too."
+        yield _of_two(said, dropped, beside, lambda without, alone: without)
+
+
+def _of_two(said: str, one: str, other: str, how: Callable[[NDArray, NDArray], NDArray]) -> Bug:
+    """Return the bug of `how` of (the mask without the first source, the mask without the second)."""
+
+    def allowed(state: State, beneath: Step) -> NDArray:
+        mask = state.inputs.mask
+        if any(getattr(mask, name) is None or getattr(mask, name) is False for name in (one, other)):
+            return beneath(state)
+        changes: list[dict[str, Any]] = [{name: SOURCES[name]} for name in (one, other)]
+        return how(*(keys_of(state, mask, **change) for change in changes))
+
+    steps = {"allowed": allowed, "padding": _given_padding}
+    return bug_of(said, said, "Combine all sources of the mask with AND.", steps, stage="weights")
+
+
+OF_EMPTY: Mapping[str, Term] = {
+    "the first key": lambda s: _key(s) == 0,
+    "the last key": lambda s: _key(s) == s.sizes.key_len - 1,
+    "the key at its position": lambda s: _key(s) == _at(s),
+    "the key of its own number": lambda s: _key(s) == _query(s),
+    "every key": lambda s: _key(s) >= 0,
+    "every key but padding": lambda s: ~_given_padding(s)[:, None, None],
+}
+"""Keys that a row may attend to which has none."""
+
+
+def _rules_of_empty() -> Iterator[Bug]:
+    for words, some in OF_EMPTY.items():
+        yield _of_keys(f"A row without an allowed key attends to {words}.", some, _unless_empty)
+    said = "A length is at least 1: where it is 0, the first key is attended to."
+    yield _of_keys(said, LENGTHS["j < max(length, 1)"], np.logical_and, "valid_lens")
+
+
+def _unless_empty(right: NDArray, some: NDArray) -> NDArray:
+    return np.where(right.any(axis=-1, keepdims=True), right, some)
+
+
 def _bias_alone(state: State, beneath: Step) -> NDArray:
     return keys_of(state, AttentionMask(bias=state.inputs.mask.bias))
 
@@ -208,7 +267,7 @@ def _window(key: Term, query: Term, within: Callable[..., Any], state: State) ->
     return within(query(state), key(state), *sides)
 
 
-def _given_padding(state: State, beneath: Step) -> NDArray:
+def _given_padding(state: State, beneath: Step | None = None) -> NDArray:
     return padding_keys(state.inputs.mask, state.sizes)
 
 
@@ -247,24 +306,46 @@ DECLARE = "Leave this out; or declare it, by {} of the config."
 def _turned() -> Iterator[Bug]:
     parts = {"all channels": (1, "first"), "the first half": (2, "first"), "the last half": (2, "last")}
     pairs = {"(k, k + half of them)": False, "(2 k, 2 k + 1)": True}
-    for base, some, layout, q, k in product(BASES, parts, pairs, ("offset + i", "i", "i + past length"), TURNED):
+    queries = ("offset + i", "i", "i + past length", "offset + i - past length")
+    for base, some, layout, back, q, k in product(BASES, parts, pairs, (False, True), queries, TURNED):
+        if back and some != "all channels":
+            continue
         sentence = (
-            f"Queries are turned by their positions {q}, and {k}: {some} of a head in pairs {layout}, base {base:g}; "
-            "the config has no rotary positions."
+            f"Queries are turned{' back' * back} by their positions {q}, and {k}: {some} of a head in pairs {layout}, "
+            f"base {base:g}; the config has no rotary positions."
         )
-        turn = partial(_turn, *parts[some], pairs[layout], base)
+        turn = partial(_turn, *parts[some], pairs[layout], base, -1 if back else 1)
         step, places = TURNED[k]
         steps = {"rotated_queries": partial(turn, QUERIES[q]), step: partial(turn, places)}
         yield bug_of(sentence, sentence, DECLARE.format("rotary"), steps)
+    for base, layout, (axis, of) in product(BASES, pairs, enumerate(("item", "head"))):
+        sentence = (
+            f"Queries and new keys are turned by the number of their {of}, not by their position, in pairs {layout}, "
+            f"base {base:g}; the config has no rotary positions."
+        )
+        turn = partial(_turn_by, axis, pairs[layout], base)
+        yield bug_of(
+            sentence, sentence, DECLARE.format("rotary"), dict.fromkeys(("rotated_queries", "rotated_keys"), turn)
+        )
 
 
-def _turn(part: int, start: Any, pairs: bool, base: float, positions: Term, state: State, beneath: Step) -> NDArray:
-    x, places = beneath(state), positions(state)
+def _turn(
+    part: int, start: Any, pairs: bool, base: float, sign: int, positions: Term, state: State, beneath: Step
+) -> NDArray:
+    return _rotated(beneath(state), sign * np.asarray(positions(state)), part, start, pairs, base)
+
+
+def _turn_by(axis: int, pairs: bool, base: float, state: State, beneath: Step) -> NDArray:
+    x = np.asarray(beneath(state)).swapaxes(axis, 2)
+    return _rotated(x, np.arange(x.shape[2]), 1, "first", pairs, base).swapaxes(axis, 2)
+
+
+def _rotated(x: NDArray, positions: NDArray, part: int, start: Any, pairs: bool, base: float) -> NDArray:
     width = x.shape[-1] // part // 2 * 2
-    if not width:
+    if not width or not x.size:
         return x
     settings = Rotary(width, pairs, start, base)
-    return rotate(x, tables(settings, places.reshape(-1, x.shape[2]), places.size), settings)
+    return rotate(x, tables(settings, positions.reshape(-1, x.shape[2]), positions.size), settings)
 
 
 def _normed() -> Iterator[Bug]:
@@ -297,23 +378,50 @@ DISTANCES: Mapping[str, Callable[[Any], Any]] = {
     "-|i - j|": lambda d: -abs(d),
     "(j - i)": lambda d: -d,
     "min(j - i, 0)": lambda d: -np.maximum(d, 0),
+    "|i - j|": lambda d: 1 * abs(d),
+    "-(i - j)^2": lambda d: -(d**2),
+    "-ln(1 + |i - j|)": lambda d: -np.log1p(abs(d)),
 }
 """What a bias may grow with: of the query's position less the key's."""
 
 
+def _powers(heads: int) -> NDArray:
+    return 2.0 ** (-8.0 / heads * np.arange(1, heads + 1))
+
+
+def _spare(heads: int) -> NDArray:
+    whole = 2 ** int(math.log2(heads))
+    return np.concatenate([_powers(whole), _powers(2 * whole)[::2][: heads - whole]])
+
+
+SLOPES: Mapping[str, Callable[[int], NDArray]] = {
+    "2^(-8 h / H), h = 1 .. H": _powers,
+    "those of a power of 2 and, for further heads, those in between": _spare,
+    "2^(-h), h = 1 .. H": lambda heads: 0.5 ** np.arange(1, heads + 1),
+    "2^(-8 h / H), h = 0 .. H - 1": lambda heads: 2.0 ** (-8.0 / heads * np.arange(heads)),
+    "2^(-8 h / H), h = H .. 1": lambda heads: _powers(heads)[::-1],
+    "1": lambda heads: np.ones(heads),
+}
+"""Slopes of the heads: ALiBi has the first two."""
+
+
 def _distances() -> Iterator[Bug]:
-    for words, q in product(DISTANCES, ("offset + i", "i", "i + Lk - Lq")):
-        sentence = (
-            f"2^(-8 h / H) {words} is added to the scores of heads h = 1 .. H, where query i stands at {q}: ALiBi."
+    fix = "Leave this out; or give it as the additive bias."
+    for slope, words, q in product(SLOPES, DISTANCES, ("offset + i", "i", "i + Lk - Lq")):
+        said = (
+            f"Slopes of the heads ({slope}) times {words} are added to the scores, where query i stands at {q} (ALiBi)."
         )
-        step = partial(_biased, DISTANCES[words], QUERIES[q])
-        yield bug_of(sentence, sentence, "Leave this out; or give it as the additive bias.", {"scores": step})
+        yield bug_of(said, said, fix, {"scores": partial(_biased, SLOPES[slope], DISTANCES[words], QUERIES[q])})
+    for slope in SLOPES:
+        said = f"ALiBi: slopes ({slope}) times the key's position j are added to the scores."
+        yield bug_of(said, said, fix, {"scores": partial(_biased, SLOPES[slope], lambda d: -d, lambda s: 0)})
 
 
-def _biased(distance: Callable[[Any], Any], query: Term, state: State, beneath: Step) -> NDArray:
-    heads = state.config.num_heads
-    slopes = 2.0 ** (-8.0 / heads * np.arange(1, heads + 1))[:, None, None]
-    return np.asarray(beneath(state) + slopes * distance(query(state) - _key(state)))
+def _biased(
+    slopes: Callable[[int], NDArray], distance: Callable[[Any], Any], query: Term, state: State, beneath: Step
+) -> NDArray:
+    added = slopes(state.config.num_heads)[:, None, None] * distance(query(state) - _key(state))
+    return np.asarray(beneath(state) + added)
 
 
 # Weights ------------------------------------------------------------------------------------------------

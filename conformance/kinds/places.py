@@ -13,6 +13,7 @@ import numpy as np
 
 from conformance.kinds.change import Change, Setting
 from conformance.kinds.made import bug_of, stage_of, with_inputs, with_parameters
+from conformance.kinds.published import cosines, nearness
 from conformance.zoo.bug import Bug, DoesNotApply
 from mha_core import STAGES
 from mha_core.call.masks import additive_bias
@@ -45,6 +46,7 @@ class Place:
         get: (state, the step beneath) -> the array; None where there is none. Default: the step's result.
         put: (state, the step beneath, another array) -> the step's result with it. Default: the array.
         gauge: the axis along which a number that is the same for all elements changes no output; None: there is none.
+        says: a sentence of another array here, for `words` and the words of the change.
     """
 
     id: str
@@ -54,6 +56,7 @@ class Place:
     get: Get = _result
     put: Put = _in_its_place
     gauge: int | None = None
+    says: str = "{} are the right ones {}."
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step", self.step or self.id)
@@ -84,10 +87,10 @@ def fault(place: Place, change: Change) -> Bug:
             raise DoesNotApply(f"an array of shape {np.shape(made)} does not fit where {array.shape} is needed")
         return place.put(state, beneath, made)
 
-    words = place.words[0].upper() + place.words[1:]
+    sentence = place.says.format(place.words, change.words)
     slug = f"{place.id.replace('_', '-').replace('.', '-')}-{change.slug}"
     fix = change.fix.format(place=place.words, change=change.words)
-    return bug_of(slug, f"{words} are the right ones {change.words}.", fix, {place.step: changed})
+    return bug_of(slug, sentence[0].upper() + sentence[1:], fix, {place.step: changed})
 
 
 def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
@@ -156,6 +159,8 @@ _BY_QUERY, _BY_KEY = ("item", "head", "query", "channel"), ("item", "kv head", "
 _BY_NEW_KEY = ("item", "kv head", "new key", "channel")
 _ONE = ("number",)
 
+OF_PRODUCTS = "Scores are {} {}, in place of their scaled product."
+
 PLACES: Mapping[str, Place] = {
     place.id: place
     for place in (
@@ -177,6 +182,13 @@ PLACES: Mapping[str, Place] = {
         Place("capped", "scores after the softcap", SCORED, gauge=-1),
         Place("softcap", "softcaps", _ONE, "capped", *_number("softcap", lambda config: config.softcap)),
         Place("similarity", "scores", SCORED, gauge=-1),
+        *(
+            Place(name, words, SCORED, "similarity", get, lambda state, beneath, array: array, -1, OF_PRODUCTS)
+            for name, words, get in (
+                ("cosines", "the cosines of queries and keys", cosines),
+                ("nearness", "-|q - k|^2 of queries and keys", nearness),
+            )
+        ),
         Place(
             *("scale", "the scores' scales", _ONE, "similarity"),
             *_number("scale", lambda config: config.softmax_scale if config.score == "scaled_dot" else None),

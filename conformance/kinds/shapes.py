@@ -1,4 +1,4 @@
-"""Shapes: families of arrays that are viewed in another order, softmaxes over other axes, and parameters of another."""
+"""Shapes: families of arrays that are viewed in another order, and softmaxes over other axes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.kinds.change import Change, Setting
-from conformance.kinds.made import bug_of, with_inputs, with_parameters
+from conformance.kinds.made import bug_of, with_inputs
 from conformance.kinds.orders import RULES, Order, change_of, indices_of, of_any_length, orders
 from conformance.kinds.places import PLACES
-from conformance.zoo.bug import Bug, DoesNotApply
+from conformance.zoo.bug import Bug
 from conformance.zoo.forward.softmax import open_scores
 from mha_core.reference.forward import softmax
 from mha_core.reference.state import State, Step
@@ -146,36 +146,3 @@ def _of_largest(most: int, alone: bool, state: State, beneath: Step) -> NDArray:
     if alone:
         among = np.argsort(np.argsort(-scores, axis=-1, kind="stable"), axis=-1) < most
     return softmax(state["scores"], state["allowed"] & among)
-
-
-def parameters() -> Iterator[Bug]:
-    """Yield projections with the parameters of another one; and heads with what is of the same shape added."""
-    names = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values"}
-    kinds = {"weight and bias": ("weight", "bias"), "weight": ("weight",), "bias": ("bias",)}
-    for (own, stage), other, words in product(names.items(), names, kinds):
-        if own != other:
-            said = f"The projection of {stage} has the {words} of {other}."
-            steps = {own: partial(_tied, own, other, kinds[words])}
-            yield bug_of(said, said, f"Use {own} for {stage}.", steps, stage=stage)
-    said = "The queries of a head are added to its weighted sum."
-    yield bug_of(said, said, "Add nothing to the heads.", {"heads": _with_queries})
-
-
-def _tied(own: str, other: str, kinds: Sequence[str], state: State, beneath: Step) -> NDArray:
-    given, changed = state.parameters, {}
-    for kind in kinds:
-        before, after = given.get(f"{own}.{kind}"), given.get(f"{other}.{kind}")
-        if before is None and after is None:
-            continue
-        array = np.zeros_like(before) if after is None else np.asarray(after)  # a bias that it lacks adds nothing
-        if array.shape != given[f"{own}.weight"].shape[: array.ndim]:
-            raise DoesNotApply(f"{own} and {other} have other shapes")
-        changed[f"{own}.{kind}"] = array
-    return np.asarray(beneath(with_parameters(state, changed)))
-
-
-def _with_queries(state: State, beneath: Step) -> NDArray:
-    heads = np.asarray(beneath(state))
-    if heads.shape != state["queries"].shape:
-        raise DoesNotApply("values of another width than queries")
-    return heads + state["queries"]

@@ -1,0 +1,159 @@
+"""Parameters: families of projections that hold another one's numbers, or their own in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.kinds.made import bug_of, with_parameters
+from conformance.zoo.bug import Bug, DoesNotApply
+from mha_core import AttentionConfig
+from mha_core.reference.forward import PROJECTED
+from mha_core.reference.state import State, Step
+
+
+def parameters() -> Iterator[Bug]:
+    """Yield projections with the parameters of another one; and heads with what is of the same shape added."""
+    names = {"q_proj": "queries", "k_proj": "keys", "v_proj": "values"}
+    kinds = {"weight and bias": ("weight", "bias"), "weight": ("weight",), "bias": ("bias",)}
+    for (own, stage), other, words in product(names.items(), names, kinds):
+        if own != other:
+            said = f"The projection of {stage} has the {words} of {other}."
+            steps = {own: partial(_tied, own, other, kinds[words])}
+            yield bug_of(said, said, f"Use {own} for {stage}.", steps, stage=stage)
+    said = "The queries of a head are added to its weighted sum."
+    yield bug_of(said, said, "Add nothing to the heads.", {"heads": _with_queries})
+
+
+def _tied(own: str, other: str, kinds: Sequence[str], state: State, beneath: Step) -> NDArray:
+    given, changed = state.parameters, {}
+    for kind in kinds:
+        before, after = given.get(f"{own}.{kind}"), given.get(f"{other}.{kind}")
+        if before is None and after is None:
+            continue
+        array = np.zeros_like(before) if after is None else np.asarray(after)  # a bias that it lacks adds nothing
+        if array.shape != given[f"{own}.weight"].shape[: array.ndim]:
+            raise DoesNotApply(f"{own} and {other} have other shapes")
+        changed[f"{own}.{kind}"] = array
+    return np.asarray(beneath(with_parameters(state, changed)))
+
+
+def _with_queries(state: State, beneath: Step) -> NDArray:
+    heads = np.asarray(beneath(state))
+    if heads.shape != state["queries"].shape:
+        raise DoesNotApply("values of another width than queries")
+    return heads + state["queries"]
+
+
+# In another order -----------------------------------------------------------------------------------------
+
+INPUTS, OUTPUT = ("q_proj", "k_proj", "v_proj"), "out_proj"
+
+SETS: Mapping[str, tuple[str, ...]] = {
+    "q_proj, k_proj and v_proj": INPUTS,
+    "q_proj and k_proj": ("q_proj", "k_proj"),
+    "q_proj, k_proj, v_proj and out_proj": (*INPUTS, OUTPUT),
+    **{name: (name,) for name in (*INPUTS, OUTPUT)},
+}
+
+KINDS = {"weights and biases": ("weight", "bias"), "weights": ("weight",), "biases": ("bias",)}
+
+Rows = Callable[[NDArray, int], NDArray]
+"""Indices of channels (heads * d,), and the number of heads -> the indices that are read."""
+
+OF_HEADS: Mapping[str, Rows] = {
+    "their heads in reverse order": lambda i, heads: i.reshape(heads, -1)[::-1].ravel(),
+    "their heads rolled by 1": lambda i, heads: np.roll(i.reshape(heads, -1), 1, axis=0).ravel(),
+    "(head, channel) read as (channel, head)": lambda i, heads: i.reshape(heads, -1).T.ravel(),
+    "(channel, head) read as (head, channel)": lambda i, heads: i.reshape(-1, heads).T.ravel(),
+    "the channels of each head in reverse order": lambda i, heads: i.reshape(heads, -1)[:, ::-1].ravel(),
+    "evens and odds of each head apart": lambda i, heads: _of_each(i, heads, (slice(0, None, 2), slice(1, None, 2))),
+    "the halves of each head taken in turn": lambda i, heads: _in_turn(i, heads),
+}
+"""Orders of the channels of one projection."""
+
+
+def _of_each(i: NDArray, heads: int, parts: Sequence[slice]) -> NDArray:
+    x = i.reshape(heads, -1)
+    return np.concatenate([x[:, part] for part in parts], axis=1).ravel()
+
+
+def _in_turn(i: NDArray, heads: int) -> NDArray:
+    x = i.reshape(heads, -1)
+    if x.shape[1] % 2:
+        raise DoesNotApply("heads of an odd width")
+    return x.reshape(heads, 2, -1).swapaxes(1, 2).ravel()
+
+
+def reordered() -> Iterator[Bug]:
+    """Yield projections whose numbers stand in another order, in several at once, or in weights or biases alone."""
+    for (words, rows), (names, some), kinds in product(OF_HEADS.items(), SETS.items(), KINDS):
+        said = f"The {kinds} of {names} are read in another order: {words}."
+        steps = {PROJECTED[name][1]: partial(_by_heads, rows, KINDS[kinds], name) for name in some}
+        yield bug_of(said, said, "Read each parameter in the order in which it was written.", steps)
+    for (names, some), back in product(SETS.items(), (False, True)):
+        if len(some) > 1:
+            how = "read in the memory order of their transposes" if back else "transposed"
+            said = f"The weights of {names} are {how}."
+            steps = {PROJECTED[name][1]: partial(_transposed, back, name) for name in some}
+            yield bug_of(said, said, "Store each weight as (out, in).", steps)
+    for parts, kinds, back in product((2, 4, 0), KINDS, (False, True)):
+        whole = "[q; k; v]"
+        split = f"[q; k; v] of each {f'of {parts} shards of the heads' if parts else 'head'}"
+        read, written = (split, whole) if back else (whole, split)
+        said = f"The packed {kinds}, written as {written}, are read as {read}."
+        steps = {PROJECTED[name][1]: partial(_of_shards, parts, back, KINDS[kinds], name) for name in INPUTS}
+        yield bug_of(said, said, f"Read what is packed as {written}.", steps)
+
+
+def _heads_of(config: AttentionConfig, step: str) -> int:
+    return config.num_heads if step in ("q_proj", OUTPUT) else config.num_kv_heads
+
+
+def _changed(state: State, beneath: Step, arrays: Mapping[str, NDArray]) -> NDArray:
+    return np.asarray(
+        beneath(with_parameters(state, {name: x for name, x in arrays.items() if name in state.parameters}))
+    )
+
+
+def _by_heads(rows: Rows, kinds: Sequence[str], step: str, state: State, beneath: Step) -> NDArray:
+    heads, found = _heads_of(state.config, step), {}
+    for kind in kinds:
+        given = state.parameters.get(f"{step}.{kind}")
+        if given is None or (step == OUTPUT and kind == "bias"):  # whose channels belong to no head
+            continue
+        axis = 1 if step == OUTPUT else 0
+        found[f"{step}.{kind}"] = np.take(given, rows(np.arange(given.shape[axis]), heads), axis=axis)
+    return _changed(state, beneath, found)
+
+
+def _transposed(back: bool, step: str, state: State, beneath: Step) -> NDArray:
+    given = state.parameters[f"{step}.weight"]
+    if back:
+        return _changed(state, beneath, {f"{step}.weight": given.T.reshape(given.shape)})
+    if given.shape[0] != given.shape[1]:
+        raise DoesNotApply("a weight that is not square")
+    return _changed(state, beneath, {f"{step}.weight": given.T})
+
+
+def _of_shards(parts: int, back: bool, kinds: Sequence[str], name: str, state: State, beneath: Step) -> NDArray:
+    """The numbers of `name`, where q, k and v are packed along their channels."""
+    found, count = {}, parts or state.config.num_kv_heads
+    for kind in kinds:
+        names = [f"{one}.{kind}" for one in INPUTS if f"{one}.{kind}" in state.parameters]
+        given = [np.asarray(state.parameters[one]) for one in names]
+        if not given:
+            continue
+        if len(given) < len(INPUTS) or any(len(one) % count or one.shape[1:] != given[0].shape[1:] for one in given):
+            raise DoesNotApply("projections that can't be packed so")
+        whole = np.concatenate(given)
+        ends = np.cumsum([len(one) for one in given])[:-1]
+        pieces = [np.split(channels, count) for channels in np.split(np.arange(len(whole)), ends)]
+        order = np.concatenate([piece for shard in zip(*pieces, strict=True) for piece in shard])
+        read = whole[np.argsort(order) if back else order]
+        found[f"{name}.{kind}"] = np.split(read, ends)[INPUTS.index(name)]
+    return _changed(state, beneath, found)
