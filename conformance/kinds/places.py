@@ -194,7 +194,7 @@ PLACES: Mapping[str, Place] = {
             *_number("scale", lambda config: config.softmax_scale if config.score == "scaled_dot" else None),
         ),
         Place("keys", "keys, also those of a past,", _BY_KEY, gauge=-2),
-        Place("past_keys", "the past keys", _BY_KEY, "keys", *_past("past_keys"), -2),
+        Place("past_keys", "the past keys", _BY_KEY, "keys", *_past("past_keys")),  # new keys show a shift of them
         Place("new_keys", "keys, split into heads,", _BY_NEW_KEY, gauge=-2),
         Place("key_inputs", "the inputs that keys are projected from", _KEYED, gauge=-2),
         Place("queries", "queries, split into heads,", _BY_QUERY),

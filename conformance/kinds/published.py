@@ -139,6 +139,18 @@ def _linear(feature: Callable[[NDArray], NDArray], scaled: bool, state: State) -
     return _over(x, np.where(state["allowed"], x, 0.0).sum(axis=-1, keepdims=True))
 
 
+def _above(least: Callable[[State], float], again: bool, state: State) -> NDArray:
+    found = _softmax(state, state["scores"])
+    found = np.where(found >= least(state), found, 0.0)
+    return _over(found, found.sum(axis=-1, keepdims=True)) if again else found
+
+
+LEAST: Mapping[str, Callable[[State], float]] = {
+    **{f"{number:g}": lambda s, number=number: number for number in (0.001, 0.01, 0.05, 0.1)},  # type: ignore[misc]  # mypy has no types for such defaults
+    "1 / Lk": lambda s: 1.0 / s.sizes.key_len,
+}
+"""Weights from which on they are kept."""
+
 FEATURES: Mapping[str, Callable[[NDArray], NDArray]] = {
     "elu(x) + 1": lambda x: np.where(x > 0.0, x + 1.0, np.exp(np.minimum(x, 0.0))),
     "relu(x)": lambda x: np.maximum(x, 0.0),
@@ -168,6 +180,16 @@ WEIGHTINGS: Mapping[str, Weigh] = {
         f"the softmax, stretched to {low:g} .. {high:g} and clipped to 0 .. 1": partial(_clipped, low, high)
         for low, high in product((-0.03, -0.003, -0.1, 0.0), (1.0, 1.03))
         if (low, high) != (0.0, 1.0)
+    },
+    "sigmoid(s - ln Lk) of each score s": lambda s: 1.0 / (1.0 + s.sizes.key_len * np.exp(-s["scores"])),
+    "the softmax and 1 more for the key of the query's own number": lambda s: (
+        _softmax(s, s["scores"]) + np.eye(s.sizes.query_len, s.sizes.key_len)
+    ),
+    **{
+        f"the softmax, 0 where it is below {words}{', divided by their sum again' * again}": partial(
+            _above, least, again
+        )
+        for (words, least), again in product(LEAST.items(), (False, True))
     },
     **{
         f"those of the first half of the channels less {share:g} of those of the second half "
@@ -337,6 +359,33 @@ def _shifted(part: str, by: int, state: State, beneath: Step) -> NDArray:
     moved = np.concatenate([none, x[:, :-1]] if by == 1 else [x[:, 1:], none], axis=1)[:, : x.shape[1]]
     some = (moved, x) if part == "first" else (x, moved)
     return np.concatenate([some[0][..., :half], some[1][..., half:]], axis=-1)
+
+
+def sinusoids() -> Iterator[Bug]:
+    """Yield sinusoidal positions that the layer adds by itself to its inputs, or to what it splits into heads."""
+    inputs = ("query_inputs", "key_inputs", "value_inputs")
+    sets = {
+        "all inputs": inputs,
+        "the inputs of queries and keys": inputs[:2],
+        "queries and keys": ("queries", "new_keys"),
+    }
+    for (words, steps), halves in product(sets.items(), (False, True)):
+        order = "all sines, then all cosines" if halves else "sines and cosines in turn"
+        sentence = f"Sinusoidal positions ({order}) are added to {words}."
+        yield bug_of(
+            sentence, sentence, "Add positions outside of the layer.",
+            {step: partial(_placed, halves, step.startswith("quer")) for step in steps},
+        )  # fmt: skip
+
+
+def _placed(halves: bool, of_queries: bool, state: State, beneath: Step) -> NDArray:
+    x = np.asarray(beneath(state))
+    length, width = x.shape[-2:]
+    first = np.reshape(state.inputs.mask.query_offset, (-1, 1)) if of_queries else np.full((1, 1), state.sizes.past_len)
+    angle = (first + np.arange(length))[..., None] / 10000.0 ** (2.0 * np.arange(-(-width // 2)) / width)
+    both = (np.sin(angle), np.cos(angle))
+    added = np.concatenate(both, axis=-1) if halves else np.stack(both, axis=-1).reshape(*angle.shape[:-1], -1)
+    return x + (added if x.ndim == 3 else added[:, None])[..., :width]
 
 
 def logarithms() -> Iterator[Bug]:

@@ -1,0 +1,354 @@
+"""Masks: families of keys that a query may attend to by another rule, source by source or beside all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import combinations, permutations, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.kinds.change import Setting
+from conformance.kinds.made import bug_of, with_inputs
+from conformance.kinds.orders import RULES, Order, change_of, of_any_length
+from conformance.zoo.bug import Bug
+from conformance.zoo.rows import keys_of
+from mha_core import AttentionMask
+from mha_core.call.masks import padding_keys
+from mha_core.reference.state import State, Step
+
+Term = Callable[[State], Any]
+"""Integers or bools that broadcast to (B, 1, Lq, Lk)."""
+
+BLOCKS = (1, 2, 3, 4, 8, 16)
+"""Numbers of keys that a rule may have in it."""
+
+
+def query_number(state: State) -> Any:
+    return np.arange(state.sizes.query_len)[:, None]
+
+
+def key_number(state: State) -> Any:
+    return np.arange(state.sizes.key_len)
+
+
+def position(state: State) -> Any:
+    return np.reshape(state.inputs.mask.query_offset, (-1, 1, 1, 1)) + query_number(state)
+
+
+def _lens(state: State) -> Any:
+    return np.reshape(state.inputs.mask.valid_lens, (state.sizes.batch, 1, -1, 1))
+
+
+def _at_last(state: State) -> Any:
+    """The queries' positions such that the last of them is the last key of an item's length."""
+    lens = state.inputs.mask.valid_lens
+    return (
+        position(state) if lens is None or lens.ndim > 1 else _lens(state) - state.sizes.query_len + query_number(state)
+    )
+
+
+QUERIES: Mapping[str, Term] = {
+    "offset + i": position,
+    "i": query_number,
+    "i + Lk - Lq": lambda s: query_number(s) + s.sizes.key_len - s.sizes.query_len,
+    "i + length - Lq": _at_last,
+    "i + past length": lambda s: query_number(s) + s.sizes.past_len,
+    "offset + i + past length": lambda s: position(s) + s.sizes.past_len,
+    "offset + i - past length": lambda s: position(s) - s.sizes.past_len,
+}
+"""Positions that query i may have."""
+
+KEYS: Mapping[str, Term] = {"j": key_number, "j - past length": lambda s: key_number(s) - s.sizes.past_len}
+"""Positions that key j may have."""
+
+
+def _between(a: int, b: int, q: Any, k: Any, left: float, right: float) -> Any:
+    return (q - left + a <= k) & (k <= q + right + b)
+
+
+def _in_chunk(more: int, q: Any, k: Any, left: float, right: float) -> Any:
+    size = max(left + more, 1)
+    return q // size == k // size if np.isfinite(left) else _between(0, 0, q, k, left, right)
+
+
+WINDOWS: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
+    **{
+        f"{{q}} - left{PLUS[a]} <= {{k}} <= {{q}} + right{PLUS[b]}": partial(_between, a, b)
+        for PLUS in [("", " + 1", " - 1")]
+        for a, b in product((0, 1, -1), (0, 1, -1))
+    },
+    "{q} - right <= {k} <= {q} + left": lambda q, k, left, right: _between(0, 0, q, k, right, left),
+    "{q} - left <= {k} <= {q} + left": lambda q, k, left, right: abs(q - k) <= left,
+    "{q} - left / 2 <= {k} <= {q} + left / 2": lambda q, k, left, right: abs(q - k) <= left / 2,
+    "{q} - left // 2 <= {k} <= {q} + right // 2": lambda q, k, *sides: _between(
+        0, 0, q, k, *(side // 2 if np.isfinite(side) else side for side in sides)
+    ),
+    "it is within and {q} - {k} even": lambda q, k, *sides: _between(0, 0, q, k, *sides) & ((q - k) % 2 == 0),
+    "it is within or {k} = 0": lambda q, k, *sides: _between(0, 0, q, k, *sides) | (k == 0),
+    "{k} // (left + 1) = {q} // (left + 1)": partial(_in_chunk, 1),
+    "{k} // left = {q} // left": partial(_in_chunk, 0),
+}
+"""Rules of a window: which keys it lets in, of the queries' positions q, the keys' k, and its sides (or infinity)."""
+
+LENGTHS: Mapping[str, Term] = {
+    "offset + i < length": lambda s: position(s) < _lens(s),
+    "i < length": lambda s: query_number(s) < _lens(s),
+    "j - past length < length": lambda s: key_number(s) - s.sizes.past_len < _lens(s),
+    "j < length - past length": lambda s: key_number(s) < _lens(s) - s.sizes.past_len,
+    "j < max(length, 1)": lambda s: key_number(s) < np.maximum(_lens(s), 1),
+    **{
+        f"j < length rounded up to a multiple of {n}": partial(lambda n, s: key_number(s) < -(-_lens(s) // n) * n, n)
+        for n in BLOCKS
+    },
+    **{
+        f"j < length rounded down to a multiple of {n}": partial(lambda n, s: key_number(s) < _lens(s) // n * n, n)
+        for n in BLOCKS
+    },
+}
+"""Rules of lengths: which keys they let in."""
+
+BESIDES: Mapping[str, Term] = {
+    "Keys at the query's position": lambda s: key_number(s) == position(s),
+    "Keys ahead of the query": lambda s: key_number(s) > position(s),
+    "Keys behind the query": lambda s: key_number(s) < position(s),
+    "Keys at odd distances": lambda s: (key_number(s) - position(s)) % 2 == 1,
+    "Odd keys": lambda s: key_number(s) % 2 == 1,
+    "Keys j >= Lq": lambda s: key_number(s) >= s.sizes.query_len,
+    "New keys behind the first": lambda s: key_number(s) > (s.sizes.past_len or s.sizes.key_len),
+    **{
+        words.format(n): partial(rule, n)
+        for n in BLOCKS
+        for words, rule in (
+            ("Keys j < {}", lambda n, s: key_number(s) < n),
+            ("Past keys but the last {}", lambda n, s: key_number(s) < s.sizes.past_len - n),
+            ("Keys j < Lk - {}", lambda n, s: key_number(s) < s.sizes.key_len - n),
+            ("Keys j >= Lk - {}", lambda n, s: key_number(s) >= s.sizes.key_len - n),
+            ("Keys more than {} away", lambda n, s: abs(key_number(s) - position(s)) > n),
+            ("Keys more than {} back", lambda n, s: position(s) - key_number(s) > n),
+            ("Keys of other blocks of {}", lambda n, s: key_number(s) // n != position(s) // n),
+            ("Keys after the last whole block of {}", lambda n, s: key_number(s) >= (s.sizes.key_len // n or 1) * n),
+        )
+    },
+}
+"""Keys that may be left out, or let in, whatever the mask says."""
+
+
+def _but(right: NDArray, some: NDArray) -> NDArray:
+    return right & ~some
+
+
+def _but_not_all(right: NDArray, some: NDArray) -> NDArray:
+    left = right & ~some
+    return np.where(left.any(axis=-1, keepdims=True), left, right)
+
+
+def rules_of_sources() -> Iterator[Bug]:
+    """Yield one source of the mask by another rule."""
+    for (k, key), (q, query), more in product(KEYS.items(), QUERIES.items(), (0, 1, -1)):
+        said = f"Under causal, query i sees key j where {k} <= {q}{('', ' + 1', ' - 1')[more]}."
+        yield _of_keys(said, partial(_causal, key, query, more), np.logical_and, "causal")
+    for (k, key), (q, query), (words, within) in product(KEYS.items(), QUERIES.items(), WINDOWS.items()):
+        said = f"In a window (left, right), query i sees key j where {words.format(q=q, k=k)}."
+        yield _of_keys(said, partial(_window, key, query, within), np.logical_and, "window")
+    for words, rule in LENGTHS.items():
+        yield _of_keys(f"Lengths let key j in where {words}.", rule, np.logical_and, "valid_lens")
+
+
+def rules_beside() -> Iterator[Bug]:
+    """Yield keys that are left out, or let in, whatever the mask says."""
+    said = "Nothing excludes a key but -inf in the additive bias."
+    yield bug_of(said, said, "", {"allowed": _bias_alone, "padding": _given_padding}, stage="weights")
+    for words, some in BESIDES.items():
+        yield _of_keys(f"{words} are left out, whatever the mask says.", some, _but)
+        yield _of_keys(f"{words} are left out, unless the row has no other.", some, _but_not_all)
+        yield _of_keys(f"{words} are let in, whatever the mask says.", some, np.logical_or)
+
+
+SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None, "causal": False, "window": None}
+"""Each source of a mask, and what stands for none."""
+
+
+def rules_of_two() -> Iterator[Bug]:
+    """Yield two sources of a mask of which either one lets a key in, or of which one is dropped beside the other."""
+    for one, other in combinations(SOURCES, 2):
+        said = f"Where {one} and {other} are given, a key is let in that either of them lets in."
+        yield _of_two(said, one, other, np.logical_or)
+    for dropped, beside in permutations(SOURCES, 2):
+        said = f"{dropped} is dropped where {beside} is given too."
+        yield _of_two(said, dropped, beside, lambda without, alone: without)
+
+
+def _of_two(said: str, one: str, other: str, how: Callable[[NDArray, NDArray], NDArray]) -> Bug:
+    """Return the bug of `how` of (the mask without the first source, the mask without the second)."""
+
+    def allowed(state: State, beneath: Step) -> NDArray:
+        mask = state.inputs.mask
+        if any(getattr(mask, name) is None or getattr(mask, name) is False for name in (one, other)):
+            return beneath(state)
+        changes: list[dict[str, Any]] = [{name: SOURCES[name]} for name in (one, other)]
+        return how(*(keys_of(state, mask, **change) for change in changes))
+
+    steps = {"allowed": allowed, "padding": _given_padding}
+    return bug_of(said, said, "Combine all sources of the mask with AND.", steps, stage="weights")
+
+
+OF_EMPTY: Mapping[str, Term] = {
+    "the first key": lambda s: key_number(s) == 0,
+    "the last key": lambda s: key_number(s) == s.sizes.key_len - 1,
+    "the key at its position": lambda s: key_number(s) == position(s),
+    "the key of its own number": lambda s: key_number(s) == query_number(s),
+    "every key": lambda s: key_number(s) >= 0,
+    "every key but padding": lambda s: ~_given_padding(s)[:, None, None],
+}
+"""Keys that a row may attend to which has none."""
+
+
+def rules_of_empty() -> Iterator[Bug]:
+    """Yield keys that rows attend to which have none."""
+    for words, some in OF_EMPTY.items():
+        yield _of_keys(f"A row without an allowed key attends to {words}.", some, _unless_empty)
+    said = "A length is at least 1: where it is 0, the first key is attended to."
+    yield _of_keys(said, LENGTHS["j < max(length, 1)"], np.logical_and, "valid_lens")
+
+
+def _unless_empty(right: NDArray, some: NDArray) -> NDArray:
+    return np.where(right.any(axis=-1, keepdims=True), right, some)
+
+
+def _bias_alone(state: State, beneath: Step) -> NDArray:
+    return keys_of(state, AttentionMask(bias=state.inputs.mask.bias))
+
+
+def _causal(key: Term, query: Term, more: int, state: State) -> Any:
+    return key(state) <= query(state) + more
+
+
+def _window(key: Term, query: Term, within: Callable[..., Any], state: State) -> Any:
+    sides = (np.inf if side is None else side for side in state.inputs.mask.window or ())
+    return within(query(state), key(state), *sides)
+
+
+def _given_padding(state: State, beneath: Step | None = None) -> NDArray:
+    return padding_keys(state.inputs.mask, state.sizes)
+
+
+def _of_keys(sentence: str, rule: Term, how: Callable[[NDArray, Any], NDArray], source: str = "") -> Bug:
+    """Return the bug of a rule beside the mask, or in place of one source. Lengths alone let padding in as it is."""
+
+    def allowed(state: State, beneath: Step) -> NDArray:
+        mask = state.inputs.mask
+        if not source:
+            return how(beneath(state), rule(state))
+        if getattr(mask, source) is None or getattr(mask, source) is False:
+            return beneath(state)
+        others: dict[str, Any] = {source: None if source != "causal" else False}
+        return how(keys_of(state, mask, **others), rule(state))
+
+    if source == "valid_lens":
+        return bug_of(sentence, sentence, "", {"allowed": allowed}, stage="keys")
+    return bug_of(sentence, sentence, "", {"allowed": allowed, "padding": _given_padding}, stage="weights")
+
+
+# Arrays of a mask that are read otherwise -------------------------------------------------------------------
+
+SOME: Mapping[str, Callable[[State], Any]] = {
+    "head 0": lambda s: _axis(s.config.num_heads, 1) == 0,
+    "all heads but the last": lambda s: _axis(s.config.num_heads, 1) < s.config.num_heads - 1,
+    "item 0": lambda s: _axis(s.sizes.batch, 0) == 0,
+    "all items but the last": lambda s: _axis(s.sizes.batch, 0) < s.sizes.batch - 1,
+    "query 0": lambda s: _axis(s.sizes.query_len, 2) == 0,
+    "the last query": lambda s: _axis(s.sizes.query_len, 2) == s.sizes.query_len - 1,
+    "all queries but the first": lambda s: _axis(s.sizes.query_len, 2) > 0,
+    "all queries but the last": lambda s: _axis(s.sizes.query_len, 2) < s.sizes.query_len - 1,
+}
+"""Some rows of (B, H, Lq, 1)."""
+
+
+def _axis(size: int, axis: int) -> NDArray:
+    return np.arange(size).reshape([-1 if place == axis else 1 for place in range(4)])
+
+
+def rules_of_some() -> Iterator[Bug]:
+    """Yield masks that act in some rows alone."""
+    for words, some in SOME.items():
+        said = f"The mask acts in {words} alone."
+        steps = {"allowed": partial(_in_some, some), "padding": _no_padding}
+        yield bug_of(said, said, "Apply the mask to every item, head and query.", steps, stage="weights")
+
+
+def _no_padding(state: State, beneath: Step) -> NDArray:
+    return np.zeros_like(beneath(state))
+
+
+def _in_some(some: Callable[[State], Any], state: State, beneath: Step) -> NDArray:
+    return beneath(state) | ~np.asarray(some(state))
+
+
+AXES = {"allowed": ("item", "head", "query", "key"), "bias": ("item", "head", "query", "key"), "valid_lens": ("item",)}
+STEPS = {"allowed": ("allowed", "padding"), "bias": ("scores", "allowed"), "valid_lens": ("allowed", "padding")}
+LEAVE = "Give each item, head, query and key the numbers of its own."
+
+
+def masks_reordered() -> Iterator[Bug]:
+    """Yield arrays of a mask one of whose axes stands in another order."""
+    for source, axes in AXES.items():
+        for (place, axis), (slug, (words, rule)) in product(enumerate(axes), RULES.items()):
+            change = change_of(axis, place - len(axes), Order(slug, words, partial(of_any_length, rule)))
+            said = f"{source} is read {change.words}."
+
+            def changed(array: NDArray, state: State, change: Any = change, axes: Any = axes) -> NDArray:
+                full = array if axes == ("item",) else array.reshape((1,) * (4 - array.ndim) + array.shape)
+                made = full if change_is_idle(full, change, axes) else change.made(full, axes, Setting.of(state))
+                return made.astype(array.dtype)
+
+            yield bug_of(said, said, LEAVE, dict.fromkeys(STEPS[source], partial(_read, source, changed)))
+
+
+def change_is_idle(array: NDArray, change: Any, axes: tuple[str, ...]) -> bool:
+    """Return whether the axis that a change is of is one that is broadcast."""
+    return array.shape[next(n for n, axis in enumerate(axes) if change.slug.startswith(f"{axis}-"))] == 1
+
+
+READ: Mapping[str, Callable[[NDArray, State], NDArray | None]] = {
+    "three axes are read as (B, Lq, Lk) where there are as many items as heads": lambda x, s: (
+        x[:, None] if x.ndim == 3 and len(x) == s.sizes.batch == s.config.num_heads else None
+    ),
+    "two axes are read as (B, Lk) where there are as many items as queries": lambda x, s: (
+        x[:, None, None] if x.ndim == 2 and len(x) == s.sizes.batch == s.sizes.query_len else None
+    ),
+    "two axes are read as (H, Lk) where there are as many heads as queries": lambda x, s: (
+        x[:, None] if x.ndim == 2 and len(x) == s.config.num_heads == s.sizes.query_len else None
+    ),
+    "items and heads are exchanged where there are as many": lambda x, s: (
+        x.swapaxes(0, 1) if x.ndim == 4 and s.sizes.batch == s.config.num_heads else None
+    ),
+    "queries and keys are exchanged where there are as many": lambda x, s: (
+        x.swapaxes(-1, -2) if x.ndim > 1 and s.sizes.query_len == s.sizes.key_len else None
+    ),
+    "heads and queries are exchanged where there are as many": lambda x, s: (
+        x.swapaxes(1, 2) if x.ndim == 4 and s.config.num_heads == s.sizes.query_len else None
+    ),
+}
+"""Axes of an array of a mask that may be taken for others: the array as it is read; None where it can't be."""
+
+
+def coinciding() -> Iterator[Bug]:
+    """Yield arrays of a mask whose axes are taken for others of the same size."""
+    for (words, read), source in product(READ.items(), ("allowed", "bias")):
+        said = f"The axes of {source}: {words}."
+
+        def changed(array: NDArray, state: State, read: Any = read) -> NDArray:
+            found = read(array, state)
+            return array if found is None else found
+
+        yield bug_of(said, said, LEAVE, dict.fromkeys(STEPS[source], partial(_read, source, changed)))
+
+
+def _read(source: str, changed: Callable[[NDArray, State], NDArray], state: State, beneath: Step) -> Any:
+    array = getattr(state.inputs.mask, source)
+    return (
+        beneath(state) if array is None else beneath(with_inputs(state, **{source: changed(np.asarray(array), state)}))
+    )
