@@ -275,7 +275,7 @@ def rules_of_some() -> Iterator[Bug]:
     """Yield masks that act in some rows alone."""
     for words, some in SOME.items():
         said = f"The mask acts in {words} alone."
-        steps = {"allowed": partial(_in_some, some), "padding": _no_padding}
+        steps: dict[str, Any] = {"allowed": partial(_in_some, some), "padding": _no_padding}
         yield bug_of(said, said, "Apply the mask to every item, head and query.", steps, stage="weights")
 
 

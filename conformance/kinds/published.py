@@ -145,8 +145,12 @@ def _above(least: Callable[[State], float], again: bool, state: State) -> NDArra
     return _over(found, found.sum(axis=-1, keepdims=True)) if again else found
 
 
+def _number(number: float, state: State) -> float:
+    return number
+
+
 LEAST: Mapping[str, Callable[[State], float]] = {
-    **{f"{number:g}": lambda s, number=number: number for number in (0.001, 0.01, 0.05, 0.1)},  # type: ignore[misc]  # mypy has no types for such defaults
+    **{f"{number:g}": partial(_number, number) for number in (0.001, 0.01, 0.05, 0.1)},
     "1 / Lk": lambda s: 1.0 / s.sizes.key_len,
 }
 """Weights from which on they are kept."""
