@@ -15,8 +15,16 @@ import numpy as np
 from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
 from conformance.diagnosis.hypotheses import NAMED, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
-from conformance.diagnosis.observations import Observation, Runs, is_exchanged, observe, shown_stages
-from conformance.diagnosis.seen import Exchanged, SecondCall, Seen
+from conformance.diagnosis.observations import (
+    Exchanged,
+    Observation,
+    Runs,
+    SecondCall,
+    Seen,
+    is_exchanged,
+    observe,
+    shown_stages,
+)
 from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
 from conformance.kinds.change import Setting

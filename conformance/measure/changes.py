@@ -1,10 +1,10 @@
-"""Changes: what turns expected arrays into the measured ones: a factor, an order, a function, a rounding."""
+"""Changes: what turns expected arrays of samples into the measured ones: a factor, an order, a function, a rounding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import product
 
 import numpy as np
@@ -14,9 +14,64 @@ from conformance.any_numbers import any_numbers
 from conformance.kinds.change import EACH, FUNCTIONS, LEAVE_OUT, Apply, Change, Setting, elementwise
 from conformance.kinds.orders import Order, change_of, indices_of, orders
 from conformance.measure.expressions import Expression, expressions_of, neat
-from conformance.measure.sample import Sample
 from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.forward.precision import FORMATS, to_integers
+
+
+APART = 1000.0
+"""Roundoffs of the largest number that two numbers may be apart and count as equal."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Two arrays of one shape.
+
+    Args:
+        measured, expected: equal shapes. A NaN in either is an element that was not measured.
+        axes: the name of each axis: "item", "head", "query", "key", "channel", "input channel", ...
+        setting: of the problem that they are from.
+        unit: the relative error of what was measured.
+        least: a lower limit of the absolute error within which numbers are equal.
+    """
+
+    measured: NDArray
+    expected: NDArray
+    axes: tuple[str, ...]
+    setting: Setting
+    unit: float = 1e-13
+    least: float = 0.0
+
+    @cached_property
+    def known(self) -> NDArray[np.bool_]:
+        """Where both arrays were measured."""
+        return ~(np.isnan(self.measured) | np.isnan(self.expected))
+
+    @cached_property
+    def pairs(self) -> tuple[NDArray, NDArray]:
+        """(expected, measured), both flat: the elements that are known in both."""
+        return self.expected[self.known], self.measured[self.known]
+
+    @cached_property
+    def tolerance(self) -> float:
+        """The absolute error within which numbers are equal."""
+        measured = np.abs(self.measured[self.known])
+        return max(self.least, APART * self.unit * float(measured[np.isfinite(measured)].max(initial=0.0)))
+
+    def is_given_by(self, array: NDArray) -> bool:
+        """Return whether an array equals the measured one within its error, wherever that is known."""
+        return array.shape == self.measured.shape and not bool(self.off(array).any())
+
+    def off(self, array: NDArray) -> NDArray[np.bool_]:
+        """Return where an array is known not to be the measured one."""
+        with any_numbers:
+            near = (np.abs(array - self.measured) <= self.tolerance) | (array == self.measured)
+        return ~near & self.known
+
+    @cached_property
+    def differs(self) -> bool:
+        """Whether the measured array is not the expected one."""
+        return bool(self.off(self.expected).any())
+
 
 MOST, FEW = 6, 4
 """Changes that are returned: more can't be told apart by these samples. Numbers of many that are said."""

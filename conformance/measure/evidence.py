@@ -1,9 +1,9 @@
-"""Evidence: a subject beside one model of it: the answers of both, and whether they agree."""
+"""Evidence: a subject beside one model of it: whether both agree, also with another array at one place of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,13 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.made import TROUBLE, Model
+from conformance.kinds.places import Place
 from conformance.measure.asker import Asker
+from conformance.subjects.items import take_items
+from conformance.zoo.bug import DoesNotApply, OnTop, pipelines
+from conformance.zoo.rerun import Reads, noted_run, rerun
 from conformance.zoo.variants import Variants
+from mha_core.reference.state import State, Step
 from mha_core.stages import is_gradient
 
 
@@ -77,3 +82,72 @@ def _hangs_on_rounding(made: Mapping[str, NDArray], unit: float) -> bool:
         highest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
         close = (made["scores"] >= highest - ROUNDOFFS * unit * np.abs(highest)).sum(axis=-1) > 1
         return bool((close & (np.abs(highest[..., 0]) > LARGEST) & np.isfinite(highest[..., 0])).any())
+
+
+@dataclass(eq=False)
+class PlacedCall:
+    """One call, and the model's run of it.
+
+    Args:
+        evidence: has the subject and the model.
+        problem: the call.
+        place: where another array may stand.
+
+    Attributes:
+        own: the model's own array there, float64; None if there is none, or the model has no meaning for the call.
+        state: the model's run.
+    """
+
+    evidence: Evidence
+    problem: Problem
+    place: Place
+    own: NDArray | None = field(init=False, default=None)
+    state: State = field(init=False, repr=False)
+    _steps: Mapping[str, Step] = field(init=False, repr=False)
+    _reads: Reads = field(init=False, repr=False)
+    _repeated: State | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        asked, model = self.evidence.asker.rounded(self.problem), self.evidence.model
+        try:
+            started = self.evidence.variants.started(asked, model)
+            if started is None:
+                self._steps = pipelines(*model)[0]
+                self.state, self._reads = _run(asked, self._steps)
+            else:
+                self.state, _, self._steps, self._reads = started
+        except DoesNotApply:  # the model was measured in other calls
+            return
+        step = self.place.step
+        own = self.state[step] if self.place.is_result else self.place.get(self.state, self._steps[step])
+        self.own = None if own is None else np.asarray(own, np.float64)
+
+    @property
+    def is_of_items(self) -> bool:
+        """Whether the array has a part for each item, so that several arrays can be run as items of one call."""
+        return self.place.axes[0] == "item" and not self.place.id.startswith("past")
+
+    def given(self, arrays: NDArray, step: str = "output") -> NDArray:
+        """Return (n, ...): what a later step gives with each of n arrays in the place of the model's own."""
+        if not self.is_of_items:
+            return np.stack([self._with(self.state, array)[step] for array in arrays])
+        count, batch = arrays.shape[:2]
+        state, past = self.state, self.problem.sizes.past_len
+        if count > 1 and (batch > 1 or past):  # else the one item is copied by broadcasting
+            if self._repeated is None or self._repeated.sizes.batch != count * batch:
+                asked = self.evidence.asker.rounded(self.problem)
+                items = np.arange(count * batch) % batch
+                self._repeated = _run(replace(asked, inputs=take_items(asked.inputs, items)), self._steps)[0]
+            state = self._repeated
+        made = self._with(state, arrays.reshape(-1, *arrays.shape[2:]))[step]
+        return np.asarray(made.reshape(count, batch, *made.shape[1:]))
+
+    def _with(self, state: State, array: NDArray) -> State:
+        name = self.place.step
+        changed = OnTop(self._steps[name], lambda state, beneath: self.place.put(state, beneath, array))
+        return rerun(state, {**self._steps, name: changed}, {name}, reads=self._reads)[0]
+
+
+def _run(problem: Problem, steps: Mapping[str, Step]) -> tuple[State, Reads]:
+    inputs = replace(problem.inputs, cotangent=None)
+    return noted_run(problem.config, problem.weights, inputs, forward=steps, sizes=problem.sizes)

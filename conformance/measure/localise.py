@@ -18,9 +18,8 @@ from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKS, Setting
 from conformance.kinds.made import TROUBLE
 from conformance.kinds.places import PLACES
-from conformance.measure.call import PlacedCall
 from conformance.measure.designs import changed
-from conformance.measure.evidence import Evidence
+from conformance.measure.evidence import Evidence, PlacedCall
 from conformance.measure.problems import scored
 from conformance.measure.readings import ROWS, drawn, fact
 from conformance.measure.search import EXTREME, Located, Measured, ProbeResult, features_of

@@ -24,10 +24,9 @@ from conformance.cases.problem import Problem
 from conformance.kinds.change import Setting
 from conformance.kinds.places import AFTER_WEIGHTS, BEFORE_SOFTMAX, OF_VALUES, PLACES, Place
 from conformance.measure.asker import Asker
-from conformance.measure.call import PlacedCall
+from conformance.measure.changes import Sample
 from conformance.measure.designs import changed
-from conformance.measure.evidence import ROUNDOFFS, Evidence
-from conformance.measure.sample import Sample
+from conformance.measure.evidence import ROUNDOFFS, Evidence, PlacedCall
 from conformance.zoo.bug import DoesNotApply
 
 STEPS = 16

@@ -13,7 +13,7 @@ from conformance.cases.table import all_cases
 from conformance.diagnosis.brief import describe
 from conformance.diagnosis.diagnose import Runs, diagnose, observe
 from conformance.diagnosis.hypotheses import Evidence
-from conformance.diagnosis.seen import SecondCall
+from conformance.diagnosis.observations import SecondCall
 from conformance.subjects.ask import within
 from conformance.zoo.bug import BuggySubject, compatible
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
