@@ -17,7 +17,6 @@ from conformance.measure.expressions import Expression, expressions_of, neat
 from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.forward.precision import FORMATS, to_integers
 
-
 APART = 1000.0
 """Roundoffs of the largest number that two numbers may be apart and count as equal."""
 
