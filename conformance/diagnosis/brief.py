@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.diagnosis import text
@@ -24,11 +24,11 @@ ONLY_EXTREME = (
 
 OWN_LAYERS = frozenset(
     (
-        *("scale-in-float32", "fill-lowest", "fill-1e9-averaged", "empty-row-nan"),
+        *("scale-in-float32", "fill-lowest", "fill-1e9-averaged", "fill-added-1e9", "empty-row-nan"),
         *("padding-not-zeroed", "padding-of-values-not-zeroed"),
     )
 )
-"""Bugs on file that layers of frameworks have."""
+"""Bugs on file that layers of frameworks have: beside others these are said last, and in short."""
 
 AS_OWN_LAYERS = "Frameworks' own layers do all of this too, as is listed: mha deviations."
 
@@ -61,12 +61,14 @@ class Cause:
         what: what is wrong, in a sentence.
         change: what to change; "" where that is not known.
         bugs: the ids of the bugs on file that are this; several where nothing tells them apart.
+        is_common: whether it is what layers of frameworks do too, and stands beside what they don't.
     """
 
     stage: str
     what: str
     change: str = ""
     bugs: tuple[str, ...] = ()
+    is_common: bool = False
 
     @property
     def line(self) -> str:
@@ -75,7 +77,7 @@ class Cause:
         >>> Cause("scores", "They are doubled.", "Halve them.", ("scores-doubled",)).line
         'scores: They are doubled. Change: Halve them. (scores-doubled)'
         """
-        change = f" Change: {self.change}" if self.change else ""
+        change = f" Change: {self.change}" if self.change and not self.is_common else ""
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
         return f"{self.stage}: {self.what}{change}{ids}"
@@ -139,7 +141,8 @@ class Brief:
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         names = ("subject", "dtype", "text", "sure")
-        causes = [{**asdict(one), "bugs": list(one.bugs)} for one in self.causes]
+        keys = ("stage", "what", "change")
+        causes = [{**{key: getattr(one, key) for key in keys}, "bugs": list(one.bugs)} for one in self.causes]
         return {**{name: getattr(self, name) for name in names}, "causes": causes}
 
 
@@ -173,7 +176,11 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
     usual = any(EXTREME not in features_of(problem) for one in asked for problem in one.differing)
     extreme = [ONLY_EXTREME] * (diagnosis.only_extreme and diagnosis.located is None and not usual)
-    alike = all(one.bugs and OWN_LAYERS.issuperset(one.bugs) for one in found)
+    common = [bool(one.bugs) and OWN_LAYERS.issuperset(one.bugs) for one in found]
+    alike = all(common)
+    if any(common) and not alike and diagnosis.explanations:
+        pairs = sorted(zip(common, found, strict=True), key=lambda pair: pair[0])
+        found = tuple(replace(one, is_common=is_common) for is_common, one in pairs)
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
     again = f"Each called twice, the second calls differ in {text.cases(len(seen.failing))}."
     return replace(

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
+from conformance.cases.problem import Problem
 from conformance.diagnosis.hypotheses import NAMED, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
 from conformance.diagnosis.observations import (
     Exchanged,
@@ -38,6 +41,7 @@ from conformance.subjects.in_time import in_time
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import LARGE_BLOCKS, bugs_of, bugs_of_large_blocks
+from conformance.zoo.variants import Variants
 from mha_core import STAGES, SpecError
 from mha_core.errors import one_line
 from mha_core.parts import PARTS
@@ -287,6 +291,10 @@ def _zoo(found: Diagnosis, asked: _Asked, observations: Sequence[Observation]) -
 def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Iterator[Diagnosis]:
     subject, bugs, progress = asked.subject, asked.bugs, asked.progress
     observations = [one for one in observed if one.case.id not in found.deviating]
+    if not any(np.isfinite(one.arrays["output"]).any() for one in observations if one.arrays["output"].size):
+        said = "  Every number of every output is NaN or infinite."  # so whatever gives NaN would explain it
+        yield replace(found, located=Located("output", observations[0].wanted.problem, (said,)))
+        return
     zoo = _zoo(found, asked, observations)
     longest = min((max(one.wanted.where.shape) for one in observations if one.mismatches), default=0)
     larger = bugs_of_large_blocks() if bugs is None and longest >= LARGE_BLOCKS[0] else ()
@@ -325,6 +333,9 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     if not whole and (found.measured is None or not found.measured.outcomes):
         progress("trying pairs of bugs")
         whole = search.wholly(search.pairs(zoo))
+    if whole and rounds and asker is not None:  # what a large finite mask is added to loses small moves too
+        lost = [model for model in whole if rounds_inside(asker, partial(_output_of, model, Variants()))]
+        found, whole = (replace(found, inside=None, rounds=False), lost) if lost else (found, whole)
     if whole:
         yield replace(found, explanations=_told(search, whole))
         return
@@ -338,6 +349,10 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         if found.remarks:
             return
     yield _nearly(found, search, [*zoo, *larger] if search.only_large else zoo, progress)
+
+
+def _output_of(model: Model, variants: Variants, problem: Problem) -> NDArray | None:
+    return (variants.run(problem, model) or {}).get("output")
 
 
 def _told(search: Search, models: Sequence[Model]) -> tuple[Hypothesis, ...]:

@@ -79,6 +79,9 @@ class Evidence:
         if self.whole(observation, bugs):
             return True
         wrong, arrays = self.wrong(observation), self.runs.arrays(observation, bugs)
+        if wrong and observation.mismatches and observation.mismatches[0].index is None:
+            # A wrong shape, which is said as such, says nothing against a bug that can't be made there.
+            return any(self.runs.arrays(observation, (bug,)) is None for bug in bugs)
         if arrays is None:
             return not wrong  # where a bug can't be made, a right answer says nothing against it
         if len(observation.arrays) == 1:

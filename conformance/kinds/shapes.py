@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations, permutations, product
 from typing import Any
@@ -93,14 +93,24 @@ def _of_past(change: Change, state: State, beneath: Step) -> NDArray:
     return np.concatenate([changed, found[:, :, past:]], axis=2)
 
 
+Filled = Callable[[NDArray], NDArray | float]
+
+FILLS: Mapping[str, Filled] = {
+    "": lambda scores: -np.inf,
+    ", with -1e9 as the score of excluded keys": lambda scores: -1e9,
+    ", with -1e9 added to the scores of excluded keys": lambda scores: scores - 1e9,
+}
+"""What excluded keys score."""
+
+
 def softmaxes() -> Iterator[Bug]:
     """Yield softmaxes over other axes, also with each row divided by its sum then, and of the largest scores alone."""
     named = ("items", "heads", "queries", "keys")
     for axes in (some for n in range(1, len(named) + 1) for some in combinations(range(len(named)), n)):
         over = " and ".join(named[axis] for axis in axes)
-        for again in (False, True):
-            said = f"The softmax runs over {over}{ROWS_AGAIN * again}."
-            step = partial(_over, axes, again)
+        for fill, again in product(FILLS, (False, True)):
+            said = f"The softmax runs over {over}{fill}{ROWS_AGAIN * again}."
+            step = partial(_over, axes, again, FILLS[fill])
             yield bug_of(said, said, "Take the softmax over the keys, the last axis.", {"weights": step})
     for most, alone in product((1, 2, 3, 4, 8), (False, True)):
         said = (
@@ -128,10 +138,10 @@ def _moved(order: Order, state: State, beneath: Step) -> NDArray:
     return np.asarray(beneath(with_inputs(state, bias=np.where(indices < 0, 0.0, bias[..., np.maximum(indices, 0)]))))
 
 
-def _over(axes: Sequence[int], again: bool, state: State, beneath: Step) -> NDArray:
-    scores = open_scores(state)
+def _over(axes: Sequence[int], again: bool, filled: Filled, state: State, beneath: Step) -> NDArray:
+    scores = np.where(state["allowed"], state["scores"], filled(state["scores"]))
     highest = scores.max(axis=tuple(axes), keepdims=True, initial=-np.inf)
-    found = np.where(state["allowed"], np.exp(scores - np.where(np.isneginf(highest), 0.0, highest)), 0.0)
+    found = np.exp(scores - np.where(np.isneginf(highest), 0.0, highest))
     for summed in (tuple(axes), *((-1,),) * again):
         total = found.sum(axis=summed, keepdims=True)
         found = found / np.where(total == 0.0, 1.0, total)

@@ -6,7 +6,7 @@ anew each time; one prepared layer is asked again, also after another problem; a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,8 +80,8 @@ def _is_held_by(array: NDArray, dtype: str) -> bool:
         return bool(np.array_equal(array, round_to(array, dtype).astype(np.float64), equal_nan=True))
 
 
-def rounds_inside(asker: Asker) -> bool:
-    """Return whether a float64 subject rounds what becomes of its queries to about float32.
+def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | None = None) -> bool:
+    """Return whether a float64 subject, or a model of it, rounds what becomes of its queries to about float32.
 
     Its answer follows small moves of them, each as the other, and not one that float32 does not see.
     """
@@ -89,7 +89,7 @@ def rounds_inside(asker: Asker) -> bool:
         return False
     problem = generic(asker.configs[0])
     moved = [changed(problem, queries=problem.inputs.queries * (1.0 + by)) for by in (0.0, *NUDGES)]
-    outputs = [*map(asker.output, moved), _output(asker, moved[0])]
+    outputs = [*map(model or asker.output, moved), model(moved[0]) if model else _output(asker, moved[0])]
     if any(output is None or not np.isfinite(output).all() for output in outputs):
         return False
     at, *others, again = (np.asarray(output) for output in outputs)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.rows import Steps, Table, after
-from mha_core.reference.forward import softmax
+from mha_core.reference.forward import padding, softmax
 from mha_core.reference.state import State
 
 Rule = Callable[[State], NDArray]
@@ -74,6 +74,11 @@ def _added(number: float) -> Steps:
     return {"weights": lambda s: plain_softmax(s["scores"] + np.where(s["allowed"], 0.0, number))}
 
 
+def _no_padding(state: State) -> NDArray:
+    """(B, Lk): keys and values as they are, since those that a mask should exclude are attended to."""
+    return np.zeros_like(padding(state))
+
+
 def _renormalised(state: State) -> NDArray:
     kept = np.where(state["allowed"], plain_softmax(state["scores"]), 0.0)
     return kept / (kept.sum(axis=-1, keepdims=True) + 1e-9)
@@ -85,6 +90,8 @@ _row = Table(
     "never a finite fill.",
 )
 _empty = Table("weights", "Give a row without an allowed key the weights 0.")
+
+RIGHT_WAY = "True means that the query may attend to the key, in the whole mask."
 
 EXCLUSION = (
     _row(
@@ -117,6 +124,18 @@ EXCLUSION = (
         "A finite number, -1e9, is added to excluded scores: a row without a key attends as if there were no mask.",
         _added(-1e9),
         seen_in="tensorflow.org/text/tutorials/transformer (2019)",
+    ),
+    _row(
+        "mask-inverted-added",
+        "The mask is read the wrong way round: -1e9 is added to the scores of the keys that it lets in.",
+        {"weights": lambda s: plain_softmax(s["scores"] + np.where(s["allowed"], -1e9, 0.0)), "padding": _no_padding},
+        fix=RIGHT_WAY,
+    ),
+    _row(
+        "mask-inverted-filled",
+        "The mask is read the wrong way round: the scores of the keys that it lets in become -1e9.",
+        {"weights": lambda s: plain_softmax(np.where(s["allowed"], -1e9, s["scores"])), "padding": _no_padding},
+        fix=RIGHT_WAY,
     ),
     _row(
         "mask-times-infinity",

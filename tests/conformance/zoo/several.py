@@ -29,6 +29,7 @@ SEVERAL = {
     "an operation left out in one place and done in another": """
         bias-after-softmax dropout-on-scores dropout-as-exclusion dropout-in-returned-weights
         """,
+    "a mask read the wrong way round, which lets padding in": "mask-inverted-added mask-inverted-filled",
     "recomputed once, used for two gradients": """
         gradient-recomputed-unnormalised gradient-recomputed-without-mask gradient-recomputed-without-bias
         gradient-dropout-drawn-again
