@@ -59,6 +59,10 @@ OTHER_NAMES = {"tensorflow": "keras", "tf": "keras", "flax": "nnx", "linen": "ja
 """A name that somebody may look for -> the framework of --new that has such layers."""
 
 
+PACKAGES = {"nnx": "flax"}
+"""A framework of --new -> the package that its file imports, where that has another name."""
+
+
 class _Framework(click.Choice):
     """A framework of --new. Of another name it is said which one may be meant."""
 
@@ -144,7 +148,7 @@ OF_TWICE = {
 """The parameters that may be given with --list, with --new and with --twice."""
 
 
-@options.command(CheckOptions)
+@options.command(CheckOptions, allow_extra_args=True)
 @click.option(
     "--no-compile-cache",
     is_flag=True,
@@ -167,6 +171,7 @@ def check(asked: CheckOptions) -> None:
     from conformance.subjects.function import TO_BEGIN
     from mha_core.dtypes import check_dtype
 
+    _take_no_arguments(click.get_current_context().args)
     console, errors = consoles()
     if asked.new_path is not None:
         _only_with("--new", OF_NEW)
@@ -297,6 +302,26 @@ def _judged(
     return [result for _, result in sorted(found, key=itemgetter(0))], interrupted
 
 
+def _take_no_arguments(words: Sequence[str]) -> None:
+    """Raise UsageError for a word that belongs to no option, with the option or the command that may be meant."""
+    if not words:
+        return
+    from mha_core.backend import names
+    from mha_core.errors import shown
+
+    word = words[0]
+    named, path = shlex.quote(shown(word)), Path(word)
+    if word in names():
+        hint = f"Did you mean --backend {named}?"
+    elif path.suffix == ".py":
+        hint = f"Did you mean --subject {shlex.quote(shown(path.stem))}:NAME, with the name of what is in it?"
+    elif path.suffix == ".safetensors" or path.is_file():
+        hint = f"A recording, which mha.capture wrote, is judged by `mha diagnose {named}` and `mha replay {named}`."
+    else:
+        hint = f"Did you mean --subject {named}?" if ":" in word else "A subject is --subject MODULE:NAME."
+    raise click.UsageError(f"Got unexpected extra argument ({shown(word)}). {hint}")
+
+
 def _only_with(flag: str, parameters: set[str]) -> None:
     """Raise CouldNotRun for options on the command line that mean nothing beside `flag`."""
     context = click.get_current_context()
@@ -309,13 +334,19 @@ def _only_with(flag: str, parameters: set[str]) -> None:
 
 
 def _begin_new(console: Console, path: Path, framework: str) -> None:
-    """Write a file to begin with, and say how it is run."""
-    from mha_core.errors import shown
+    """Write a file to begin with, and say how it is run, and what is missing for that."""
+    from importlib.util import find_spec
+
+    from conformance.subjects.load import EXTRAS
+    from mha_core.errors import install_command, shown
 
     specs = new_adapter(path, framework)
     there = "" if path.absolute().parent == Path.cwd() else f"cd {shlex.quote(str(path.parent))} && "
     say(console, f"wrote {shown(path)}, a function and a class, equal as they are. They are judged by:")
     say(console, *(f"  {there}mha check --subject {spec}" for spec in specs))
+    package = PACKAGES.get(framework, framework)
+    if find_spec(package) is None:
+        say(console, f"{package} is not installed here: {install_command(EXTRAS[package])}")
 
 
 def _list(console: Console, asked: CheckOptions) -> None:
