@@ -281,17 +281,23 @@ def _judged(
 ) -> tuple[list[Result], bool]:
     """The results of all runs in their order, or of those up to an interrupt by the user; and whether there was one.
 
-    Each row of results is shown as soon as it is there.
+    Each row of results is shown as soon as it is there, and each case in which there was no answer in time.
     """
-    from conformance.case_unit import run_apart
+    from conformance.case_unit import NOT_ASKED, run_apart, too_late
     from conformance.reports.text import row_line
 
     total = Counter((subject.name, subject.dtype, subject.device) for _, subject in runs)
     rows: dict[tuple[str, str, str], list[Result]] = {}
+    given_up: set[str] = set()
 
     def judging(executor: Executor) -> Iterator[tuple[int, Result]]:
         for number, result in run_apart(runs, executor, settings, known, whole=whole, plan=plan):
             yield number, result  # moves the bar on, before a line is printed above it
+            if too_late(result):
+                warn(errors, [f"{of_result(result)}: {result.message}"])
+            elif result.message.startswith(NOT_ASKED) and result.message not in given_up:
+                given_up.add(result.message)
+                warn(errors, [f"{result.subject}: the other cases were {result.message}"])
             row = (result.subject, result.dtype, result.device)
             rows.setdefault(row, []).append(result)
             shown_later = result.selector.startswith("--subject") and not asked.verbose
@@ -492,13 +498,16 @@ def _show_smallest(
     """Shrink the first random case that each subject fails, and say how to run the small one."""
     from rich.markup import escape
 
-    from conformance.case_unit import FAILING, smallest
+    from conformance.case_unit import FAILING, NOT_ASKED, smallest, too_late
     from conformance.reports.text import failure_text
     from conformance.workers.execute import call
     from mha.cli.suite.screen import of_one
 
     for subject in subjects:
         wrong = [result for result in _of(subject, results) if result.status in FAILING]
+        wrong = [
+            one for one in wrong if not too_late(one) and not one.message.startswith(NOT_ASKED)
+        ]  # hours of waiting
         if not wrong:
             continue
         with errors.status(escape(f"looking for a small case that {subject.name} fails")):
