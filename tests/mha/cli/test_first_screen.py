@@ -336,6 +336,7 @@ def test_few_cases_are_said_to_be_few_and_a_header_of_an_error_is_left_out(own):
     assert status == 2
     assert 'Did not run: RuntimeError: Missing key(s): "q.bias".' in flat(text)
     assert "Only 1 of 6 cases were asked, so a cause may not show. A module of one input answers few:" in flat(text)
+    assert "record its calls with mha.capture and run `mha diagnose FILE` (docs/recordings.md)." in flat(text)
 
 
 def test_results_of_a_wrong_shape_are_counted_once_each_and_the_end_of_a_products_error_is_there(own):
