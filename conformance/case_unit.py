@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
+from threading import Lock
 from typing import Any
 from uuid import uuid4
 
@@ -36,6 +39,45 @@ FAILING = ("different", "failed")
 
 CHUNK = 21
 """Cases of one unit. Few enough that workers finish together, and many enough that asking for them costs nothing."""
+
+
+LATE = 3
+"""So many cases without an answer in time, and none with one, and a subject is asked no more."""
+
+NOT_ASKED = "not asked: "
+"""The beginning of the message of a case that a subject was not asked for this reason."""
+
+_TOO_LATE = re.compile(r"(?:call 1 of [\w-]+ \(.*?\): )?(no (?:answer|sign of life) (?:within [\d.e+-]+ s|in time))")
+
+
+def too_late(result: Result) -> str:
+    """Return how long a subject was waited for that did not answer at all, such as "no answer within 60 s"; else ""."""
+    found = _TOO_LATE.match(result.message) if result.status == "failed" else None
+    return "" if found is None else found[1]
+
+
+class _Patience:
+    """Says which subjects are not asked any more, in the threads that ask them; a subject is known by its home."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._asked: Counter[Home] = Counter()
+        self._late: Counter[Home] = Counter()
+        self._ended: dict[Home, str] = {}
+
+    def why_not(self, home: Home, result: Result | None) -> str:
+        """Return why a subject is asked no more, after this result of it; "" as long as it is."""
+        with self._lock:
+            if result is not None and result.status != "unsupported" and home not in self._ended:
+                self._asked[home] += 1
+                if late := too_late(result):
+                    self._late[home] += 1
+                    if self._late[home] == LATE:
+                        counts = f"{LATE} of {self._asked[home]} cases"
+                        self._ended[home] = f"{NOT_ASKED}{late} in {counts} (--time-limit)"
+                elif result.status != "failed":
+                    self._ended[home] = ""  # it answers: whatever it is slow in, it is asked all
+            return self._ended.get(home, "")
 
 
 @dataclass(frozen=True)
@@ -123,6 +165,9 @@ def run_apart(
 ) -> Iterator[tuple[int, Result]]:
     """Judge every (case, subject) in worker processes; yields (its number, Result) as they come.
 
+    A subject that has no answer in time in LATE cases, before it has one in any, is asked no more on this machine: the
+    other cases have failed, and say why.
+
     Args:
         runs: those of one subject stand together, as equal objects.
         executor, settings: where, and with what.
@@ -143,7 +188,10 @@ def run_apart(
             named = None if before is None else _named(before, whole)
             units.append(CaseUnit(subject, names, named, known, series, again))
             numbers.append([number for number, _ in chunk])
-    for unit, item, result in run_units(units, executor, settings):
+    patience = _Patience()
+    for unit, item, result in run_units(
+        units, executor, settings, lambda number, result: patience.why_not(units[number].home, result)
+    ):
         if result is not None:
             yield numbers[unit][item - (units[unit].before is not None)], result
 

@@ -36,6 +36,11 @@ class Attention(nn.Module):
         return self.out_proj((weights @ v).transpose(1, 2).flatten(2)), weights
 
 
+def tensor(array):
+    """A copy: arrays may have negative strides, which PyTorch refuses, and may be written into after the call."""
+    return torch.from_numpy(array.copy())
+
+
 class TorchSubject:
     """`Attention` behind prepare(config, weights) -> run(inputs) -> answer."""
 
@@ -52,25 +57,24 @@ class TorchSubject:
         """The layer with these weights, which have the names of its own parameters."""
         sizes = (config.query_dim, config.key_dim, config.value_dim, config.output_dim)
         layer = Attention(*sizes, config.num_heads, config.head_dim, config.value_head_dim)
-        layer.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, assign=True)
+        layer.load_state_dict({name: tensor(array) for name, array in weights.items()}, assign=True)
         layer.requires_grad_()
 
         def run(inputs):
             # Bool (B, H, Lq, Lk): lengths, causal mask and the rest combined.
             mask = torch.from_numpy(allowed_keys(inputs.mask, inputs.check(config), config.num_heads))
-            given = {name: torch.tensor(getattr(inputs, name)) for name in ("queries", "keys", "values")}
+            given = {name: tensor(getattr(inputs, name)) for name in ("queries", "keys", "values")}
             padding = ~mask.any(dim=1).any(dim=1)[:, :, None]
             given["keys"].masked_fill_(padding, 0.0)  # what nobody may look at may be NaN
             given["values"].masked_fill_(padding, 0.0)
-            given = {name: tensor.requires_grad_() for name, tensor in given.items()}
+            given = {name: leaf.requires_grad_() for name, leaf in given.items()}
             output, attention_weights = layer(*given.values(), mask)
-            layer.zero_grad()  # it is asked several times, and gradients would add up
-            output.backward(torch.from_numpy(inputs.cotangent))
-            gradients = {name: tensor.grad for name, tensor in (*given.items(), *layer.named_parameters())}
-            return {
-                "output": output.detach().numpy(),
-                "weights": attention_weights.detach().numpy(),
-                "gradients": {name: gradient.numpy() for name, gradient in gradients.items()},
-            }
+            answer = {"output": output.detach().numpy(), "weights": attention_weights.detach().numpy()}
+            if inputs.cotangent is not None:
+                layer.zero_grad()  # it is asked several times, and gradients would add up
+                output.backward(tensor(inputs.cotangent))
+                gradients = {name: leaf.grad for name, leaf in (*given.items(), *layer.named_parameters())}
+                answer["gradients"] = {name: gradient.numpy() for name, gradient in gradients.items()}
+            return answer
 
         return run

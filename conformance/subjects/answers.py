@@ -70,8 +70,9 @@ def as_trace(
     elif answer is None:
         raise SubjectFailed("returned nothing (None); it must return its output")
     elif isinstance(answer, (tuple, list)):
+        array = ", as an array: numpy.asarray(...)" if isinstance(answer, list) else ""
         raise SubjectFailed(
-            f"returned {kind_of(answer)}; it must return its output alone, "
+            f"returned {kind_of(answer)}; it must return its output alone{array}, "
             "or a dict by stage, such as {'output': ..., 'weights': ...}"
         )
     else:

@@ -24,7 +24,7 @@ from conformance.subjects.handout import Handout, input_arrays, with_arrays
 from conformance.subjects.in_time import TookTooLong, all_in_time
 from conformance.subjects.surroundings import kept_surroundings
 from mha_core import AttentionConfig, AttentionInputs, Trace
-from mha_core.errors import one_line
+from mha_core.errors import listed, one_line
 from mha_core.weights import Weights
 
 __all__ = ["CannotExpress", "Session", "SubjectFailed", "Turn", "ask", "place", "within", "words"]
@@ -194,12 +194,14 @@ class Session:
         # NaN and infinity are data here, and no reason to warn. NumPy keeps this setting per thread.
         with np.errstate(all="ignore"):
             if layer.run is None:
-                layer.run = self._prepared(layer, inputs)
+                with _names_said(layer.problem.weights):
+                    layer.run = self._prepared(layer, inputs)
             elif keep and (reason := _why_not(self.subject, problem.config, inputs)) is not None:
                 raise CannotExpress(reason)
             with suppress(BrokenBarrierError):  # another thread has failed, or is late: this one goes on
                 start.wait(timeout=TOGETHER_SECONDS)
-            returned = [layer.run(inputs) for _ in range(times)]
+            with _names_said(layer.problem.weights):
+                returned = [layer.run(inputs) for _ in range(times)]
             traces = [self._as_trace(answer, layer, shapes) for answer in returned]
         return returned, shapes, traces
 
@@ -242,6 +244,18 @@ class Session:
         if not callable(run):
             raise SubjectFailed(f"prepare returned {kind_of(run)}; it must return a function run(inputs) -> Trace")
         return run
+
+
+@contextmanager
+def _names_said(weights: Weights) -> Iterator[None]:
+    """A context in which the error of a key that the weights do not have says their names."""
+    try:
+        yield
+    except KeyError as error:
+        if type(error) is not KeyError or [type(key) for key in error.args] != [str] or error.args[0] in weights:
+            raise
+        names = listed(sorted(weights, key=lambda name: name.endswith(".bias")), 4)
+        raise SubjectFailed(f"{one_line(error)}{place(error)}; the weights are {names}") from error
 
 
 def _spoil(trace: Trace) -> None:

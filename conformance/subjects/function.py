@@ -167,7 +167,8 @@ def subject_from_function(
     Traceback (most recent call last):
     ...
     mha_core.errors.SpecError: 'mine' has the parameters (q, k, v); a function to be judged starts with \
-weights, queries, keys, values, mask; `mha check --new FILE.py` writes one to begin with
+weights, queries, keys, values, mask; it lacks weights, queries, keys, values, mask; a function around it will do: \
+def judged(weights, queries, keys, values, mask): return mine(...); `mha check --new FILE.py` writes one to begin with
     """
     name = getattr(function, "__name__", type(function).__name__) if name is None else name
     dtypes = check_dtypes(repr(name), dtypes)
@@ -175,7 +176,7 @@ weights, queries, keys, values, mask; `mha check --new FILE.py` writes one to be
     if not is_plain(parameters):
         raise SpecError(
             f"{name!r} has the parameters ({', '.join(map(str, parameters))}); a function to be judged starts with "
-            f"{', '.join(ARGUMENTS)}; {TO_BEGIN}"
+            f"{', '.join(ARGUMENTS)}; {around(name, parameters)}; {TO_BEGIN}"
         )
     rest, known = parameters[len(ARGUMENTS) :], known_options()
     for parameter in rest:
@@ -206,6 +207,18 @@ def parameters_of(where: str, function: Callable[..., Any]) -> list[inspect.Para
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise SpecError(f"{where} does not tell its parameters; {RULE}; {TO_BEGIN}") from error
+
+
+def around(name: str, parameters: list[inspect.Parameter]) -> str:
+    """Return what parameters lack to be those of a plain function, and the line of one around it, for a message.
+
+    >>> around("f", list(inspect.signature(lambda weights, queries, keys, values: 0).parameters.values()))
+    'it lacks mask; a function around it will do: def judged(weights, queries, keys, values, mask): return f(...)'
+    """
+    names = {parameter.name for parameter in parameters}
+    absent = ", ".join(name for name in ARGUMENTS if name not in names)
+    lacks = f"it lacks {absent}; " if absent else ""
+    return f"{lacks}a function around it will do: def judged({', '.join(ARGUMENTS)}): return {name}(...)"
 
 
 def is_plain(parameters: list[inspect.Parameter]) -> bool:

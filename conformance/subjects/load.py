@@ -26,6 +26,7 @@ from conformance.subjects.function import (
     TO_BEGIN,
     FunctionSubject,
     OtherDtype,
+    around,
     check_dtypes,
     check_member,
     is_plain,
@@ -36,7 +37,7 @@ from conformance.subjects.function import (
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.backend import Run
 from mha_core.dtypes import check_dtype
-from mha_core.errors import meant, one_line, shown
+from mha_core.errors import install_command, meant, one_line, shown
 from mha_core.files.shadow import HOME, OURS
 from mha_core.subject import FIRST, Capabilities
 from mha_core.weights import Weights
@@ -53,6 +54,9 @@ __all__ = [
 
 DEFAULT_TIME_LIMIT = 60.0
 """Seconds that a subject may take for one case."""
+
+EXTRAS = {"torch": "torch", "keras": "tf", "tensorflow": "tf", "jax": "jax", "flax": "jax", "mxnet": "mxnet"}
+"""Package -> the extra of this project with which it is installed."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +249,9 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
                 f"{where}: importing {module_name} found no module {missing!r}: here {package!r} is the package "
                 f"of mha-parity in {HOME}. Give yours another name{place(error)}."
             ) from error
-        raise SpecError(f"{where}: importing {module_name} raised {one_line(error)}{place(error)}") from error
+        extra = EXTRAS.get((missing or "").split(".")[0])
+        install = "" if extra is None else f"; {install_command(extra)}"
+        raise SpecError(f"{where}: importing {module_name} raised {one_line(error)}{place(error)}{install}") from error
     for name in path.split("."):
         if not hasattr(found, name):
             public = [known for known in vars(found) if not known.startswith("_")] if hasattr(found, "__dict__") else []
@@ -296,7 +302,8 @@ def _make(where: str, named: Any, name: str, dtype: str) -> Any:
     if set(required) - {"dtype"}:
         raise SpecError(
             f"{where} has the parameters ({', '.join(map(str, parameters))}); {RULE}, "
-            f"and a factory of one is called without arguments, or with dtype; {to_begin(named)}"
+            f"and a factory of one is called without arguments, or with dtype; "
+            f"{'' if inspect.isclass(named) else f'{around(name, parameters)}; '}{to_begin(named)}"
         )
     takes_dtype = any(parameter.name == "dtype" for parameter in parameters)
     try:

@@ -121,7 +121,7 @@ def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> A
 
 
 class Stopped(BaseException):
-    """Raised by `say` of `execute`: ends the thread of a unit whose answers nobody waits for."""
+    """Raised by `say` of `execute`: ends a unit whose answers nobody waits for, or that is not gone on with."""
 
 
 def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:

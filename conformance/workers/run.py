@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -18,13 +18,23 @@ from mha_core.errors import one_line
 _Event = tuple[int, int, Any]
 """Number of the unit, number of the item, its answer."""
 
+WhyNot = Callable[[int, Any], str]
+"""(number of a unit, its latest answer; None before the first) -> why it is not gone on with; "" if it is."""
 
-def run_units(units: Sequence[Unit], executor: Executor, settings: Settings) -> Iterator[_Event]:
+
+def run_units(
+    units: Sequence[Unit], executor: Executor, settings: Settings, why_not: WhyNot = lambda number, answer: ""
+) -> Iterator[_Event]:
     """Run all units; yields (number of the unit, number of the item, answer) as they come, each item once.
 
     `Local` gives each answer at once, any other executor those of a unit together. Units that a `Cluster` gives up
     (its scheduler is gone, say) run on this machine; if any other executor gives up a unit, the answer of its items
     is `Unit.lost`. Closing this generator, or an interrupt, ends everything that runs.
+
+    Args:
+        units, executor, settings: what is done, where, and with what.
+        why_not: called in the threads of `Local`, and there alone. The other items of a unit for which it gives a
+            reason are lost for this reason.
     """
     events: SimpleQueue[_Event | tuple[int, Future[list[Any]]]] = SimpleQueue()
     seen: set[tuple[int, int]] = set()
@@ -37,8 +47,17 @@ def run_units(units: Sequence[Unit], executor: Executor, settings: Settings) -> 
             if stopped.is_set():
                 raise Stopped
             events.put((number, item, answer))
+            go_on(answer)
 
-        future = where.submit(execute, units[number], settings, *((say,) if isinstance(where, Local) else ()))
+        def go_on(answer: Any) -> None:
+            if reason := why_not(number, answer):
+                raise Stopped(reason)
+
+        def begin(unit: Unit, settings: Settings) -> list[Any]:
+            go_on(None)
+            return execute(unit, settings, say)
+
+        future = where.submit(begin if isinstance(where, Local) else execute, units[number], settings)
         futures.append(future)
         future.add_done_callback(lambda done: events.put((number, done)))
 
@@ -85,7 +104,8 @@ def _answers(unit: Unit, future: Future[list[Any]], error: BaseException | None)
     """All answers of a unit that is done; those of one that was given up say why."""
     if error is None:
         return future.result()
-    return [unit.lost(item, one_line(error)) for item in range(len(unit))]
+    reason = str(error) if isinstance(error, Stopped) else one_line(error)
+    return [unit.lost(item, reason) for item in range(len(unit))]
 
 
 def _error(future: Future[list[Any]]) -> BaseException | None:

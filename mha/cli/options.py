@@ -52,11 +52,12 @@ def argument(**settings: Any) -> Any:
     return field(metadata={PARAMETER: lambda name: click.argument(name, **settings)})
 
 
-def command(kind: type[Options]) -> Callable[[Callable[[Any], None]], click.Command]:
+def command(kind: type[Options], **settings: Any) -> Callable[[Callable[[Any], None]], click.Command]:
     """A decorator that makes a function a command, which is called with one object: what was asked for.
 
     Args:
         kind: its fields are made by `option`, `argument` and the functions below.
+        settings: of the command's context, as click has them.
     """
 
     def decorate(function: Callable[[Any], None]) -> click.Command:
@@ -66,7 +67,7 @@ def command(kind: type[Options]) -> Callable[[Callable[[Any], None]], click.Comm
 
         for add in reversed(list(_parameters(kind))):
             run = add(run)
-        return click.command(cls=Command)(run)
+        return click.command(cls=Command, context_settings=settings)(run)
 
     return decorate
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.subjects.function import ARGUMENTS, is_plain
 from mha.coverage import kind_of
 from mha.invariance.caches import STARTS
 from mha.invariance.given import Given
@@ -67,6 +68,11 @@ def find(live: Live, inputs: Any = None) -> tuple[Live, Template]:
                 first = first or one_line(error)
             else:
                 return one, Template(template.sequences, template.fixed, axes, place, template.made)
+    if is_plain(list(live.signature.values())):
+        raise SpecError(
+            f"a function ({', '.join(ARGUMENTS)}) is judged by `mha check --subject MODULE:NAME`; "
+            "asked here is a layer or a model, or a function without arguments that makes one"
+        )
     names = [name for name, one in live.signature.items() if one.default is one.empty]
     unknown = [name for name in names[1:] if name not in (*SAME, *CONTEXT, *STARTS)]
     if inputs is None and unknown:

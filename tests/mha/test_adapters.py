@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 
@@ -10,11 +11,15 @@ from click.testing import CliRunner
 
 from mha.adapters import FRAMEWORKS
 from mha.cli.main import main
+from mha_core.errors import install_command
 
 NEEDED = {"torch": "torch", "keras": "tf", "jax": "jax", "nnx": "jax", "mxnet": "mxnet"}
 """Framework -> the backend with which it is installed."""
 
 CASES = ("prime", "causal", "no-bias", "nan-in-padding", "one-key")
+
+SEQUENCES = ("sequence-numbers", "sequence-layouts", "sequence-weights")
+"""Negative strides, calls without a cotangent, weights that are written into: what a copy is needed for."""
 
 OTHERS = ("grouped-heads", "dot", "scale", "additive", "softcap", "rotary", "past")
 """Cases of what no file takes: they are not judged, and so not said to be wrong."""
@@ -42,11 +47,11 @@ def test_each_file_is_equal_as_it_is_written(framework, folder, backend_names):
     text = (folder / "made.py").read_text()
     assert "mine" not in text
     assert all(f"mha check --subject {spec}" in text for spec in specs)
-    cases = [word for case in (*CASES, *OTHERS) for word in ("--case", case)]
+    cases = [word for case in (*CASES, *SEQUENCES, *OTHERS) for word in ("--case", case)]
     done = run(*[word for spec in specs for word in ("--subject", spec)], *cases, "--workers", "1")
     for name in ("attention", "Layer"):
-        for dtype in ("float64", "float32"):
-            answer = f"{name} {dtype}: equal in all {len(CASES)}; {len(OTHERS)} not judged\n"
+        for dtype, asked in (("float64", CASES + SEQUENCES), ("float32", CASES)):  # sequences: the first dtype alone
+            answer = f"{name} {dtype}: equal in all {len(asked)}; {len(OTHERS)} not judged\n"
             assert answer in done.output, done.output
     assert done.exit_code == 0
 
@@ -75,6 +80,14 @@ def test_what_can_not_be_written_is_one_line(arguments, said, folder):
     done = run(*arguments)
     assert (done.exit_code, done.output) == (2, f"Error: {said}\n")
     assert list(folder.iterdir()) == []
+
+
+def test_a_framework_that_is_not_installed_is_told_with_the_command(folder, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "flax" else found(name))
+    absent = f"flax is not installed here: {install_command('jax')}\n"
+    assert run("--new", "mine.py", "--framework", "nnx").output.endswith(absent)
+    assert "installed" not in run("--new", "own.py").output
 
 
 def test_in_another_folder_the_command_says_where_it_runs(folder):

@@ -59,8 +59,8 @@ class Layer:
     capabilities = Capabilities("head_dim", "value_head_dim", *WIDTHS)  # of all features beside the plain layer
 
     def prepare(self, config, weights):
-        """The layer with these weights, under the names that docs/subjects.md lists."""
-        parameters = {name: jnp.asarray(array) for name, array in weights.items()}
+        """The layer with copies of these weights, under the names that docs/subjects.md lists."""
+        parameters = {name: jnp.array(array) for name, array in weights.items()}
 
         def run(inputs):
             sizes = inputs.check(config)

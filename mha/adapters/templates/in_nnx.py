@@ -45,7 +45,7 @@ class Attention(nnx.Module):
 
 
 def with_weights(weights, num_heads):
-    """The module with these weights: a kernel is the transpose of a weight."""
+    """The module with copies of these weights: a kernel is the transpose of a weight."""
     shapes = {name: weights[f"{name}.weight"].shape for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
     biased = [name for name in shapes if f"{name}.bias" in weights]
     module = Attention(num_heads, shapes, biased, weights["q_proj.weight"].dtype)
@@ -53,9 +53,9 @@ def with_weights(weights, num_heads):
         projection, kind = name.split(".")
         linear = getattr(module, projection)
         if kind == "weight":
-            linear.kernel = nnx.Param(jnp.asarray(array.T))
+            linear.kernel = nnx.Param(jnp.array(array.T))
         else:
-            linear.bias = nnx.Param(jnp.asarray(array))
+            linear.bias = nnx.Param(jnp.array(array))
     return module
 
 

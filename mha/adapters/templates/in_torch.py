@@ -27,11 +27,16 @@ def split(x, num_heads):
     return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)).transpose(1, 2)
 
 
+def tensor(array):
+    """A copy: arrays may have negative strides, which PyTorch refuses, and may be written into after the call."""
+    return torch.from_numpy(array.copy())
+
+
 # mha check --subject mine:attention
 def attention(weights, queries, keys, values, mask, *, num_heads, padding):
     """A function: NumPy arrays in, the output (B, Lq, Do) out. Further parameters: docs/subjects.md."""
-    parameters = {name: torch.from_numpy(array) for name, array in weights.items()}
-    queries, keys, values, mask, padding = map(torch.from_numpy, (queries, keys, values, mask, padding))
+    parameters = {name: tensor(array) for name, array in weights.items()}
+    queries, keys, values, mask, padding = map(tensor, (queries, keys, values, mask, padding))
 
     def project(name, x):
         return nn.functional.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
@@ -70,24 +75,24 @@ class Layer:
     def prepare(self, config, weights):
         """The layer with these weights, which have the names of its own parameters."""
         layer = Attention(config)
-        layer.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, assign=True)
+        layer.load_state_dict({name: tensor(array) for name, array in weights.items()}, assign=True)
         layer.requires_grad_()
 
         def run(inputs):
             sizes = inputs.check(config)
             # Bool (B, H, Lq, Lk): lengths, causal mask and the rest combined.
             mask = torch.from_numpy(allowed_keys(inputs.mask, sizes, config.num_heads))
-            given = {name: torch.tensor(getattr(inputs, name)) for name in ("queries", "keys", "values")}
+            given = {name: tensor(getattr(inputs, name)) for name in ("queries", "keys", "values")}
             padding = torch.from_numpy(padding_keys(inputs.mask, sizes))[:, :, None]
             given["keys"].masked_fill_(padding, 0.0)  # what nobody may look at may be NaN
             given["values"].masked_fill_(padding, 0.0)
-            given = {name: tensor.requires_grad_() for name, tensor in given.items()}
+            given = {name: leaf.requires_grad_() for name, leaf in given.items()}
             output, attention_weights = layer(*given.values(), mask)
             answer = {"output": output.detach().numpy(), "weights": attention_weights.detach().numpy()}
             if inputs.cotangent is not None:
                 layer.zero_grad()  # it is asked several times, and gradients would add up
-                output.backward(torch.from_numpy(inputs.cotangent))
-                gradients = {name: tensor.grad for name, tensor in (*given.items(), *layer.named_parameters())}
+                output.backward(tensor(inputs.cotangent))
+                gradients = {name: leaf.grad for name, leaf in (*given.items(), *layer.named_parameters())}
                 answer["gradients"] = {name: gradient.numpy() for name, gradient in gradients.items()}
             return answer
 

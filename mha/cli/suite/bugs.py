@@ -27,6 +27,7 @@ SHOWN = 3
 class BugsOptions(Apart):
     """The options of `mha bugs`."""
 
+    ids: tuple[str, ...] = options.argument(nargs=-1, metavar="[BUG]...")
     patterns: tuple[str, ...] = options.several(
         "--bug", "-b", help="Only bugs of this id; wildcards work (repeatable)."
     )
@@ -37,7 +38,7 @@ class BugsOptions(Apart):
 
 @options.command(BugsOptions)
 def bugs(asked: BugsOptions) -> None:
-    """List the bugs that the suite must catch; with --kill, catch them.
+    """List the bugs that the suite must catch, all or each BUG; with --kill, catch them.
 
     Exit status: 0, or 1 if a bug survives that is not listed as equivalent, 2 could not run.
     """
@@ -46,7 +47,7 @@ def bugs(asked: BugsOptions) -> None:
 
     if not asked.kill and (asked.case_patterns or asked.json_path is not None):
         raise CouldNotRun("--case and --json belong to --kill")
-    selected, selected_cases = registry.select(asked.patterns), cases.select(asked.case_patterns)
+    selected, selected_cases = registry.select((*asked.ids, *asked.patterns)), cases.select(asked.case_patterns)
     console, errors = consoles()
     if not asked.kill:
         show_rows(console, ("bug", "what is wrong", "shows in", "what to change"), map(_row, selected))

@@ -59,6 +59,10 @@ OTHER_NAMES = {"tensorflow": "keras", "tf": "keras", "flax": "nnx", "linen": "ja
 """A name that somebody may look for -> the framework of --new that has such layers."""
 
 
+PACKAGES = {"nnx": "flax"}
+"""A framework of --new -> the package that its file imports, where that has another name."""
+
+
 class _Framework(click.Choice):
     """A framework of --new. Of another name it is said which one may be meant."""
 
@@ -144,7 +148,7 @@ OF_TWICE = {
 """The parameters that may be given with --list, with --new and with --twice."""
 
 
-@options.command(CheckOptions)
+@options.command(CheckOptions, allow_extra_args=True)
 @click.option(
     "--no-compile-cache",
     is_flag=True,
@@ -167,6 +171,7 @@ def check(asked: CheckOptions) -> None:
     from conformance.subjects.function import TO_BEGIN
     from mha_core.dtypes import check_dtype
 
+    _take_no_arguments(click.get_current_context().args)
     console, errors = consoles()
     if asked.new_path is not None:
         _only_with("--new", OF_NEW)
@@ -276,17 +281,23 @@ def _judged(
 ) -> tuple[list[Result], bool]:
     """The results of all runs in their order, or of those up to an interrupt by the user; and whether there was one.
 
-    Each row of results is shown as soon as it is there.
+    Each row of results is shown as soon as it is there, and each case in which there was no answer in time.
     """
-    from conformance.case_unit import run_apart
+    from conformance.case_unit import NOT_ASKED, run_apart, too_late
     from conformance.reports.text import row_line
 
     total = Counter((subject.name, subject.dtype, subject.device) for _, subject in runs)
     rows: dict[tuple[str, str, str], list[Result]] = {}
+    given_up: set[str] = set()
 
     def judging(executor: Executor) -> Iterator[tuple[int, Result]]:
         for number, result in run_apart(runs, executor, settings, known, whole=whole, plan=plan):
             yield number, result  # moves the bar on, before a line is printed above it
+            if too_late(result):
+                warn(errors, [f"{of_result(result)}: {result.message}"])
+            elif result.message.startswith(NOT_ASKED) and result.message not in given_up:
+                given_up.add(result.message)
+                warn(errors, [f"{result.subject}: the other cases were {result.message}"])
             row = (result.subject, result.dtype, result.device)
             rows.setdefault(row, []).append(result)
             shown_later = result.selector.startswith("--subject") and not asked.verbose
@@ -295,6 +306,26 @@ def _judged(
 
     found, interrupted = asked.gathered(errors, len(runs), lambda item: of_result(item[1]), judging)
     return [result for _, result in sorted(found, key=itemgetter(0))], interrupted
+
+
+def _take_no_arguments(words: Sequence[str]) -> None:
+    """Raise UsageError for a word that belongs to no option, with the option or the command that may be meant."""
+    if not words:
+        return
+    from mha_core.backend import names
+    from mha_core.errors import shown
+
+    word = words[0]
+    named, path = shlex.quote(shown(word)), Path(word)
+    if word in names():
+        hint = f"Did you mean --backend {named}?"
+    elif path.suffix == ".py":
+        hint = f"Did you mean --subject {shlex.quote(shown(path.stem))}:NAME, with the name of what is in it?"
+    elif path.suffix == ".safetensors" or path.is_file():
+        hint = f"A recording, which mha.capture wrote, is judged by `mha diagnose {named}` and `mha replay {named}`."
+    else:
+        hint = f"Did you mean --subject {named}?" if ":" in word else "A subject is --subject MODULE:NAME."
+    raise click.UsageError(f"Got unexpected extra argument ({shown(word)}). {hint}")
 
 
 def _only_with(flag: str, parameters: set[str]) -> None:
@@ -309,13 +340,19 @@ def _only_with(flag: str, parameters: set[str]) -> None:
 
 
 def _begin_new(console: Console, path: Path, framework: str) -> None:
-    """Write a file to begin with, and say how it is run."""
-    from mha_core.errors import shown
+    """Write a file to begin with, and say how it is run, and what is missing for that."""
+    from importlib.util import find_spec
+
+    from conformance.subjects.load import EXTRAS
+    from mha_core.errors import install_command, shown
 
     specs = new_adapter(path, framework)
     there = "" if path.absolute().parent == Path.cwd() else f"cd {shlex.quote(str(path.parent))} && "
     say(console, f"wrote {shown(path)}, a function and a class, equal as they are. They are judged by:")
     say(console, *(f"  {there}mha check --subject {spec}" for spec in specs))
+    package = PACKAGES.get(framework, framework)
+    if find_spec(package) is None:
+        say(console, f"{package} is not installed here: {install_command(EXTRAS[package])}")
 
 
 def _list(console: Console, asked: CheckOptions) -> None:
@@ -461,13 +498,16 @@ def _show_smallest(
     """Shrink the first random case that each subject fails, and say how to run the small one."""
     from rich.markup import escape
 
-    from conformance.case_unit import FAILING, smallest
+    from conformance.case_unit import FAILING, NOT_ASKED, smallest, too_late
     from conformance.reports.text import failure_text
     from conformance.workers.execute import call
     from mha.cli.suite.screen import of_one
 
     for subject in subjects:
         wrong = [result for result in _of(subject, results) if result.status in FAILING]
+        wrong = [
+            one for one in wrong if not too_late(one) and not one.message.startswith(NOT_ASKED)
+        ]  # hours of waiting
         if not wrong:
             continue
         with errors.status(escape(f"looking for a small case that {subject.name} fails")):

@@ -31,7 +31,7 @@ FEW = 5
 
 WHY_FEW = (
     "A module of one input answers few: have the method judged that it gives queries, keys and values to "
-    "(docs/subjects.md)."
+    "(docs/subjects.md), or record its calls with mha.capture and run `mha diagnose FILE` (docs/recordings.md)."
 )
 
 LEAST = 6
@@ -143,7 +143,8 @@ def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:
     if not wrong or (told is not None and any(" has shape " in cause.what for cause in told.causes)):
         return []
     first, mismatch = wrong[0]
-    return [f"{mismatch.stage}: {mismatch.message} (case {first.case}, and so in {len(wrong)} of {len(results)})."]
+    count = len({id(one) for one, _ in wrong})  # one result may have several such arrays
+    return [f"{mismatch.stage}: {mismatch.message} (case {first.case}, and so in {count} of {len(results)})."]
 
 
 def _raised(results: Sequence[Result]) -> list[str]:
@@ -156,14 +157,14 @@ def _raised(results: Sequence[Result]) -> list[str]:
     lines = []
     for ones in ranked[:REASONS]:
         names = list(dict.fromkeys(one.case for one in ones))
-        lines.append(f"Did not run: {shown(_why(ones[0]), 150)}, in {listed(names, NAMES)}")
+        lines.append(f"Did not run: {shown(_why(ones[0]), 160)}, in {listed(names, NAMES)}")
     more = len(ranked) - REASONS
     return [*lines, f"Did not run: for {more} more reasons"] if more > 0 else lines
 
 
 def _why(result: Result) -> str:
-    """Why it did not run, without the call of a sequence."""
-    return re.sub(r"^call \d+ of [\w-]+ \(.*?\): ", "", result.message)
+    """Why it did not run, without the call of a sequence, and without the signature in NumPy's error of a product."""
+    return re.sub(r"^call \d+ of [\w-]+ \(.*?\): |, with gufunc signature \S+", "", result.message)
 
 
 def _of_one(results: Sequence[Result], catches: Mapping[str, str]) -> list[str]:

@@ -26,12 +26,15 @@ LINE = (RIGHT + FUNCTION).count("\n") + 1
 BAD_FUNCTIONS = {
     "raise RuntimeError('out of luck\\nand why')": f"RuntimeError: out of luck (mine.py:{LINE} in subject)",
     "assert not len(output)": f"AssertionError (mine.py:{LINE} in subject)",
-    "weights['wq']": f"KeyError: 'wq' (mine.py:{LINE} in subject)",
+    "weights['wq']": f"KeyError: 'wq' (mine.py:{LINE} in subject); the weights are q_proj.weight, "
+    "k_proj.weight, v_proj.weight, out_proj.weight and 4 more",
+    "{}['q_proj.weight']": f"KeyError: 'q_proj.weight' (mine.py:{LINE} in subject)",
+    "{}[3]": f"KeyError: 3 (mine.py:{LINE} in subject)",
     "raise SystemExit(3)": f"SystemExit: 3 (mine.py:{LINE} in subject)",
     "return subject(weights, queries, keys, values, mask, **options)": "RecursionError: maximum recursion depth",
     "pass": "returned nothing (None); it must return its output",
     "return output, None": "returned a tuple; it must return its output alone, or a dict by stage",
-    "return output.tolist()": "returned a list; it must return its output alone",
+    "return output.tolist()": "returned a list; it must return its output alone, as an array: numpy.asarray(...), or",
     "return 3.5": "output is a float, not a NumPy array; convert it: numpy.asarray(output)",
     "return {'output': output, 'attn': output}": "its answer holds 'attn', which is not known "
     "(known: queries, keys, values, scores, weights, heads, output)",

@@ -7,6 +7,7 @@ import pytest
 from conformance.bounds.precision import Precision
 from conformance.subjects.load import check_time_limit, load_subject, load_subjects, subject_from_function
 from mha_core import SpecError
+from mha_core.errors import install_command
 from tests.conformance.subjects.own_layer import judge
 
 FORMS = {
@@ -110,6 +111,8 @@ SPECS = {
     "mine:Net": "is no subject: a layer of torch needs a class around it that gives it weights: "
     "`mha check --new FILE.py --framework torch` writes one, and mha.capture records",
     "mine:exchanged": "has the parameters (weights, keys, queries, values, mask);",
+    "mine:short": "or with dtype; it lacks mask; a function around it will do: def judged(weights, queries, keys, "
+    "values, mask): return short(...); `mha check --new FILE.py` writes one to begin with",
     "mine:demanding": "'demanding' needs 'causal', which is not known (known: config, num_heads,",
     "mine:Unnamed": "its name must be a text. Got 7.",
     "mine:Dtyped": "dtype 'single' is not known (known: float64",
@@ -125,6 +128,7 @@ def test_a_bad_spec_is_refused_in_one_line_before_anything_runs(spec, module):
         "class Net(type('Module', (), {'__module__': 'torch.nn.modules.module'})): pass\n"
         "def exiting(): sys.exit(3)\ndef nothing(): pass\ndef texts(): return 'right'\n"
         "def exchanged(weights, keys, queries, values, mask): pass\n"
+        "def short(weights, queries, keys, values): pass\n"
         "def demanding(weights, queries, keys, values, mask, causal): pass\n"
         "class Layer:\n    def __init__(self, embed_dim, num_heads): pass\n"
         "class Unnamed(Right): name = 7\nclass Dtyped(Right): dtype = 'single'\n"
@@ -143,6 +147,10 @@ def test_a_bad_spec_is_refused_in_one_line_before_anything_runs(spec, module):
         (
             "import no_such_package",
             "importing mine raised ModuleNotFoundError: No module named 'no_such_package' (mine.py:",
+        ),
+        (
+            "raise ModuleNotFoundError(\"No module named 'keras'\", name='keras')",
+            f"No module named 'keras' (mine.py:12 in <module>); {install_command('tf')}",
         ),
         ("def broken(:", "importing mine raised SyntaxError: invalid syntax"),
         ("1 / 0", "importing mine raised ZeroDivisionError: division by zero (mine.py:"),

@@ -124,3 +124,51 @@ def test_the_process_of_a_subject_is_kept(hostile):
     first = take(Home("hostile:Right", 5.0), Settings())
     assert first.hello.pid != 0
     first.end()
+
+
+SLOW = """
+import time
+
+
+def late(weights, queries, keys, values, mask, **options):
+    time.sleep(60)
+
+
+def late_after_one(weights, queries, keys, values, mask, **options):
+    if mask.all():
+        return queries[:, :, :1]
+    time.sleep(60)
+
+
+def late_or_raising(weights, queries, keys, values, mask, **options):
+    if mask.all():
+        raise ValueError("no mask")
+    time.sleep(60)
+"""
+
+ENDLESS = ("causal", "window", "window-causal", "window-zero", "allowed")
+
+
+@pytest.mark.parametrize(
+    ("subject", "first", "asked"),
+    [
+        ("late", (), "3 of 3"),
+        ("late_after_one", ("prime",), ""),
+        ("late_or_raising", ("prime",), "3 of 4"),
+    ],
+)
+def test_who_never_answers_is_asked_no_more_and_who_answers_once_is_asked_all(subject, first, asked, hostile, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    report, junit = tmp_path / "report.json", tmp_path / "junit.xml"
+    arguments = ["-s", f"slow:{subject}", "-d", "float64", "--time-limit", "0.4", "--workers", "1", "--no-diagnosis"]
+    chosen = [word for case in (*first, *ENDLESS) for word in ("-c", case)]
+    done = CliRunner().invoke(main, ["check", *arguments, *chosen, "--json", str(report), "--junit", str(junit)])
+    found = {row["case"]: row for row in json.loads(report.read_text())["results"]}
+    messages = [found[case]["message"] for case in sorted(ENDLESS, key=list(found).index)]
+    late, stopped = "no answer within 0.4 s", f"not asked: no answer within 0.4 s in {asked} cases (--time-limit)"
+    assert messages == ([late] * 3 + [stopped] * 2 if asked else [late] * 5)
+    assert {found[case]["status"] for case in ENDLESS} == {"failed"}
+    assert done.exit_code == (2 if asked else 1)
+    assert junit.read_text().count("<error") == len(ENDLESS) + (subject == "late_or_raising")
+    assert done.stderr.count(f": {late}\n") == len(ENDLESS) - 2 * bool(asked)
+    assert done.stderr.count(f"{subject}: the other cases were {stopped}\n") == bool(asked)

@@ -338,6 +338,21 @@ def test_few_cases_are_said_to_be_few_and_a_header_of_an_error_is_left_out(own):
     assert status == 2
     assert 'Did not run: RuntimeError: Missing key(s): "q.bias".' in flat(text)
     assert "Only 1 of 6 cases were asked, so a cause may not show. A module of one input answers few:" in flat(text)
+    assert "record its calls with mha.capture and run `mha diagnose FILE` (docs/recordings.md)." in flat(text)
+
+
+def test_results_of_a_wrong_shape_are_counted_once_each_and_the_end_of_a_products_error_is_there(own):
+    Path(f"{own}.py").write_text(
+        "def turned(weights, queries, keys, values, mask, **options):\n"
+        "    return {'output': queries[:, :, :1], 'heads': queries}\n"
+        "def product(weights, queries, keys, values, mask, **options):\n    return queries @ weights['q_proj.weight']\n"
+    )
+    status, text = said("check", "--subject", f"{own}:turned", "--no-diagnosis", "-c", "prime")
+    assert status == 1
+    assert "(case prime, and so in 2 of 2)." in flat(text)
+    status, text = said("check", "--subject", f"{own}:product", "-c", "prime")
+    assert status == 2
+    assert "core dimension 0 (size 33 is different from 17)" in flat(text)
 
 
 def test_an_object_that_declares_nothing_is_told_what_it_was_asked(own):

@@ -1,4 +1,4 @@
-"""A word that left is answered in one line with what to use."""
+"""A word that left, or that belongs to no option, is answered in one line with what to use."""
 
 from __future__ import annotations
 
@@ -16,3 +16,29 @@ def test_a_word_that_is_gone_says_in_one_line_what_to_use(word):
     assert result.exit_code == 2
     assert result.output == f"Error: mha {word} is no longer there; use {GONE[word]}\n"
     assert word.split()[0] not in main.commands or "--" in word
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    {
+        "mine:attention": "Did you mean --subject mine:attention?",
+        "mine.py": "Did you mean --subject mine:NAME, with the name of what is in it?",
+        "torch": "Did you mean --backend torch?",
+        "call.safetensors": "A recording, which mha.capture wrote, is judged by `mha diagnose call.safetensors` and "
+        "`mha replay call.safetensors`.",
+        "mine": "A subject is --subject MODULE:NAME.",
+    }.items(),
+)
+def test_a_word_that_check_does_not_take_is_answered_with_what_does(word, hint):
+    result = CliRunner().invoke(main, ["check", word])
+    assert result.exit_code == 2
+    assert result.output.endswith(f"\nError: Got unexpected extra argument ({word}). {hint}\n")
+
+
+def test_a_bug_is_shown_by_its_name():
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(main, ["bugs", "scale-embed-dim"])
+    assert result.exit_code == 0
+    assert result.output.startswith("scale-embed-dim\n  what is wrong: Scores are divided by the root of")
+    assert "\n  what to change: " in result.output
+    nearly = CliRunner().invoke(main, ["bugs", "scale-embed-dm"])
+    assert (nearly.exit_code, nearly.output.count("did you mean scale-embed-dim?")) == (2, 1)

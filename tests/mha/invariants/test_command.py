@@ -220,6 +220,7 @@ def two(x, other):
         (pooled, r"it gives no array of shape \(batch, length, \.\.\.\), but \(2, 16\)\. Say what it is called with"),
         (two, "it takes other too, of which nothing is known. Say what it is called with: --inputs"),
         (lambda x: None, "but none at all"),
+        (lambda weights, queries, keys, values, mask: queries, "is judged by `mha check --subject MODULE:NAME`"),
     ],
 )
 def test_a_call_that_is_not_known_is_refused(model, message):
