@@ -145,22 +145,29 @@ def _but_not_all(right: NDArray, some: NDArray) -> NDArray:
     return np.where(left.any(axis=-1, keepdims=True), left, right)
 
 
+ALL = "Let a query attend to every key that all sources of the mask let in, and to no other."
+SEES = "Let query i see key j where j <= offset + i."
+WITHIN = "Let query i see key j where offset + i - left <= j <= offset + i + right."
+VALID = "Let key j in where j < length."
+EMPTY = "Give a row without an allowed key the weights 0."
+
+
 def rules_of_sources() -> Iterator[Bug]:
     """Yield one source of the mask by another rule."""
     for (k, key), (q, query), more in product(KEYS.items(), QUERIES.items(), (0, 1, -1)):
         said = f"Under causal, query i sees key j where {k} <= {q}{('', ' + 1', ' - 1')[more]}."
-        yield _of_keys(said, partial(_causal, key, query, more), np.logical_and, "causal")
+        yield _of_keys(said, partial(_causal, key, query, more), np.logical_and, "causal", SEES)
     for (k, key), (q, query), (words, within) in product(KEYS.items(), QUERIES.items(), WINDOWS.items()):
         said = f"In a window (left, right), query i sees key j where {words.format(q=q, k=k)}."
-        yield _of_keys(said, partial(_window, key, query, within), np.logical_and, "window")
+        yield _of_keys(said, partial(_window, key, query, within), np.logical_and, "window", WITHIN)
     for words, rule in LENGTHS.items():
-        yield _of_keys(f"Lengths let key j in where {words}.", rule, np.logical_and, "valid_lens")
+        yield _of_keys(f"Lengths let key j in where {words}.", rule, np.logical_and, "valid_lens", VALID)
 
 
 def rules_beside() -> Iterator[Bug]:
     """Yield keys that are left out, or let in, whatever the mask says."""
     said = "Nothing excludes a key but -inf in the additive bias."
-    yield bug_of(said, said, "", {"allowed": _bias_alone, "padding": _given_padding}, stage="weights")
+    yield bug_of(said, said, ALL, {"allowed": _bias_alone, "padding": _given_padding}, stage="weights")
     for words, some in BESIDES.items():
         yield _of_keys(f"{words} are left out, whatever the mask says.", some, _but)
         yield _of_keys(f"{words} are left out, unless the row has no other.", some, _but_not_all)
@@ -192,7 +199,7 @@ def _of_two(said: str, one: str, other: str, how: Callable[[NDArray, NDArray], N
         return how(*(keys_of(state, mask, **change) for change in changes))
 
     steps = {"allowed": allowed, "padding": _given_padding}
-    return bug_of(said, said, "Combine all sources of the mask with AND.", steps, stage="weights")
+    return bug_of(said, said, ALL, steps, stage="weights")
 
 
 OF_EMPTY: Mapping[str, Term] = {
@@ -209,9 +216,9 @@ OF_EMPTY: Mapping[str, Term] = {
 def rules_of_empty() -> Iterator[Bug]:
     """Yield keys that rows attend to which have none."""
     for words, some in OF_EMPTY.items():
-        yield _of_keys(f"A row without an allowed key attends to {words}.", some, _unless_empty)
+        yield _of_keys(f"A row without an allowed key attends to {words}.", some, _unless_empty, fix=EMPTY)
     said = "A length is at least 1: where it is 0, the first key is attended to."
-    yield _of_keys(said, LENGTHS["j < max(length, 1)"], np.logical_and, "valid_lens")
+    yield _of_keys(said, LENGTHS["j < max(length, 1)"], np.logical_and, "valid_lens", VALID)
 
 
 def _unless_empty(right: NDArray, some: NDArray) -> NDArray:
@@ -235,7 +242,9 @@ def _given_padding(state: State, beneath: Step | None = None) -> NDArray:
     return padding_keys(state.inputs.mask, state.sizes)
 
 
-def _of_keys(sentence: str, rule: Term, how: Callable[[NDArray, Any], NDArray], source: str = "") -> Bug:
+def _of_keys(
+    sentence: str, rule: Term, how: Callable[[NDArray, Any], NDArray], source: str = "", fix: str = ALL
+) -> Bug:
     """Return the bug of a rule beside the mask, or in place of one source. Lengths alone let padding in as it is."""
 
     def allowed(state: State, beneath: Step) -> NDArray:
@@ -248,8 +257,8 @@ def _of_keys(sentence: str, rule: Term, how: Callable[[NDArray, Any], NDArray], 
         return how(keys_of(state, mask, **others), rule(state))
 
     if source == "valid_lens":
-        return bug_of(sentence, sentence, "", {"allowed": allowed}, stage="keys")
-    return bug_of(sentence, sentence, "", {"allowed": allowed, "padding": _given_padding}, stage="weights")
+        return bug_of(sentence, sentence, fix, {"allowed": allowed}, stage="keys")
+    return bug_of(sentence, sentence, fix, {"allowed": allowed, "padding": _given_padding}, stage="weights")
 
 
 # Arrays of a mask that are read otherwise -------------------------------------------------------------------

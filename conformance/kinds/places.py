@@ -34,6 +34,9 @@ def _in_its_place(state: State, beneath: Step, array: Any) -> Any:
     return array
 
 
+THE_RIGHT_ONES = "{} are the right ones {}."
+
+
 @dataclass(frozen=True, eq=False)
 class Place:
     """One place.
@@ -56,7 +59,7 @@ class Place:
     get: Get = _result
     put: Put = _in_its_place
     gauge: int | None = None
-    says: str = "{} are the right ones {}."
+    says: str = THE_RIGHT_ONES
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step", self.step or self.id)
@@ -87,7 +90,8 @@ def fault(place: Place, change: Change) -> Bug:
             raise DoesNotApply(f"an array of shape {np.shape(made)} does not fit where {array.shape} is needed")
         return place.put(state, beneath, made)
 
-    sentence = place.says.format(place.words, change.words)
+    is_other = change.words.startswith("replaced") and place.says is THE_RIGHT_ONES
+    sentence = ("{} are {}." if is_other else place.says).format(place.words, change.words)
     slug = f"{place.id.replace('_', '-').replace('.', '-')}-{change.slug}"
     fix = change.fix.format(place=place.words, change=change.words)
     return bug_of(slug, sentence[0].upper() + sentence[1:], fix, {place.step: changed})

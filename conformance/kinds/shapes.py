@@ -46,7 +46,7 @@ def views() -> Iterator[Bug]:
                 f"Heads are merged in the order {shape}, in place of (B, L, H, d).", {"merged": partial(_merged, order)}
             )
         if order != AXES:
-            said = f"Heads (B, H, L, d) are viewed as {shape} before they are merged"
+            said = f"Heads (B, H, L, d) are viewed, without a transpose, as {shape} before they are merged"
             yield _of_view(f"{said}, by these axes.", {"merged": partial(_viewed, order, True)})
             yield _of_view(f"{said}, as if they were (B, H, L, d).", {"merged": partial(_viewed, order, False)})
 
