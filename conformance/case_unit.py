@@ -47,12 +47,13 @@ LATE = 3
 NOT_ASKED = "not asked: "
 """The beginning of the message of a case that a subject was not asked for this reason."""
 
-_TOO_LATE = re.compile(r"(?:call 1 of [\w-]+ \(.*?\): )?(no (?:answer|sign of life) (?:within [\d.e+-]+ s|in time))")
+TOO_LATE = re.compile(r"(?:call 1 of [\w-]+ \(.*?\): )?(no (?:answer|sign of life) (?:within [\d.e+-]+ s|in time))")
+"""The message of a case that had no answer in time."""
 
 
 def too_late(result: Result) -> str:
     """Return how long a subject was waited for that did not answer at all, such as "no answer within 60 s"; else ""."""
-    found = _TOO_LATE.match(result.message) if result.status == "failed" else None
+    found = TOO_LATE.match(result.message) if result.status == "failed" else None
     return "" if found is None else found[1]
 
 

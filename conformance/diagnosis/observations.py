@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
+from conformance.case_unit import LATE, TOO_LATE
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.deviations.known import Deviations, accounting
@@ -21,7 +22,7 @@ from conformance.subjects.ask import CannotExpress, SubjectFailed, ask, within
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
-from mha_core import AttentionConfig, AttentionInputs, Trace
+from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
 from mha_core.backend import Run
 from mha_core.call.call import FLOATS
 from mha_core.stages import STAGES, is_gradient
@@ -120,14 +121,25 @@ def listed_in(table: Deviations, subject: Subject) -> Callable[[Observation], tu
 def observe(
     subject: Subject, cases: Iterable[Case]
 ) -> tuple[list[Observation], dict[str, CannotExpress | SubjectFailed]]:
-    """Run every case. Return the observations, and case id -> why it could not be run."""
-    observations, left_out = [], {}
+    """Run every case. Return the observations, and case id -> why it could not be run.
+
+    Raises:
+        SpecError: there was no answer in time in the first LATE cases: the others would wait as long.
+    """
+    observations: list[Observation] = []
+    left_out: dict[str, CannotExpress | SubjectFailed] = {}
+    late = 0
     for case in cases:
         wanted = expected(case, subject.precision)
         try:
             trace = ask(subject, wanted.problem)
         except (CannotExpress, SubjectFailed) as reason:  # the other cases still tell something
             left_out[case.id] = reason
+            late += bool(TOO_LATE.match(str(reason)))
+            if late == LATE and not observations:
+                raise SpecError(
+                    f"{subject.name!r}: {reason} in {LATE} cases, and none with one (--time-limit)"
+                ) from None
             continue
         observations.append(Observation(case, wanted, trace.arrays(), wanted.judge_of(subject, trace)[1]))
     return observations, left_out
