@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -220,6 +221,17 @@ def test_a_large_call_is_judged_piece_by_piece(bias, source, tmp_path, monkeypat
 def test_what_is_no_recording_is_refused(name, message, source, tmp_path):
     with pytest.raises(SpecError, match=message):
         convert(source, to_layout="bert", out=tmp_path / "o.npz", every=True, recorded=tmp_path / name)
+
+
+def test_what_is_wrong_in_a_file_of_calls_names_the_file(source, tmp_path):
+    path, x = tmp_path / "calls.npz", inputs_of().queries
+    for names, words in (({"x": x}, "a record has no array 'x'"), ({"a/0/x": x}, "a/0: a record has no array 'x'")):
+        np.savez(path, **names)
+        with pytest.raises(SpecError, match=f"^{re.escape(str(path))}: {words}"):
+            convert(source, to_layout="bert", out=tmp_path / "o.npz", every=True, recorded=path)
+    np.savez(path, x=x)
+    result = mha(source, "--infer", "--recorded", path)
+    assert (result.exit_code, f"{path}: a record has no array 'x'" in result.output.replace("\n", "")) == (2, True)
 
 
 def test_a_file_of_ours_knows_no_more_than_what_was_known_when_it_was_written(source, tmp_path):
