@@ -36,3 +36,12 @@ def check_dropout(value: float) -> float:
     if not 0.0 <= rate < 1.0:
         raise SpecError(f"dropout must lie in 0 <= dropout < 1. Got {rate!r}.")
     return rate
+
+
+def divisors(size: int) -> tuple[int, ...]:
+    """Return the numbers that divide a size, from 1 to itself; none of 0.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    return tuple(one for one in range(1, size + 1) if size % one == 0)

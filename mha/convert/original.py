@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from mha.infer.observed import Observed, load_arrays
+from mha.infer.observed import Observed, load_arrays, naming
 from mha.recordings.recording import METADATA_KEY, Recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.dtypes import storage_dtype
@@ -77,7 +77,8 @@ def load_recorded(*paths: str | Path) -> list[OriginalLayer]:
 
 def _in_file(path: Path) -> list[OriginalLayer]:
     if not _is_recording(path):
-        return _of_arrays(path)
+        with naming(path):
+            return _of_arrays(path)
     recording = Recording.load(path)
     layers = []
     for position, layer in enumerate(recording.layers):

@@ -8,8 +8,10 @@ could not tell one layer from another.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import itemgetter
 
 import numpy as np
 
@@ -18,15 +20,23 @@ from conformance.cases.problem import Problem
 from mha.convert.original import OriginalCall, OriginalLayer
 from mha.convert.verify import VerificationFailed
 from mha.infer.evidence import EXP_ULPS, KEYS_PER_BLOCK, pieces
+from mha.projections.readings import distance
 from mha.recipes.judge import Judgement, judge_original
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError
+from mha_core.capture import ReadCall
+from mha_core.config import PROJECTIONS
 from mha_core.dtypes import round_to
+from mha_core.layouts import config_of
+from mha_core.numbers import divisors
 from mha_core.parts.angles import in_words, positions_in
-from mha_core.weights import Weights
+from mha_core.weights import Weights, check_weights
 
 OTHER_SCALE = 0.5
 """Factor on the scores and on each projection; calls that prove a layer must show each of these changes."""
+
+NEAREST = 2
+"""Readings that are judged, of all others by which a layer may be meant: those whose outputs are nearest."""
 
 CAUSALITY = ("", "causal", "aligned at the last key")
 """Ends of the names of possible masks, where a record does not say which it was."""
@@ -161,30 +171,59 @@ def _read_otherwise(
     weights: Weights,
     precision: Precision,
 ) -> str:
-    """What gives the recorded calls, in a sentence: some matrices transposed, or read as their transposes lay."""
-    for other, said in _other_readings(weights):
+    """What gives the recorded calls, in a sentence: another number of heads, or matrices transposed."""
+    ranked = []
+    for other, held, said in _other_readings(config, weights):
         for masks in readings:
-            calls = zip(layer.calls, masks, strict=True)
-            if all(_judged(call, mask, config, other, precision).equal for call, mask in calls):
-                return f"\nIt does with {said}"
+            with suppress(SpecError):  # a mask of each head does not fit other numbers of heads
+                calls = list(zip(layer.calls, masks, strict=True))
+                ranked.append(
+                    (max(_distance(call, mask, other, held) for call, mask in calls), other, held, said, calls)
+                )
+    for _, other, held, said, calls in sorted(ranked, key=itemgetter(0))[:NEAREST]:
+        if not any(_shows(call, mask, other, held, precision) for call, mask in calls):
+            return f"\nIt does with {said}"
     return (
         "\nIf matrices may be transposed, packed or ordered in another way: --infer finds how, from one recorded call"
     )
 
 
-def _other_readings(weights: Weights) -> Iterator[tuple[Weights, str]]:
+def _distance(call: OriginalCall, mask: str, config: AttentionConfig, weights: Weights) -> float:
+    return distance(ReadCall(config, weights, call.inputs[mask], call.outputs, ""))[0]
+
+
+def _other_readings(config: AttentionConfig, weights: Weights) -> Iterator[tuple[AttentionConfig, Weights, str]]:
+    """What may be meant: the config and weights, and how they differ from what was read, in words."""
     names = [name for name in weights if name.endswith("_proj.weight")]
-    turned = {name: weights[name].reshape(weights[name].shape[::-1]).T for name in names}
-    yield (
-        {**weights, **turned},
-        "each matrix in the memory order of its transpose: the file was written of views such "
-        "as W.T, whose memory safetensors' NumPy writer takes as it lies. Write numpy.ascontiguousarray(W.T)",
-    )
     square = [name for name in names if len(set(weights[name].shape)) == 1]
+    turned = {**weights, **{name: weights[name].reshape(weights[name].shape[::-1]).T for name in names}}
+    views = "was written of views such as W.T, whose memory safetensors' NumPy writer takes as it lies"
+    said = f"each matrix in the memory order of its transpose: the file {views}. Write numpy.ascontiguousarray(W.T)"
+    if square == names:  # kernels of the other order have the same bytes as such views
+        order = "the file has them as (in, out) where (out, in) is due, or the reverse"
+        said = f"each matrix transposed: {order}; or it {views}. Write numpy.ascontiguousarray(W.T) for each W in it"
+    heads = list(_other_heads(config, weights))
+    yield from ((other, weights, words) for other, words in heads)
+    yield config, turned, said
+    yield from ((other, turned, f"{words}, and with {said}") for other, words in heads)
     for some in dict.fromkeys([*((name,) for name in square), tuple(square)]):
         if some:
-            other = {**weights, **{name: weights[name].T for name in some}}
-            yield other, f"{' and '.join(some)} transposed: here (in, out), which must be (out, in). Write W.T there"
+            held = {**weights, **{name: weights[name].T for name in some}}
+            where = "here (in, out), which must be (out, in). Write W.T there"
+            yield config, held, f"{' and '.join(some)} transposed: {where}"
+
+
+def _other_heads(config: AttentionConfig, weights: Weights) -> Iterator[tuple[AttentionConfig, str]]:
+    """The layer with each other number of heads that its matrices can have, and that number in words."""
+    projections = {name: array for name, array in weights.items() if name.startswith(PROJECTIONS)}
+    for count in divisors(len(weights.get("q_proj.weight", ()))):
+        with suppress(SpecError):  # keys, values, a norm or the rotary part do not fit that number
+            sizes = config_of(projections, num_heads=count)
+            own = {name: getattr(sizes, name) for name in ("num_heads", "num_kv_heads", "head_dim", "value_head_dim")}
+            other = replace(config, **own)
+            check_weights(other, weights)
+            if count != config.num_heads:
+                yield other, f"num_heads={count}, not {config.num_heads}"
 
 
 def _check_turns(inputs: AttentionInputs, config: AttentionConfig, where: str) -> None:

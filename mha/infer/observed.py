@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -115,7 +116,19 @@ class Observed:
         Raises:
             SpecError: there is no such file, it is neither, it is truncated, or what it holds is no record.
         """
-        return cls.of(load_arrays(Path(path)))
+        with naming(path):
+            return cls.of(load_arrays(Path(path)))
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """A context whose SpecErrors name the file."""
+    try:
+        yield
+    except SpecError as error:
+        if str(path) in str(error):
+            raise
+        raise SpecError(f"{path}: {error}") from error
 
 
 def source_arrays(path: str | Path) -> dict[str, NDArray]:

@@ -79,6 +79,9 @@ class ProjectedLayer:
         judge: compares a call with the reference.
         sure: whether somebody said where they are; else they were found by their names.
 
+    Attributes:
+        differs: whether a call was refused that would be recorded, with a doubt, if it were sure where they are.
+
     Raises:
         SpecError: there is no projection of such a name, or nothing says how many heads there are.
     """
@@ -98,6 +101,7 @@ class ProjectedLayer:
         self.num_heads = said.num_heads or _heads(layer)
         self.settled: _Reading | None = None
         self.doubt = ""
+        self.differs = False
         self.beyond = False
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
@@ -134,6 +138,7 @@ class ProjectedLayer:
             self.doubt = f"it differs from its own weights: {nearest[1]}"
             return closest
         if not found:
+            self.differs = closest is not None
             raise SpecError(f"it does not compute the definition from these projections: {nearest[1]}")
         if len(found) > 1:
             said = " and ".join(_words(reading, call) for reading, call in found[:2])

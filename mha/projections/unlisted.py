@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -43,6 +45,8 @@ class Unlisted:
             if not hasattr(hooks, "modules_in"):
                 raise SpecError(f"layers of {type(target).__qualname__} can't be read by their projections")
         self._hooks, self._is_known, self._said, self._judge = hooks, is_known, said, judge
+        self._named = dict(_inside(hooks, target))
+        self._found: dict[str, Projections] = {}
         self._parts: dict[int, Part] = {}
         self._layers: list[ProjectedLayer] = []
         self.refused: dict[str, str] = {}
@@ -72,6 +76,7 @@ class Unlisted:
             if said is not None:
                 raise SpecError(self.turning[name])
             return None
+        self._found[name] = found
         try:
             layer = ProjectedLayer(self._hooks, name, module, found, judge=self._judge, sure=said is not None)
         except SpecError as error:
@@ -81,6 +86,7 @@ class Unlisted:
             return None
         self._parts |= {id(part.module): part for part in layer.parts.values()}
         self._layers.append(layer)
+        self._found[name] = replace(found, num_heads=layer.num_heads)
         return layer
 
     def reasons(self, unread: tuple[str, ...]) -> str:
@@ -88,13 +94,40 @@ class Unlisted:
         if self.turning:
             return next(iter(self.turning.values()))
         why = f"{next(iter(self.refused.values()))}. " if self.refused else ""
+        if self.as_they_are:
+            return f"{why}{self.as_they_are} (docs/recordings.md)"
         name = next(iter(self.refused), unread[0] if unread else "NAME")
+        found = self._found.get(name)
+        lacks = "names and number" if found is None else "" if found.num_heads else "number of heads"
         return (
             f"{why}A class that is not listed is recorded by its projections, if their names are said: "
-            f'mha.capture(model, "calls.safetensors", layers={{{name!r}: mha.Projections(query="q_proj", '
-            'key="k_proj", value="v_proj", output="out_proj", num_heads=8)}), with its own names and number '
-            "(docs/recordings.md)"
+            f"{self._line(name)}{lacks and ', with its own '}{lacks} (docs/recordings.md)"
         )
+
+    @property
+    def as_they_are(self) -> str:
+        """How to record layers that were refused because they differ from what their projections give; "" for none."""
+        name = next((layer.name for layer in self._layers if layer.differs and layer.name in self.refused), None)
+        if name is None:
+            return ""
+        return (
+            f"To record {name or 'it'} as it is, say that these are its projections: {self._line(name)}; then "
+            "`mha diagnose calls.safetensors` looks for the cause"
+        )
+
+    def _line(self, name: str) -> str:
+        """The call of mha.capture that says where the projections of this layer, and its like, are."""
+        found = self._found.get(name, Projections("q_proj", "k_proj", "v_proj", "out_proj"))
+        roles = ", ".join(f'{role}="{getattr(found, role)}"' for role in ("query", "key", "value", "output"))
+        said = f"mha.Projections({roles}, num_heads={found.num_heads or 8})"
+        return f'mha.capture(model, "calls.safetensors", layers={{{self._alike(name)!r}: {said}}})'
+
+    def _alike(self, name: str) -> str:
+        """A pattern for this layer and all others of its place in other blocks, if what is found holds for them all."""
+        pattern = re.sub(r"\d+", "*", name)
+        fitting = [other for other in self._named if fnmatchcase(other, pattern)]
+        alike = all(self._found.get(other) == self._found.get(name) for other in fitting)
+        return pattern if alike and name in fitting and name in self._found else name
 
     @property
     def beyond(self) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.coverage import Coverage, Survey, UnreadWarning
+from mha.coverage import SHOWN, Coverage, Survey, UnreadWarning
 from mha.projections.layer import Part, ProjectedLayer
 from mha.projections.said import Projections
 from mha.projections.unlisted import Unlisted
@@ -34,7 +34,7 @@ from mha.recordings.tokens import Tokens
 from mha_core import SpecError
 from mha_core.capture import NoneFoundError, ReadCall
 from mha_core.dtypes import round_to
-from mha_core.errors import one_line
+from mha_core.errors import listed, one_line
 from mha_core.live.probe import SWITCH
 from mha_core.weights import check_weights
 
@@ -242,8 +242,9 @@ def capture(
             try:
                 recorder.add(name, adapter.kind, _read(name, adapter, layer, arguments, output))
                 if adapter.doubt:
-                    why = f"; `mha diagnose FILE -c {name}` looks for the cause" if name else ""
-                    unreadable.append(f"{adapter.kind} at {name or 'the top'} is recorded, but {adapter.doubt}{why}")
+                    where = f"{adapter.kind} at {name or 'the top'}"
+                    cause = "`mha diagnose FILE` looks for the cause"
+                    unreadable.append(f"{where} is recorded, but {adapter.doubt}; {cause}")
             except SpecError as error:
                 if adapter.sure or adapter.settled is not None:
                     raise
@@ -255,6 +256,11 @@ def capture(
     recorder = Capture(hooks, survey, named, also, modules=modules)
     unlisted = Unlisted(hooks, target, said, is_known=lambda module: known(module) is not None, judge=_judged)
 
+    def check_asked() -> None:
+        there = [repr(one.name) for one in survey.coverage().unread if one.why == "unasked"]
+        if there:
+            raise SpecError(f"layers={list(layers)!r} must name attention layers (there are: {listed(there, SHOWN)})")
+
     def reasons() -> str:
         return unlisted.reasons(tuple(one.name for one in survey.coverage().unseen))
 
@@ -263,7 +269,9 @@ def capture(
             stack.enter_context(hooks.watch(target, choose, see))
         except NoneFoundError as error:
             if not modules:
-                raise SpecError(f"{error}. {reasons()}") from error
+                check_asked()
+                by = "" if tuple(layers) == ("*",) else f" by layers={list(layers)!r}"
+                raise SpecError(f"{error}{by}. {reasons()}") from error
         if recorder.ends is not None:
             with suppress(NoneFoundError):  # a target that can't be watched itself
                 stack.enter_context(hooks.watch(target, recorder.ends.choose, recorder.ends.see))
@@ -283,12 +291,15 @@ def capture(
         return
     if not recorder.calls and unlisted.refused:
         raise SpecError(f"nothing to record: {reasons()}")
+    if not recorder.calls:
+        check_asked()
     recording = recorder.recording
     if recorder.ends is not None:
         recorder.ends.check_met()
     if strict:
         recorder.coverage.check()
-    lines = [*dict.fromkeys(unreadable), *unlisted.refused.values(), *unlisted.turning.values(), unlisted.beyond]
+    lines = [*dict.fromkeys(unreadable), *unlisted.refused.values(), unlisted.as_they_are]
+    lines += [*unlisted.turning.values(), unlisted.beyond]
     lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
     if strict and unlisted.beyond:
         raise SpecError(f"{unlisted.beyond}. Without strict this is said and no error")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.cases.case import Case
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
+from conformance.diagnosis.hypotheses import Hypothesis
+from conformance.runner import run_case
 from conformance.subjects.items import take_items
+from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
 from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
 from mha_core import AttentionConfig, Rotary, RotaryInputs, SpecError
 from mha_core.call.rotary import Tables
+from mha_core.errors import listed
 from mha_core.parts.angles import base_in, in_words, positions_in
 from mha_core.weights import Weights, load_weights
 
@@ -43,6 +48,89 @@ def explain(
     return found
 
 
+NAMED = 6
+"""Most layers that a sentence names."""
+
+MOST = 4
+"""Most layers that all bugs are tried on, of those that differ each in its own way."""
+
+MOST_IN_VAIN = 2
+"""The number of them that nothing explains after which no further layer is searched: that takes the longest."""
+
+
+@dataclass(frozen=True)
+class LayersExplained:
+    """What the calls of one dtype show, layer by layer.
+
+    Attributes:
+        found: the names of layers that differ alike, and the diagnosis of their calls: the same bugs explain each of
+            them. One that nothing explains stands alone. Where none differs: all layers.
+        right: the names of the other layers, whose calls are right.
+        beyond: the names of those that differ and that no explanation in `found` fits, on which no other bug was tried,
+            after MOST searches or MOST_IN_VAIN that found nothing; and the pattern of the calls of each.
+    """
+
+    found: tuple[tuple[tuple[str, ...], Diagnosis], ...]
+    right: tuple[str, ...] = ()
+    beyond: Mapping[str, str] = field(default_factory=dict)
+
+
+def explain_layers(
+    recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
+) -> list[LayersExplained]:
+    """Diagnose the layers of a recording, once for each dtype in it, as `explain` does the calls of one layer.
+
+    A layer that what explains another one explains too is not searched again.
+    """
+    recording = _two_items_each(recording)
+    known = selected(recording, patterns)
+    name_of = {name: recording.layer_of(position).name for position, name in enumerate(recording.names)}
+    found = []
+    for dtype in recording.dtypes:
+        calls: dict[str, list[Case]] = {}
+        for case in recording.cases(dtype):
+            if case.id in known:
+                calls.setdefault(name_of[case.id], []).append(case)
+        if calls:
+            found.append(_by_layer(RecordedSubject(recording, dtype), calls, progress))
+    return found
+
+
+def _by_layer(
+    subject: RecordedSubject, calls: dict[str, list[Case]], progress: Callable[[str], None]
+) -> LayersExplained:
+    def searched(names: Sequence[str], bugs: Sequence[Bug]) -> Diagnosis:
+        return find_bugs(subject, [case for name in names for case in calls[name]], bugs=bugs, progress=progress)
+
+    zoo = (*all_bugs(), *packing_bugs())
+    wrong = [name for name, own in calls.items() if any(run_case(case, subject).status != "equal" for case in own)]
+    if not wrong or len(calls) == 1:
+        return LayersExplained(((tuple(calls), searched(tuple(calls), zoo)),))
+    right = tuple(name for name in calls if name not in wrong)
+    groups: list[tuple[tuple[str, ...], Diagnosis]] = []
+    while wrong and len(groups) < MOST and sum(not one.explanations for _, one in groups) < MOST_IN_VAIN:
+        names, found = wrong[:1], searched(wrong[:1], zoo)
+        shared = found.explanations
+        for name in wrong[1:]:
+            if both := _shared(shared, searched([name], _bugs_of(shared)).explanations) if shared else ():
+                names, shared = [*names, name], both
+        groups.append((tuple(names), searched(names, _bugs_of(shared)) if names[1:] else found))
+        wrong = [name for name in wrong if name not in names]
+    ids = {name: [case.id for case in calls[name]] for name in wrong}
+    beyond = {name: own[0] if len(own) == 1 else f"{own[0].rpartition('#')[0]}#*" for name, own in ids.items()}
+    return LayersExplained(tuple(groups), right, beyond)
+
+
+def _bugs_of(hypotheses: Sequence[Hypothesis]) -> tuple[Bug, ...]:
+    return tuple(dict.fromkeys(bug for one in hypotheses for bug in one.bugs))
+
+
+def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:
+    """The hypotheses whose bugs are also those of one of the others."""
+    theirs = [set(other.bugs) for other in others]
+    return tuple(one for one in hypotheses if set(one.bugs) in theirs)
+
+
 SMALL = 100_000
 """Elements of an output below which the whole batch is used."""
 
@@ -63,7 +151,7 @@ def _two_items_each(recording: Recording) -> Recording:
 
 
 def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Recording, list[str]]:
-    """The recording with the weights of a file in its layers, and a line for each layer that names the differences.
+    """The recording with the weights of a file in its layers, and lines that name the weights that differ from these.
 
     Args:
         recording: calls of a layer, or of several, that were ported.
@@ -93,13 +181,16 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
         theirs = {names[0]: original}
     meant = recording.with_weights({name: theirs[name] for name in names})
     meant, lines = (meant, []) if isinstance(original, Recording) else _by_angles(meant, str(path))
+    holding: dict[str, dict[str, None]] = {}
     for held, right in zip(recording.layers, meant.layers, strict=True):
         both = right.weights.keys() & held.weights.keys()
         other = [name for name in right.weights if name in both]
         other = [name for name in other if not np.array_equal(right.weights[name], held.weights[name])]
         other += sorted(right.weights.keys() ^ held.weights.keys())
         what = f"other weights than {path}: {', '.join(other)}" if other else f"the weights of {path}"
-        lines.append(f"{held.name or 'The layer'} holds {what}.")
+        holding.setdefault(what, {})[held.name or "The layer"] = None
+    for what, who in holding.items():
+        lines.append(f"{listed(tuple(who), NAMED)} {'holds' if len(who) == 1 else 'hold'} {what}.")
     return meant, lines
 
 

@@ -14,6 +14,7 @@ from mha.recordings.modules.numbers import is_constant, order_of
 from mha.recordings.modules.recording import Parameter
 from mha_core.dtypes import round_to
 from mha_core.errors import listed
+from mha_core.numbers import divisors
 
 InOrder = Literal["same", "reordered", "unseen"]
 
@@ -179,12 +180,12 @@ def _orders(array: NDArray, shape: Sequence[int]) -> Iterator[tuple[str, NDArray
         parts = array.reshape(many, rows // many, *rest)
         for order in list(permutations(range(many)))[1:]:
             yield f"with its {'halves' if many == 2 else 'thirds'} as {_told(order)}", parts[list(order)]
-        for heads in _divisors(rows // many):
+        for heads in divisors(rows // many)[1:-1]:
             by_part = array.reshape(many, heads, -1, *rest)
             yield f"packed by head, of {heads} heads, and not by part", np.swapaxes(by_part, 0, 1)
             by_head = array.reshape(heads, many, -1, *rest)
             yield f"packed by part, and not by head, of {heads} heads", np.swapaxes(by_head, 0, 1)
-    for heads in _divisors(rows):
+    for heads in divisors(rows)[1:-1]:
         if rows // heads % 2 == 0:
             pairs = array.reshape(heads, 2, -1, *rest)
             yield f"with the halves of each of {heads} heads interleaved", np.swapaxes(pairs, 1, 2)
@@ -197,8 +198,3 @@ def _orders(array: NDArray, shape: Sequence[int]) -> Iterator[tuple[str, NDArray
 def _told(order: Sequence[int]) -> str:
     words = ("first", "second", "third")
     return ", ".join(words[one] for one in order)
-
-
-def _divisors(size: int) -> Iterator[int]:
-    """Return the divisors of a size between 1 and itself."""
-    return (one for one in range(2, size // 2 + 1) if size % one == 0)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from mha_core import features
 from mha_core.config import PROJECTIONS, AttentionConfig
-from mha_core.errors import SpecError
+from mha_core.errors import SpecError, listed
+from mha_core.numbers import divisors
 from mha_core.weights import CheckedWeights, Weights, check_weights, weight_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -181,9 +182,15 @@ def config_of(weights: Mapping[str, NDArray], *, num_heads: int, num_kv_heads: i
     return config
 
 
+COUNTS_SHOWN = 12
+"""Most numbers of heads that a message lists."""
+
+
 def _per_head(name: str, rows: int, label: str, heads: int) -> int:
     if heads < 1 or rows < 1 or rows % heads:
-        raise SpecError(f"{name} must have rows for {label}={heads} heads of one width. Got {rows} rows.")
+        fitting = listed([str(count) for count in divisors(rows)], COUNTS_SHOWN)
+        which = f", which {fitting} divide" if rows > 1 else ""
+        raise SpecError(f"{name} must have rows for {label}={heads} heads of one width. Got {rows} rows{which}.")
     return rows // heads
 
 

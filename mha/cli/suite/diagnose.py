@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -14,7 +16,7 @@ from mha.cli.options import option
 
 if TYPE_CHECKING:
     from conformance.diagnosis.brief import Brief
-    from conformance.diagnosis.diagnose import Diagnosis
+    from mha.recordings.explain import LayersExplained
     from mha.recordings.recording import Recording
     from mha.substitution.reports.report import WhereReport
 
@@ -69,29 +71,27 @@ class DiagnoseOptions(Apart):
 def diagnose(asked: DiagnoseOptions) -> None:
     """Name the stage since which a subject differs, and the bug that explains it.
 
-    Of FILE, which mha.capture wrote, every recorded call is explained by one hypothesis. A wrongly ported
-    layer is right by the weights that it holds: --weights names a file with those that it was meant to hold,
-    canonical weights or a recording of the original, and the calls are judged by these. With a recording, both
-    are compared as `mha where` does as well: inputs, masks and outputs.
+    Of FILE, which mha.capture wrote, all calls of a layer are explained by one hypothesis, and layers that the same
+    one explains are told together. A wrongly ported layer is right by the weights that it holds: --weights names a
+    file with those that it was meant to hold, canonical weights or a recording of the original, and the calls are
+    judged by these. With a recording, both are compared as `mha where` does as well: inputs, masks and outputs.
 
     Exit status: 0 nothing to explain, 1 it differs, 2 could not run.
     """
-    from conformance.diagnosis.brief import describe
-
     asked.check()
     if asked.file is None:
         told = _of_subject(str(asked.spec), asked)
         click.echo(told.text if asked.details else "\n".join(told.rows(consoles()[0].width)))
         asked.end(told.status, [told.text])
     found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
-    texts = [describe(one, details=asked.details) for one in found]
+    texts = [text for one in found for text in _told(one, asked.file, asked.weights)]
     click.echo("\n\n".join(texts))
-    differs = any(diagnosis.differs for diagnosis in found)
+    differs = any(diagnosis.differs for one in found for _, diagnosis in one.found)
     if asked.unseen is not False and not differs:
         click.echo(f"\n{_unseen(asked.file, asked.patterns, whole=bool(asked.unseen))}")
     parted = compared is not None and not compared.equal
     if parted and not differs:
-        click.echo("\nThat is by its own inputs and masks, which are not the original's: see above.")
+        click.echo("\nThat is of its attention, on the inputs and masks that it was given. What differs is said above.")
     asked.end(int(parted or differs), texts)
 
 
@@ -132,9 +132,9 @@ def _of_subject(spec: str, asked: DiagnoseOptions) -> Brief:
 
 def _of_file(
     file: Path, weights: Path | None, patterns: tuple[str, ...], compare: bool
-) -> tuple[list[Diagnosis], WhereReport | None]:
-    """One diagnosis for each dtype of the recorded calls; and their comparison with calls of the original, or None."""
-    from mha.recordings.explain import explain, intended
+) -> tuple[list[LayersExplained], WhereReport | None]:
+    """What explains the recorded calls, for each dtype; and their comparison with calls of the original, or None."""
+    from mha.recordings.explain import explain_layers, intended
     from mha.recordings.recording import Recording
 
     recording = Recording.load(file)
@@ -147,7 +147,32 @@ def _of_file(
         recording, lines = intended(recording, weights)
         click.echo("\n".join([*lines, ""]))
     with consoles()[1].status("") as status:
-        return explain(recording, patterns=patterns or ("*",), progress=says(status)), compared
+        return explain_layers(recording, patterns=patterns or ("*",), progress=says(status)), compared
+
+
+def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[str]:
+    """What is said of the layers: a text for those that differ alike, and one for the others."""
+    from conformance.diagnosis.brief import describe
+    from mha.recordings.explain import NAMED
+    from mha_core.errors import listed
+
+    def names(layers: Iterable[str]) -> str:
+        return listed([name or "the layer itself" for name in layers], NAMED)
+
+    texts, rest = [], []
+    for layers, diagnosis in explained.found:
+        alike = f"{names(layers[:1])}, and likewise {names(layers[1:])}:\n" if diagnosis.differs and layers[1:] else ""
+        texts.append(alike + describe(diagnosis))
+    if explained.beyond:
+        given = () if weights is None else ("--weights", weights)
+        command = shlex.join(map(str, ("mha", "diagnose", file, *given, "-c", next(iter(explained.beyond.values())))))
+        rest.append(
+            f"{len(explained.beyond)} more differ, which nothing above explains: {names(explained.beyond)}. "
+            f"No other bug was tried on them: {command} does."
+        )
+    if explained.right:
+        rest.append(f"Right: {names(explained.right)}.")
+    return [*texts, "\n".join(rest)] if rest else texts
 
 
 def _unseen(file: Path, patterns: tuple[str, ...], *, whole: bool) -> str:

@@ -149,6 +149,7 @@ def _sentence(who: str, own: Recording, key: object, parameters: str, path: str 
     name = own.layer_of(0).name
     if not isinstance(key, str):
         what = {
+            "unseen": "the order of its parameters, its settings or its mask is not the original's",
             "same": "its settings or its mask are not the original's",
             "reordered": "the order of its parameters is what differs, or its settings or its mask",
             "other": "its parameters are what differs, or its settings or its mask",

@@ -283,11 +283,19 @@ def test_packs_that_do_not_split(name):
 def test_rows_that_do_not_split_into_heads():
     weights = {key: np.ones(shape) for key, shape in weight_shapes(WIDTHS).items()}
     for key, other, said in (
-        ("q_proj.weight", (16, 7), "q_proj.weight must have rows for num_heads=3 heads of one width. Got 16 rows."),
+        (
+            "q_proj.weight",
+            (16, 7),
+            "must have rows for num_heads=3 heads of one width. Got 16 rows, which 1, 2, 4, 8, 16 divide.",
+        ),
         ("q_proj.weight", (0, 7), "q_proj.weight must have rows for num_heads=3 heads of one width. Got 0 rows."),
         ("k_proj.weight", (14, 8), "k_proj.weight must have a multiple of head_dim=5 rows. Got 14"),
         ("k_proj.weight", (0, 8), "v_proj.weight must have rows for num_kv_heads=0"),
-        ("v_proj.weight", (13, 9), "v_proj.weight must have rows for num_kv_heads=3 heads of one width. Got 13 rows."),
+        (
+            "v_proj.weight",
+            (13, 9),
+            "v_proj.weight must have rows for num_kv_heads=3 heads of one width. Got 13 rows, which 1, 13 divide.",
+        ),
         ("out_proj.weight", (11, 13), "out_proj.weight must have shape (11, 12). Got (11, 13)."),
     ):
         with pytest.raises(SpecError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,16 @@ from mha.infer import evidence
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, load_weights
 from mha_core.reference import pipeline as reference
-from tests.mha.convert.weight_files import CONFIG, PREFIXES, arrays_of, mha, two_layers, verify_in_numpy, weights_of
+from tests.mha.convert.weight_files import (
+    CONFIG,
+    GROUPED,
+    PREFIXES,
+    arrays_of,
+    mha,
+    two_layers,
+    verify_in_numpy,
+    weights_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -213,6 +223,17 @@ def test_what_is_no_recording_is_refused(name, message, source, tmp_path):
         convert(source, to_layout="bert", out=tmp_path / "o.npz", every=True, recorded=tmp_path / name)
 
 
+def test_what_is_wrong_in_a_file_of_calls_names_the_file(source, tmp_path):
+    path, x = tmp_path / "calls.npz", inputs_of().queries
+    for names, words in (({"x": x}, "a record has no array 'x'"), ({"a/0/x": x}, "a/0: a record has no array 'x'")):
+        np.savez(path, **names)
+        with pytest.raises(SpecError, match=f"^{re.escape(str(path))}: {words}"):
+            convert(source, to_layout="bert", out=tmp_path / "o.npz", every=True, recorded=path)
+    np.savez(path, x=x)
+    result = mha(source, "--infer", "--recorded", path)
+    assert (result.exit_code, f"{path}: a record has no array 'x'" in result.output.replace("\n", "")) == (2, True)
+
+
 def test_a_file_of_ours_knows_no_more_than_what_was_known_when_it_was_written(source, tmp_path):
     moved, proved, again = (tmp_path / f"{name}.safetensors" for name in ("moved", "proved", "again"))
     calls = record(tmp_path / "calls.safetensors", (PREFIXES[0], 0))
@@ -236,18 +257,28 @@ def test_matrices_in_the_memory_of_their_transposes_are_named(tmp_path):
     """What safetensors' NumPy writer makes of W.T: the shape of the view, and the numbers as the array holds them."""
     held = two_layers("bert")
     calls = record(tmp_path / "calls.safetensors", (PREFIXES[0], 0), (PREFIXES[1], 1))
-    asked = {"to_layout": "torch", "every": True, "num_heads": 3, "recorded": calls}
 
-    def message(arrays):
+    def message(arrays, calls=calls, num_heads=3):
         save_file(arrays, tmp_path / "model.safetensors")
+        asked = {"to_layout": "canonical", "every": True, "num_heads": num_heads, "recorded": calls}
         with pytest.raises(VerificationFailed) as refused:
             convert(tmp_path / "model.safetensors", out=tmp_path / "out.npz", **asked)
         return str(refused.value)
 
     views = {name: np.ascontiguousarray(x.T).T if x.ndim == 2 else x for name, x in held.items()}
-    assert "It does with each matrix in the memory order of its transpose" in message(views)
-    assert "memory order" not in message({name: np.ascontiguousarray(x[::-1]) for name, x in held.items()})
+    assert "\nIt does with each matrix transposed: the file has them as (in, out) where" in message(views)
+    kernels = {name: np.ascontiguousarray(x.T) for name, x in held.items()}
+    assert message(kernels) == message(views)  # the bytes are the same
+    assert "each matrix" not in message({name: np.ascontiguousarray(x[::-1]) for name, x in held.items()})
     name = f"{PREFIXES[0]}.self.key.weight"
     assert name in held
     assert "\nIt does with k_proj.weight transposed: " in message({**held, name: np.ascontiguousarray(held[name].T)})
     assert "--infer finds how" in message({name: np.ascontiguousarray(x[::-1]) for name, x in held.items()})
+    assert "\nIt does with num_heads=3, not 4" in message(held, num_heads=4)
+    assert "\nIt does with num_heads=3, not 6, and with each matrix transposed: " in message(kernels, num_heads=6)
+
+    held, x = arrays_of("canonical", GROUPED), np.random.default_rng(2).normal(size=(2, 5, 20)).astype("float32")
+    calls = record(tmp_path / "two.safetensors", ("attn", 0), inputs=AttentionInputs(x, x, x), config=GROUPED)
+    views = {name: np.ascontiguousarray(x.T).T if x.ndim == 2 else x for name, x in held.items()}
+    assert "It does with each matrix in the memory order of its transpose: the file was" in message(views, calls, 4)
+    assert "\nIt does with num_heads=4, not 2" in message(held, calls, 2)

@@ -10,7 +10,8 @@ import pytest
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import select
 from mha import Recording
-from mha.recordings.explain import explain, intended
+from mha.recordings import explain as explained
+from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall
 from mha.recordings.replay import judge_recording
@@ -121,6 +122,71 @@ def test_of_a_large_batch_two_items_decide(monkeypatch):
     assert found.mismatch.index[0] == 0
 
 
+# Several layers ---------------------------------------------------------------------------------------
+
+
+def layers_with(*bugs):
+    """A recording of a layer for each of these names of a bug; "" is right, and "unknown" a bug that nobody has."""
+    layers, calls = [], []
+    for index, bug in enumerate(bugs):
+        layers.append(layer_of(name=f"blocks.{index}", seed=index))
+        (call,) = recording_of(
+            layers[-1], *(select((bug,)) if bug not in ("", "unknown") else ()), masks=MASKS[1:2]
+        ).calls
+        output = call.outputs["output"]
+        calls.append(replace(call, layer=index, outputs={"output": output**2 if bug == "unknown" else output}))
+    return Recording(tuple(layers), tuple(calls))
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The layers on which the whole zoo was tried, a small one, as they come."""
+    zoo, seen, right = tuple(select(("scale-missing", "lens-ignored", "causal-ignored"))), [], explained.find_bugs
+
+    def noted(subject, cases, *, bugs, progress):
+        seen.extend([case.id for case in cases] * (bugs == zoo))
+        return right(subject, cases, bugs=bugs, progress=progress)
+
+    monkeypatch.setattr(explained, "all_bugs", lambda: zoo)
+    monkeypatch.setattr(explained, "packing_bugs", tuple)
+    monkeypatch.setattr(explained, "find_bugs", noted)
+    return seen
+
+
+def test_each_wrong_layer_is_explained_by_itself_and_those_that_differ_alike_together(searches):
+    (found,) = explain_layers(layers_with("", "scale-missing", "unknown", "lens-ignored", "scale-missing"))
+    assert (found.right, found.beyond) == (("blocks.0",), {})
+    assert [(names, [one.name for one in diagnosis.explanations]) for names, diagnosis in found.found] == [
+        (("blocks.1", "blocks.4"), ["scale-missing"]),
+        (("blocks.2",), []),
+        (("blocks.3",), ["lens-ignored"]),
+    ]
+    assert found.found[0][1].failing == ("blocks.1", "blocks.4")
+    assert searches == ["blocks.1", "blocks.2", "blocks.3"]
+
+
+def test_layers_with_one_fault_are_searched_once(searches):
+    (found,) = explain_layers(layers_with(*["lens-ignored"] * 5))
+    assert [names for names, _ in found.found] == [tuple(f"blocks.{index}" for index in range(5))]
+    assert searches == ["blocks.0"]
+
+
+def test_of_layers_that_nothing_explains_few_are_searched(searches):
+    recording = layers_with(*["unknown"] * (MOST_IN_VAIN + 2))
+    (found,) = explain_layers(replace(recording, calls=recording.calls * 2))
+    assert [names for names, _ in found.found] == [(f"blocks.{index}",) for index in range(MOST_IN_VAIN)]
+    assert len(searches) == 2 * MOST_IN_VAIN
+    assert list(found.beyond.items()) == [
+        (f"blocks.{MOST_IN_VAIN + index}", f"blocks.{MOST_IN_VAIN + index}#*") for index in (0, 1)
+    ]
+
+
+def test_of_right_layers_all_calls_are_told_together():
+    (found,) = explain_layers(layers_with("", ""))
+    ((names, diagnosis),) = found.found
+    assert names == diagnosis.passing == ("blocks.0", "blocks.1")
+
+
 # A wrong port, judged by what was ported ------------------------------------------------------------------
 
 
@@ -149,9 +215,14 @@ def test_layers_of_the_original_are_taken_by_name_or_in_order(tmp_path):
     path = tmp_path / "original.safetensors"
     two_layers(("a", "b")).save(path)
     _, lines = intended(two_layers(("b", "a"), seeds=(1, 0)), path)
-    assert lines == [f"b holds the weights of {path}.", f"a holds the weights of {path}."]
+    assert lines == [f"b, a hold the weights of {path}."]
     _, lines = intended(two_layers(("layer_0", "layer_1")), path)
-    assert lines == [f"layer_0 holds the weights of {path}.", f"layer_1 holds the weights of {path}."]
+    assert lines == [f"layer_0, layer_1 hold the weights of {path}."]
+    _, lines = intended(two_layers(("a", "b"), seeds=(0, 2)), path)
+    assert lines == [
+        f"a holds the weights of {path}.",
+        f"b holds other weights than {path}: {', '.join(layer_of().weights)}.",
+    ]
     with pytest.raises(SpecError, match="must have the layers that were recorded, or as many. It has 'a', 'b'"):
         intended(recording_of(layer_of()), path)
     path.unlink()

@@ -171,3 +171,23 @@ def test_diagnose_explains_a_file(tmp_path):
     assert done.exit_code == 1
     assert "The layer holds other weights than" in done.output
     assert "packed-per-head-read-as-thirds: A weight packed head by head" in done.output
+
+
+def test_diagnose_tells_layers_that_differ_alike_together(tmp_path):
+    bugs = {"a": "scale-missing", "b": "scale-missing", "c": "lens-ignored", "d": None}
+    layers = [layer_of(name=name, seed=seed) for seed, name in enumerate(bugs)]
+    calls = []
+    for layer, bug in zip(layers, bugs.values(), strict=True):
+        (call,) = recording_of(layer, *(select((bug,)) if bug else ()), masks=MASKS[1:2]).calls
+        calls.append(replace(call, layer=len(calls)))
+    path = tmp_path / "port.safetensors"
+    Recording(tuple(layers), tuple(calls)).save(path)
+    done = run(diagnose, path)
+    assert done.exit_code == 1, done.output
+    alike, other, right = done.output.split("\n\n")
+    assert alike.startswith("a, and likewise b:\nrecorded (float32) differs in 2 of 2 cases: a, b.\n")
+    assert "scale-missing" in alike
+    assert other.startswith("recorded (float32) differs in the one case: c.\n")
+    assert "lens-ignored" in other
+    assert right == "Right: d.\n"
+    assert len(done.output.splitlines()) < 25

@@ -77,6 +77,40 @@ def test_a_layer_that_is_right_by_its_own_weights_gets_no_cause(tmp_path):
     assert "follows the definition of its own weights (4 heads, no mask): so its parameters" in told
 
 
+class Parts(nn.Module):
+    """Attention that forgets the causal mask, with the numbers of nn.MultiheadAttention in four linear layers."""
+
+    def __init__(self, original):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(12, 12) for _ in range(4))
+        self.num_heads = 4
+        with torch.no_grad():
+            for index, part in enumerate((self.q_proj, self.k_proj, self.v_proj)):
+                part.weight.copy_(original.in_proj_weight.chunk(3)[index])
+                part.bias.copy_(original.in_proj_bias.chunk(3)[index])
+            self.out_proj.load_state_dict(original.out_proj.state_dict())
+
+    def forward(self, x):
+        heads = (part(x).unflatten(-1, (4, 3)).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
+        return self.out_proj(nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+
+
+class Causal(nn.MultiheadAttention):
+    def forward(self, x):
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return super().forward(x, x, x, attn_mask=mask)[0]
+
+
+def test_parameters_that_have_the_originals_numbers_are_not_said_to_be_others(tmp_path):
+    torch.manual_seed(0)
+    original = nn.Sequential(Causal(12, 4, batch_first=True)).eval()
+    nn.init.normal_(original[0].in_proj_bias)
+    report = report_of(original, nn.Sequential(Parts(original[0])), tmp_path / "port.safetensors")
+    (one,) = (one for one in report.results if one.name == "0")
+    assert one.parameters == "unseen"
+    assert "so the order of its parameters, its settings or its mask is not the original's." in report.diagnosed["0"]
+
+
 @pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
 def test_what_was_not_recorded_is_said(tmp_path):
     class Attention(Own):

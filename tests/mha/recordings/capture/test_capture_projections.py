@@ -171,6 +171,52 @@ def test_a_class_that_computes_something_else_is_recorded_as_that_if_its_project
     assert [(one.name, one.why) for one in seen.recording.unread] == [("1", "unknown")]
 
 
+def test_a_refused_class_is_recorded_by_the_line_that_the_refusal_says(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = made(nn.ModuleList(nn.ModuleDict({"attn": Nano(12, 3, factor)}) for factor in (1.0, 1.1, 1.1)))
+    model.forward = lambda x: [block["attn"](x) for block in model]
+    line = (
+        'mha.capture(model, "calls.safetensors", layers={\'*.attn\': mha.Projections(query="c_attn", key="c_attn", '
+        'value="c_attn", output="c_proj", num_heads=3)})'
+    )
+    with pytest.warns(UnreadWarning) as said, mha.capture(model):
+        model(drawn(2, 5, 12))
+    told = str(said[0].message)
+    assert told.count("say that these are its projections") == 1
+    assert (
+        f"To record 1.attn as it is, say that these are its projections: {line}; then `mha diagnose calls.saf" in told
+    )
+    with (
+        pytest.warns(UnreadWarning, match="differs from its own weights: .*; `mha diagnose FILE` looks for"),
+        eval(line),
+    ):
+        model(drawn(2, 5, 12))
+    assert len(mha.Recording.load("calls.safetensors").layers) == 3
+
+    with pytest.raises(SpecError) as refused, mha.capture(model[1]["attn"]):
+        model[1]["attn"](drawn(2, 5, 12))
+    assert line.replace("*.attn", "") in str(refused.value)
+    model[2]["attn"].n_head = 4  # then one line would be wrong of the other
+    with pytest.warns(UnreadWarning, match=r"layers=\{'1.attn': .*num_heads=3\)"), mha.capture(model):
+        model(drawn(2, 5, 12))
+
+
+def test_a_pattern_that_fits_no_layer_is_named_with_the_layers_there_are() -> None:
+    model = nn.Sequential(made(Timm(12, 4)), made(Timm(12, 4)))
+    said = mha.Projections(*3 * ["qkv"], "proj")
+    for layers in (["attn.*"], {"attn.*": said}):
+        with (
+            pytest.raises(SpecError, match=r"layers=\['attn\.\*'\] must name attention layers \(there are: '0', '1'\)"),
+            mha.capture(model, layers=layers),
+        ):
+            pass
+    with (
+        pytest.raises(SpecError, match=r"was asked for by layers=\['attn'\]\."),
+        mha.capture(nn.Linear(2, 3), layers=["attn"]),
+    ):
+        pass
+
+
 def test_what_one_call_can_not_tell_and_what_stands_after_the_projection_is_said() -> None:
     layer = made(Timm(12, 4))
     alike = drawn(2, 5, 12)[:, :1].expand(2, 5, 12)  # equal rows: causal or not gives the same

@@ -152,7 +152,7 @@ def test_diagnose_sees_a_mask_that_the_port_forgets(files):
     done = run("diagnose", port, "--weights", original)
     assert done.exit_code == 1, done.output
     assert "it forgets the mask" in done.output
-    assert "That is by its own inputs and masks, which are not the original's" in done.output
+    assert "That is of its attention, on the inputs and masks that it was given." in done.output
     assert run("diagnose", port, "--weights", original, "--no-compare").exit_code == 0
     done = run("diagnose", original, "--weights", original)
     assert done.exit_code == 0
