@@ -17,10 +17,9 @@ from mha_core.errors import listed, wrapped
 ROWS = 12
 """Most rows of a diagnosis on one screen, of 80 columns."""
 
-ONLY_EXTREME = (
-    "Right in every ordinary case: wrong only where rows have no key, sizes are 0 or numbers are NaN or infinite, as "
-    "frameworks' own layers often are (mha deviations)."
-)
+ONLY_EXTREME = "Right in every ordinary case: wrong only where {}, as in frameworks' own layers often (mha deviations)."
+
+EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers NaN or infinite"}
 
 OWN_LAYERS = frozenset(
     (
@@ -175,7 +174,8 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
     usual = any(EXTREME not in features_of(problem) for one in asked for problem in one.differing)
-    extreme = [ONLY_EXTREME] * (diagnosis.only_extreme and diagnosis.located is None and not usual)
+    kinds = " or ".join(EXTREMES[kind] for kind in diagnosis.only_extreme)
+    extreme = [ONLY_EXTREME.format(kinds)] * (bool(kinds) and diagnosis.located is None and not usual)
     common = [bool(one.bugs) and OWN_LAYERS.issuperset(one.bugs) for one in found]
     alike = all(common)
     if any(common) and not alike and diagnosis.explanations:

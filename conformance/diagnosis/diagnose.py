@@ -60,8 +60,7 @@ class Diagnosis:
     Attributes:
         failing, passing: ids of the cases where it differs, and where it is equal.
         deviating: id of each case where it differs only as is listed -> the ids of these deviations.
-        only_extreme: whether rows are empty, sizes 0, or numbers NaN or infinite wherever it differs, and it is right
-            in other cases.
+        only_extreme: the kinds of cases where it differs (see `Observation.extremity`), if it is right in ordinary ones.
         ended: why the search for a reason ended before it was through, in one line; else None.
         left_out: case id -> why it could not be judged.
         unasked: the parts of a layer that every failing case has; isolating problems have none of them.
@@ -101,7 +100,7 @@ class Diagnosis:
     deviating: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unasked: tuple[str, ...] = ()
     raised: tuple[str, ...] = ()
-    only_extreme: bool = False
+    only_extreme: tuple[int, ...] = ()
     ended: str | None = None
     case: str = ""
     alone: str = ""
@@ -188,9 +187,7 @@ def diagnose(
         mismatch=plainest.mismatches[0] if plainest else None,
         case=plainest.case.id if plainest else "",
         alone=_alone(failing, observations),
-        only_extreme=bool(failing)
-        and all(one.extremity for one in failing)
-        and any(not one.mismatches and one.extremity == 0 for one in observations),
+        only_extreme=_extremes(failing, observations),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
         stages=shown_stages(observations),
         unasked=tuple(p for p in PARTS if failing and all(p in one.case.config.parts for one in failing)),
@@ -385,6 +382,13 @@ def _plainest(failing: Sequence[Observation]) -> Observation | None:
         return position, strange, observation.extremity, len(Setting.of(problem).has), problem.inputs.queries.size
 
     return min(failing, key=rank, default=None)
+
+
+def _extremes(failing: Sequence[Observation], observations: Sequence[Observation]) -> tuple[int, ...]:
+    """Return the kinds of cases that differ; () if an ordinary one does, or none is right."""
+    kinds = sorted({one.extremity for one in failing})
+    right = any(not one.mismatches and one.extremity == 0 for one in observations)
+    return tuple(kinds) if right and 0 not in kinds else ()
 
 
 def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) -> str:

@@ -68,6 +68,10 @@ def left_out(diagnosis: Diagnosis) -> list[str]:
     return [f"Not judged: {'; '.join(said)}."] if said else []
 
 
+LEAST = 1e-300
+"""A tolerance up to which a number must be exact, such as that of a 0."""
+
+
 def shown(mismatch: Mismatch) -> str:
     """Return the worst place of an array that differs, in words."""
     if mismatch.index is None:
@@ -75,7 +79,8 @@ def shown(mismatch: Mismatch) -> str:
     where = ", ".join(map(str, mismatch.index))
     both = f"{mismatch.stage}[{where}] is {mismatch.actual:.6g}, should be {mismatch.expected:.6g}"
     # The distance of a NaN or an infinity from a number says nothing more.
-    off = f"; off by {mismatch.error:.3g}, allowed {mismatch.allowed:.3g}" * math.isfinite(mismatch.error or 0.0)
+    within = f"tolerance {mismatch.allowed:.3g}" if (mismatch.allowed or 0.0) > LEAST else "and must be exact"
+    off = f"; off by {mismatch.error:.3g}, {within}" * math.isfinite(mismatch.error or 0.0)
     return f"{both}{off} ({mismatch.wrong} of {mismatch.total} elements differ)"
 
 

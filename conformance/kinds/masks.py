@@ -166,7 +166,7 @@ def rules_of_sources() -> Iterator[Bug]:
 
 def rules_beside() -> Iterator[Bug]:
     """Yield keys that are left out, or let in, whatever the mask says."""
-    said = "Nothing excludes a key but -inf in the additive bias."
+    said = "Of the mask only -inf in the additive bias is applied: lengths, allowed, causal and window are not."
     yield bug_of(said, said, ALL, {"allowed": _bias_alone, "padding": _given_padding}, stage="weights")
     for words, some in BESIDES.items():
         yield _of_keys(f"{words} are left out, whatever the mask says.", some, _but)

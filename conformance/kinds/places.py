@@ -194,7 +194,7 @@ PLACES: Mapping[str, Place] = {
             )
         ),
         Place(
-            *("scale", "the scores' scales", _ONE, "similarity"),
+            *("scale", "the scales that scores are multiplied by", _ONE, "similarity"),
             *_number("scale", lambda config: config.softmax_scale if config.score == "scaled_dot" else None),
         ),
         Place("keys", "keys, also those of a past,", _BY_KEY, gauge=-2),

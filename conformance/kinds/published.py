@@ -425,9 +425,10 @@ def dropouts() -> Iterator[Bug]:
         axes = [axis for axis in range(4) if count >> axis & 1]
         over = " and ".join(named[axis] for axis in axes)
         for kept in (False, True):
-            sentence = f"All {over} drop what the first one drops{', and what stays is divided by its share' * kept}."
-            step = partial(_shared, axes, kept)
-            yield bug_of(sentence, sentence, "Draw each weight's dropout by itself.", {"kept_weights": step})
+            more = "; what stays is divided by the share that stayed, not by 1 - p" * kept
+            sentence = f"Dropout is drawn once for all {over}, as the first one's, not for each weight{more}."
+            fix = "Draw dropout for each weight by itself, (B, H, Lq, Lk), and divide by 1 - p."
+            yield bug_of(sentence, sentence, fix, {"kept_weights": partial(_shared, axes, kept)})
 
 
 def _shared(axes: list[int], kept: bool, state: State, beneath: Step) -> NDArray:

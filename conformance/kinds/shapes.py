@@ -52,9 +52,9 @@ def views() -> Iterator[Bug]:
 
 
 def _of_view(sentence: str, steps: Mapping[str, Any]) -> Bug:
-    return bug_of(
-        sentence, sentence, "Split by view(B, L, H, d) and exchange L and H; merge the other way round.", steps
-    )
+    how = {"merged": "Merge with transpose(0, 2, 1, 3).reshape(B, L, H * d)."}
+    some = [how.get(step, "Split with reshape(B, L, H, d).transpose(0, 2, 1, 3).") for step in steps]
+    return bug_of(sentence, sentence, " ".join(dict.fromkeys(some)), steps)
 
 
 def _sizes(x: NDArray, order: str) -> list[int]:

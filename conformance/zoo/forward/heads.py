@@ -176,8 +176,19 @@ GROUPS = (
         _both(_tiled),
         seen_in="onnx/onnx#7274",
     ),
-    _row("group-keys-tiled", "Key heads are tiled, value heads repeated.", _keys(_tiled)),
-    _row("group-values-tiled", "Value heads are tiled, key heads repeated.", _values(_tiled), stage="heads"),
+    _row(
+        "group-keys-tiled",
+        "Key heads are tiled, value heads repeated.",
+        _keys(_tiled),
+        fix="Repeat each key head, as the value heads are: query head h reads key head h // (H // G).",
+    ),
+    _row(
+        "group-values-tiled",
+        "Value heads are tiled, key heads repeated.",
+        _values(_tiled),
+        stage="heads",
+        fix="Repeat each value head, as the key heads are: query head h reads value head h // (H // G).",
+    ),
     _row(
         "groups-first-only",
         "Every query head reads key/value head 0.",
