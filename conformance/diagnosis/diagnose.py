@@ -60,7 +60,7 @@ class Diagnosis:
     Attributes:
         failing, passing: ids of the cases where it differs, and where it is equal.
         deviating: id of each case where it differs only as is listed -> the ids of these deviations.
-        only_extreme: the kinds of cases where it differs (see `Observation.extremity`), if it is right in ordinary ones.
+        only_extreme: the kinds of cases where it differs (see `Observation.extremity`) if it is right in ordinary ones.
         ended: why the search for a reason ended before it was through, in one line; else None.
         left_out: case id -> why it could not be judged.
         unasked: the parts of a layer that every failing case has; isolating problems have none of them.
