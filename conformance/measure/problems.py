@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
+from conformance.cases.random import random_cases
 from conformance.measure.asker import Asker
 from conformance.measure.designs import (
     BARE,
@@ -392,6 +393,24 @@ def padding(name: str) -> Problems:
         return found
 
     return problems
+
+
+DRAWN, LONGEST, ORDINARY, EMPTY = 200, 16, 30, 8
+"""Calls that are drawn, the most queries or keys of one that is asked, and most of those with keys for every query, and
+of others."""
+
+
+@lru_cache(maxsize=1)
+def _drawn() -> tuple[Problem, ...]:
+    found = (case.build() for case in random_cases(DRAWN, seed=0))
+    small = [one for one in found if max(one.sizes.query_len, one.sizes.key_len) <= LONGEST]
+    ordinary = [one for one in small if one.allowed().any(axis=-1).all()]
+    return (*ordinary[:ORDINARY], *[one for one in small if one not in ordinary][:EMPTY])
+
+
+def drawn(asker: Asker) -> Sequence[Problem]:
+    """Calls drawn at random, of several features each: what holds in all rows and not here is no claim."""
+    return () if asker.fixed_weights is not None else _drawn()
 
 
 def with_gradients(asker: Asker) -> list[Problem]:
