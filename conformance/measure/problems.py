@@ -402,10 +402,12 @@ of others."""
 
 @lru_cache(maxsize=1)
 def _drawn() -> tuple[Problem, ...]:
-    found = (case.build() for case in random_cases(DRAWN, seed=0))
-    small = [one for one in found if max(one.sizes.query_len, one.sizes.key_len) <= LONGEST]
-    ordinary = [one for one in small if one.allowed().any(axis=-1).all()]
-    return (*ordinary[:ORDINARY], *[one for one in small if one not in ordinary][:EMPTY])
+    some: dict[bool, list[Problem]] = {True: [], False: []}
+    for case in random_cases(DRAWN, seed=0):
+        if max(case.query_len, case.key_len) <= LONGEST and len(some[True]) < ORDINARY:
+            problem = case.build()
+            some[bool(problem.allowed().any(axis=-1).all())].append(problem)
+    return (*some[True], *some[False][:EMPTY])
 
 
 def drawn(asker: Asker) -> Sequence[Problem]:
