@@ -8,6 +8,7 @@ them, items of a batch, dropout, a past, and numbers that are not finite. `probe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import combinations
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
-from conformance.cases.random import random_cases
 from conformance.measure.asker import Asker
 from conformance.measure.designs import (
     BARE,
@@ -395,24 +395,46 @@ def padding(name: str) -> Problems:
     return problems
 
 
-DRAWN, LONGEST, ORDINARY, EMPTY = 200, 16, 30, 8
-"""Calls that are drawn, the most queries or keys of one that is asked, and most of those with keys for every query, and
-of others."""
+DRAWN = 40
+"""Calls that are drawn."""
 
 
-@lru_cache(maxsize=1)
-def _drawn() -> tuple[Problem, ...]:
-    some: dict[bool, list[Problem]] = {True: [], False: []}
-    for case in random_cases(DRAWN, seed=0):
-        if max(case.query_len, case.key_len) <= LONGEST and len(some[True]) < ORDINARY:
-            problem = case.build()
-            some[bool(problem.allowed().any(axis=-1).all())].append(problem)
-    return (*some[True], *some[False][:EMPTY])
-
-
-def drawn(asker: Asker) -> Sequence[Problem]:
+def drawn(asker: Asker) -> list[Problem]:
     """Calls drawn at random, of several features each: what holds in all rows and not here is no claim."""
-    return () if asker.fixed_weights is not None else _drawn()
+    found = []
+    for number in range(DRAWN if asker.configs else 0):
+        rng = np.random.default_rng([DRAWN, number])
+        some = {name: rng.random() < 0.4 for name in ("softcap", "scale", "dropout", "past", *OF_MASKS)}
+        config = asker.configs[number % len(asker.configs)]
+        how: dict[str, Any] = {"softcap": 1.1, "scale": 0.45, "dropout": 0.3}
+        with suppress(SpecError):  # a score that takes none
+            config = replace(config, **{name: value for name, value in how.items() if some[name]})
+        batch, new, past = int(rng.integers(2, 4)), int(rng.integers(4, 8)), int(rng.integers(1, 4)) * some["past"]
+        query_len = past + new if past else int(rng.choice([1, 3, 5, new]))
+        shape = (batch, config.num_heads, query_len, past + new)
+        fields = {name: OF_MASKS[name](rng, shape) for name in OF_MASKS if some[name]}
+        problem = (
+            with_past(config, past, new, batch)
+            if past
+            else generic(config, seed=number, batch=batch, query_len=query_len, key_len=new)
+        )
+        keep = rng.random(shape) >= config.dropout if config.dropout else None
+        problem = changed(problem, mask=AttentionMask(query_offset=past, **fields), dropout_keep=keep)
+        if problem.allowed().any(axis=-1).all():
+            found.append(problem)
+    return found
+
+
+Draw = Callable[[np.random.Generator, tuple[int, ...]], Any]
+
+OF_MASKS: Mapping[str, Draw] = {
+    "causal": lambda rng, shape: True,
+    "window": lambda rng, shape: (int(rng.integers(1, 5)), int(rng.integers(0, 3))),
+    "valid_lens": lambda rng, shape: rng.integers(1, shape[-1] + 1, size=shape[0]),
+    "allowed": lambda rng, shape: pattern((shape[0], int(rng.choice([1, shape[1]])), *shape[2:])),
+    "bias": lambda rng, shape: rng.normal(size=(1, *shape[1:])),
+}
+"""Source of a mask -> one that is drawn for (B, H, Lq, Lk)."""
 
 
 def with_gradients(asker: Asker) -> list[Problem]:
