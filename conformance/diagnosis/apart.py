@@ -69,12 +69,15 @@ def diagnosed(
         return replace(told, status=status)
     ids, one = listed([result.case for result in again], SHOWN), again[0]
     seen = (one.message, *(f"{first.call or 'at first'}: {shown(first)}" for first in one.mismatches[:1]))
-    what = one.kept or "It is right at first, and differs when it is asked again."
-    kept = tuple(Cause(first.stage, what, FIXES["keeps"]) for first in one.mismatches[:1])
+    what = one.kept or MAY_BE_KEPT
+    kept = tuple(Cause(first.stage, what, FIXES["keeps"] * bool(one.kept)) for first in one.mismatches[:1])
     extent = f"{told.extent.replace(NOTHING, '')} But asked again, or in sequences of calls, it fails in {ids}:"
     more = (*filter(None, seen), f"rerun: {one.rerun}", *told.more)
     return replace(told, status=status, extent=extent, causes=kept, more=more)
 
+
+MAY_BE_KEPT = "A later call differs, alone or because something is kept, or items are mixed: which is not known."
+"""What is said of a later call that differs, where nothing shows what is kept."""
 
 SHOWN = 3
 """Most cases that are named."""

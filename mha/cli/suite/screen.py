@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from conformance.diagnosis.apart import MAY_BE_KEPT
 from conformance.diagnosis.brief import FIXES, ROWS, Brief, Cause
 from conformance.diagnosis.text import shown as shown_place
 from conformance.judging.result import Result
@@ -114,11 +115,10 @@ def _kept(results: Sequence[Result]) -> list[str]:
     later = [one for one in results if one.mismatches and one.mismatches[0].call]
     said: dict[str, list[Result]] = {}
     for one in sorted(later, key=lambda one: not one.kept):
-        what = one.kept or "It is right at first and different when asked again: something is kept, or items are mixed."
-        said.setdefault(what, []).append(one)
+        said.setdefault(one.kept or MAY_BE_KEPT, []).append(one)
     lines: list[str] = []
     for what, ones in list(said.items())[:REASONS]:
-        cause = Cause(ones[0].mismatches[0].stage, what, FIXES["keeps"]).line
+        cause = Cause(ones[0].mismatches[0].stage, what, FIXES["keeps"] * (what != MAY_BE_KEPT)).line
         names = [one.case for one in ones]
         if not lines:  # a layer prepared anew is wrong too, where something is kept for all layers
             names += [one.case for one in results if one.status == "different" and one.case.startswith("sequence")]
