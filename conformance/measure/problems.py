@@ -395,7 +395,7 @@ def padding(name: str) -> Problems:
     return problems
 
 
-DRAWN = 40
+DRAWN = 100
 """Calls that are drawn."""
 
 
