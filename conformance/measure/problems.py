@@ -404,7 +404,8 @@ def drawn(asker: Asker) -> list[Problem]:
     found = []
     for number in range(DRAWN if asker.configs else 0):
         rng = np.random.default_rng([DRAWN, number])
-        some = {name: rng.random() < 0.4 for name in ("softcap", "scale", "dropout", "past", *OF_MASKS)}
+        often = (0.4, 0.12)[number % 2]  # few in every second call, since a subject may not take all of them
+        some = {name: rng.random() < often for name in ("softcap", "scale", "dropout", "past", *OF_MASKS)}
         config = asker.configs[number % len(asker.configs)]
         how: dict[str, Any] = {"softcap": 1.1, "scale": 0.45, "dropout": 0.3}
         with suppress(SpecError):  # a score that takes none
