@@ -177,6 +177,8 @@ def capture(
     >>> recording.layers[0].kind, recording.calls[0].outputs["output"].shape
     ('torch.nn.MultiheadAttention', (1, 3, 6))
     """
+    if isinstance(target, str | os.PathLike):
+        raise SpecError(f"the model comes first: mha.capture(model, {os.fspath(target)!r})")
     if gradients and not modules:
         raise SpecError("gradients=True records the gradients of modules: say modules=True too")
     if path is not None:
