@@ -265,7 +265,8 @@ def _either(readings: list[list[Bug]]) -> Cause:
     stages = dict.fromkeys(min(one, key=_position).stage for one in told_here if one)
     sentences = dict.fromkeys(" ".join(bug.sentence for bug in one) for one in told_here)
     if len(readings) > READINGS:
-        sentences[f"{len(readings) - READINGS} more readings, which nothing tells apart."] = None
+        more = len(readings) - READINGS
+        sentences[f"{more} more reading{'s' * (more > 1)}, which nothing tells apart."] = None
     fixes = dict.fromkeys(bug.fix for one in told_here for bug in one if bug.fix)
     ids = [" + ".join(MEASURED if is_measured(bug) else bug.id for bug in one) for one in readings]
     return Cause(" or ".join(stages), " Or: ".join(sentences), " Or: ".join(fixes), tuple(ids))

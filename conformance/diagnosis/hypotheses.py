@@ -232,6 +232,8 @@ class Search:
         self.total = len(self.observations)
         # A stage that is wrong and does not reach the output tells nothing, where others do.
         reached = [one for one in self.failing if not {*STAGES[:-1]}.issuperset(evidence.wrong(one))] or self.failing
+        # A wrong shape alone shows no bug: it is said as such.
+        self._numbers = [one for one in self.failing if not one.mismatches or one.mismatches[0].index is not None]
         ordinary = ([one for one in reached if one.extremity <= most] for most in (0, 1, 2))
         self._decisive = next((found for found in ordinary if found), [])
         # Where cheap cases fail, what bugs change is told by these alone.
@@ -257,6 +259,8 @@ class Search:
 
     def explained(self, bugs: Model) -> bool:
         """Return whether bugs explain every case."""
+        if self.failing and bugs and not any(self.evidence.explains(one, bugs) for one in self._numbers):
+            return False
         return all(self.evidence.explains(one, bugs) for one in self.observations)
 
     def pairs(self, zoo: Sequence[Bug], *, ordinary: bool = False) -> list[Model]:
@@ -333,7 +337,7 @@ class Search:
             explained, left = explained + self.evidence.explains(one, bugs), left - 1
             if explained + left < CLOSEST * len(self._decisive):
                 return 0.0
-        of_all = sum(self.evidence.explains(one, bugs) for one in self.failing)
+        of_all = sum(self.evidence.explains(one, bugs) for one in self._numbers)
         if of_all < min(CLOSEST_LEAST, (len(self.failing) + 1) // 2):
             return 0.0
         right = (one for one in self.observations if not self.evidence.wrong(one))

@@ -170,7 +170,7 @@ def test_diagnose_explains_a_file(tmp_path):
     done = run(diagnose, port, "--weights", source)
     assert done.exit_code == 1
     assert "The layer holds other weights than" in done.output
-    assert "packed-per-head-read-as-thirds: A weight packed head by head" in done.output
+    assert "A weight packed head by head, (head, [q, k, v], width)" in done.output
 
 
 def test_diagnose_tells_layers_that_differ_alike_together(tmp_path):
