@@ -127,6 +127,7 @@ EXERCISES = (
         (ANY_SCORES,),
         ANY_WEIGHTS,
         NO_MASK,
+        never=("mask-inverted-added", "mask-inverted-filled"),  # there is no mask
     ),
     step(
         "lengths",
