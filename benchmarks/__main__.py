@@ -7,7 +7,8 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -93,11 +94,13 @@ def benchmarks(asked: BenchmarkOptions) -> None:
     click.echo(LINE.format(*[""] * len(HEAD)).replace(" ", "-"))
     try:
         for name in names:
-            for row in rows_of(name, asked, results):
-                with undisturbed():  # a row is in both places or in neither
-                    rows.append(row)
-                    keep()
-                    click.echo(line(row))
+            # Closed here, a second request to end is raised here too, and not lost where the generator is collected.
+            with closing(rows_of(name, asked, results)) as found:
+                for row in found:
+                    with undisturbed():  # a row is in both places or in neither
+                        rows.append(row)
+                        keep()
+                        click.echo(line(row))
     except KeyboardInterrupt:
         also = f" and in {asked.json_path}" if asked.json_path and rows else ""
         click.echo(f"{len(rows)} rows were finished, and are above{also}", err=True)
@@ -116,7 +119,7 @@ def installed(asked: tuple[str, ...]) -> list[str]:
     return [name for name in there if there[name] and name in (asked or there)]
 
 
-def rows_of(name: str, asked: BenchmarkOptions, results: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def rows_of(name: str, asked: BenchmarkOptions, results: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
     """Yield the rows of one framework; what could not run is said and kept in `results`."""
     workers: list[Worker] = []
 

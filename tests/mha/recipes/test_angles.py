@@ -87,7 +87,7 @@ def test_diagnose_names_a_wrong_base_by_the_original_s_weights(ported):
     assert status == 1, said
     assert "turns by base 10000 and no rule;" in said
     assert "says base 500000 and no rule." in said
-    assert "rotary-base-default: The base is 10000 whatever the config says." in said
+    assert "The base is 10000 whatever the config says." in said
     status, said = asked("diagnose", ported / "port.safetensors", "--weights", ported / "port.weights.safetensors")
     assert status == 0, said
     assert "turns by" not in said

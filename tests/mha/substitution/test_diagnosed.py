@@ -59,7 +59,7 @@ def test_a_fault_of_a_layer_is_named_once(original, tmp_path):
     assert list(report.diagnosed) == ["layers.0"]
     told = report.diagnosed["layers.0"]
     assert told.startswith("As a layer it does not follow the definition of its own weights: output differs")
-    assert "scale-missing: Scores are not scaled." in told
+    assert "scores: Scores are not scaled." in told
     assert told.endswith("And 1 more alike: layers.1.")
     assert report.to_dict()["diagnosed"] == report.diagnosed
 
