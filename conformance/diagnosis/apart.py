@@ -77,7 +77,7 @@ def diagnosed(
 
 
 MAY_BE_KEPT = "A later call differs, alone or because something is kept, or items are mixed: which is not known."
-"""What is said of a later call that differs, where nothing shows what is kept."""
+"""The sentence on a later call that differs, where nothing shows what is kept."""
 
 SHOWN = 3
 """Most cases that are named."""

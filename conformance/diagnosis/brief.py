@@ -23,11 +23,14 @@ EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers NaN or infinite"}
 
 OWN_LAYERS = frozenset(
     (
-        *("scale-in-float32", "fill-lowest", "fill-1e9-averaged", "fill-added-1e9", "empty-row-nan"),
+        *("scale-in-float32", "fill-lowest", "fill-1e9-averaged", "empty-row-nan"),
         *("padding-not-zeroed", "padding-of-values-not-zeroed"),
     )
 )
-"""Bugs on file that layers of frameworks have: beside others these are said last, and in short."""
+"""Bugs on file that layers of frameworks have, as is listed."""
+
+COMMON = OWN_LAYERS | {"fill-added-1e9"}
+"""Bugs on file that much code has: beside others these are said last, and in short."""
 
 AS_OWN_LAYERS = "Frameworks' own layers do all of this too, as is listed: mha deviations."
 
@@ -60,7 +63,7 @@ class Cause:
         what: what is wrong, in a sentence.
         change: what to change; "" where that is not known.
         bugs: the ids of the bugs on file that are this; several where nothing tells them apart.
-        is_common: whether it is what layers of frameworks do too, and stands beside what they don't.
+        is_common: whether it is what much code does, and stands beside what little code does.
     """
 
     stage: str
@@ -84,7 +87,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Brief:
-    """What is said of one subject.
+    """A diagnosis of one subject in words.
 
     Attributes:
         subject, dtype: who was diagnosed, and in which dtype.
@@ -176,9 +179,9 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     usual = any(EXTREME not in features_of(problem) for one in asked for problem in one.differing)
     kinds = " or ".join(EXTREMES[kind] for kind in diagnosis.only_extreme)
     extreme = [ONLY_EXTREME.format(kinds)] * (bool(kinds) and diagnosis.located is None and not usual)
-    common = [bool(one.bugs) and OWN_LAYERS.issuperset(one.bugs) for one in found]
-    alike = all(common)
-    if any(common) and not alike and diagnosis.explanations:
+    common = [bool(one.bugs) and COMMON.issuperset(one.bugs) for one in found]
+    alike = all(one.bugs and OWN_LAYERS.issuperset(one.bugs) for one in found)
+    if any(common) and not all(common) and diagnosis.explanations:
         pairs = sorted(zip(common, found, strict=True), key=lambda pair: pair[0])
         found = tuple(replace(one, is_common=is_common) for is_common, one in pairs)
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)

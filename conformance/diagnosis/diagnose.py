@@ -288,7 +288,8 @@ def _zoo(found: Diagnosis, asked: _Asked, observations: Sequence[Observation]) -
 def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Iterator[Diagnosis]:
     subject, bugs, progress = asked.subject, asked.bugs, asked.progress
     observations = [one for one in observed if one.case.id not in found.deviating]
-    if not any(np.isfinite(one.arrays["output"]).any() for one in observations if one.arrays["output"].size):
+    right = [one for one in observations if np.isfinite(one.wanted.trace.arrays()["output"]).any()]
+    if right and not any(np.isfinite(one.arrays["output"]).any() for one in right):
         said = "  Every number of every output is NaN or infinite."  # so whatever gives NaN would explain it
         yield replace(found, located=Located("output", observations[0].wanted.problem, (said,)))
         return

@@ -79,8 +79,7 @@ class Evidence:
         if self.whole(observation, bugs):
             return True
         wrong, arrays = self.wrong(observation), self.runs.arrays(observation, bugs)
-        if wrong and observation.mismatches and observation.mismatches[0].index is None:
-            # A wrong shape, which is said as such, says nothing against a bug that can't be made there.
+        if observation.has_other_shape:  # which says nothing against a bug that can't be made there
             return any(self.runs.arrays(observation, (bug,)) is None for bug in bugs)
         if arrays is None:
             return not wrong  # where a bug can't be made, a right answer says nothing against it
@@ -233,7 +232,7 @@ class Search:
         # A stage that is wrong and does not reach the output tells nothing, where others do.
         reached = [one for one in self.failing if not {*STAGES[:-1]}.issuperset(evidence.wrong(one))] or self.failing
         # A wrong shape alone shows no bug: it is said as such.
-        self._numbers = [one for one in self.failing if not one.mismatches or one.mismatches[0].index is not None]
+        self._numbers = [one for one in self.failing if not one.has_other_shape]
         ordinary = ([one for one in reached if one.extremity <= most] for most in (0, 1, 2))
         self._decisive = next((found for found in ordinary if found), [])
         # Where cheap cases fail, what bugs change is told by these alone.

@@ -50,6 +50,11 @@ class Observation:
             return 2
         return 0 if self.wanted.where.any(axis=-1).all() else 1
 
+    @property
+    def has_other_shape(self) -> bool:
+        """Return whether the output is of another shape than the right one, which is said as such."""
+        return self.arrays["output"].shape != self.wanted.trace.arrays()["output"].shape
+
     @cached_property
     def shows_gradients(self) -> bool:
         """Whether the subject shows some gradient here."""

@@ -23,7 +23,7 @@ from conformance.kinds.change import FUNCTIONS as ELEMENTWISE
 from conformance.kinds.made import bug_of, of_mask, with_padding_zeroed
 from conformance.kinds.parameters import parameters, reordered
 from conformance.kinds.places import PLACES, fault_of_all
-from conformance.kinds.shapes import biases, pasts, softmaxes, views
+from conformance.kinds.shapes import pasts, softmaxes, views
 from conformance.zoo.bug import Bug
 from conformance.zoo.forward.precision import FORMATS
 from mha_core.parts.query_key_norm import QueryKeyNorm, norm
@@ -43,7 +43,7 @@ def families(stage: str) -> tuple[Bug, ...]:
             *(masks.rules_of_sources, masks.rules_beside, masks.rules_of_two, masks.masks_reordered),
             *(masks.rules_of_some, masks.coinciding, softmaxes, _functions, published.weightings),
         ),
-        "scores": (_distances, biases, masks.masks_reordered, masks.coinciding, published.scales),
+        "scores": (_distances, masks.masks_reordered, masks.coinciding, published.scales),
         "heads": (published.dropouts,),
         "output": (published.norms,),
         "": (

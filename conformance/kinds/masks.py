@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.kinds.change import Setting
+from conformance.kinds.change import Change, Setting
 from conformance.kinds.made import bug_of, with_inputs
-from conformance.kinds.orders import RULES, Order, change_of, of_any_length
+from conformance.kinds.orders import RULES, Order, change_of, of_any_length, orders
 from conformance.zoo.bug import Bug
 from conformance.zoo.rows import keys_of
 from mha_core import AttentionMask
@@ -86,8 +86,10 @@ WINDOWS: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
     "{q} - left // 2 <= {k} <= {q} + right // 2": lambda q, k, *sides: _between(
         0, 0, q, k, *(side // 2 if np.isfinite(side) else side for side in sides)
     ),
-    "it is within and {q} - {k} even": lambda q, k, *sides: _between(0, 0, q, k, *sides) & ((q - k) % 2 == 0),
-    "it is within or {k} = 0": lambda q, k, *sides: _between(0, 0, q, k, *sides) | (k == 0),
+    "{q} - left <= {k} <= {q} + right and {q} - {k} is even": lambda q, k, *sides: (
+        _between(0, 0, q, k, *sides) & ((q - k) % 2 == 0)
+    ),
+    "{q} - left <= {k} <= {q} + right or {k} = 0": lambda q, k, *sides: _between(0, 0, q, k, *sides) | (k == 0),
     "{k} // (left + 1) = {q} // (left + 1)": partial(_in_chunk, 1),
     "{k} // left = {q} // left": partial(_in_chunk, 0),
 }
@@ -101,11 +103,11 @@ LENGTHS: Mapping[str, Term] = {
     "j < max(length, 1)": lambda s: key_number(s) < np.maximum(_lens(s), 1),
     **{
         f"j < length rounded up to a multiple of {n}": partial(lambda n, s: key_number(s) < -(-_lens(s) // n) * n, n)
-        for n in BLOCKS
+        for n in BLOCKS[1:]
     },
     **{
         f"j < length rounded down to a multiple of {n}": partial(lambda n, s: key_number(s) < _lens(s) // n * n, n)
-        for n in BLOCKS
+        for n in BLOCKS[1:]
     },
 }
 """Rules of lengths: which keys they let in."""
@@ -131,6 +133,7 @@ BESIDES: Mapping[str, Term] = {
             ("Keys of other blocks of {}", lambda n, s: key_number(s) // n != position(s) // n),
             ("Keys after the last whole block of {}", lambda n, s: key_number(s) >= (s.sizes.key_len // n or 1) * n),
         )
+        if n > 1 or "block" not in words
     },
 }
 """Keys that may be left out, or let in, whatever the mask says."""
@@ -181,11 +184,15 @@ SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None,
 def rules_of_two() -> Iterator[Bug]:
     """Yield two sources of a mask of which either one lets a key in, or of which one is dropped beside the other."""
     for one, other in combinations(SOURCES, 2):
-        said = f"Where {one} and {other} are given, a key is let in that either of them lets in."
+        said = f"Where {_named(one)} and {_named(other)} are given, a key is let in that either of them lets in."
         yield _of_two(said, one, other, np.logical_or)
     for dropped, beside in permutations(SOURCES, 2):
-        said = f"{dropped} is dropped where {beside} is given too."
+        said = f"{_named(dropped)} is dropped where {_named(beside)} is given too."
         yield _of_two(said, dropped, beside, lambda without, alone: without)
+
+
+def _named(source: str) -> str:
+    return "-inf in the additive bias" if source == "bias" else source
 
 
 def _of_two(said: str, one: str, other: str, how: Callable[[NDArray, NDArray], NDArray]) -> Bug:
@@ -203,11 +210,9 @@ def _of_two(said: str, one: str, other: str, how: Callable[[NDArray, NDArray], N
 
 
 OF_EMPTY: Mapping[str, Term] = {
-    "the first key": lambda s: key_number(s) == 0,
     "the last key": lambda s: key_number(s) == s.sizes.key_len - 1,
     "the key at its position": lambda s: key_number(s) == position(s),
     "the key of its own number": lambda s: key_number(s) == query_number(s),
-    "every key": lambda s: key_number(s) >= 0,
     "every key but padding": lambda s: ~_given_padding(s)[:, None, None],
 }
 """Keys that a row may attend to which has none."""
@@ -302,23 +307,22 @@ LEAVE = "Give each item, head, query and key the numbers of its own."
 
 
 def masks_reordered() -> Iterator[Bug]:
-    """Yield arrays of a mask one of whose axes stands in another order."""
+    """Yield arrays of a mask one of whose axes stands in another order: each rule of orders for the keys of a bias."""
+    plain = [Order(slug, words, partial(of_any_length, rule)) for slug, (words, rule) in RULES.items()]
     for source, axes in AXES.items():
-        for (place, axis), (slug, (words, rule)) in product(enumerate(axes), RULES.items()):
-            change = change_of(axis, place - len(axes), Order(slug, words, partial(of_any_length, rule)))
-            said = f"{source} is read {change.words}."
-
-            def changed(array: NDArray, state: State, change: Any = change, axes: Any = axes) -> NDArray:
-                full = array if axes == ("item",) else array.reshape((1,) * (4 - array.ndim) + array.shape)
-                made = full if change_is_idle(full, change, axes) else change.made(full, axes, Setting.of(state))
-                return made.astype(array.dtype)
-
-            yield bug_of(said, said, LEAVE, dict.fromkeys(STEPS[source], partial(_read, source, changed)))
+        for place, axis in enumerate(axes, -len(axes)):
+            for order in orders() if (source, axis) == ("bias", "key") else plain:
+                change = change_of(axis, place, order)
+                said = f"{source} is read {change.words}."
+                step = partial(_read, source, partial(_reordered, change, axes, place))
+                yield bug_of(said, said, LEAVE, dict.fromkeys(STEPS[source], step))
 
 
-def change_is_idle(array: NDArray, change: Any, axes: tuple[str, ...]) -> bool:
-    """Return whether the axis that a change is of is one that is broadcast."""
-    return array.shape[next(n for n, axis in enumerate(axes) if change.slug.startswith(f"{axis}-"))] == 1
+def _reordered(change: Change, axes: tuple[str, ...], place: int, array: NDArray, state: State) -> NDArray:
+    full = array if len(axes) == 1 else array.reshape((1,) * (len(axes) - array.ndim) + array.shape)
+    if full.shape[place] == 1:  # broadcast
+        return full
+    return change.made(full, axes, Setting.of(state)).astype(array.dtype)
 
 
 READ: Mapping[str, Callable[[NDArray, State], NDArray | None]] = {
@@ -348,12 +352,7 @@ def coinciding() -> Iterator[Bug]:
     """Yield arrays of a mask whose axes are taken for others of the same size."""
     for (words, read), source in product(READ.items(), ("allowed", "bias")):
         said = f"The axes of {source}: {words}."
-
-        def changed(array: NDArray, state: State, read: Any = read) -> NDArray:
-            found = read(array, state)
-            return array if found is None else found
-
-        yield bug_of(said, said, LEAVE, dict.fromkeys(STEPS[source], partial(_read, source, changed)))
+        yield bug_of(said, said, LEAVE, dict.fromkeys(STEPS[source], partial(_read, source, read)))
 
 
 def _read(source: str, changed: Callable[[NDArray, State], NDArray], state: State, beneath: Step) -> Any:

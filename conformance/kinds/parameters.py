@@ -92,6 +92,8 @@ def _in_turn(i: NDArray, heads: int) -> NDArray:
 def reordered() -> Iterator[Bug]:
     """Yield projections whose numbers stand in another order, in several at once, or in weights or biases alone."""
     for (words, rows), (names, some), kinds in product(OF_HEADS.items(), SETS.items(), KINDS):
+        if (names, kinds) == (OUTPUT, "biases"):  # whose channels belong to no head
+            continue
         said = f"The {kinds} of {names} are read in another order: {words}."
         steps = {PROJECTED[name][1]: partial(_by_heads, rows, KINDS[kinds], name) for name in some}
         yield bug_of(said, said, "Read each parameter in the order in which it was written.", steps)
@@ -124,7 +126,7 @@ def _by_heads(rows: Rows, kinds: Sequence[str], step: str, state: State, beneath
     heads, found = _heads_of(state.config, step), {}
     for kind in kinds:
         given = state.parameters.get(f"{step}.{kind}")
-        if given is None or (step == OUTPUT and kind == "bias"):  # whose channels belong to no head
+        if given is None or (step == OUTPUT and kind == "bias"):
             continue
         axis = 1 if step == OUTPUT else 0
         found[f"{step}.{kind}"] = np.take(given, rows(np.arange(given.shape[axis]), heads), axis=axis)

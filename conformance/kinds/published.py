@@ -67,11 +67,6 @@ def _clipped(low: float, high: float, state: State) -> NDArray:
     return np.clip((high - low) * _softmax(state, state["scores"]) + low, 0.0, 1.0)
 
 
-def _hardest(state: State) -> NDArray:
-    scores = open_scores(state)
-    return np.arange(scores.shape[-1]) == scores.argmax(axis=-1)[..., None]
-
-
 def _broken(last_first: bool, state: State) -> NDArray:
     way = slice(None, None, -1 if last_first else 1)
     beta = np.where(state["allowed"], 1.0 / (1.0 + np.exp(-state["scores"])), 0.0)[..., way]
@@ -174,7 +169,6 @@ WEIGHTINGS: Mapping[str, Weigh] = {
         np.sign(s["scores"]) * _softmax(s, np.abs(s["scores"]))
     ),
     "the Laplace function of each score (MEGA)": _laplace,
-    "1 for the key of the largest score, the first of equal ones (hard attention)": _hardest,
     "sigmoid(s) of what the keys behind leave (stick-breaking)": partial(_broken, True),
     "sigmoid(s) of what the keys before leave (stick-breaking)": partial(_broken, False),
     "the sparsemax of the scores": partial(_entmax, 1),
@@ -243,8 +237,6 @@ def _both(state: State) -> tuple[NDArray, NDArray]:
 READS: Mapping[str, Callable[[NDArray, int, int], NDArray]] = {
     "h, at most the last": lambda h, heads, groups: np.minimum(h, groups - 1),
     "h // G, at most the last": lambda h, heads, groups: np.minimum(h // groups, groups - 1),
-    "h % G": lambda h, heads, groups: h % groups,
-    "0": lambda h, heads, groups: 0 * h,
     "G - 1": lambda h, heads, groups: 0 * h + groups - 1,
     "G - 1 - h // (H / G)": lambda h, heads, groups: groups - 1 - h * groups // heads,
 }
@@ -394,7 +386,7 @@ def _placed(halves: bool, of_queries: bool, state: State, beneath: Step) -> NDAr
 
 def logarithms() -> Iterator[Bug]:
     """Yield queries that grow with the logarithm of the position, or of the number of keys."""
-    for base in (math.e, 2.0, *range(3, 9), 16, 32, 64, 128, 512):
+    for base in (math.e, 2.0, *range(3, 9), 16, 32, 64):
         said = "e" if base == math.e else f"{base:g}"
         for words, count in (("the position + 1", _position), ("the number of keys", _keys)):
             sentence = f"Queries are multiplied by the logarithm to base {said} of {words}, where that is above 1."

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.kinds.change import Change, Setting
-from conformance.kinds.made import bug_of, with_inputs
-from conformance.kinds.orders import RULES, Order, change_of, indices_of, of_any_length, orders
+from conformance.kinds.made import bug_of
+from conformance.kinds.orders import RULES, Order, change_of, of_any_length
 from conformance.kinds.places import PLACES
 from conformance.zoo.bug import Bug
 from conformance.zoo.forward.softmax import open_scores
@@ -100,7 +100,7 @@ FILLS: Mapping[str, Filled] = {
     ", with -1e9 as the score of excluded keys": lambda scores: -1e9,
     ", with -1e9 added to the scores of excluded keys": lambda scores: scores - 1e9,
 }
-"""What excluded keys score."""
+"""The words of a fill -> the scores of excluded keys."""
 
 
 def softmaxes() -> Iterator[Bug]:
@@ -108,7 +108,10 @@ def softmaxes() -> Iterator[Bug]:
     named = ("items", "heads", "queries", "keys")
     for axes in (some for n in range(1, len(named) + 1) for some in combinations(range(len(named)), n)):
         over = " and ".join(named[axis] for axis in axes)
-        for fill, again in product(FILLS, (False, True)):
+        of_keys = 3 in axes  # then each row sums to 1, or to what no second sum changes
+        for fill, again in product(FILLS, (False,) if of_keys else (False, True)):
+            if axes == (3,) and not fill:
+                continue
             said = f"The softmax runs over {over}{fill}{ROWS_AGAIN * again}."
             step = partial(_over, axes, again, FILLS[fill])
             yield bug_of(said, said, "Take the softmax over the keys, the last axis.", {"weights": step})
@@ -119,23 +122,6 @@ def softmaxes() -> Iterator[Bug]:
         yield bug_of(
             said, said, "Let every key in that the mask allows.", {"weights": partial(_of_largest, most, alone)}
         )
-
-
-def biases() -> Iterator[Bug]:
-    """Yield additive biases whose keys stand in another order, with their -inf."""
-    for order in orders():
-        said = f"The additive bias is the right one with its key axis {order.words}."
-        yield bug_of(
-            said, said, "Leave the key axis in its order.", dict.fromkeys(("scores", "allowed"), partial(_moved, order))
-        )
-
-
-def _moved(order: Order, state: State, beneath: Step) -> NDArray:
-    bias = state.inputs.mask.bias
-    if bias is None or bias.shape[-1] == 1:
-        return np.asarray(beneath(state))
-    indices = indices_of(order, bias.shape[-1], Setting.of(state))
-    return np.asarray(beneath(with_inputs(state, bias=np.where(indices < 0, 0.0, bias[..., np.maximum(indices, 0)]))))
 
 
 def _over(axes: Sequence[int], again: bool, filled: Filled, state: State, beneath: Step) -> NDArray:

@@ -42,7 +42,7 @@ class Sample:
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """Where both arrays were measured."""
+        """A mask of the elements that were measured in both arrays."""
         return ~(np.isnan(self.measured) | np.isnan(self.expected))
 
     @cached_property
@@ -68,7 +68,7 @@ class Sample:
 
     @cached_property
     def differs(self) -> bool:
-        """Whether the measured array is not the expected one."""
+        """True if the measured array is not the expected one."""
         return bool(self.off(self.expected).any())
 
 

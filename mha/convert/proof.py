@@ -171,7 +171,7 @@ def _read_otherwise(
     weights: Weights,
     precision: Precision,
 ) -> str:
-    """What gives the recorded calls, in a sentence: another number of heads, or matrices transposed."""
+    """Return what gives the recorded calls, in a sentence: another number of heads, or matrices transposed."""
     ranked = []
     for other, held, said in _other_readings(config, weights):
         for masks in readings:
@@ -193,7 +193,7 @@ def _distance(call: OriginalCall, mask: str, config: AttentionConfig, weights: W
 
 
 def _other_readings(config: AttentionConfig, weights: Weights) -> Iterator[tuple[AttentionConfig, Weights, str]]:
-    """What may be meant: the config and weights, and how they differ from what was read, in words."""
+    """Return other readings of a file: the config and weights, and how they differ from what was read, in words."""
     names = [name for name in weights if name.endswith("_proj.weight")]
     square = [name for name in names if len(set(weights[name].shape)) == 1]
     turned = {**weights, **{name: weights[name].reshape(weights[name].shape[::-1]).T for name in names}}

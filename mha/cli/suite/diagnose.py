@@ -133,7 +133,7 @@ def _of_subject(spec: str, asked: DiagnoseOptions) -> Brief:
 def _of_file(
     file: Path, weights: Path | None, patterns: tuple[str, ...], compare: bool
 ) -> tuple[list[LayersExplained], WhereReport | None]:
-    """What explains the recorded calls, for each dtype; and their comparison with calls of the original, or None."""
+    """Return what explains the recorded calls, for each dtype; and their comparison with the original's, or None."""
     from mha.recordings.explain import explain_layers, intended
     from mha.recordings.recording import Recording
 
@@ -151,7 +151,7 @@ def _of_file(
 
 
 def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[str]:
-    """What is said of the layers: a text for those that differ alike, and one for the others."""
+    """Return a text for each group of layers that differ alike, and one for the others."""
     from conformance.diagnosis.brief import describe
     from mha.recordings.explain import NAMED
     from mha_core.errors import listed

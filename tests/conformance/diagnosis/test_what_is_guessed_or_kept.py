@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conformance.cases.table import select
-from conformance.diagnosis.brief import describe
+from conformance.diagnosis.brief import AS_OWN_LAYERS, brief, describe
 from conformance.diagnosis.diagnose import diagnose
 from conformance.subjects.function import subject_from_function
 from conformance.zoo.bug import BuggySubject
@@ -188,3 +188,66 @@ def test_what_lets_huge_numbers_in_is_named_though_rounding_decides_between_them
     found = diagnose(subject_from_function(inverted, name="inverted"), select(()), experiments=True)
     assert found.explanations, describe(found)
     assert {bug.id for bug in found.explanations[0].bugs} == {"mask-inverted", "empty-row-nan"}
+
+
+def plain(weights, queries, keys, values, mask, *, num_heads, scores=lambda scores, mask: scores + (1 - mask) * -1e9):
+    """As tutorials have it: a large number in place of -inf, padding as it is."""
+
+    def heads(name, x):
+        y = x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+        return y.reshape(*y.shape[:2], num_heads, y.shape[2] // num_heads).swapaxes(1, 2)
+
+    q, k, v = heads("q_proj", queries), heads("k_proj", keys), heads("v_proj", values)
+    s = scores(q @ k.swapaxes(2, 3) / np.sqrt(q.shape[3]), mask)
+    powers = np.exp(s - s.max(axis=-1, keepdims=True, initial=-np.inf))
+    return powers / powers.sum(axis=-1, keepdims=True) @ v, weights
+
+
+def out(heads, weights, *, transposed=True):
+    merged = heads.swapaxes(1, 2) if transposed else heads
+    rows, length = heads.shape[0], heads.shape[2]
+    merged = merged.reshape(rows, length, heads.shape[1] * heads.shape[3])
+    return merged @ weights["out_proj.weight"].T + weights["out_proj.bias"]
+
+
+def test_what_much_code_does_stands_last_and_without_its_change():
+    def untransposed(weights, queries, keys, values, mask, *, num_heads):
+        return out(*plain(weights, queries, keys, values, mask, num_heads=num_heads), transposed=False)
+
+    told = brief(diagnose(subject_from_function(untransposed, name="plain"), select(()), experiments=True))
+    assert [one.bugs for one in told.causes] == [
+        ("merge-without-transpose",),
+        ("padding-not-zeroed",),
+        ("fill-added-1e9",),
+    ]
+    assert "Change: Merge as" in told.causes[0].line
+    assert [" Change: " in one.line for one in told.causes[1:]] == [False, False]
+    assert all(one.change for one in told.causes), "a program that reads them has all"
+    assert len(told.rows()) <= 12
+    assert AS_OWN_LAYERS not in told.text, "no layer of a framework adds -1e9, as far as is listed"
+
+
+def test_an_inverted_mask_of_a_large_number_is_one_cause_and_no_precision():
+    def inverted_and_added(weights, queries, keys, values, mask, *, num_heads):
+        made = plain(weights, queries, keys, values, mask, num_heads=num_heads, scores=lambda s, mask: s + mask * -1e9)
+        return out(*made)
+
+    found = diagnose(subject_from_function(inverted_and_added, name="inverted"), select(()), experiments=True)
+    assert [[bug.id for bug in one.bugs] for one in found.explanations] == [["mask-inverted-added"]]
+    assert (found.inside, found.rounds) == (None, False)
+
+
+def test_what_is_nan_everywhere_gets_no_bug_and_a_shape_alone_is_no_nan():
+    def nothing(weights, queries, keys, values, mask, *, num_heads):
+        return np.full((*queries.shape[:2], len(weights["out_proj.weight"])), np.nan)
+
+    told = brief(diagnose(subject_from_function(nothing, name="nothing"), select(()), experiments=True))
+    assert "Every number of every output is NaN or infinite." in told.text
+    assert not any(one.bugs for one in told.causes)
+
+    def of_one_shape(weights, queries, keys, values, mask, *, num_heads):
+        return np.zeros((1, 2, 3))
+
+    empty = brief(diagnose(subject_from_function(of_one_shape, name="one"), select(("no-items",))))
+    assert "NaN" not in empty.text
+    assert empty.causes[0].what == "output has shape (1, 2, 3); it must be (0, 5, 29)."
