@@ -258,9 +258,9 @@ class Search:
 
     def explained(self, bugs: Model) -> bool:
         """Return whether bugs explain every case."""
-        if self.failing and bugs and not any(self.evidence.explains(one, bugs) for one in self._numbers):
+        if not all(self.evidence.explains(one, bugs) for one in self.observations):
             return False
-        return all(self.evidence.explains(one, bugs) for one in self.observations)
+        return not (self.failing and bugs) or any(self.evidence.explains(one, bugs) for one in self._numbers)
 
     def pairs(self, zoo: Sequence[Bug], *, ordinary: bool = False) -> list[Model]:
         """Return pairs that together touch every failing case, those that touch the fewest passing ones first.
