@@ -120,6 +120,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("empty-rows", "Rows without an allowed key.", EMPTY),
     Probe("empty-positions", "Rows without an allowed key, by their positions.", EMPTY_BY_POSITION),
     Probe("no-keys", "No key at all.", lambda asker: [generic(c, key_len=0) for c in asker.configs[:1]], "weights"),
+    Probe("every-length", "Plain calls of every length up to a dozen.", p.every_length, "", IN_CALLS),
     Probe("drawn", "Calls drawn at random, of several features each.", p.drawn),
     Probe("gradients", "All gradients, of plain calls and others.", p.with_gradients, "gradients", gradients=True),
 )

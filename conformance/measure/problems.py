@@ -395,6 +395,22 @@ def padding(name: str) -> Problems:
     return problems
 
 
+MOST = 12
+"""The greatest of the lengths that are asked one by one."""
+
+
+def every_length(asker: Asker) -> list[Problem]:
+    """Plain calls of every length up to MOST: what begins at a length is no claim unless it begins there."""
+    lengths, config = range(1, MOST + 1), asker.configs[0] if asker.configs else None
+    if config is None or asker.fixed_weights is not None:
+        return []
+    found = [generic(config, query_len=SMALL[0], key_len=n) for n in lengths]
+    found += [generic(config, query_len=n, key_len=SMALL[1]) for n in lengths]
+    found += [generic(config, query_len=n, key_len=n) for n in lengths]
+    found += [generic(config, batch=n) for n in lengths[: MOST // 2]]
+    return found + [with_past(config, n, 2) for n in lengths[: MOST // 2]]
+
+
 DRAWN = 100
 """Calls that are drawn."""
 
