@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.zoo.bug import Contradiction
 from conformance.zoo.rows import Steps, Table, after
-from mha_core.reference.forward import padding, softmax
+from mha_core.reference.forward import FORWARD, padding, softmax
 from mha_core.reference.state import State
 
 Rule = Callable[[State], NDArray]
@@ -74,6 +75,14 @@ def _added(number: float) -> Steps:
     return {"weights": lambda s: plain_softmax(s["scores"] + np.where(s["allowed"], 0.0, number))}
 
 
+def _let_in(state: State) -> NDArray:
+    """(B, H, Lq, Lk): the keys that the mask lets in. Raises Contradiction if it is read the wrong way round already."""
+    allowed = state["allowed"]
+    if allowed.size and (allowed != FORWARD["allowed"](state)).all():
+        raise Contradiction("the mask is read the wrong way round twice")
+    return allowed
+
+
 def _no_padding(state: State) -> NDArray:
     """(B, Lk): keys and values as they are, since those that a mask should exclude are attended to."""
     return np.zeros_like(padding(state))
@@ -128,13 +137,13 @@ EXCLUSION = (
     _row(
         "mask-inverted-added",
         "The mask is read the wrong way round: -1e9 is added to the scores of the keys that it lets in.",
-        {"weights": lambda s: plain_softmax(s["scores"] + np.where(s["allowed"], -1e9, 0.0)), "padding": _no_padding},
+        {"weights": lambda s: plain_softmax(s["scores"] + np.where(_let_in(s), -1e9, 0.0)), "padding": _no_padding},
         fix=RIGHT_WAY,
     ),
     _row(
         "mask-inverted-filled",
         "The mask is read the wrong way round: the scores of the keys that it lets in become -1e9.",
-        {"weights": lambda s: plain_softmax(np.where(s["allowed"], -1e9, s["scores"])), "padding": _no_padding},
+        {"weights": lambda s: plain_softmax(np.where(_let_in(s), -1e9, s["scores"])), "padding": _no_padding},
         fix=RIGHT_WAY,
     ),
     _row(
