@@ -64,6 +64,12 @@ QUERIES: Mapping[str, Term] = {
 KEYS: Mapping[str, Term] = {"j": key_number, "j - past length": lambda s: key_number(s) - s.sizes.past_len}
 """Positions that key j may have."""
 
+POSITIONS = tuple(
+    (k, q)
+    for k, q in product(KEYS, QUERIES)
+    if k == "j" or q not in ("offset + i", "i", "offset + i - past length")  # which the past on the other side says too
+)
+
 
 def _between(a: int, b: int, q: Any, k: Any, left: float, right: float) -> Any:
     return (q - left + a <= k) & (k <= q + right + b)
@@ -157,12 +163,12 @@ EMPTY = "Give a row without an allowed key the weights 0."
 
 def rules_of_sources() -> Iterator[Bug]:
     """Yield one source of the mask by another rule."""
-    for (k, key), (q, query), more in product(KEYS.items(), QUERIES.items(), (0, 1, -1)):
+    for (k, q), more in product(POSITIONS, (0, 1, -1)):
         said = f"Under causal, query i sees key j where {k} <= {q}{('', ' + 1', ' - 1')[more]}."
-        yield _of_keys(said, partial(_causal, key, query, more), np.logical_and, "causal", SEES)
-    for (k, key), (q, query), (words, within) in product(KEYS.items(), QUERIES.items(), WINDOWS.items()):
+        yield _of_keys(said, partial(_causal, KEYS[k], QUERIES[q], more), np.logical_and, "causal", SEES)
+    for (k, q), (words, within) in product(POSITIONS, WINDOWS.items()):
         said = f"In a window (left, right), query i sees key j where {words.format(q=q, k=k)}."
-        yield _of_keys(said, partial(_window, key, query, within), np.logical_and, "window", WITHIN)
+        yield _of_keys(said, partial(_window, KEYS[k], QUERIES[q], within), np.logical_and, "window", WITHIN)
     for words, rule in LENGTHS.items():
         yield _of_keys(f"Lengths let key j in where {words}.", rule, np.logical_and, "valid_lens", VALID)
 

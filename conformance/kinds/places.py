@@ -5,6 +5,7 @@ A place is the result of a step, or what a step reads: a parameter, a number of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,7 +101,8 @@ def fault(place: Place, change: Change) -> Bug:
 def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
     """Return the bug of the same change at several places."""
     bugs = [fault(place, change) for place in places]
-    words = ", and likewise ".join(place.words.removesuffix(",") for place in places)
+    names = [re.sub(",? split into heads,?", "", place.words) for place in places]
+    words = f"{', '.join(names[:-1])} and {names[-1]}"
     steps = {name: step for bug in bugs for name, step in bug.forward.items()}
     first = min((bug.stage for bug in bugs), key=STAGES.index)
     sentence = f"{words[0].upper()}{words[1:]} are the right ones {change.words}."

@@ -76,7 +76,7 @@ def _added(number: float) -> Steps:
 
 
 def _let_in(state: State) -> NDArray:
-    """(B, H, Lq, Lk): the keys that the mask lets in. Raises Contradiction if it is read the wrong way round already."""
+    """(B, H, Lq, Lk): the keys that the mask lets in. Raises Contradiction if it is inverted already."""
     allowed = state["allowed"]
     if allowed.size and (allowed != FORWARD["allowed"](state)).all():
         raise Contradiction("the mask is read the wrong way round twice")
