@@ -146,7 +146,7 @@ def poison_padding(rng: Rng, problem: Problem) -> Problem:
 
 
 def number_in_open(name: str, number: float) -> Callable[[Rng, Problem], Problem]:
-    """A change of a problem: one number in a key or value ("keys", "values") of item 0 that queries may attend to."""
+    """A change of a problem: one number in a query, key or value ("queries", ...) of item 0 that is not padding."""
 
     def change(rng: Rng, problem: Problem) -> Problem:
         array = getattr(problem.inputs, name).copy()

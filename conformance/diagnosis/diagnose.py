@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from conformance.diagnosis.hypotheses import NAMED, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
+from conformance.diagnosis.hypotheses import (
+    NAMED,
+    SHOWN,
+    Evidence,
+    Hypothesis,
+    Search,
+    inside_of,
+    preferred,
+    stage_of,
+)
 from conformance.diagnosis.observations import (
     Exchanged,
     Observation,
@@ -74,6 +83,7 @@ class Diagnosis:
         rounds: whether its scores or softmax are seen to be in that dtype, and not all of its numbers.
         explanations: hypotheses that explain every case and every answer; several, if nothing tells them apart.
         partly: if there is none, those that explain nearly all failing cases, with the ones that they don't.
+        ordinary: the further calls that these explain too, if they explain all that is ordinary; else 0.
         closest: if there is none of these either, those that explain some failing cases, best first.
         measured: what isolating problems showed; None if the subject was not asked more than the cases.
         located: the first wrong step of what nothing explains wholly, if it could be told.
@@ -92,6 +102,7 @@ class Diagnosis:
     rounds: bool = False
     explanations: tuple[Hypothesis, ...] = ()
     partly: tuple[Hypothesis, ...] = ()
+    ordinary: int = 0
     closest: tuple[Hypothesis, ...] = ()
     measured: Measured | None = None
     located: Located | None = None
@@ -324,7 +335,8 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         if inside is not None and asker.subject.dtype != inside:
             asker.narrow_to(inside)
         like = [one.wanted.problem for one in observations]
-        measured = Probing(asker, zoo, search.explained, like, progress).run(whole)
+        probing = Probing(asker, zoo, search.explained, like, progress)
+        measured = probing.run(whole)
         found = replace(found, measured=measured)
         if any(outcome.asked for outcome in measured.outcomes) or not measured.behaviour.is_function:
             whole = list(measured.models)
@@ -337,6 +349,12 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     if whole:
         yield replace(found, explanations=_told(search, whole))
         return
+    if found.measured is not None and not found.remarks:
+        usual, calls = probing.ordinary(search.of_ordinary().explained)
+        if usual:
+            told = tuple(map(search.hypothesis, usual[:SHOWN]))
+            yield replace(found, partly=told, ordinary=calls)
+            return
     if found.measured is not None:
         from conformance.measure.localise import localise  # where nothing explains it
 

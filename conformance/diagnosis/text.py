@@ -129,6 +129,9 @@ def _wholly(diagnosis: Diagnosis) -> str:
 
 def _nearly(diagnosis: Diagnosis) -> str:
     best = diagnosis.partly[0]
+    if diagnosis.ordinary:
+        further = f"{diagnosis.ordinary} further calls confirm it"
+        return f"Cause in every ordinary case ({further}; of all that fail, {best.failing} of {best.of_failing}):"
     in_all = f", {best.explained} of {best.total} in all" if best.total > best.of_failing else ""
     head = f"Likely: this explains {best.failing} of {best.of_failing} failing cases{in_all}:"
     if best.failing == best.of_failing and best.misses:

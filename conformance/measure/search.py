@@ -179,7 +179,33 @@ class Probing:
         missed = () if row is None else tuple(one for one in row.asked if not self._gives(model, row.probe, one))
         return None if row is None else replace(row, asked=missed)
 
-    def _found(self) -> list[Model]:
+    def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
+        """Return the models of bugs on file that give every ordinary answer, and the number of these answers.
+
+        With a bug of rows without a key beside them, if that gives more. None are looked for where no extreme answer
+        differs: they would be what gives every answer.
+        """
+        usual = tuple(
+            replace(
+                row,
+                asked=tuple(one for one in row.asked if EXTREME not in features_of(one)),
+                differing=tuple(one for one in row.differing if EXTREME not in features_of(one)),
+            )
+            for row in self.outcomes
+        )
+        differing = [sum(len(row.differing) for row in rows) for rows in (usual, self.outcomes)]
+        if not differing[0] or differing[0] == differing[1]:
+            return [], 0
+        of_usual = replace(self, outcomes=usual, suffices=suffices)
+        found = of_usual._found(measuring=False)
+        beside = [(*model, *other) for model in found for other in self._companions if other[0] not in model]
+        found += filter(of_usual._is_whole, beside)
+        every = [(row.probe, one) for row in self.outcomes for one in row.asked]
+        rank = {model: (sum(self._gives(model, *one) for one in every), -len(model)) for model in found}
+        best = [model for model in found if rank[model] == max(rank.values())]
+        return best, sum(len(row.asked) for row in usual)
+
+    def _found(self, *, measuring: bool = True) -> list[Model]:
         """Return the models of one bug, else of two, or three, that give every answer.
 
         Those of bugs on file alone come first: trying them measures nothing.
@@ -194,7 +220,7 @@ class Probing:
         def measured(base: Model) -> list[Model]:
             return self._extended(base, self._measured)
 
-        for ways in ((extended,), (extended, measured)):
+        for ways in ((extended,), (extended, measured))[: 2 if measuring else 1]:
             bases: list[Model] = [()]
             for size in range(1, MOST_BUGS + 1):
                 self.progress(f"trying {size} at once")

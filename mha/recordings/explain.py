@@ -17,14 +17,17 @@ from conformance.runner import run_case
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
+from mha.formats import open_checkpoint
+from mha.formats.layer import read_layer
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
 from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
 from mha_core import AttentionConfig, Rotary, RotaryInputs, SpecError
 from mha_core.call.rotary import Tables
 from mha_core.errors import listed
+from mha_core.layouts import get
 from mha_core.parts.angles import base_in, in_words, positions_in
-from mha_core.weights import Weights, load_weights
+from mha_core.weights import Weights
 
 
 def explain(
@@ -155,30 +158,26 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
 
     Args:
         recording: calls of a layer, or of several, that were ported.
-        path: canonical weights, for a recording of one layer; or a recording of the original, whose layers are
-            taken by name or, if it has other names, in their order.
+        path: canonical weights of a layer or of several, or a recording of the original, whose layers are taken by
+            name or, if it has other names, in their order.
 
     Raises:
         SpecError: the file holds neither, or its layers do not fit.
     """
     names = list(dict.fromkeys(layer.name for layer in recording.layers))
     original = meant_by(path)
-    if isinstance(original, Recording):
-        theirs = {layer.name: (layer.config, layer.weights) for layer in original.layers}
-        if not set(names) <= set(theirs):
-            if len(names) != len(theirs):
-                raise SpecError(
-                    f"{path} must have the layers that were recorded, or as many. It has "
-                    f"{', '.join(map(repr, theirs))}; recorded were {', '.join(map(repr, names))}."
-                )
-            theirs = dict(zip(names, theirs.values(), strict=True))
-    elif len(names) > 1:
-        raise SpecError(
-            f"{path} holds one layer, and {len(names)} were recorded: {', '.join(names)}. "
-            "Give a recording of the original."
-        )
-    else:
-        theirs = {names[0]: original}
+    theirs = (
+        original if isinstance(original, dict) else {one.name: (one.config, one.weights) for one in original.layers}
+    )
+    if not set(names) <= set(theirs):
+        if len(names) != len(theirs):
+            of_one = f" `mha convert {path} --moved --prefix NAME --to canonical --out FILE` makes a file of one."
+            raise SpecError(
+                f"{path} must have the layers that were recorded, or as many. It has "
+                f"{listed([repr(name) for name in theirs], NAMED)}; recorded were "
+                f"{listed([repr(name) for name in names], NAMED)}.{of_one * (names == [''])}"
+            )
+        theirs = dict(zip(names, theirs.values(), strict=True))
     meant = recording.with_weights({name: theirs[name] for name in names})
     meant, lines = (meant, []) if isinstance(original, Recording) else _by_angles(meant, str(path))
     holding: dict[str, dict[str, None]] = {}
@@ -245,8 +244,8 @@ def _positions(made: Tables, settings: Rotary, call: RecordedCall) -> tuple[NDAr
     return tuple(whole) if len(whole) == 2 else None
 
 
-def meant_by(path: str | os.PathLike[str]) -> Recording | tuple[AttentionConfig, Weights]:
-    """Read a file that describes the original layers: a Recording, or the config and weights of one layer.
+def meant_by(path: str | os.PathLike[str]) -> Recording | dict[str, tuple[AttentionConfig, Weights]]:
+    """Read a file that describes the original layers: a Recording, or name -> config and weights of each layer.
 
     Raises:
         SpecError: it is neither, or holds outputs that are not those of its weights.
@@ -255,9 +254,12 @@ def meant_by(path: str | os.PathLike[str]) -> Recording | tuple[AttentionConfig,
     try:
         recording = Recording.load(path)
     except SpecError:
-        try:
-            return load_weights(path)
-        except SpecError as error:
-            made = f"`mha convert {path} --moved --to canonical --out FILE` makes of one layer"
-            raise SpecError(f"{error}; a recording of the original will do as well, or what {made}") from error
+        with open_checkpoint(os.fspath(path)) as checkpoint:
+            found = {name: read_layer(checkpoint, get("canonical"), name)[:2] for name in checkpoint.configs}
+        if found:
+            return found
+        made = f"`mha convert {path} --all --moved --to canonical --out FILE` makes of it"
+        raise SpecError(
+            f"{path} holds no config of a layer: give a recording of the original, or what {made}"
+        ) from None
     return check_reproduced(recording, path)

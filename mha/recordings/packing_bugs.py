@@ -103,11 +103,18 @@ def _bug(
 
 def _of_order(order: tuple[str, ...]) -> Bug:
     letters = [LETTER[projection] for projection in order]
+    moved = {own: other for own, other in zip(PROJECTIONS[:3], order, strict=True) if own != other}
+    if len(moved) == 2:
+        said, fix = f"{' and '.join(moved)} are exchanged, weights and biases", "Exchange them."
+    else:
+        said = "; ".join(f"{other} is read as {own}" for own, other in moved.items()) + ", weights and biases"
+        fix = "Give each projection its own."
     return _bug(
         f"packed-order-{''.join(letters)}",
-        f"A packed weight [{'; '.join(letters)}] is read as [q; k; v], with its bias.",
+        f"{said}: as where a packed weight [{'; '.join(letters)}] is read as [q; k; v].",
         partial(_reread, _layout((order,)), _layout(QKV)),
-        [own for own, other in zip(PROJECTIONS[:3], order, strict=True) if own != other],
+        list(moved),
+        fix=f"{fix} Of a packed weight, `mha convert --from LAYOUT` reads the order.",
     )
 
 

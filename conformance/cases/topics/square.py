@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from conformance.cases.case import Case, Rng
 from conformance.cases.parts import (
     SQUARE_REASON,
@@ -11,6 +13,7 @@ from conformance.cases.parts import (
     bias_per_head,
     bias_that_excludes,
     case,
+    number_in_open,
     poison_padding,
     square_case,
 )
@@ -62,5 +65,11 @@ CASES = [
     square_case("square-causal-padding", "one of two masks dropped when both are given", valid_lens=LENS, causal=True),
     square_case("square-bias-excludes", "-inf in the bias that turns into NaN", mask=bias_that_excludes),
     square_case("square-nan-in-padding", "padding that leaks: 0 * NaN is NaN", valid_lens=LENS, change=poison_padding),
+    square_case(
+        "square-nan-in-query",
+        "a NaN hidden by nan_to_num in self-attention",
+        trivial_mask="layers give NaN to the excluded keys of a row that is NaN",
+        change=number_in_open("queries", np.nan),
+    ),
 ]
 """Cases like those of other files, with one width; then those that only frameworks' own layers need."""

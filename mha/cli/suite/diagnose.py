@@ -192,7 +192,7 @@ def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) ->
     from mha.substitution.reports.text import findings, last_line, tree
 
     original = meant_by(weights)
-    if isinstance(original, tuple):
+    if isinstance(original, dict):
         return None
     console, errors = consoles()
     with errors.status("") as status:

@@ -210,6 +210,26 @@ def test_a_narrow_bug_is_named_beside_other_differences(runs):
     assert [best.name for best in found.partly] == ["bias-shared-by-heads"]
 
 
+def loud_beside_numbers_that_are_not_finite(inputs, output):
+    return output + 0.5 * (not all(np.isfinite(array).all() for array in (inputs.keys, inputs.values)))
+
+
+def test_what_is_wrong_in_ordinary_calls_is_named_beside_what_nothing_explains_in_extreme_ones():
+    """Two bugs in ordinary calls, and two more in extreme ones, one of which is on no file."""
+    some = [bug for bug in FORWARD_BUGS if bug.id in ("scale-given-ignored", "dot-scaled", "empty-row-nan")]
+    asked = ("prime", "scale", "dot", "square-dot", "square-scale", "valid-lens", "causal", "nan-in-padding")
+    cases = [case for case in CASES if case.id in asked]
+    found = diagnose(Changed(*some, change=loud_beside_numbers_that_are_not_finite), cases, experiments=True)
+    assert not found.explanations
+    (best,) = found.partly
+    assert {bug.id for bug in best.bugs} == {bug.id for bug in some}
+    assert [miss.case for miss in best.misses] == ["nan-in-padding"]
+    assert found.ordinary > 100
+    said = describe(found)
+    assert f"Cause in every ordinary case ({found.ordinary} further calls confirm it; of all that fail, 4 of 5" in said
+    assert "Not explained: 1 with NaN, infinity or a size of 0 (nan-in-padding)." in said
+
+
 class OtherStages(Showing):
     """Shows stages that are not as the definition has them, and do no harm: queries scaled early, keys unpadded."""
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import select
 from mha import Recording
+from mha.formats.readers.safetensors import create
 from mha.recordings import explain as explained
 from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended
 from mha.recordings.packing_bugs import packing_bugs
@@ -231,5 +233,30 @@ def test_layers_of_the_original_are_taken_by_name_or_in_order(tmp_path):
     with pytest.raises(SpecError, match="holds outputs that are not those of its weights"):
         intended(recording_of(layer_of()), path)
     save_weights(path, CONFIG, layer_of().weights)
-    with pytest.raises(SpecError, match="holds one layer, and 2 were recorded: a, b"):
+    with pytest.raises(SpecError, match="as many. It has ''; recorded were 'a', 'b'"):
         intended(two_layers(("a", "b")), path)
+
+
+def test_a_canonical_file_of_several_layers_is_taken_by_name(tmp_path):
+    """As `mha convert --all --to canonical` writes it."""
+    path, layers = (
+        tmp_path / "canonical.safetensors",
+        [layer_of(name=name, seed=seed) for seed, name in enumerate("ab")],
+    )
+    with create(path, layout="canonical", configs={one.name: one.config for one in layers}, metadata={}) as add:
+        for one in layers:
+            for name, array in one.weights.items():
+                add(f"{one.name}.{name}", array)
+    _, lines = intended(two_layers(("b", "a"), seeds=(1, 0)), path)
+    assert lines == [f"b, a hold the weights of {path}."]
+    with pytest.raises(SpecError, match=r"It has 'a', 'b'; recorded were ''. `mha convert \S+ --moved --prefix NAME"):
+        intended(recording_of(layer_of()), path)
+    save_file(layer_of().weights, path)
+    with pytest.raises(
+        SpecError, match=r"holds no config of a layer: give a recording .* --all --moved --to canonical"
+    ):
+        intended(recording_of(layer_of()), path)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(SpecError, match="is not a whole safetensors file: it is cut off") as raised:
+        intended(recording_of(layer_of()), path)
+    assert "mha convert" not in str(raised.value)
