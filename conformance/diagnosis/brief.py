@@ -17,7 +17,7 @@ from mha_core.errors import listed, wrapped
 ROWS = 12
 """Most rows of a diagnosis on one screen, of 80 columns."""
 
-ONLY_EXTREME = "Right in every ordinary case: wrong only where {}, as in frameworks' own layers often (mha deviations)."
+ONLY_EXTREME = "Right in every ordinary case: wrong only where {}. So are many layers of frameworks (mha deviations)."
 
 EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers NaN or infinite"}
 
@@ -42,7 +42,7 @@ MEASURED = "measured"
 
 NO_CAUSE = "No bug on file, nor several of them, explains what it gives."
 
-SHOW_STAGES = "To be told more, return a dict by stage: scores, weights, heads and output."
+SHOW_STAGES = f"Next: return a dict of stages ({', '.join(STAGES)}), which tells more."
 """Advice for a subject that nothing explains and that shows its output alone."""
 
 FIXES = {
@@ -79,7 +79,9 @@ class Cause:
         >>> Cause("scores", "They are doubled.", "Halve them.", ("scores-doubled",)).line
         'scores: They are doubled. Change: Halve them. (scores-doubled)'
         """
-        change = f" Change: {self.change}" if self.change and not self.is_common else ""
+        change = (
+            f" Change: {self.change}".replace("Change: Next:", "Next:") if self.change and not self.is_common else ""
+        )
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
         return f"{self.stage}: {self.what}{change}{ids}"

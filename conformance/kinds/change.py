@@ -80,7 +80,7 @@ class Change:
 
     Args:
         slug: a name in kebab-case that no other change has, with its numbers: "times-0.9", "heads-reversed".
-        words: to be read after "<the array> are the right ones ": "times 0.9".
+        words: to be read after "<the array> act as the right ones ": "times 0.9".
         apply: makes the changed array.
         fix: what to do about it, where that is known, with the words in place of "{place}" and "{change}".
     """
@@ -103,7 +103,7 @@ def elementwise(slug: str, words: str, function: Callable[[NDArray], NDArray]) -
     return Change(slug, words, lambda array, axes, setting: function(array))
 
 
-LEAVE_OUT = "Take {place} as they are."
+LEAVE_OUT = "Leave out what changes {place}."
 
 FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
     "relu": ("max(x, 0)", lambda x: np.maximum(x, 0.0)),

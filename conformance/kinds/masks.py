@@ -175,7 +175,7 @@ def rules_of_sources() -> Iterator[Bug]:
 
 def rules_beside() -> Iterator[Bug]:
     """Yield keys that are left out, or let in, whatever the mask says."""
-    said = "Of the mask only -inf in the additive bias is applied: lengths, allowed, causal and window are not."
+    said = "Lengths, allowed, causal and window are not applied; of the mask only -inf in the additive bias is."
     yield bug_of(said, said, ALL, {"allowed": _bias_alone, "padding": _given_padding}, stage="weights")
     for words, some in BESIDES.items():
         yield _of_keys(f"{words} are left out, whatever the mask says.", some, _but)
@@ -190,7 +190,9 @@ SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None,
 def rules_of_two() -> Iterator[Bug]:
     """Yield two sources of a mask of which either one lets a key in, or of which one is dropped beside the other."""
     for one, other in combinations(SOURCES, 2):
-        said = f"Where {_named(one)} and {_named(other)} are given, a key is let in that either of them lets in."
+        said = (
+            f"Where {_named(one)} and {_named(other)} are given, they are joined by or: either of them lets a key in."
+        )
         yield _of_two(said, one, other, np.logical_or)
     for dropped, beside in permutations(SOURCES, 2):
         said = f"{_named(dropped)} is dropped where {_named(beside)} is given too."
@@ -228,8 +230,8 @@ def rules_of_empty() -> Iterator[Bug]:
     """Yield keys that rows attend to which have none."""
     for words, some in OF_EMPTY.items():
         yield _of_keys(f"A row without an allowed key attends to {words}.", some, _unless_empty, fix=EMPTY)
-    said = "A length is at least 1: where it is 0, the first key is attended to."
-    yield _of_keys(said, LENGTHS["j < max(length, 1)"], np.logical_and, "valid_lens", VALID)
+    said = "A length of 0 is taken for 1: the first key is attended to where none should be."
+    yield _of_keys(said, LENGTHS["j < max(length, 1)"], np.logical_and, "valid_lens", EMPTY)
 
 
 def _unless_empty(right: NDArray, some: NDArray) -> NDArray:

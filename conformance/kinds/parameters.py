@@ -105,9 +105,9 @@ def reordered() -> Iterator[Bug]:
             yield bug_of(said, said, "Store each weight as (out, in).", steps)
     for parts, kinds, back in product((2, 4, 0), KINDS, (False, True)):
         whole = "[q; k; v]"
-        split = f"[q; k; v] of each {f'of {parts} shards of the heads' if parts else 'head'}"
+        split = f"[q; k; v] of each {f'of {parts} blocks of heads' if parts else 'head'} in turn"
         read, written = (split, whole) if back else (whole, split)
-        said = f"The packed {kinds}, written as {written}, are read as {read}."
+        said = f"The rows of the packed {kinds} lie as {written}, and are read as {read}."
         steps = {PROJECTED[name][1]: partial(_of_shards, parts, back, KINDS[kinds], name) for name in INPUTS}
         yield bug_of(said, said, f"Read what is packed as {written}.", steps)
 

@@ -5,7 +5,6 @@ A place is the result of a step, or what a step reads: a parameter, a number of 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,7 +34,7 @@ def _in_its_place(state: State, beneath: Step, array: Any) -> Any:
     return array
 
 
-THE_RIGHT_ONES = "{} are the right ones {}."
+THE_RIGHT_ONES = "{} act as the right ones {}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +100,11 @@ def fault(place: Place, change: Change) -> Bug:
 def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
     """Return the bug of the same change at several places."""
     bugs = [fault(place, change) for place in places]
-    names = [re.sub(",? split into heads,?", "", place.words) for place in places]
-    words = f"{', '.join(names[:-1])} and {names[-1]}"
+    *names, last = [place.words for place in sorted(places, key=lambda place: STAGES.index(place.stage))]
+    words = f"{', '.join(names)} and {last}"
     steps = {name: step for bug in bugs for name, step in bug.forward.items()}
     first = min((bug.stage for bug in bugs), key=STAGES.index)
-    sentence = f"{words[0].upper()}{words[1:]} are the right ones {change.words}."
+    sentence = f"{words[0].upper()}{words[1:]} act as the right ones {change.words}."
     fix = change.fix.format(place=words, change=change.words)
     return replace(
         bugs[0], id="-and-".join(bug.id for bug in bugs), sentence=sentence, stage=first, fix=fix, forward=steps
@@ -181,7 +180,7 @@ PLACES: Mapping[str, Place] = {
         Place("weights", "the weights", SCORED),
         Place("values", "the values of all keys, also those of a past,", _BY_KEY),
         Place("past_values", "the past values", _BY_KEY, "values", *_past("past_values")),
-        Place("projected_values", "the values split into heads", _BY_NEW_KEY),
+        Place("projected_values", "the projected values", _BY_NEW_KEY),
         Place("value_inputs", "the inputs that values are projected from", _KEYED),
         Place("scores", "scores with the additive bias", SCORED, gauge=-1),
         Place("bias", "the numbers of the additive bias, as they are added,", SCORED, "scores", _bias, _with_bias, -1),
@@ -201,9 +200,9 @@ PLACES: Mapping[str, Place] = {
         ),
         Place("keys", "keys, also those of a past,", _BY_KEY, gauge=-2),
         Place("past_keys", "the past keys", _BY_KEY, "keys", *_past("past_keys")),  # new keys show a shift of them
-        Place("new_keys", "keys, split into heads,", _BY_NEW_KEY, gauge=-2),
+        Place("new_keys", "the projected keys", _BY_NEW_KEY, gauge=-2),
         Place("key_inputs", "the inputs that keys are projected from", _KEYED, gauge=-2),
-        Place("queries", "queries, split into heads,", _BY_QUERY),
+        Place("queries", "the projected queries", _BY_QUERY),
         Place("query_inputs", "the inputs that queries are projected from", _QUERIED),
         *(
             Place(

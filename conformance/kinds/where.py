@@ -33,7 +33,7 @@ def _has(name: str) -> Where:
 
 
 def _lacks(name: str) -> Where:
-    words = "calls of layers with projections" if name == "bare" else NAMED[name].replace("with", "without", 1)
+    words = "layers with projections" if name == "bare" else NAMED[name].replace("with", "without", 1)
     return Where(f"without-{name}", words, lambda s: name not in s.has)
 
 
