@@ -34,7 +34,7 @@ def _in_its_place(state: State, beneath: Step, array: Any) -> Any:
     return array
 
 
-THE_RIGHT_ONES = "{} act as the right ones {}."
+THE_RIGHT_ONES, OTHERS = "{} act as the right ones {}.", "{} are {}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ def fault(place: Place, change: Change) -> Bug:
         return place.put(state, beneath, made)
 
     is_other = change.words.startswith("replaced") and place.says is THE_RIGHT_ONES
-    sentence = ("{} are {}." if is_other else place.says).format(place.words, change.words)
+    sentence = (OTHERS if is_other else place.says).format(place.words, change.words)
     slug = f"{place.id.replace('_', '-').replace('.', '-')}-{change.slug}"
     fix = change.fix.format(place=place.words, change=change.words)
     return bug_of(slug, sentence[0].upper() + sentence[1:], fix, {place.step: changed})
@@ -104,7 +104,8 @@ def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
     words = f"{', '.join(names)} and {last}"
     steps = {name: step for bug in bugs for name, step in bug.forward.items()}
     first = min((bug.stage for bug in bugs), key=STAGES.index)
-    sentence = f"{words[0].upper()}{words[1:]} act as the right ones {change.words}."
+    said = OTHERS if change.words.startswith("replaced") else THE_RIGHT_ONES
+    sentence = said.format(f"{words[0].upper()}{words[1:]}", change.words)
     fix = change.fix.format(place=words, change=change.words)
     return replace(
         bugs[0], id="-and-".join(bug.id for bug in bugs), sentence=sentence, stage=first, fix=fix, forward=steps
@@ -178,12 +179,12 @@ PLACES: Mapping[str, Place] = {
             lambda state, beneath, array: state["weights"] * array,
         ),
         Place("weights", "the weights", SCORED),
-        Place("values", "the values of all keys, also those of a past,", _BY_KEY),
+        Place("values", "all values (new and past)", _BY_KEY),
         Place("past_values", "the past values", _BY_KEY, "values", *_past("past_values")),
         Place("projected_values", "the projected values", _BY_NEW_KEY),
         Place("value_inputs", "the inputs that values are projected from", _KEYED),
         Place("scores", "scores with the additive bias", SCORED, gauge=-1),
-        Place("bias", "the numbers of the additive bias, as they are added,", SCORED, "scores", _bias, _with_bias, -1),
+        Place("bias", "the numbers of the additive bias as they are added", SCORED, "scores", _bias, _with_bias, -1),
         Place("capped", "scores after the softcap", SCORED, gauge=-1),
         Place("softcap", "softcaps", _ONE, "capped", *_number("softcap", lambda config: config.softcap)),
         Place("similarity", "scores", SCORED, gauge=-1),
@@ -198,7 +199,7 @@ PLACES: Mapping[str, Place] = {
             *("scale", "the scales that scores are multiplied by", _ONE, "similarity"),
             *_number("scale", lambda config: config.softmax_scale if config.score == "scaled_dot" else None),
         ),
-        Place("keys", "keys, also those of a past,", _BY_KEY, gauge=-2),
+        Place("keys", "all keys (new and past)", _BY_KEY, gauge=-2),
         Place("past_keys", "the past keys", _BY_KEY, "keys", *_past("past_keys")),  # new keys show a shift of them
         Place("new_keys", "the projected keys", _BY_NEW_KEY, gauge=-2),
         Place("key_inputs", "the inputs that keys are projected from", _KEYED, gauge=-2),
@@ -207,7 +208,7 @@ PLACES: Mapping[str, Place] = {
         *(
             Place(
                 f"{name}.bias",
-                f"the numbers of {name}.bias, as used,",
+                f"the numbers of {name}.bias as used",
                 ("output channel",),
                 step,
                 *_parameter(f"{name}.bias"),

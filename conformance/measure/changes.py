@@ -215,7 +215,9 @@ def _of_heads(samples: Sequence[Sample]) -> Iterator[Change]:
 
 def _of_neighbours(samples: Sequence[Sample]) -> Iterator[Change]:
     """Yield sums of each and its neighbour along one axis, times a number each; the first or last is its own one."""
-    for (axis, name), (words, by) in product(enumerate(samples[0].axes), (("before", -1), ("after", 1))):
+    for (axis, name), (words, by, end) in product(
+        enumerate(samples[0].axes), (("before", -1, "first"), ("after", 1, "last"))
+    ):
         known = [s for s in samples if s.differs and not np.isnan(s.measured).any()]
         both = [np.stack([s.expected.ravel(), _neighbour(s.expected, axis, by).ravel()], axis=1) for s in known]
         if len(both) < 2 or any(np.linalg.matrix_rank(one) < 2 for one in both):
@@ -224,7 +226,7 @@ def _of_neighbours(samples: Sequence[Sample]) -> Iterator[Change]:
         if np.ptp(found, axis=0).max() > CLOSE or np.abs(found).min() <= CLOSE:
             continue
         (own, a), (other, b) = (neat(float(number), CLOSE) for number in found[0])
-        said = f"times {own}, plus {other} times the one {words} on the {name} axis (the outermost has itself there)"
+        said = f"times {own}, plus {other} times the one {words} on the {name} axis (the {end} has itself there)"
         yield Change(
             f"{name}-{own}-and-{other}-{words}".replace(" ", "-"), said, partial(_summed, a, b, axis, by), LEAVE_OUT
         )
