@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.any_numbers import any_numbers
 from mha_core.backend import SoftmaxKernel
+from mha_core.dtypes import DTYPES, round_to
 
 UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Largest relative error of rounding to the format."""
@@ -121,3 +127,23 @@ class Precision:
         Down to 1e-140 also because the squares of smaller ones would underflow.
         """
         return max(min(1e12 * self.tau, 2.0**-14), 1e-140)
+
+
+def narrower(outputs: Sequence[NDArray], dtype: str) -> str | None:
+    """Return the narrowest dtype of which all outputs are numbers, if it is narrower than `dtype`.
+
+    >>> narrower([np.array([0.5, 1 / 3])], "float64"), narrower([np.array([1 / 3], "float32")], "float64")
+    (None, 'float32')
+    """
+    if not any(np.count_nonzero(np.nan_to_num(output)) for output in outputs):
+        return None
+    wider = DTYPES[: DTYPES.index(dtype) + 1]
+    for other in ("bfloat16", "float16", "float32"):
+        if other not in wider and all(_is_held_by(output, other) for output in outputs):
+            return other
+    return None
+
+
+def _is_held_by(array: NDArray, dtype: str) -> bool:
+    with any_numbers:
+        return bool(np.array_equal(array, round_to(array, dtype).astype(np.float64), equal_nan=True))

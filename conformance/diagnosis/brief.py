@@ -40,7 +40,7 @@ READINGS = 2
 MEASURED = "measured"
 """In place of the id of a bug that is not on file."""
 
-NO_CAUSE = "No bug on file, nor several of them, explains what it gives."
+NO_CAUSE = "No known bug explains it, nor do several."
 
 SHOW_STAGES = f"Next: return a dict of stages ({', '.join(STAGES)}), which tells more."
 """Advice for a subject that nothing explains and that shows its output alone."""
@@ -238,7 +238,8 @@ def _of_hypotheses(diagnosis: Diagnosis) -> Iterator[Cause]:
     common = [bug for bug in told[0].bugs if all(bug in one.bugs for one in told)] if told else []
     step = None if diagnosis.located is None else diagnosis.first_step
     if step is not None and not diagnosis.explanations and not diagnosis.remarks:
-        what = f"This is the first wrong step. {NO_CAUSE}" if not told else "This is the first wrong step."
+        alone = f", and only {diagnosis.alone} are wrong" if diagnosis.alone and len(diagnosis.failing) > 1 else ""
+        what = f"This is the first wrong step{alone}.{f' {NO_CAUSE}' * (not told)}"
         yield Cause(step, what, SHOW_STAGES if diagnosis.visible == ("output",) and not told else "")
     for bug in sorted(common, key=_position):
         yield Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,))

@@ -17,26 +17,8 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
-from conformance.diagnosis.hypotheses import (
-    NAMED,
-    SHOWN,
-    Evidence,
-    Hypothesis,
-    Search,
-    inside_of,
-    preferred,
-    stage_of,
-)
-from conformance.diagnosis.observations import (
-    Exchanged,
-    Observation,
-    Runs,
-    SecondCall,
-    Seen,
-    is_exchanged,
-    observe,
-    shown_stages,
-)
+from conformance.diagnosis.hypotheses import NAMED, SHOWN, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
+from conformance.diagnosis.observations import Observation, Runs, is_exchanged, observe, shown_stages
 from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
 from conformance.kinds.change import Setting
@@ -47,6 +29,7 @@ from conformance.measure.probes import PROBES
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
 from conformance.subjects.ask import SubjectFailed
 from conformance.subjects.in_time import in_time
+from conformance.subjects.seen import Exchanged, SecondCall, Seen
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import LARGE_BLOCKS, bugs_of, bugs_of_large_blocks
@@ -76,7 +59,7 @@ class Diagnosis:
         raised: the ids of those of them in which the subject failed, and did not say that it can't express them.
         mismatch: the first array over its bound, in the plainest of the failing cases that show it earliest.
         case: the id of that case; "" if none fails.
-        alone: where one case alone fails, what it has that no other has, in words; else "".
+        alone: what the cases that fail have, and no other has, in words; "" if nothing.
         visible: the names of the arrays that the subject exposes.
         stages: stage before the output that it exposes -> whether that is wrong (see `shown_stages`).
         inside: the dtype in which it computes, if that is narrower than its own.
@@ -411,10 +394,11 @@ def _extremes(failing: Sequence[Observation], observations: Sequence[Observation
 
 
 def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) -> str:
-    """Return what the one case that fails has, and none of the others, in words; "" if several fail, or if nothing."""
-    if len(failing) != 1:
-        return ""
+    """Return what the cases that fail have, and none of the others, in words; "" if nothing, or if it is a length."""
     from conformance.kinds.where import conditions_of
 
-    right = [Setting.of(one.wanted.problem) for one in observations if one not in failing]
-    return next((where.words for where in conditions_of([Setting.of(failing[0].wanted.problem)], right)), "")
+    wrong, right = (
+        [Setting.of(one.wanted.problem) for one in observations if (one in failing) is some] for some in (True, False)
+    )
+    found = next(conditions_of(wrong, right), None)
+    return found.words if found is not None and (len(failing) == 1 or found.is_kind) else ""

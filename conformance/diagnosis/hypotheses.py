@@ -15,13 +15,12 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
+from conformance.bounds.precision import UNIT_ROUNDOFF, Precision, narrower
 from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.distance import worst
 from conformance.judging.expected import expected
 from conformance.judging.near import Nearness
 from conformance.kinds.made import Model, is_measured
-from conformance.measure.behaviour import narrower
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug, compatible
 from mha_core import STAGES

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +17,13 @@ from conformance.deviations.known import Deviations, accounting
 from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected, expected
 from conformance.kinds.made import TROUBLE
-from conformance.subjects.ask import CannotExpress, SubjectFailed, ask, within
+from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
-from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace
-from mha_core.backend import Run
+from mha_core import SpecError
 from mha_core.call.call import FLOATS
 from mha_core.stages import STAGES, is_gradient
-from mha_core.weights import Weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,51 +178,3 @@ def is_exchanged(observations: Sequence[Observation]) -> bool:
     got = [one.arrays["output"].shape for one in observations]
     right = [one.wanted.trace.arrays()["output"].shape for one in observations]
     return got != right and got == [(length, batch, width) for batch, length, width in right]
-
-
-# Subjects seen another way ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A subject; all that is not changed is as it has it."""
-
-    subject: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "subject":  # it is looked for before it is there where this is copied
-            raise AttributeError(name)
-        return getattr(self.subject, name)
-
-    def within(self, seconds: float) -> Seen:
-        """The same of the subject with a shorter time limit."""
-        return type(self)(within(self.subject, seconds))
-
-
-class SecondCall(Seen):
-    """A subject of which the second of two equal calls of one prepared layer is seen."""
-
-    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        """As the subject, whose run is called twice."""
-        run: Run = self.subject.prepare(config, weights)
-
-        def second(inputs: AttentionInputs) -> Any:
-            run(inputs)
-            return run(inputs)
-
-        return second
-
-
-class Exchanged(Seen):
-    """A subject whose outputs are (Lq, B, Do), seen as (B, Lq, Do); of what it shows only these are."""
-
-    def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        """As the subject, with axes 0 and 1 of its outputs exchanged."""
-        run: Run = self.subject.prepare(config, weights)
-
-        def exchanged(inputs: AttentionInputs) -> Trace:
-            answer: Any = run(inputs)
-            output = answer["output"] if isinstance(answer, dict) else getattr(answer, "output", answer)
-            return Trace(output=np.swapaxes(output, 0, 1))
-
-        return exchanged

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-import numpy as np
-
-from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.judging.compare import Mismatch
+from conformance.judging.distance import worst
 from conformance.measure.search import Measured, ProbeResult
 from mha_core.errors import listed
 
@@ -90,7 +88,11 @@ def example(diagnosis: Diagnosis) -> list[str]:
         return []
     several = len(diagnosis.failing) + len(diagnosis.passing) > 1
     within = f", case {diagnosis.case}" if diagnosis.case and several else ""
-    alone = f" It alone is one of {diagnosis.alone}." if diagnosis.alone and not diagnosis.explanations else ""
+    alone = (
+        f" It alone is one of {diagnosis.alone}."
+        if diagnosis.alone and len(diagnosis.failing) == 1 and not diagnosis.explanations
+        else ""
+    )
     return [f"Example{within}: {shown(diagnosis.mismatch)}.{alone}"]
 
 
@@ -199,8 +201,6 @@ def _row(measured: Measured, outcome: ProbeResult) -> str:
     got, wanted = measured.asker.output(problem), measured.asker.wanted(problem).trace.output
     if outcome.probe.gradients or got is None or wanted is None:
         return said
-    with any_numbers:
-        distance = np.where((got == wanted) | (np.isnan(got) & np.isnan(wanted)), 0.0, np.abs(got - wanted))
-    place = np.unravel_index(int(np.argmax(np.where(np.isnan(distance), np.inf, distance))), distance.shape)
-    where = ", ".join(str(int(i)) for i in place)
+    place = worst(got, wanted, 1.0).index
+    where = ", ".join(map(str, place))
     return f"{said} output[{where}] is {got[place]:.6g}, expected {wanted[place]:.6g}"

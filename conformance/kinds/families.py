@@ -61,8 +61,10 @@ def families(stage: str) -> tuple[Bug, ...]:
 
 BASES = (10000.0, 500000.0, 1000000.0)
 
+USUAL = "new keys by j + past length"
+
 TURNED: Mapping[str, tuple[str, masks.Term]] = {
-    "new keys by j + past length": ("rotated_keys", lambda s: np.arange(s.sizes.past_len, s.sizes.key_len)),
+    USUAL: ("rotated_keys", lambda s: np.arange(s.sizes.past_len, s.sizes.key_len)),
     "new keys by j, whatever the past": ("rotated_keys", lambda s: np.arange(s.sizes.key_len - s.sizes.past_len)),
     "all keys, those of the past too, by their place": ("keys", masks.key_number),
     "no keys": ("rotated_keys", lambda s: np.zeros(s.sizes.key_len - s.sizes.past_len, int)),
@@ -70,6 +72,7 @@ TURNED: Mapping[str, tuple[str, masks.Term]] = {
 """Ways to turn keys: the step that is changed, and their positions."""
 
 DECLARE = "Leave this out; or declare it, by {} of the config."
+TURN = "Leave this out; or declare it, by rotary of the config, and turn new key j forward by j + past length."
 
 
 def _turned() -> Iterator[Bug]:
@@ -80,22 +83,21 @@ def _turned() -> Iterator[Bug]:
         if some != "all channels" and (back or base != BASES[0]):
             continue
         sentence = (
-            f"Queries are turned{' back' * back} by their positions {q}, and {k}: {some} of a head in pairs {layout}, "
-            f"base {base:g}; the config has no rotary positions."
+            f"Rotary positions (RoPE) are applied, and the config has none: queries turned by {q}, {k}"
+            f"{', the other way round (the sine negated)' * back}; {some} of a head, pairs {layout}, base {base:g}."
         )
         turn = partial(_turn, *parts[some], pairs[layout], base, -1 if back else 1)
         step, places = TURNED[k]
         steps = {"rotated_queries": partial(turn, masks.QUERIES[q]), step: partial(turn, places)}
-        yield bug_of(sentence, sentence, DECLARE.format("rotary"), steps)
+        is_usual = not back and (q, k) in (("offset + i", USUAL), ("i + past length", USUAL))
+        yield bug_of(sentence, sentence, DECLARE.format("rotary") if is_usual else TURN, steps)
     for base, layout, (axis, of) in product(BASES, pairs, enumerate(("item", "head"))):
         sentence = (
-            f"Queries and new keys are turned by the number of their {of}, not by their position, in pairs {layout}, "
-            f"base {base:g}; the config has no rotary positions."
+            f"Rotary positions (RoPE) are applied, and the config has none: queries and keys turned by the number of "
+            f"their {of}; pairs {layout}, base {base:g}."
         )
         turn = partial(_turn_by, axis, pairs[layout], base)
-        yield bug_of(
-            sentence, sentence, DECLARE.format("rotary"), dict.fromkeys(("rotated_queries", "rotated_keys"), turn)
-        )
+        yield bug_of(sentence, sentence, TURN, dict.fromkeys(("rotated_queries", "rotated_keys"), turn))
 
 
 def _turn(

@@ -135,10 +135,10 @@ def _by_heads(rows: Rows, kinds: Sequence[str], step: str, state: State, beneath
 
 def _transposed(back: bool, step: str, state: State, beneath: Step) -> NDArray:
     given = state.parameters[f"{step}.weight"]
-    if back:
+    if back and len({*given.shape}) == 2:  # of a square one that is the transposed one
         return _changed(state, beneath, {f"{step}.weight": given.T.reshape(given.shape)})
-    if given.shape[0] != given.shape[1]:
-        raise DoesNotApply("a weight that is not square")
+    if back or given.shape[0] != given.shape[1]:
+        raise DoesNotApply("a weight that is square" if back else "a weight that is not square")
     return _changed(state, beneath, {f"{step}.weight": given.T})
 
 

@@ -12,11 +12,15 @@ from mha_core.features import FEATURES
 
 @dataclass(frozen=True, eq=False)
 class Where:
-    """Some calls: a name in kebab-case, words such as "calls with a past", and whether a call is one of them."""
+    """Some calls: a name in kebab-case, words such as "calls with a past", and whether a call is one of them.
+
+    is_kind: whether it is told by what calls have, and not by how long they are.
+    """
 
     slug: str
     words: str
     holds: Callable[[Setting], bool]
+    is_kind: bool = True
 
 
 NAMED = {
@@ -75,15 +79,15 @@ def _limits(wrong: Sequence[Setting]) -> Iterator[Where]:
     """Yield lower and upper limits of the lengths, two of them in an order, and two that are equal."""
     for name in LENGTHS:
         least, most = int(min(map(SIZES[name], wrong))), int(max(map(SIZES[name], wrong)))
-        yield Where(f"{name}-from-{least}", f"calls where the {name} is at least {least}", _from(name, least))
+        yield Where(f"{name}-from-{least}", f"calls where the {name} is at least {least}", _from(name, least), False)
         words = f"calls where the {name} is {most}" if least == most else f"calls where the {name} is at most {most}"
-        yield Where(f"{name}-to-{most}", words, _to(name, most))
+        yield Where(f"{name}-to-{most}", words, _to(name, most), False)
     for one, other in permutations(LENGTHS[:3], 2):
         words = f"{one} > {other}"
-        yield Where(words.replace(" ", "-"), f"calls where the {words}", _above(one, other))
+        yield Where(words.replace(" ", "-"), f"calls where the {words}", _above(one, other), False)
     for one, other in combinations((*LENGTHS[:3], "num_heads"), 2):
         words = f"{one} = {other}"
-        yield Where(words.replace(" ", "-"), f"calls where the {words}", _equal(one, other))
+        yield Where(words.replace(" ", "-"), f"calls where the {words}", _equal(one, other), False)
 
 
 def _from(name: str, least: int) -> Callable[[Setting], bool]:

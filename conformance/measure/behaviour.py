@@ -6,20 +6,18 @@ anew each time; one prepared layer is asked again, also after another problem; a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.judging.near import Nearness
 from conformance.judging.repeats import can_be_asked_again
 from conformance.measure.asker import Asker
 from conformance.measure.designs import changed, differentiated, generic
 from mha_core import AttentionConfig, AttentionMask
-from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import listed
 from mha_core.stages import GRADIENT
 
@@ -58,26 +56,6 @@ def observe(asker: Asker) -> Behaviour:
     if shared := next(_shared(asker, problem), None):
         return Behaviour((shared[1],), shared=shared[0])
     return Behaviour((*_of_repeats(asker, problem), *_of_gradients(asker, problem), *_of_chance(asker, problem)))
-
-
-def narrower(outputs: Sequence[NDArray], dtype: str) -> str | None:
-    """Return the narrowest dtype of which all outputs are numbers, if it is narrower than `dtype`.
-
-    >>> narrower([np.array([0.5, 1 / 3])], "float64"), narrower([np.array([1 / 3], "float32")], "float64")
-    (None, 'float32')
-    """
-    if not any(np.count_nonzero(np.nan_to_num(output)) for output in outputs):
-        return None
-    wider = DTYPES[: DTYPES.index(dtype) + 1]
-    for other in ("bfloat16", "float16", "float32"):
-        if other not in wider and all(_is_held_by(output, other) for output in outputs):
-            return other
-    return None
-
-
-def _is_held_by(array: NDArray, dtype: str) -> bool:
-    with any_numbers:
-        return bool(np.array_equal(array, round_to(array, dtype).astype(np.float64), equal_nan=True))
 
 
 def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | None = None) -> bool:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.kinds.change import EACH, FUNCTIONS, LEAVE_OUT, Apply, Change, Setting, elementwise
+from conformance.kinds.expressions import Expression, expressions_of, neat
 from conformance.kinds.orders import Order, change_of, indices_of, orders
-from conformance.measure.expressions import Expression, expressions_of, neat
 from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.forward.precision import FORMATS, to_integers
 
@@ -226,7 +226,9 @@ def _of_neighbours(samples: Sequence[Sample]) -> Iterator[Change]:
         if np.ptp(found, axis=0).max() > CLOSE or np.abs(found).min() <= CLOSE:
             continue
         (own, a), (other, b) = (neat(float(number), CLOSE) for number in found[0])
-        said = f"times {own}, plus {other} times the one {words} on the {name} axis (the {end} has itself there)"
+        said = (
+            f"mixed with the one {words}: {own} of each, plus {other} of that on the {name} axis (the {end} has itself)"
+        )
         yield Change(
             f"{name}-{own}-and-{other}-{words}".replace(" ", "-"), said, partial(_summed, a, b, axis, by), LEAVE_OUT
         )

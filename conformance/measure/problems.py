@@ -20,15 +20,7 @@ from numpy.typing import NDArray
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.cases.problem import Problem
 from conformance.measure.asker import Asker
-from conformance.measure.designs import (
-    BARE,
-    MANY_HEADS,
-    NO_BIASES,
-    changed,
-    differentiated,
-    generic,
-    with_zero,
-)
+from conformance.measure.designs import BARE, MANY_HEADS, NO_BIASES, changed, differentiated, generic, with_zero
 from mha_core import AttentionConfig, AttentionMask, reference
 from mha_core.errors import SpecError
 
@@ -401,14 +393,12 @@ MOST = 12
 
 def every_length(asker: Asker) -> list[Problem]:
     """Plain calls of every length up to MOST: what begins at a length is no claim unless it begins there."""
-    lengths, config = range(1, MOST + 1), asker.configs[0] if asker.configs else None
-    if config is None or asker.fixed_weights is not None:
+    if not asker.configs or asker.fixed_weights is not None:
         return []
-    found = [generic(config, query_len=SMALL[0], key_len=n) for n in lengths]
-    found += [generic(config, query_len=n, key_len=SMALL[1]) for n in lengths]
-    found += [generic(config, query_len=n, key_len=n) for n in lengths]
-    found += [generic(config, batch=n) for n in lengths[: MOST // 2]]
-    return found + [with_past(config, n, 2) for n in lengths[: MOST // 2]]
+    few, many, config = range(1, MOST // 2 + 1), range(1, MOST + 1), asker.configs[0]
+    lengths = [*((SMALL[0], n) for n in many), *((n, SMALL[1]) for n in many), *((n, n) for n in many)]
+    found = [generic(config, query_len=queries, key_len=keys) for queries, keys in lengths]
+    return [*found, *(generic(config, batch=n) for n in few), *(with_past(config, n, 2) for n in few)]
 
 
 DRAWN = 100

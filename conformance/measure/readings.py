@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from conformance.any_numbers import any_numbers
 from conformance.cases.problem import Problem
 from conformance.kinds.change import Setting
+from conformance.kinds.expressions import Expression, expressions_of
 from conformance.kinds.places import PLACES
 from conformance.kinds.sums import exponentials, filled, with_sum, without_sum
 from conformance.measure.changes import by_head, table_of_heads
 from conformance.measure.designs import NO_BIASES, generic
 from conformance.measure.evidence import Evidence, PlacedCall
-from conformance.measure.expressions import Expression, expressions_of
 from conformance.measure.probes import Probe
 from conformance.measure.problems import SMALL, of_layer
 from conformance.measure.solve import weights_of

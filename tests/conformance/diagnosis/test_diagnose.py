@@ -13,8 +13,8 @@ from conformance.cases.table import all_cases
 from conformance.diagnosis.brief import describe
 from conformance.diagnosis.diagnose import Runs, diagnose, observe
 from conformance.diagnosis.hypotheses import Evidence
-from conformance.diagnosis.observations import SecondCall
 from conformance.subjects.ask import within
+from conformance.subjects.seen import SecondCall
 from conformance.zoo.bug import BuggySubject, compatible
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
 from mha_core import STAGES, SpecError, Trace
@@ -170,7 +170,7 @@ def test_of_an_unknown_bug_nothing_is_called_close(runs):
 
     found = diagnose(Unknown(), CASES, runs=runs)
     assert not found.explanations + found.partly + found.closest
-    assert "No bug on file, nor several of them, explains what it gives." in describe(found)
+    assert "No known bug explains it, nor do several." in describe(found)
 
 
 class Changed(Showing):

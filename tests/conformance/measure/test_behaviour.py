@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from conformance.bounds.precision import narrower
 from conformance.measure.asker import Asker
-from conformance.measure.behaviour import narrower, observe, rounds_inside
+from conformance.measure.behaviour import observe, rounds_inside
 from conformance.measure.designs import CONFIGS
 from conformance.measure.search import Probing
 from conformance.zoo.bug import BuggySubject

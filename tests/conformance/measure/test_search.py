@@ -86,7 +86,7 @@ FAULTS = {
     "a sum with the neighbour": (
         "keys",
         lambda s, x: 0.6 * x + 0.4 * np.concatenate([x[:, :, :1], x[:, :, :-1]], axis=2),
-        "times 0.6, plus 0.4 times the one before on the key axis",
+        "mixed with the one before: 0.6 of each, plus 0.4 of that on the key axis",
     ),
     "some calls": ("heads", _only_causal, "Only in calls with a causal mask: the weighted sums of the heads"),
 }
