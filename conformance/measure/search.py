@@ -54,11 +54,13 @@ class ProbeResult:
         probe: which.
         asked: the problems that the subject answered; none if it refused all of them.
         differing: of these, those in which it is not the definition.
+        refused: whether it was asked any that it did not answer.
     """
 
     probe: Probe
     asked: tuple[Problem, ...]
     differing: tuple[Problem, ...]
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ class Probing:
         """Ask the problems of a row; of a subject whose calls take long the others only if the first one differs."""
         asked: list[Problem] = []
         differing: list[Problem] = []
+        refused = False
         for problem in self.asker.made(probe.problems):
             if asked and not differing and self.asker.slow:
                 break
@@ -152,13 +155,15 @@ class Probing:
                 continue
             trace = self.asker.ask(problem)
             if trace is None:
+                refused = True
                 continue
             if probe.gradients and not any(map(is_gradient, trace.arrays())):
+                refused = True
                 break
             asked.append(problem)
             if not self._gives((), probe, problem):
                 differing.append(problem)
-        return ProbeResult(probe, tuple(asked), tuple(differing))
+        return ProbeResult(probe, tuple(asked), tuple(differing), refused)
 
     def _gives(self, model: Model, probe: Probe, problem: Problem) -> bool:
         return gives(self.asker, self.variants, problem, model, gradients=probe.gradients)
