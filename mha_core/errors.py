@@ -68,15 +68,23 @@ def listed(texts: Sequence[str], most: int) -> str:
     return ", ".join(texts[:most]) + more
 
 
+LACKING = ("no", "not", "missing", "without")
+"""Words that say the same in a name."""
+
+
 def meant(text: str, known: Iterable[str]) -> str:
     """Return what may have been meant by a text that is none of the known ones, as the end of a message; "" for none.
 
-    >>> meant("kears", ["keras", "torch"]), meant("x", ["keras"])
-    ('; did you mean keras?', '')
+    >>> meant("kears", ["keras", "torch"]), meant("x", ["keras"]), meant("no-scale", ["no-scaled", "scale-missing"])
+    ('; did you mean keras?', '', '; did you mean scale-missing?')
     """
     from difflib import get_close_matches
 
-    near = get_close_matches(text, list(known), n=1)
+    def words(name: str) -> list[str]:
+        return sorted("no" if word in LACKING else word for word in name.split("-"))
+
+    known = list(known)
+    near = [one for one in known if words(one) == words(text)] or get_close_matches(text, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 

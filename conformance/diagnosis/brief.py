@@ -130,7 +130,8 @@ class Brief:
         Args:
             width: columns of a row.
             most: rows; what does not fit is counted in the last one.
-            head: whether it stands alone: then the first rows say who differs in how many cases, and `more` is said.
+            head: whether it stands alone, as `mha diagnose` says it: then the first rows say who differs in how many
+                cases, and `more` is said.
         """
         rows = [row for line in [self.extent] * head for row in wrapped(line, width)]
         sure = len(self.said) - len(self.seen)
@@ -139,7 +140,7 @@ class Brief:
             added = [line] if line.startswith("rerun: ") else wrapped(line, width, "  ")  # which is copied
             rows += added if len(rows) + len(added) <= most or not self.causes else []
         if len(rows) > most:
-            rows[most - 1 :] = [f"... and {len(rows) - most + 1} rows more, which the whole diagnosis has."]
+            rows[most - 1 :] = [f"... and {len(rows) - most + 1} rows more: add {'--details' if head else '-v'}"]
         return rows
 
     def to_dict(self) -> dict[str, Any]:

@@ -195,7 +195,8 @@ def problems(measured: Measured) -> list[str]:
 
 def _row(measured: Measured, outcome: ProbeResult) -> str:
     if not outcome.differing:
-        return f"right in all {len(outcome.asked)}" if outcome.asked else "no answer"
+        left_out = "no answer" if outcome.refused else "not asked: no case that it takes has this"
+        return f"right in all {len(outcome.asked)}" if outcome.asked else left_out
     said = f"differs in {len(outcome.differing)} of {len(outcome.asked)}: {outcome.probe.says}"
     problem = outcome.differing[0]
     got, wanted = measured.asker.output(problem), measured.asker.wanted(problem).trace.output

@@ -54,11 +54,13 @@ class ProbeResult:
         probe: which.
         asked: the problems that the subject answered; none if it refused all of them.
         differing: of these, those in which it is not the definition.
+        refused: whether it was asked any that it did not answer.
     """
 
     probe: Probe
     asked: tuple[Problem, ...]
     differing: tuple[Problem, ...]
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Probing:
         suffices: whether a model gives what else is known.
         like: problems whose features, such as a past, the isolating ones may have; None: all.
         progress: is told what is being done.
+        known: model, problem and kind of arrays -> whether the model gives them.
     """
 
     asker: Asker
@@ -120,6 +123,7 @@ class Probing:
     progress: Callable[[str], None] = lambda what: None
     variants: Variants = field(default_factory=Variants)
     outcomes: tuple[ProbeResult, ...] = ()
+    known: dict[object, bool] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _features(self) -> frozenset[str]:
@@ -145,6 +149,7 @@ class Probing:
         """Ask the problems of a row; of a subject whose calls take long the others only if the first one differs."""
         asked: list[Problem] = []
         differing: list[Problem] = []
+        refused = False
         for problem in self.asker.made(probe.problems):
             if asked and not differing and self.asker.slow:
                 break
@@ -152,16 +157,26 @@ class Probing:
                 continue
             trace = self.asker.ask(problem)
             if trace is None:
+                refused = True
                 continue
             if probe.gradients and not any(map(is_gradient, trace.arrays())):
+                refused = True
                 break
             asked.append(problem)
             if not self._gives((), probe, problem):
                 differing.append(problem)
-        return ProbeResult(probe, tuple(asked), tuple(differing))
+        return ProbeResult(probe, tuple(asked), tuple(differing), refused)
 
     def _gives(self, model: Model, probe: Probe, problem: Problem) -> bool:
-        return gives(self.asker, self.variants, problem, model, gradients=probe.gradients)
+        # Asked again and again: of what every model extends, and of every model that is tried whole. What was measured
+        # is not kept, since it holds arrays.
+        key = model, id(problem), probe.gradients
+        known = self.known.get(key)
+        if known is None:
+            known = gives(self.asker, self.variants, problem, model, gradients=probe.gradients)
+            if not any(map(is_measured, model)):
+                self.known[key] = known
+        return known
 
     def _fits(self, model: Model, outcome: ProbeResult) -> bool:
         order = (*outcome.differing, *(one for one in outcome.asked if one not in outcome.differing))
@@ -208,9 +223,13 @@ class Probing:
     def _found(self, *, measuring: bool = True) -> list[Model]:
         """Return the models of one bug, else of two, or three, that give every answer.
 
-        Those of bugs on file alone come first: trying them measures nothing.
+        Those of bugs on file in all calls come first, then in some calls alone, which asks more of each: trying them
+        measures nothing.
         """
         on_file: dict[Model, list[Model]] = {}
+
+        def plain(base: Model) -> list[Model]:
+            return self._extended(base, lambda base, outcome: iter([self.zoo]), conditions=False)
 
         def extended(base: Model) -> list[Model]:
             if base not in on_file:
@@ -220,7 +239,7 @@ class Probing:
         def measured(base: Model) -> list[Model]:
             return self._extended(base, self._measured)
 
-        for ways in ((extended,), (extended, measured))[: 2 if measuring else 1]:
+        for ways in ((plain,), (extended,), (extended, measured))[: 3 if measuring else 2]:
             bases: list[Model] = [()]
             for size in range(1, MOST_BUGS + 1):
                 self.progress(f"trying {size} at once")
@@ -262,10 +281,11 @@ class Probing:
         rows = [one for one in self.outcomes if one.asked and not one.probe.gradients]
         return sum(self._gives(model, one.probe, (*one.differing, *one.asked)[0]) for one in rows)
 
-    def _extended(self, base: Model, candidates: Candidates) -> list[Model]:
+    def _extended(self, base: Model, candidates: Candidates, *, conditions: bool = True) -> list[Model]:
         """Return the models with one bug more that give the first row that `base` does not, and all before it.
 
-        Where some of these give everything, what comes after them is not tried, nor any of them in some calls alone.
+        Where some of these give everything, what comes after them is not tried, nor any of them in some calls alone;
+        without `conditions` none is tried so.
         """
         outcome = self._against(base)
         if outcome is None:
@@ -283,7 +303,8 @@ class Probing:
                     found.append((*base, bug))
             if any(map(self._is_whole, found)):
                 return found
-        return found + [model for bug in fitting[:KEPT] for model in self._conditioned(base, bug, outcome)]
+        some = fitting[:KEPT] if conditions else ()
+        return found + [model for bug in some for model in self._conditioned(base, bug, outcome)]
 
     def _conditioned(self, base: Model, bug: Bug, outcome: ProbeResult) -> Iterator[Model]:
         """Yield the models with a bug in calls like those that differ alone, told by those that it would break."""

@@ -16,6 +16,7 @@ from mha_core import AttentionConfig, AttentionInputs, SpecError, Trace, feature
 from mha_core.backend import Prepared, Run
 from mha_core.call.masks import allowed_keys, padding_keys
 from mha_core.dtypes import check_dtype
+from mha_core.errors import meant
 from mha_core.weights import Weights
 
 DEFAULT_DTYPES = ("float64", "float32")
@@ -182,7 +183,8 @@ def judged(weights, queries, keys, values, mask): return mine(...); `mha check -
     for parameter in rest:
         is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.name not in known and parameter.default is parameter.empty and not is_open:
-            raise SpecError(f"{name!r} needs {parameter.name!r}, which is not known (known: {', '.join(known)})")
+            near = meant(parameter.name, known)
+            raise SpecError(f"{name!r} needs {parameter.name!r}, which is not known{near} (known: {', '.join(known)})")
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in rest)
     return FunctionSubject(
         function,

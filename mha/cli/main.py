@@ -45,6 +45,14 @@ GONE = {
 }
 """Word, or command and option -> what is used now."""
 
+TOLERANCES = (
+    "each tolerance is computed (docs/bounds.md), so leave it out. `mha audit CALLS --atol 1e-3` says which "
+    "bugs a tolerance of your own lets pass"
+)
+
+NEVER = {f"check {name}": TOLERANCES for name in ("--atol", "--rtol", "--tol", "--tolerance")}
+"""Command and option that other programs have -> what this one does in its place."""
+
 
 GROUPS = {
     "Check a layer": (check, invariants, diagnose, bugs, backends, deviations),
@@ -56,15 +64,17 @@ GROUPS = {
 
 
 class Main(Program):
-    """The program: a command or an option of GONE is answered with what is used now."""
+    """The program: a command or an option of GONE or NEVER is answered with what is used."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does. Raises CouldNotRun for a word of GONE."""
+        """As click does. Raises CouldNotRun for a word of GONE or NEVER."""
         for word in (args[0], *(f"{args[0]} {more.partition('=')[0]}" for more in args[1:])):
             if word in GONE:
                 raise CouldNotRun(f"mha {word} is no longer there; use {GONE[word]}")
+            if word in NEVER:
+                raise CouldNotRun(f"mha {word} is not there: {NEVER[word]}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -59,6 +59,12 @@ class Job:
         """The layer in words."""
         return f"the layer at prefix {self.prefix!r}" if self.prefix else "the layer"
 
+    @property
+    def needs_heads(self) -> bool:
+        """Whether nothing that is known says how many heads it has."""
+        said = self._heads() or self.facts.decoder or self.prefix in self.checkpoint.configs
+        return not said and not any(layout.carries_heads for layout in self.layouts)
+
     def check(self) -> None:
         """Raise SpecError if the numbers of heads that were asked for contradict the model's config."""
         for label, asked, said in (
@@ -152,7 +158,7 @@ def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> t
         # First, since it is the real reason: a layer of another family has neighbours of its own, such as a LayerNorm.
         unsettled = {job.prefix: job.facts.unknown for job in jobs if job.recorded is None and not job.facts.known}
         if unsettled:
-            raise refusal(source, unsettled, command)
+            raise refusal(source, unsettled, command, needs_heads=any(job.needs_heads for job in jobs))
     for job in jobs:
         refuse_unknown(job.facts.strays, job.prefix)
     settled = {job.to_prefix: job.settle() for job in jobs}

@@ -306,14 +306,16 @@ def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str
     }
 
 
-def refusal(source: Path, unsettled: Mapping[str, str], command: str) -> SpecError:
+def refusal(source: Path, unsettled: Mapping[str, str], command: str, *, needs_heads: bool = False) -> SpecError:
     """The SpecError for layers that are neither proved nor known: why, and which options would change that.
 
     Args:
         source: the file.
         unsettled: prefix -> why it is not known.
         command: the command line that was given, to be completed by the user.
+        needs_heads: whether nothing says how many heads a layer has, which moving asks for.
     """
+    moved = "--moved --num-heads H, since nothing here says how many there are" if needs_heads else "--moved"
     prefix, why = next(iter(unsettled.items()))
     what = f"the layer at prefix {shown(repr(prefix))}" if prefix else "the layer"
     if len(unsettled) > 1:
@@ -321,7 +323,7 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str) -> SpecErr
     verb = "are" if len(unsettled) > 1 else "is"
     start = f"{source}: {what} {verb} neither proved nor known: {why}. "
     if rotary.TURNS in why:  # no recording would help
-        return SpecError(f"{start.strip()}\nTo move the bits alone, with nothing said of what they compute: --moved")
+        return SpecError(f"{start.strip()}\nTo move the bits alone, with nothing said of what they compute: {moved}")
     return SpecError(
         f"{start}Layers that compute something else have arrays of the same names.\n"
         "To prove what is computed, record a call where the original runs, and give it:\n"
@@ -332,5 +334,5 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str) -> SpecErr
         'value="v_proj", output="out_proj")})\n'
         "or record a call of it yourself: "
         'numpy.savez("call.npz", queries=x, output=y)\n'
-        "To move the bits alone, with nothing said of what they compute: --moved (docs/convert.md)"
+        f"To move the bits alone, with nothing said of what they compute: {moved} (docs/convert.md)"
     )

@@ -49,7 +49,7 @@ def in_which_order(
         port: those of the port's module; all together they hold the same numbers.
         kinds: the classes of both modules.
         dtype: the port's.
-        one_framework: whether both are of one, whose classes mean the same by a shape as far as is known here.
+        one_framework: whether both are of one, whose classes mean the same by a shape under one name, such as weight.
 
     Returns:
         "same"; "reordered", and which parameter is in which order; or "unseen" where nothing here knows which is meant,
@@ -70,7 +70,8 @@ def in_which_order(
         array = round_to(numbers_in(partner), dtype)
         seen = seen and stands is True
         found = _found(array, parameter)
-        meant = _is_meant(found, array.shape, parameter.shape, kinds, one_framework)
+        is_one_word = len({re.split(r"[./_]", each)[-1] for each in (name, partner)}) == 1
+        meant = _is_meant(found, array.shape, parameter.shape, kinds, one_framework and is_one_word)
         seen = seen and meant is not None
         if meant is False:
             words.append(f"{name} {found or 'as it stands, and not transposed'}")

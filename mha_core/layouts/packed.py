@@ -197,7 +197,8 @@ def torch_sizes(layout: Layout, config: AttentionConfig) -> None:
         ("output_dim", config.output_dim, width),
     ):
         if given != wanted:
-            raise SpecError(f"layout {layout.name!r} needs {label}={wanted} (query_dim={width}). Got {given}.")
+            turned = " Each matrix must be (out, in)." * (" * " in label)
+            raise SpecError(f"layout {layout.name!r} needs {label}={wanted} (query_dim={width}). Got {given}.{turned}")
 
 
 class TorchPackedLayout(PackedLayout):

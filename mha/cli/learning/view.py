@@ -39,7 +39,7 @@ class ViewOptions(Apart):
         "--leave",
         help="An array that no MODEL of its type has, or another file beside it, to leave out (repeatable).",
     )
-    html: Path = options.output_file("--html", help="The page.", required=True)
+    html: Path | None = options.output_file("--html", help="The page, which must be named.")
 
     @property
     def has_other(self) -> bool:
@@ -59,6 +59,8 @@ def view(asked: ViewOptions) -> None:
 
     Exit status: 0 equal, 1 what is shown is not what the layers used, 2 could not run.
     """
+    if asked.html is None:
+        raise CouldNotRun(f"--html FILE is missing, the page to write: mha view {asked.what} --html heads.html")
     from mha.view.data import Sources, see
     from mha.view.page import write_page
     from mha.view.sizes import page_bytes

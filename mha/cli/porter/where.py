@@ -8,11 +8,26 @@ from typing import Any
 import click
 
 from mha.cli import options
-from mha.cli.common import COULD_NOT_RUN, DIFFERENT, EQUAL, CouldNotRun, consoles, say, says, write_asked
+from mha.cli.common import (
+    COULD_NOT_RUN,
+    DIFFERENT,
+    EQUAL,
+    CouldNotRun,
+    consoles,
+    names_an_object,
+    say,
+    says,
+    write_asked,
+)
 from mha.cli.options import argument
 from mha.cli.outcomes import Reported, of_modules
 
 INPUTS = (".npz", ".safetensors")
+
+NO_RECORDING = (
+    'the port must be a recording, not {0}: with mha.capture(port, "port.safetensors", modules=True): port(x), and '
+    "then mha where {1} port.safetensors"
+)
 
 
 class WhereOptions(Reported):
@@ -32,6 +47,7 @@ class WhereOptions(Reported):
     json_path: Path | None = options.json_file()
     html_path: Path | None = options.output_file("--html", help="Also write a report page to this file.")
     unseen: bool | None = options.unseen("these inputs")
+    verbose: bool = options.option("-v", "--verbose", is_flag=True, help="Every module with its verdict, in a tree.")
     python: str | None = options.option(
         "--python",
         metavar="PATH",
@@ -54,6 +70,9 @@ def where(asked: WhereOptions) -> None:
     2 could not run, or nothing was judged.
     """
     recorded = asked.original.endswith(".safetensors") or Path(asked.original).is_file()
+    if names_an_object(asked.recording):
+        first = f"ORIGINAL comes first: mha where {asked.recording} {asked.original}"
+        raise CouldNotRun(first if recorded else NO_RECORDING.format(asked.recording, asked.original))
     if recorded and (asked.inputs is not None or asked.python is not None):
         raise click.UsageError("--inputs and --python belong to a live ORIGINAL; this one is a recording.")
     if asked.python is not None:
@@ -62,7 +81,7 @@ def where(asked: WhereOptions) -> None:
         run_elsewhere(asked.python, "python")
     from mha.recordings.modules.arrays import open_modules
     from mha.substitution.pairing.maps import read_map, write_map
-    from mha.substitution.reports.text import findings, last_line, tree, unseen
+    from mha.substitution.reports.text import SHOWN, findings, last_line, tree, unseen
     from mha.substitution.where import where as run
     from mha_core.errors import shown
     from mha_core.files.writing import check_output
@@ -78,7 +97,10 @@ def where(asked: WhereOptions) -> None:
     with errors.status("loading") as status:
         original = asked.original if recorded else original_named(asked.original)
         found = run(original, recording, inputs=given, pairs=pairs, progress=says(status))
-    say(console, *findings(found), "", *tree(found), "", last_line(found))
+    if len(found.results) <= SHOWN or asked.verbose:
+        say(console, *findings(found), "", *tree(found), "", last_line(found))
+    else:
+        say(console, *findings(found), "", last_line(found), "Every module, with its verdict: add -v")
     if asked.unseen is not False:
         say(console, *unseen(found, whole=bool(asked.unseen)))
     write_asked(asked.json_path, found.to_dict)
@@ -105,6 +127,9 @@ def original_named(spec: str) -> Any:
     if spec in PACKAGED or ":" not in spec:
         return load_encoder(spec).model
     named = load_object(spec, "the original")
+    if isinstance(named, type):
+        made = f"return {named.__name__}(...)"
+        raise CouldNotRun(f"{spec} is a class: name a model, or a function that returns one (def original(): {made})")
     if not callable(named) or hasattr(named, "parameters") or hasattr(named, "variables"):
         return named
     try:

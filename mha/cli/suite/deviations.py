@@ -68,6 +68,8 @@ def _selected(entries: Sequence[Deviation], asked: DeviationsOptions) -> list[De
             if not any(matches(entry, text) for entry in entries):
                 known = sorted({name for entry in entries for name in entry.frameworks})
                 hint = f"there are: {', '.join(known)}" if name == "--framework" else "`mha deviations` lists them"
+                within = [entry.id for entry in entries if text in entry.id]
+                hint += f"; did you mean '*{text}*', which fits {len(within)}?" if within and name == "id" else ""
                 raise CouldNotRun(f"{name} {text!r} fits no deviation; {hint}")
         if texts:
             selected = [entry for entry in selected if any(matches(entry, text) for text in texts)]

@@ -11,7 +11,7 @@ import click
 
 from mha.cli import options
 from mha.cli.apart import Apart
-from mha.cli.common import consoles, finish, say, says, write_asked
+from mha.cli.common import CouldNotRun, consoles, finish, names_an_object, say, says, write_asked
 from mha.cli.options import option
 
 if TYPE_CHECKING:
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from mha.substitution.reports.report import WhereReport
 
 SCHEMA_VERSION = 1
+
+OWN_WEIGHTS = (
+    "That is by the weights that it holds. Of a port: mha diagnose {} --weights ORIGINAL (a recording of the original, "
+    "or its canonical weights)."
+)
 
 
 class DiagnoseOptions(Apart):
@@ -52,6 +57,8 @@ class DiagnoseOptions(Apart):
 
     def check(self) -> None:
         """Raise UsageError if options do not fit each other."""
+        if self.spec is None and names_an_object(self.file):
+            raise CouldNotRun(f"{self.file} is no file, but a subject: mha diagnose --subject {self.file}")
         if (self.file is None) == (self.spec is None):
             raise click.UsageError("Give either FILE or --subject.")
         if self.file is not None and self.details:
@@ -87,6 +94,8 @@ def diagnose(asked: DiagnoseOptions) -> None:
     texts = [text for one in found for text in _told(one, asked.file, asked.weights)]
     click.echo("\n\n".join(texts))
     differs = any(diagnosis.differs for one in found for _, diagnosis in one.found)
+    if asked.weights is None and not differs:
+        click.echo(f"\n{OWN_WEIGHTS.format(asked.file)}")
     if asked.unseen is not False and not differs:
         click.echo(f"\n{_unseen(asked.file, asked.patterns, whole=bool(asked.unseen))}")
     parted = compared is not None and not compared.equal

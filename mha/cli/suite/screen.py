@@ -35,6 +35,11 @@ WHY_FEW = (
     "(docs/subjects.md), or record its calls with mha.capture and run `mha diagnose FILE` (docs/recordings.md)."
 )
 
+OF_SIZE = re.compile(r"reshape.*(size 0\b|\b0 elements|empty tensor)")
+"""Where an error says that a size was left to be told by the number of elements, of which there are none."""
+
+WHY_SIZE = "  Write every size, none as -1: an empty array does not tell it."
+
 LEAST = 6
 """Rows that the causes have in any case."""
 
@@ -106,8 +111,16 @@ def about(
 
 
 def _in_rows(line: str, width: int) -> list[str]:
-    """Three rows at most; a command is one, to be copied."""
-    return [line] if line.startswith("  rerun: ") else wrapped(shown(line, 3 * width - 20), width, "  ")
+    """Three rows at most; a command, which is to be copied, is broken before its options."""
+    if not line.startswith("  rerun: ") or len(line) <= width:
+        return wrapped(shown(line, 3 * width - 20), width, "  ")
+    rows = [""]
+    for word in re.split(r" (?=--)", line):
+        if rows[-1] and len(f"{rows[-1]} {word} \\") > width:
+            rows[-1:] = [f"{rows[-1]} \\", f"    {word}"]
+        else:
+            rows[-1] = f"{rows[-1]} {word}" if rows[-1] else word
+    return rows
 
 
 def _kept(results: Sequence[Result]) -> list[str]:
@@ -158,6 +171,7 @@ def _raised(results: Sequence[Result]) -> list[str]:
     for ones in ranked[:REASONS]:
         names = list(dict.fromkeys(one.case for one in ones))
         lines.append(f"Did not run: {shown(_why(ones[0]), 160)}, in {listed(names, NAMES)}")
+        lines += [WHY_SIZE] * bool(OF_SIZE.search(ones[0].message))
     more = len(ranked) - REASONS
     return [*lines, f"Did not run: for {more} more reasons"] if more > 0 else lines
 

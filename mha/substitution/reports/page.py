@@ -8,7 +8,7 @@ from pathlib import Path
 from conformance.reports.selfcontained import template
 from mha.substitution.allowance import FACTOR
 from mha.substitution.reports.report import ModuleResult, WhereReport
-from mha.substitution.reports.text import around_of, finding, findings, last_line, shown_ratio, unseen
+from mha.substitution.reports.text import around_of, finding, findings, last_line, shown_ratio, unjudged, unseen
 from mha_core.files.writing import write_whole
 
 WIDTH, EDGE = 240, 18
@@ -37,7 +37,7 @@ def render(report: WhereReport, title: str) -> str:
         findings=[
             (one.name, finding(one, around_of(report, one)), report.diagnosed.get(one.name, "")) for one in wrong
         ],
-        rest=list(findings(report))[len(wrong) :],
+        rest=list(unjudged(report)) if report.original == "model" else list(findings(report))[len(wrong) :],
         unseen=[line.strip() for line in unseen(report) if not line.endswith(":")],
         axis=axis,
         ratio=_ratio,

@@ -191,6 +191,13 @@ class WhereReport:
         return next(((one, one.differences[0]) for one in self.results if one.differences), None)
 
     @property
+    def is_no_port(self) -> bool:
+        """Whether the model is not equal, and no module in it was judged, or has parameters of the original."""
+        inner = self.results[1:]
+        known = any(one.status != "not judged" or one.parameters == "same" for one in inner)
+        return self.original == "model" and bool(inner) and not known and self.results[0].status != "equal"
+
+    @property
     def equal(self) -> bool:
         """Whether the model, all that it gives, and every module with parameters were judged, and none is wrong.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import isinf
 
@@ -14,19 +15,48 @@ COLUMNS, WIDEST = 80, 40
 """Columns of a row of the tree, and those of them that a name may take."""
 
 SHOWN = 12
-"""Most names that a line lists; the JSON has them all."""
+"""Most names that a line lists, the JSON has them all; and most rows of a tree that nobody asked for."""
 
 
 def findings(report: WhereReport) -> Iterator[str]:
-    """What is wrong, one module a paragraph, and what was not judged."""
+    """What is wrong, a paragraph for all modules that are wrong alike, and what was not judged."""
     if report.original == "recording":
         yield from _of_recordings(report)
         yield from report.notes
         return
+    for one, *others in wrong_alike(report):
+        lines = report.diagnosed.get(one.name, "").splitlines()
+        if others:
+            lines = [line for line in lines if not line.startswith(f"And {len(others)} more alike: ")]
+            names = _some(tuple(_name(each.name) for each in others))
+            lines.append(f"So {'is' if len(others) == 1 else 'are'} {len(others)} more: {names}.")
+        yield "\n  ".join([finding(one, around_of(report, one)), *lines])
+    yield from unjudged(report)
+
+
+def wrong_alike(report: WhereReport) -> list[list[ModuleResult]]:
+    """The wrong modules, in groups of those that are called alike but for the first number, and wrong alike."""
+    found: list[list[ModuleResult]] = []
+    latest: dict[tuple[object, ...], list[ModuleResult]] = {}
     for one in report.results:
-        if one.name in report.wrong:
-            told = report.diagnosed.get(one.name, "").splitlines()
-            yield "\n  ".join([finding(one, around_of(report, one)), *told])
+        if one.name not in report.wrong:
+            continue
+        names = (one.name, one.original, one.place, one.parameters_of)
+        alike = (re.sub(r"\d+", "0", name or "", count=1) for name in names)  # of layers, not of norms in one
+        key = (*alike, one.kind, one.parameters, one.order, one.own_lines, one.wrong_backward)
+        if key not in latest or one.name in report.diagnosed:  # what is said of its attention is its own
+            latest[key] = []
+            found.append(latest[key])
+        latest[key].append(one)
+    return found
+
+
+def unjudged(report: WhereReport) -> Iterator[str]:
+    """What of a port was not judged, and further notes, each in a line."""
+    if report.is_no_port:
+        yield NO_PORT
+        yield from report.notes
+        return
     paired = [one for one in report.results if one.name in report.uncovered and one.original is not None]
     if paired:
         each = listed([f"{_name(one.name)} ({_original(one)})" for one in paired], 4)
@@ -37,6 +67,12 @@ def findings(report: WhereReport) -> Iterator[str]:
             "is known to be theirs: name the pairs in a file (--map)."
         )
     yield from report.notes
+
+
+NO_PORT = (
+    "Is this its port? No module in it has the parameters of one of the original's, nor could be judged by one. If it "
+    "is, name the pairs in a file (--map)."
+)
 
 
 def tree(report: WhereReport) -> Iterator[str]:
@@ -99,7 +135,9 @@ def last_line(report: WhereReport) -> str:
     judged = len(report.judged)
     what = f"{judged} of {len(report.results)} modules were judged"
     if report.wrong:
-        return f"Wrong: {_some(tuple(map(_name, report.wrong)))}. {what}, the others are equal, or wrong through these."
+        groups = [(_name(one.name), len(others)) for one, *others in wrong_alike(report)]
+        each = tuple(f"{name} and {more} alike" if more else name for name, more in groups)
+        return f"Wrong: {_some(each)}. {what}, the others are equal, or wrong through these."
     if report.uncovered:
         return f"{what}; none is wrong, but not all that have parameters were judged."
     if left := report.results[0].uncompared:
@@ -139,7 +177,8 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
     parameters = {
         "same": f" Its parameters are the original's, so what it computes is wrong{unless}.",
         "reordered": f" Its parameters have the original's numbers in another order: {one.order}.",
-        "unseen": " Its parameters have the original's numbers; whether in the order that is meant is not known.",
+        "unseen": " Its parameters have the original's numbers; whether in the order that is meant is not known: a "
+        "matrix may be transposed.",
         "other": f" Its parameters are those of {one.parameters_of}."
         if one.parameters_of
         else f" Its parameters are not the original's{one.order and ': '}{one.order}.",

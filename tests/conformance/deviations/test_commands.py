@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,12 @@ def test_a_filter_that_fits_nothing_is_an_error(option, text):
     found = invoke(deviations, option, text)
     assert found.exit_code == 2
     assert f"{option.removeprefix('--') if option == '--id' else option} {text!r} fits no deviation" in found.output
+
+
+def test_a_part_of_ids_is_answered_with_the_pattern_that_fits_them():
+    found = invoke(deviations, "keras")
+    assert found.exit_code == 2
+    assert re.search(r"id 'keras' fits no deviation; .*; did you mean '\*keras\*', which fits \d\d\?", found.output)
 
 
 def test_listing_imports_no_framework():

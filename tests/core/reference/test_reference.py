@@ -19,7 +19,7 @@ LOOP_CASES = [
     name
     for name in CASES
     if not name.startswith("trained")
-    and name not in ("long", "nan-in-open-key", "nan-under-softcap", "infinity-in-open-value")
+    and name not in ("long", "nan-in-open-key", "nan-under-softcap", "infinity-in-open-value", "square-nan-in-query")
 ]
 """Loops are slow, and Python's math.exp has no NaN rules worth comparing."""
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from conformance.reports.text import WHY_FLOAT64
 from mha.cli.main import main
-from mha.cli.suite.screen import SCREEN
+from mha.cli.suite.screen import SCREEN, _in_rows
 
 pytestmark = pytest.mark.same_on_newest  # NumPy alone, and the command line
 
@@ -152,7 +152,7 @@ def said(*arguments: str, columns: int = 80) -> tuple[int, str]:
     """The exit status and what a command prints. A command that is shown to be copied may be longer than a row."""
     ended = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [*arguments, "--workers", "0"])
     rows = ended.stdout.splitlines()
-    assert all(len(row) <= columns or "rerun: mha check" in row for row in rows), ended.stdout
+    assert all(len(row) <= columns or "--subject" in row for row in rows), ended.stdout
     taken = sum(-(-max(len(row), 1) // columns) for row in rows)
     assert columns < 80 or taken <= SCREEN, ended.stdout
     assert "Traceback" not in ended.output
@@ -193,7 +193,7 @@ def test_the_cause_its_stage_and_what_to_change_are_on_the_first_screen(own, nam
     assert re.match(rf"{name.lower()} float64: \d of \d differ", answer)
     assert cause in flat("\n".join(rest))
     assert change in flat("\n".join(rest))
-    assert f"rerun: mha check --subject {own}:{name} --case " in text
+    assert f"rerun: mha check --subject {own}:{name} --case " in text.replace(" \\\n    ", " ")
 
 
 @pytest.mark.parametrize("name", ["added", "filled"])
@@ -237,6 +237,26 @@ def test_what_raises_is_said_once_and_does_not_reach_the_terminal(own):
     assert flat(text).count("Did not run: RuntimeError: ") == 1
     assert "\x1b" not in text
     assert "\x07" not in text
+
+
+def test_a_size_that_an_empty_array_does_not_tell_is_to_be_written(own):
+    Path(f"{own}.py").write_text(
+        LAYERS + "\n\ndef unsized(weights, queries, keys, values, mask, *, num_heads, padding):\n"
+        "    queries.reshape(*queries.shape[:2], num_heads, -1)\n"
+        "    return right(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)\n"
+    )
+    # Of a width that the heads divide, so that only the case without items fails.
+    text = said("check", "--subject", f"{own}:unsized", "-c", "no-items", "-c", "square-causal")[1]
+    assert "float64: 1 of 2 did not run, 1 equal" in text
+    assert "\n  Write every size, none as -1: an empty array does not tell it.\n" in text
+
+
+def test_a_command_that_is_longer_than_a_row_is_broken_before_an_option():
+    line = f"  rerun: mha check --subject {'x' * 40}:layer --case valid-lens --dtype float64"
+    rows = _in_rows(line, 80)
+    assert max(map(len, rows)) <= 80
+    assert rows[0].endswith(" \\")
+    assert "".join(rows).replace("\\    ", "") == line
 
 
 def test_all_that_was_printed_before_is_there_when_it_is_asked_for(own):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from mha.cli.main import GONE, main
+from mha.cli.main import GONE, NEVER, main
 
 pytestmark = pytest.mark.same_on_newest  # it is about the command line
 
@@ -16,6 +16,29 @@ def test_a_word_that_is_gone_says_in_one_line_what_to_use(word):
     assert result.exit_code == 2
     assert result.output == f"Error: mha {word} is no longer there; use {GONE[word]}\n"
     assert word.split()[0] not in main.commands or "--" in word
+
+
+@pytest.mark.parametrize("word", NEVER)
+def test_an_option_of_other_programs_says_in_one_line_what_there_is(word):
+    for value in ([*word.split(), "1e-3"], [f"{word}=1e-3".split()[0], f"{word.split()[1]}=1e-3"]):
+        result = CliRunner().invoke(main, value)
+        assert (result.exit_code, result.output) == (2, f"Error: mha {word} is not there: {NEVER[word]}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    {
+        "diagnose mine:attention": "mine:attention is no file, but a subject: mha diagnose --subject mine:attention",
+        "where a.safetensors models:original": "ORIGINAL comes first: mha where models:original a.safetensors",
+        "where models:original mine:port": "the port must be a recording, not mine:port: with mha.capture(port, "
+        '"port.safetensors", modules=True): port(x), and then mha where models:original port.safetensors',
+        "view a.safetensors": "--html FILE is missing, the page to write: mha view a.safetensors --html heads.html",
+        "bugs no-scale": "bug 'no-scale' is not known; `mha bugs` lists them; did you mean scale-missing?",
+    }.items(),
+)
+def test_what_was_meant_is_said_in_one_line(words, said):
+    result = CliRunner().invoke(main, words.split())
+    assert (result.exit_code, result.output) == (2, f"Error: {said}\n")
 
 
 @pytest.mark.parametrize(

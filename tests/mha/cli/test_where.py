@@ -87,7 +87,7 @@ def recorded(tmp_path, monkeypatch):
         "import torch\nfrom torch import nn\n\n\ndef original():\n"
         "    model = nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.LayerNorm(5)).eval()\n"
         "    model.load_state_dict(torch.load('weights.pt'))\n    return model\n\n\n"
-        "def broken():\n    raise ValueError('no weights')\n"
+        "def broken():\n    raise ValueError('no weights')\n\n\nclass Model(nn.Module):\n    pass\n"
     )
     wrong = nn.Sequential(model[0], nn.GELU("tanh"), model[2]).eval()
     for file, port in (("right.safetensors", model), ("wrong.safetensors", wrong)):
@@ -110,6 +110,41 @@ def test_a_right_port_and_a_wrong_one(recorded):
     found = json.loads(Path("wrong.json").read_text())
     assert (found["equal"], found["wrong"], found["schema"]) == (False, ["1"], 1)
     assert json.loads(Path("right.json").read_text())["equal"] is True
+
+
+DEEP = """
+import torch
+from torch import nn
+
+
+def deep(epsilon=1e-5):
+    torch.manual_seed(1)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6, epsilon)) for _ in range(4))).eval()
+"""
+
+
+def test_modules_that_are_wrong_alike_are_told_together_and_a_long_tree_if_asked_for(recorded):
+    Path(f"{recorded}_deep.py").write_text(DEEP)
+    scope = {}
+    exec(DEEP, scope)
+    port = scope["deep"](epsilon=1e-2)
+    with mha.capture(port, "deep.safetensors", modules=True), torch.no_grad():
+        port(torch.randn(5, 6))
+    short = run(f"{recorded}_deep:deep", "deep.safetensors")
+    assert short.exit_code == 1
+    first, _, alike, empty, last, more, *_ = short.stdout.splitlines()
+    assert first.startswith("0.1 (torch.nn.modules.normalization.LayerNorm) is wrong by itself: ")
+    assert (alike, empty) == ("  So are 3 more: 1.1, 2.1, 3.1.", "")
+    assert last.startswith("Wrong: 0.1 and 3 alike. 13 of 13 modules were judged")
+    assert more == "Every module, with its verdict: add -v"
+    whole = run(f"{recorded}_deep:deep", "deep.safetensors", "-v").stdout
+    assert more not in whole
+    assert sum(" wrong " in row and row.endswith("derived") for row in whole.splitlines()) == 4
+    other = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh())).eval()
+    with mha.capture(other, "other.safetensors", modules=True), torch.no_grad():
+        other(torch.randn(5, 6))
+    said = run(f"{recorded}:original", "other.safetensors").stdout
+    assert "Is this its port? No module in it has the parameters of one of the original's" in said
 
 
 def test_a_map_is_written_and_then_used(recorded):
@@ -141,6 +176,11 @@ def test_inputs_of_its_own(recorded):
     ("original", "recording", "message"),
     [
         ("{}:nothing", "right.safetensors", "has no 'nothing'"),
+        (
+            "{}:Model",
+            "right.safetensors",
+            ":Model is a class: name a model, or a function that returns one (def original",
+        ),
         ("{}:broken", "right.safetensors", "can't be made: it raised ValueError: no weights"),
         ("nowhere", "right.safetensors", "no folder of that name exists"),
         ("{}:original", "weights.pt", "safetensors"),

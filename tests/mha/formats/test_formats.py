@@ -151,6 +151,15 @@ def test_what_a_program_allows_pytorch_is_refused_all_the_same(tmp_path):
     assert not (tmp_path / "mark").exists()
 
 
+def test_an_npz_that_is_cut_off_is_said_to_be(tmp_path):
+    path = tmp_path / "cut.npz"
+    np.savez(path, w=np.arange(900.0))
+    path.write_bytes(path.read_bytes()[:5000])
+    cut = "cut.npz is not a whole npz file: it is cut off, at 5,000 bytes: write, copy or download it again$"
+    with pytest.raises(SpecError, match=cut):
+        read(path)
+
+
 def test_pickled_objects_in_npz_are_refused_and_not_run(tmp_path):
     mark, path = tmp_path / "mark", tmp_path / "file.npz"
     np.savez(path, w=np.array([Malicious(mark)], dtype=object))

@@ -263,11 +263,12 @@ def test_the_order_that_is_meant_depends_on_the_classes(own, port, kinds, found)
     assert in_which_order(given, lambda name: own, recorded, kinds, "float64") == found
 
 
-def test_classes_of_one_framework_mean_the_same_by_a_shape():
+@pytest.mark.parametrize(("name", "as_it_stands"), [("weight", "same"), ("kernel", "unseen")])
+def test_classes_of_one_framework_mean_the_same_by_a_shape_of_one_name(name, as_it_stands):
     given = {"weight": Parameter(SQUARE.shape, numbers_of(SQUARE))}
     kinds = (TORCH, "mine.Projection")
-    for port, found in ((SQUARE, "same"), (SQUARE.T, "unseen"), (SQUARE[::-1], "reordered")):
-        recorded = {"w": Parameter(port.shape, numbers_of(port), order_of(port))}
+    for port, found in ((SQUARE, as_it_stands), (SQUARE.T, "unseen"), (SQUARE[::-1], "reordered")):
+        recorded = {name: Parameter(port.shape, numbers_of(port), order_of(port))}
         seen = in_which_order(given, lambda name: SQUARE, recorded, kinds, "float64", one_framework=True)
         assert seen[0] == found
 

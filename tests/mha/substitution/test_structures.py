@@ -45,14 +45,16 @@ def test_norms_in_each_others_places_are_named_with_whose_parameters_they_have(r
     if where == "in its lines":
         report = report_of(pre=pre, fault="norms")
         wrong = {f"h_{i}/ln{j}" for i in range(2) for j in (1, 2)}
-        mine, other = "blocks.1.n2", "blocks.1.n1"
+        first, mine, other = "h_0/ln1", "blocks.0.n2", "blocks.0.n1"
     else:
         report = report_of(pre=pre, change=change)
-        wrong, mine, other = {"h_1/ln1", "h_1/ln2"}, "blocks.1.n1", "blocks.1.n2"
+        first, mine, other = "h_1/ln1", "blocks.1.n1", "blocks.1.n2"
+        wrong = {"h_1/ln1", "h_1/ln2"}
     assert set(report.wrong) == wrong
-    one, text = said_of(report, "h_1/ln1")
+    one, text = said_of(report, first)
     assert (one.original, one.parameters_of) == (mine, other)
     assert f"Its parameters are those of {other}." in text
+    assert text.endswith("\n  So is 1 more: h_1/ln1.") == (where == "in its lines")
 
 
 class Renamed(nn.Module):
