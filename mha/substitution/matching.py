@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,6 +51,24 @@ def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *,
     first = {one.original: one for one in found}
     again = ((place, first.get(other)) for place, other in same.items() if place != other and place not in first)
     return [*found, *(replace(one, original=place) for place, one in again if one is not None)]
+
+
+def given_apart(
+    originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
+) -> list[Matched]:
+    """Pair arrays that the original has twice with what is left of the port's, which is given others there.
+
+    >>> x = np.arange(6.0).reshape(1, 3, 2)
+    >>> own, theirs = {("query",): x, ("value",): x}, {("x",): x, ("memory",): 2 * x}
+    >>> [(one.original, one.port) for one in given_apart(own, theirs, match(own, theirs))]
+    [(('value',), ('memory',))]
+    """
+    taken = {one.port for one in found}
+    same = {place: _first_equal(originals, place) for place in originals}
+    again = {place: array for place, array in originals.items() if same[place] != place}
+    shared = {one.original for one in found for other in found if one is not other and one.port == other.port}
+    left = {place: array for place, array in ports.items() if place not in taken and array.dtype.kind == "f"}
+    return _matched({place: array for place, array in again.items() if place in shared}, left, _layouts)
 
 
 def _first_equal(arrays: Mapping[Place, NDArray], place: Place) -> Place:
