@@ -16,7 +16,7 @@ from mha.substitution.allowance import Judged, Runs
 from mha.substitution.calls import CallJudgement, Part
 from mha.substitution.derived import Known, attention_bound_on, bound_on, numbers_of_module
 from mha.substitution.masks import counted_in, translated, uncounted_rows
-from mha.substitution.matching import TABLES, Matched, given_apart, match
+from mha.substitution.matching import TABLES, Matched, given_apart, match, otherwise
 from mha.substitution.original import PASSED, Original, OriginalCall
 from mha.substitution.others import other_indices, other_integers, other_masks, padding_inside
 from mha_core import SpecError
@@ -53,7 +53,8 @@ class Substitution:
         self.matched = [one for one in matched if one.layout not in TABLES]
         self.given = {one.original: one.array for one in matched}
         left = {place: array for place, array in theirs.items() if place not in {one.port for one in matched}}
-        self._apart = given_apart(call.given, theirs, matched)
+        self._apart = {one.original: one.array for one in given_apart(call.given, theirs, matched)}
+        self._otherwise = [*([self._apart] if self._apart else []), *otherwise(call.given, theirs, matched)]
         self._masks: dict[Place, tuple[Place, NDArray]] = {}
         for place, own in call.given.items():
             beside = [(one.port, one.array) for one in matched if one.original == place] or left.items()
@@ -91,14 +92,14 @@ class Substitution:
             raise SpecError("the original's module gives something else when the model runs again")
         found = self._judged_with(parts)
         alone = self._alone
-        if not found.worst[1].equal and self._apart and not self.again:
+        for others in self._otherwise if not found.worst[1].equal and not parts else ():
             before = self.given
-            self.given = before | {one.original: one.array for one in self._apart}
+            self.given = before | others
             with suppress(SpecError):
-                apart = self._judged_with(parts)
-                if apart.worst[1].equal:
-                    self.again = True
-                    return apart
+                second = self._judged_with(parts)
+                if second.worst[1].equal:
+                    self.again = others is self._apart
+                    return second
             self.given = before
         if self._only_as_given:
             return found

@@ -111,6 +111,8 @@ class _Judge(Parts):
     ) -> None:
         super().__init__(own, recording, pairs, progress)
         self.unseen: list[Unseen] = []
+        self.in_lines: dict[int, CallJudgement] = {}
+        """Position of a module that is wrong in its own lines -> its worst call with what its parts gave."""
 
     def report(self) -> WhereReport:
         for port in reversed(range(len(self.modules))):  # calls begin outside
@@ -121,9 +123,11 @@ class _Judge(Parts):
         results = tuple(self.results[port] for port in range(len(self.modules)))
         names = {self.own.modules[one].name: self.modules[other].name for one, other in self.pairs.found.items()}
         unseen = tuple(reversed(self.unseen))
+        alone = uncovered(self.pairs, self.is_judged)
+        covered = self.covered(alone) if results[0].status == "equal" else set()
         return WhereReport(
             results,
-            uncovered(self.pairs, self.is_judged),
+            tuple(name for name in alone if name not in covered),
             self.recording.dtype,
             self.recording.versions,
             names,
@@ -136,6 +140,8 @@ class _Judge(Parts):
         found = self._judged(port)
         if found.status == "wrong" and found.own_lines:
             found = self._with_parts_exchanged(port, found)
+        if found.status == "wrong" and found.own_lines:
+            found = self._in_lines_of_parts(port, found)
         if found.status == "wrong" and found.how == "the same numbers":
             for other in self.pairs.others_for(port):
                 before = self.pairs.original_of(port)
@@ -179,6 +185,30 @@ class _Judge(Parts):
             note = f"the original calls these in another order: {listed(whose, 4)}"
             return replace(found, notes=(*found.notes, note))
         return found
+
+    def _in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
+        """The verdict on a module that is wrong in its own lines, where those stand in modules without an original."""
+        makers = self.makers(port, self.in_lines[port]) if port in self.in_lines else None
+        if not makers:
+            return found
+        for one in makers:
+            module = self.modules[one]
+            unpaired = (self.modules[other].name for other in self.outermost_inside(one, judged=False))
+            self.results[one] = replace(
+                found,
+                name=module.name,
+                kind=module.kind,
+                depth=len(module.within),
+                original=None,
+                original_kind="",
+                how=f"what {module.name} gives, or gives to its parts, in {found.name or 'the model'}",
+                parameters="",
+                order="",
+                parameters_of="",
+                unpaired=tuple(unpaired),
+                uncompared=(),
+            )
+        return replace(found, status="through its parts", own_lines=False, unpaired=())
 
     def _judged(self, port: int) -> ModuleResult:
         module, original = self.modules[port], self.pairs.original_of(port)
@@ -260,7 +290,7 @@ class _Judge(Parts):
             if alone is None and status == "wrong":
                 worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")
             if status == "wrong" and alone is not None and not alone.worst[1].equal:
-                worst = alone
+                worst = self.in_lines[port] = alone
             else:
                 status, own_lines = "through its parts" if still else "equal", False
                 worst = alone if alone is not None and parts else worst
@@ -268,7 +298,7 @@ class _Judge(Parts):
             every = self.with_parts(inner, ready, calls)
             alone = None if every is None else max(every, key=lambda one: one.worst[1].ratio)
             if alone is not None and not alone.worst[1].equal:
-                worst = alone  # nearer to the wrong line
+                worst = self.in_lines[port] = alone  # nearer to the wrong line
             elif alone is not None and self._blame_for_masks(port):
                 status, own_lines = "through its parts", False
         if status == "equal":

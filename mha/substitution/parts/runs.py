@@ -16,6 +16,7 @@ from mha.substitution.original import Original
 from mha.substitution.pairing.order import in_order
 from mha.substitution.pairing.pairs import Pairs, sizes_of
 from mha.substitution.parts.activations import Beside, activation_beside
+from mha.substitution.parts.lines import Lines
 from mha.substitution.parts.otherwise import Division, Instead, divided
 from mha.substitution.reports.report import ModuleResult
 from mha.substitution.substitute import Substitution
@@ -55,8 +56,8 @@ class Parts:
         self.other_masks: set[int] = set()
 
     def is_judged(self, port: int) -> bool:
-        """Whether there is a verdict on a module."""
-        return self.results[port].status != "not judged"
+        """Whether a module was judged by its original."""
+        return self.results[port].status != "not judged" and self.pairs.original_of(port) is not None
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
         """The modules inside that were judged, or those that were not, and stand in no other judged one inside."""
@@ -151,6 +152,36 @@ class Parts:
             active=self.beside[port].active if instead == "active" else None,
             again=any(one.again for one in ready),
         )
+
+    def makers(self, port: int, worst: CallJudgement) -> set[int] | None:
+        """The modules without an original in whose lines a module is wrong; None if that is not known.
+
+        Args:
+            port: the module.
+            worst: its only call, with what its parts gave.
+        """
+        ready, calls = self.ready[port]
+        if len(ready) != 1:
+            return None
+        unjudged = {
+            one
+            for one in self.inside[port]
+            if self.results[one].status == "not judged"
+            and not any(map(self.is_judged, self.modules[one].within[: self.modules[one].within.index(port)]))
+        }
+        parts = set(self.outermost_inside(port, judged=True))
+        return Lines(self.recording, calls[0][1], worst, parts, unjudged).makers() if unjudged else None
+
+    def covered(self, names: Sequence[str]) -> set[str]:
+        """Those of the port's modules without an original of which all that they give is right where it is given on."""
+        ready, calls = self.ready.get(0, ((), ()))
+        inner = self.outermost_inside(0, judged=True)
+        judged = self.with_parts(inner, ready, calls) if names and len(ready) == 1 else None
+        if judged is None:
+            return set()
+        lines = Lines(self.recording, calls[0][1], judged[0], set(inner), set())
+        named = {one: position for position, one in enumerate(module.name for module in self.modules)}
+        return {name for name in names if lines.are_right_in(named[name])}
 
     def activation_of(self, ready: Ready) -> Beside | None:
         """The activation by which a wrong module differs from its original; None if it does not, in each call."""
