@@ -14,9 +14,10 @@ from mha.recordings.recording import Recording
 from mha.substitution.backward import judged_backward
 from mha.substitution.calls import CallJudgement, inputs_of, modules_of, uncovered
 from mha.substitution.mutants.unseen import Unseen, unseen_in
-from mha.substitution.orders import in_which_order, others_among
+from mha.substitution.orders import in_which_order, others_among, rounded_among
 from mha.substitution.original import Original
 from mha.substitution.pairing.pairs import Pairs
+from mha.substitution.parts.packed import Packed, covered, packed_in
 from mha.substitution.parts.runs import RIGHT, Parts
 from mha.substitution.recorded.modules import AnyRecording, recorded_apart
 from mha.substitution.reports.report import Backward, ModuleResult, Status, WhereReport
@@ -124,10 +125,10 @@ class _Judge(Parts):
         names = {self.own.modules[one].name: self.modules[other].name for one, other in self.pairs.found.items()}
         unseen = tuple(reversed(self.unseen))
         alone = uncovered(self.pairs, self.is_judged)
-        covered = self.covered(alone) if results[0].status == "equal" else set()
+        right = covered(self, alone) if results[0].status == "equal" else set()
         return WhereReport(
             results,
-            tuple(name for name in alone if name not in covered),
+            tuple(name for name in alone if name not in right),
             self.recording.dtype,
             self.recording.versions,
             names,
@@ -193,7 +194,18 @@ class _Judge(Parts):
             return found
         for one in makers:
             module = self.modules[one]
-            unpaired = (self.modules[other].name for other in self.outermost_inside(one, judged=False))
+            unjudged = self.outermost_inside(one, judged=False)
+            leaves = [other for other in unjudged if self.modules[other].numbers.size and not self.inside[other]]
+            packed = packed_in(self, port, leaves)
+            if packed is not None:
+                inner = self.outermost_inside(port, judged=True)
+                judged = self.with_parts(inner, *self.ready[port], others=[packed.part])
+                if judged is not None and all(each.worst[1].equal for each in judged):
+                    self._blame_packed(packed, found)
+                    continue
+                if judged is not None:
+                    unjudged = [other for other in unjudged if other not in leaves]
+            unpaired = (self.modules[other].name for other in unjudged)
             self.results[one] = replace(
                 found,
                 name=module.name,
@@ -209,6 +221,17 @@ class _Judge(Parts):
                 uncompared=(),
             )
         return replace(found, status="through its parts", own_lines=False, unpaired=())
+
+    def _blame_packed(self, packed: Packed, around: ModuleResult) -> None:
+        """The verdicts on projections that are one in the original, where the lines around them are right."""
+        own = self.own.modules[packed.original]
+        for leaf, judged in packed.leaves.items():
+            module = self.modules[leaf]
+            about = {"name": module.name, "kind": module.kind, "depth": len(module.within), "original": own.name}
+            about |= {"original_kind": own.kind, "how": f"a part of it, in {around.name or 'the model'}"}
+            status: Status = "equal" if judged.equal else "wrong"
+            call = CallJudgement({(): judged})
+            self.results[leaf] = _filled(about, status, call, allowed=[call], own_lines=False, unpaired=())
 
     def _judged(self, port: int) -> ModuleResult:
         module, original = self.modules[port], self.pairs.original_of(port)
@@ -308,6 +331,8 @@ class _Judge(Parts):
         names = (*(self.modules[one].name for one in unpaired), *(traced if own_lines and not port else ()))
         if status == "wrong" and about.get("parameters") == "same":
             about |= self._in_order(port, original)
+        if status == "wrong" and about.get("parameters") == "other" and not about["parameters_of"]:
+            about["order"] = self._rounded(port, original) or about["order"]
         shown = judged if worst in judged else [worst]
         return _filled(about, status, worst, allowed=shown, own_lines=own_lines, unpaired=names)
 
@@ -358,6 +383,16 @@ class _Judge(Parts):
                     self.results[around] = replace(self.results[around], status="through its parts")
             found = True
         return found
+
+    def _rounded(self, port: int, original: int) -> str:
+        """Return which of a module's parameters are the original's in fewer bits, in words."""
+        own, held = self.own.modules[original], self.own.native.parameters_of(self.own.modules[original].held)
+        return rounded_among(
+            self.recording.modules[port].parameters,
+            own.parameters,
+            lambda name: self.own.native.numbers_in(held[name]),
+            self.recording.dtype,
+        )
 
     def _in_order(self, port: int, original: int) -> dict[str, str]:
         """Return what is known of the order of a module's parameters, which are the original's numbers."""

@@ -109,7 +109,12 @@ class Parts:
                 self.results[one] = replace(self.results[one], status="divided otherwise", reason=reason)
 
     def with_parts(
-        self, inner: Sequence[int], ready: Ready, calls: Calls, instead: Mapping[int, Instead] = {}
+        self,
+        inner: Sequence[int],
+        ready: Ready,
+        calls: Calls,
+        instead: Mapping[int, Instead] = {},
+        others: Sequence[Part] = (),
     ) -> list[CallJudgement] | None:
         """Every call with the port's outputs in place of those of some parts; None if that can't be run.
 
@@ -117,6 +122,7 @@ class Parts:
             inner: positions of the parts.
             ready, calls: the calls of the module.
             instead: of some parts, what stands there in place of the port's outputs.
+            others: further parts, which are no pairs.
         """
         found = []
         for one, (mine, theirs) in zip(ready, calls, strict=True):
@@ -124,7 +130,7 @@ class Parts:
                 self._part(port, mine, theirs, instead.get(port)) for port in inner if instead.get(port) != "left out"
             ]
             try:
-                found.append(one.judge([part for part in parts if part is not None]))
+                found.append(one.judge([*(part for part in parts if part is not None), *others]))
             except SpecError:
                 return None
         return found
@@ -171,17 +177,6 @@ class Parts:
         }
         parts = set(self.outermost_inside(port, judged=True))
         return Lines(self.recording, calls[0][1], worst, parts, unjudged).makers() if unjudged else None
-
-    def covered(self, names: Sequence[str]) -> set[str]:
-        """Those of the port's modules without an original of which all that they give is right where it is given on."""
-        ready, calls = self.ready.get(0, ((), ()))
-        inner = self.outermost_inside(0, judged=True)
-        judged = self.with_parts(inner, ready, calls) if names and len(ready) == 1 else None
-        if judged is None:
-            return set()
-        lines = Lines(self.recording, calls[0][1], judged[0], set(inner), set())
-        named = {one: position for position, one in enumerate(module.name for module in self.modules)}
-        return {name for name in names if lines.are_right_in(named[name])}
 
     def activation_of(self, ready: Ready) -> Beside | None:
         """The activation by which a wrong module differs from its original; None if it does not, in each call."""
