@@ -12,13 +12,14 @@ from mha.recordings.modules.diagnosed import Suspect, diagnosed
 from mha.recordings.modules.recording import ModuleRecording
 from mha.recordings.recording import Recording
 from mha.substitution.backward import judged_backward
-from mha.substitution.calls import CallJudgement, inputs_of, modules_of, uncovered
-from mha.substitution.mutants.unseen import Unseen, unseen_in
+from mha.substitution.calls import inputs_of, modules_of, uncovered
+from mha.substitution.mutants.unseen import unseen_in
 from mha.substitution.orders import in_which_order, others_among, rounded_among
 from mha.substitution.original import Original
 from mha.substitution.pairing.pairs import Pairs
-from mha.substitution.parts.packed import Packed, covered, packed_in
-from mha.substitution.parts.runs import RIGHT, Parts
+from mha.substitution.parts.blame import Blame, filled
+from mha.substitution.parts.packed import covered
+from mha.substitution.parts.runs import RIGHT
 from mha.substitution.recorded.modules import AnyRecording, recorded_apart
 from mha.substitution.reports.report import Backward, ModuleResult, Status, WhereReport
 from mha.substitution.substitute import Substitution
@@ -96,24 +97,12 @@ def where(
     return replace(report, diagnosed=diagnosed(recording.path, wrong, called, report.judged, progress))
 
 
-ABOUT = ("name", "kind", "depth", "original", "original_kind", "how", "parameters", "parameters_of", "order")
-"""What of a ModuleResult says which module it is, and whose parameters it has."""
-
-
 def _wrong_in_own_lines(report: WhereReport) -> set[str]:
     return {one.name for one in report.results if one.status == "wrong" and one.own_lines}
 
 
-class _Judge(Parts):
+class _Judge(Blame):
     """Judges every pair, the innermost first."""
-
-    def __init__(
-        self, own: Original, recording: ModuleRecording, pairs: Pairs, progress: Callable[[str], None]
-    ) -> None:
-        super().__init__(own, recording, pairs, progress)
-        self.unseen: list[Unseen] = []
-        self.in_lines: dict[int, CallJudgement] = {}
-        """Position of a module that is wrong in its own lines -> its worst call with what its parts gave."""
 
     def report(self) -> WhereReport:
         for port in reversed(range(len(self.modules))):  # calls begin outside
@@ -125,10 +114,11 @@ class _Judge(Parts):
         names = {self.own.modules[one].name: self.modules[other].name for one, other in self.pairs.found.items()}
         unseen = tuple(reversed(self.unseen))
         alone = uncovered(self.pairs, self.is_judged)
+        unjudged = {one.name for one in results if one.status == "not judged"}
         right = covered(self, alone) if results[0].status == "equal" else set()
         return WhereReport(
             results,
-            tuple(name for name in alone if name not in right),
+            tuple(name for name in alone if name not in right and name in unjudged),
             self.recording.dtype,
             self.recording.versions,
             names,
@@ -142,16 +132,17 @@ class _Judge(Parts):
         if found.status == "wrong" and found.own_lines:
             found = self._with_parts_exchanged(port, found)
         if found.status == "wrong" and found.own_lines:
-            found = self._in_lines_of_parts(port, found)
+            found = self.in_lines_of_parts(port, found)
         if found.status == "wrong" and found.how == "the same numbers":
             for other in self.pairs.others_for(port):
-                before = self.pairs.original_of(port)
+                before, ready = self.pairs.original_of(port), self.ready[port]
                 self.pairs.exchange(port, other)
                 second = self._judged(port)
                 if second.status == "equal":
                     return second
                 assert before is not None
                 self.pairs.exchange(port, before)
+                self.ready[port] = ready
         return found
 
     def _with_parts_exchanged(self, port: int, found: ModuleResult) -> ModuleResult:
@@ -161,7 +152,7 @@ class _Judge(Parts):
         then the module calls them in another order.
         """
         for group in self.pairs.out_of_order(port):
-            before, results = self.pairs.state(), dict(self.results)
+            before, results, seen = self.pairs.state(), dict(self.results), (dict(self.ready), dict(self.in_lines))
             named = all(
                 self.pairs.how[original] in ("name", "the map") or self.pairs.named_elsewhere(original, part)
                 for original, part in before[0].items()
@@ -174,7 +165,7 @@ class _Judge(Parts):
             if second.status != "wrong" and not named:
                 return second
             self.pairs.restore(before)
-            self.results = results
+            self.results, (self.ready, self.in_lines) = results, seen
             if second.status != "wrong":
                 names = listed([self.modules[one].name for one in sorted(group.values())], 4)
                 note = f"it calls {names} in another order than the original: with them exchanged, it is right"
@@ -186,52 +177,6 @@ class _Judge(Parts):
             note = f"the original calls these in another order: {listed(whose, 4)}"
             return replace(found, notes=(*found.notes, note))
         return found
-
-    def _in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
-        """The verdict on a module that is wrong in its own lines, where those stand in modules without an original."""
-        makers = self.makers(port, self.in_lines[port]) if port in self.in_lines else None
-        if not makers:
-            return found
-        for one in makers:
-            module = self.modules[one]
-            unjudged = self.outermost_inside(one, judged=False)
-            leaves = [other for other in unjudged if self.modules[other].numbers.size and not self.inside[other]]
-            packed = packed_in(self, port, leaves)
-            if packed is not None:
-                inner = self.outermost_inside(port, judged=True)
-                judged = self.with_parts(inner, *self.ready[port], others=[packed.part])
-                if judged is not None and all(each.worst[1].equal for each in judged):
-                    self._blame_packed(packed, found)
-                    continue
-                if judged is not None:
-                    unjudged = [other for other in unjudged if other not in leaves]
-            unpaired = (self.modules[other].name for other in unjudged)
-            self.results[one] = replace(
-                found,
-                name=module.name,
-                kind=module.kind,
-                depth=len(module.within),
-                original=None,
-                original_kind="",
-                how=f"what {module.name} gives, or gives to its parts, in {found.name or 'the model'}",
-                parameters="",
-                order="",
-                parameters_of="",
-                unpaired=tuple(unpaired),
-                uncompared=(),
-            )
-        return replace(found, status="through its parts", own_lines=False, unpaired=())
-
-    def _blame_packed(self, packed: Packed, around: ModuleResult) -> None:
-        """The verdicts on projections that are one in the original, where the lines around them are right."""
-        own = self.own.modules[packed.original]
-        for leaf, judged in packed.leaves.items():
-            module = self.modules[leaf]
-            about = {"name": module.name, "kind": module.kind, "depth": len(module.within), "original": own.name}
-            about |= {"original_kind": own.kind, "how": f"a part of it, in {around.name or 'the model'}"}
-            status: Status = "equal" if judged.equal else "wrong"
-            call = CallJudgement({(): judged})
-            self.results[leaf] = _filled(about, status, call, allowed=[call], own_lines=False, unpaired=())
 
     def _judged(self, port: int) -> ModuleResult:
         module, original = self.modules[port], self.pairs.original_of(port)
@@ -301,14 +246,14 @@ class _Judge(Parts):
             if division.spared is not None:
                 right = division.spared.worst[1].equal
                 others = [one for one in inner if one not in parts and self.results[one].status not in RIGHT]
-                if status == "equal" or others or not right or self._blame_for_masks(port):
+                if status == "equal" or others or not right or self.blame_for_masks(port):
                     alone = division.spared
                 else:  # the module is wrong, and nothing would be
                     parts = ()
             elif status == "equal" and alone is not None and alone.worst[1].equal:
                 parts, right, together = self.compensating(inner, ready, calls), True, True
             for part in parts:
-                self._divide(part, module.name or "the model", division.beside.get(part), right, together=together)
+                self.divide(part, module.name or "the model", division.beside.get(part), right, together=together)
             still = any(self.results[one].status not in RIGHT for one in inner)
             if alone is None and status == "wrong":
                 worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")
@@ -322,7 +267,7 @@ class _Judge(Parts):
             alone = None if every is None else max(every, key=lambda one: one.worst[1].ratio)
             if alone is not None and not alone.worst[1].equal:
                 worst = self.in_lines[port] = alone  # nearer to the wrong line
-            elif alone is not None and self._blame_for_masks(port):
+            elif alone is not None and self.blame_for_masks(port):
                 status, own_lines = "through its parts", False
         if status == "equal":
             self.unseen += unseen_in(module.name, ready[0])
@@ -334,55 +279,7 @@ class _Judge(Parts):
         if status == "wrong" and about.get("parameters") == "other" and not about["parameters_of"]:
             about["order"] = self._rounded(port, original) or about["order"]
         shown = judged if worst in judged else [worst]
-        return _filled(about, status, worst, allowed=shown, own_lines=own_lines, unpaired=names)
-
-    def _divide(self, part: int, around: str, beside: str | None, right: bool, *, together: bool) -> None:
-        """Take back that a part is wrong, with the reason."""
-        reason = f"a line of it stands beside it in the other model: {around} is right with it"
-        if not right:
-            reason = f"a line of it stands beside it in the other model: what {around} makes of it is right"
-        if beside is not None:
-            reason = (
-                f"it differs from its original by the activation ({beside}) alone; what {around} makes of it is wrong"
-            )
-        if together:
-            reason = f"it and other parts of {around} are written otherwise: {around} is right with them"
-        self.take_back(part, reason)
-
-    def _blame_for_masks(self, port: int) -> bool:
-        """Whether a module whose lines and parts are right, and which is wrong, has a part that reads its mask wrong.
-
-        A mask of True and False is read in either way, and what reads it the other way is right by itself. It is wrong
-        if others of its class read theirs as they are given.
-        """
-        found = False
-        for one in self.inside[port]:
-            kind = self.modules[one].kind
-            like = [
-                other
-                for other, (ready, _) in self.ready.items()
-                if self.modules[other].kind == kind and other not in self.other_masks | self.own_masks
-                if self.results[other].status == "equal" and all(each.mask_places for each in ready)
-            ]
-            if one not in self.other_masks or not like or any(part in self.other_masks for part in self.inside[one]):
-                continue
-            ready = self.ready[one][0]
-            for each in ready:
-                each.read_masks_as_given()
-            judged = [each.judge() for each in ready]
-            worst = max(judged, key=lambda each: each.worst[1].ratio)
-            if worst.worst[1].equal:
-                continue
-            worst.notes.append(f"it reads its mask the other way round than {self.modules[like[0]].name} does")
-            before = self.results[one]
-            about = {name: getattr(before, name) for name in ABOUT}
-            inner = bool(self.outermost_inside(one, judged=True))
-            self.results[one] = _filled(about, "wrong", worst, allowed=judged, own_lines=inner, unpaired=())
-            for around in self.modules[one].within[: self.modules[one].within.index(port)]:
-                if self.results[around].status == "equal":
-                    self.results[around] = replace(self.results[around], status="through its parts")
-            found = True
-        return found
+        return filled(about, status, worst, allowed=shown, own_lines=own_lines, unpaired=names)
 
     def _rounded(self, port: int, original: int) -> str:
         """Return which of a module's parameters are the original's in fewer bits, in words."""
@@ -420,35 +317,3 @@ class _Judge(Parts):
             self.paired_calls(original, port),
             parts_right=all(part is None or part.status in ("equal", "not judged") for part in parts),
         )
-
-
-def _filled(
-    about: Mapping[str, Any], status: Status, call: CallJudgement, allowed: Sequence[CallJudgement], **rest: Any
-) -> ModuleResult:
-    place, worst = call.worst
-    bounds = [found.bound for one in allowed for found in one.arrays.values()]
-    notes = [*call.notes, *call.layouts]
-    notes += [
-        f"{name} excludes other keys than the original's mask: {n} entries differ"
-        for name, n in call.masks.items()
-        if n
-    ]
-    notes += [f"the port does not give {'.'.join(one) or 'the output'}" for one in call.missing]
-    if call.own:
-        notes.append("as in the original's own run: " + ", ".join(".".join(one) for one in call.own))
-    return ModuleResult(
-        **about,
-        status=status,
-        ratio=worst.ratio,
-        allowance="calibrated" if None in bounds else "derived",
-        bound=max((one for one in bounds if one is not None), default=None),
-        rounding=worst.rounding,
-        place=".".join(place),
-        index=worst.worst,
-        got=worst.got,
-        expected=worst.expected,
-        notes=tuple(notes),
-        padding=call.padding if status == "equal" else 0,
-        uncompared=tuple(".".join(one) or "the output" for one in call.unmatched),
-        **rest,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,6 @@ class Lines:
 
     def are_right_in(self, module: int) -> bool:
         """Whether all numbers that a module gives are given on to a part, and are right there."""
-        right = list(self._right())
         gave = [
             self.recording.array(at)
             for number in self.inside
@@ -52,13 +52,12 @@ class Lines:
             for at in self.recording.calls[number].gave or ()
             if at.floating
         ]
-        return bool(gave) and all(any(_same(one, other) for other in right) for one in gave)
+        return bool(gave) and all(any(_same(one, other) for other in self._right) for one in gave)
 
     def _maker(self, place: Place) -> int | None:
         consumer, array = self._wrong(place)
         if array is None:
             return None
-        right = list(self._right())
         for number in reversed(self.inside):
             call = self.recording.calls[number]
             if call.module not in self.unjudged:
@@ -69,7 +68,7 @@ class Lines:
             else:
                 gave = [self.recording.array(at) for at in call.gave or ()]
                 makes = number < (consumer or len(self.recording.calls)) and any(_same(array, one) for one in gave)
-            if makes and all(any(_same(one, other) for other in right) for one in given):
+            if makes and all(any(_same(one, other) for other in self._right) for one in given):
                 return call.module
         return None
 
@@ -87,8 +86,12 @@ class Lines:
     def _array(self, arrays: tuple[ArrayAt, ...], place: Place) -> NDArray | None:
         return next((self.recording.array(at) for at in arrays if at.place == place), None)
 
-    def _right(self) -> Iterator[NDArray]:
+    @cached_property
+    def _right(self) -> list[NDArray]:
         """What the call was given, what its parts gave, and what it gives them that was judged and is right."""
+        return list(self._each_right())
+
+    def _each_right(self) -> Iterator[NDArray]:
         calls = self.recording.calls
         yield from (self.recording.array(at) for at in calls[self.call].given)
         for number in self.inside:
