@@ -36,23 +36,26 @@ class Blame(Parts):
 
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
         """The verdict on a module that is wrong in its own lines, where those stand in modules without an original."""
-        makers = self.makers(port, self.in_lines[port]) if port in self.in_lines else None
+        if port not in self.in_lines or len(self.ready[port][0]) != 1:
+            return found
+        unjudged = self.outermost_inside(port, judged=False)
+        packed = packed_in(self, port, [one for one in self._holding(unjudged) if not self.inside[one]])
+        if packed:
+            inner = self.outermost_inside(port, judged=True)
+            judged = self.with_parts(inner, *self.ready[port], others=[one.part for one in packed])
+            some = any(not one.equal for each in packed for one in each.leaves.values())
+            if some and judged is not None and all(each.worst[1].equal for each in judged):
+                self.blame_packed(packed, found)
+                return replace(found, status="through its parts", own_lines=False, unpaired=())
+        else:
+            judged = None
+        makers = self.makers(port, self.in_lines[port])
         if not makers:
             return found
+        known = {leaf for each in packed for leaf in each.leaves} if judged is not None else set()
         for one in makers:
             module = self.modules[one]
-            unjudged = self.outermost_inside(one, judged=False)
-            leaves = [other for other in unjudged if self.modules[other].numbers.size and not self.inside[other]]
-            packed = packed_in(self, port, leaves)
-            if packed is not None:
-                inner = self.outermost_inside(port, judged=True)
-                judged = self.with_parts(inner, *self.ready[port], others=[packed.part])
-                some = any(not each.equal for each in packed.leaves.values())
-                if some and judged is not None and all(each.worst[1].equal for each in judged):
-                    self.blame_packed(packed, found)
-                    continue
-                if judged is not None:
-                    unjudged = [other for other in unjudged if other not in leaves]
+            unjudged = [other for other in self.outermost_inside(one, judged=False) if other not in known]
             unpaired = (self.modules[other].name for other in unjudged)
             self.results[one] = replace(
                 found,
@@ -70,10 +73,15 @@ class Blame(Parts):
             )
         return replace(found, status="through its parts", own_lines=False, unpaired=())
 
-    def blame_packed(self, packed: Packed, around: ModuleResult) -> None:
+    def _holding(self, ports: Sequence[int]) -> list[int]:
+        """Those of the modules that have parameters."""
+        return [one for one in ports if self.modules[one].numbers.size]
+
+    def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
         """The verdicts on projections that are one in the original, where the lines around them are right."""
-        own = self.own.modules[packed.original]
-        for leaf, judged in packed.leaves.items():
+        for own, leaf, judged in (
+            (self.own.modules[one.original], *each) for one in packed for each in one.leaves.items()
+        ):
             module = self.modules[leaf]
             about = {"name": module.name, "kind": module.kind, "depth": len(module.within), "original": own.name}
             about |= {"original_kind": own.kind, "how": f"a part of it, in {around.name or 'the model'}"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,14 +36,29 @@ class Packed:
     part: Part
 
 
-def packed_in(parts: Parts, port: int, leaves: Sequence[int]) -> Packed | None:
-    """Return what several projections of a port stand for; None if that is not known.
+def packed_in(parts: Parts, port: int, leaves: Sequence[int]) -> list[Packed]:
+    """Return which projections of a port that are given the same are one in the original.
 
     Args:
         parts: both models.
         port: position of a module that was judged in one call.
         leaves: positions of those inside it that have parameters, no parts and no original.
     """
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    for leaf in leaves:
+        given = [at for at in parts.recording.calls[parts.calls[leaf][0]].given if at.floating]
+        if len(given) == 1:
+            groups[parts.recording.array(given[0]).tobytes()].append(leaf)
+    found: list[Packed] = []
+    for same in (True, False):  # whose numbers are the original's first: others are among what is left
+        left = [each for each in groups.values() if not any(each[0] in one.leaves for one in found)]
+        taken = {one.original for one in found}
+        found += [one for each in left if (one := _one(parts, port, each, taken, same_numbers=same)) is not None]
+    return found
+
+
+def _one(parts: Parts, port: int, leaves: Sequence[int], taken: Set[int], *, same_numbers: bool) -> Packed | None:
+    """What several projections stand for, among those that are not taken; None if that is not known."""
     mine, theirs = parts.ready[port][1][0]
     calls = [[one for one in parts.calls[leaf] if holds(parts.recording.calls, theirs, one)] for leaf in leaves]
     if len(leaves) < 2 or any(len(one) != 1 for one in calls):
@@ -66,10 +81,11 @@ def packed_in(parts: Parts, port: int, leaves: Sequence[int]) -> Packed | None:
         if call.shapes != (shape,) or module.numbers.size != numbers.size or not parts.own.is_leaf(call):
             continue
         pair = parts.pairs.found.get(call.module)
-        if (pair is None or not parts.is_judged(pair)) and len(parts.own_calls[call.module]) == 1:
+        free = call.module not in taken and (pair is None or not parts.is_judged(pair))
+        once = len(parts.own_calls[call.module]) == 1
+        if free and once and (module.numbers == numbers or not same_numbers):
             found.append(call)
-    same = [call for call in found if parts.own.modules[call.module].numbers == numbers] or found
-    return _packed(parts, same[0], given[0], leaves, outputs) if len(same) == 1 else None
+    return _packed(parts, found[0], given[0], leaves, outputs) if len(found) == 1 else None
 
 
 def covered(parts: Parts, names: Sequence[str]) -> set[str]:
@@ -86,15 +102,10 @@ def covered(parts: Parts, names: Sequence[str]) -> set[str]:
     lines = Lines(parts.recording, calls[0][1], judged[0], set(inner), set())
     modules = [one for one, module in enumerate(parts.modules) if module.name in names]
     found = {one for one in modules if lines.are_right_in(one)}
-    groups: dict[bytes, list[int]] = defaultdict(list)
-    for one in modules:
-        given = [at for at in parts.recording.calls[parts.calls[one][0]].given if at.floating]
-        if one not in found and len(given) == 1 and not parts.inside[one]:
-            groups[parts.recording.array(given[0]).tobytes()].append(one)
-    for leaves in groups.values():
-        packed = packed_in(parts, 0, leaves)
-        if packed is not None and all(one.equal for one in packed.leaves.values()):
-            found |= set(leaves)
+    leaves = [one for one in modules if one not in found and not parts.inside[one]]
+    for packed in packed_in(parts, 0, leaves):
+        if all(one.equal for one in packed.leaves.values()):
+            found |= set(packed.leaves)
     return {parts.modules[one].name for one in found}
 
 

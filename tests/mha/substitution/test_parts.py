@@ -288,3 +288,34 @@ def test_a_matrix_on_patches_is_a_convolution(tmp_path, order, fault):
     report = report_of(model, port, tmp_path / "p.safetensors", image)
     assert report.wrong == {"": (), "order": ("embed.project",), "place": ("embed",)}[fault]
     assert report.equal == (not fault)
+
+
+class Flat(nn.Module):
+    """Every projection directly in the model."""
+
+    def __init__(self, layers=2):
+        super().__init__()
+        self.steps = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4 * layers))
+
+    def forward(self, x):
+        for i in range(0, len(self.steps), 4):
+            *projections, out = self.steps[i : i + 4]
+            q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in projections)
+            x = x + out(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return x
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_projections_that_stand_in_no_module_are_covered_if_they_are_right(tmp_path, fault):
+    model, port = randomized(Stack(Fused(), Fused())), Flat().eval()
+    with torch.no_grad():
+        for i, own in enumerate(model.feeds):
+            *each, out = port.steps[4 * i : 4 * i + 4]
+            out.load_state_dict(own.out.state_dict())
+            for one, weight, bias in zip(each, own.qkv.weight.chunk(3), own.qkv.bias.chunk(3), strict=True):
+                one.weight.copy_(weight), one.bias.copy_(bias)
+        if fault:
+            port.steps[4].weight[3] *= -1.0
+    report = report_of(model, port, tmp_path / "p.safetensors", texts())
+    assert report.equal == (not fault)
+    assert report.wrong == (("steps.4",) if fault else ())
