@@ -79,15 +79,15 @@ class Blame(Parts):
 
     def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
         """The verdicts on projections that are one in the original, where the lines around them are right."""
-        for own, leaf, judged in (
-            (self.own.modules[one.original], *each) for one in packed for each in one.leaves.items()
-        ):
-            module = self.modules[leaf]
-            about = {"name": module.name, "kind": module.kind, "depth": len(module.within), "original": own.name}
-            about |= {"original_kind": own.kind, "how": f"a part of it, in {around.name or 'the model'}"}
-            status: Status = "equal" if judged.equal else "wrong"
-            call = CallJudgement({(): judged})
-            self.results[leaf] = filled(about, status, call, allowed=[call], own_lines=False, unpaired=())
+        for one in packed:
+            own = self.own.modules[one.original]
+            for leaf, judged in one.leaves.items():
+                module = self.modules[leaf]
+                about = {"name": module.name, "kind": module.kind, "depth": len(module.within), "original": own.name}
+                about |= {"original_kind": own.kind, "how": f"a part of it, in {around.name or 'the model'}"}
+                status: Status = "equal" if judged.equal else "wrong"
+                call = CallJudgement({(): judged})
+                self.results[leaf] = filled(about, status, call, allowed=[call], own_lines=False, unpaired=())
 
     def divide(self, part: int, around: str, beside: str | None, right: bool, *, together: bool) -> None:
         """Take back that a part is wrong, with the reason."""
