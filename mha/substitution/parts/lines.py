@@ -16,6 +16,10 @@ GIVES = " gives to "
 """What stands in the first word of a place before the name of a part."""
 
 
+MODES = ("training", "train", "is_training", "deterministic")
+"""Names of arguments that say whether a model is trained."""
+
+
 class Lines:
     """The lines of a call in a recorded port whose parts are replaced.
 
@@ -38,7 +42,7 @@ class Lines:
         """Return the modules of `unjudged` that make what is wrong; None if that is not known of all of it.
 
         One does, if it gives that, or what is given to a part inside it is not what itself was given; and it was given
-        nothing but what is known to be right.
+        nothing but what is known to be right, and no number or switch.
         """
         found = {self._maker(place) for place, one in self.judged.arrays.items() if not one.equal}
         return None if None in found else {one for one in found if one is not None}
@@ -68,6 +72,9 @@ class Lines:
             else:
                 gave = [self.recording.array(at) for at in call.gave or ()]
                 makes = number < (consumer or len(self.recording.calls)) and any(_same(array, one) for one in gave)
+            told = [place for place, value in call.plain.items() if isinstance(value, (bool, int, float))]
+            if any(place[-1] not in MODES for place in told):
+                continue  # the caller may have chosen a wrong one
             if makes and all(any(_same(one, other) for other in self._right) for one in given):
                 return call.module
         return None

@@ -319,3 +319,51 @@ def test_projections_that_stand_in_no_module_are_covered_if_they_are_right(tmp_p
     report = report_of(model, port, tmp_path / "p.safetensors", texts())
     assert report.equal == (not fault)
     assert report.wrong == (("steps.4",) if fault else ())
+
+
+class Shift(nn.Module):
+    """A module that only the port has: what is added, and how often."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, times=None, by=0.0):
+        return self.inner(x * (1.0 if times is None else times) + by)
+
+
+class Shifted(nn.Module):
+    def __init__(self, *, own=0.0, told=None, twice=False):
+        super().__init__()
+        self.norm, self.shift = nn.LayerNorm(WIDTH), Shift()
+        self.own, self.told, self.twice = own, told, twice
+
+    def forward(self, x):
+        y = self.norm(x)
+        y = 2.0 * y if self.twice else y
+        if self.own:
+            self.shift.forward = lambda x, times=None: Shift.forward(self.shift, x, times, by=self.own)
+        return x + self.shift(y) if self.told is None else x + self.shift(y, self.told)
+
+
+class Direct(nn.Module):
+    """The original, without that module."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.inner(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"), [({"own": 1.0}, "feeds.1.shift"), ({"told": 2.0}, "feeds.1"), ({"twice": True}, "feeds.1")]
+)
+def test_a_module_without_an_original_is_named_only_if_what_it_was_given_is_right(tmp_path, fault, wrong):
+    model = randomized(Stack(Direct(), Direct()))
+    port = Stack(Shifted(), Shifted(**fault)).eval()
+    names = {name.replace("inner", "shift.inner"): value for name, value in model.state_dict().items()}
+    port.load_state_dict(names)
+    report = report_of(model, port, tmp_path / "p.safetensors", texts())
+    assert report.wrong == (wrong,)
