@@ -128,12 +128,18 @@ class HeadsFirstLayout(KernelLayout):
         return self._exchanged(super().write(config, weights))
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether heads come first in what is there: the output's kernel has as many, of the width of the values."""
-        value, out = (shapes.get(f"{self._projections[projection]}/kernel") for projection in ("v_proj", "out_proj"))
-        query = shapes.get(f"{self._projections['q_proj']}/kernel")
-        if not Layout.fits(self, shapes) or out is None or query is None or value is None:
+        """Whether heads may come first, by what is there: the output's kernel has as many."""
+        query, value, out = (
+            shapes.get(f"{self._projections[projection]}/kernel") for projection in ("q_proj", "v_proj", "out_proj")
+        )
+        if not Layout.fits(self, shapes):
             return False
-        return query[0] == out[0] and value[2] == out[1] and query[1] != out[0]
+        if query is not None and out is not None:
+            return query[0] == out[0] != query[1]
+        bias = shapes.get(f"{self._projections['q_proj']}/bias")
+        if query is not None and bias is not None:
+            return tuple(bias) == (query[0], query[2])
+        return value is None or out is None or value[1] != out[0]
 
     def _exchanged(self, arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
         kernels = {f"{own}/kernel" for projection, own in self._projections.items() if projection != "out_proj"}
