@@ -47,7 +47,7 @@ class Format:
     writes_with: str = ""
 
 
-IN_KERAS_FILES = ("keras", "keras-gqa", "d2l-tf")
+IN_KERAS_FILES = ("keras", "keras-gqa", "keras-heads-first", "d2l-tf")
 
 FORMATS = (
     Format("safetensors", (".safetensors",), "mha.formats.readers.safetensors", keeps_config=True),

@@ -16,6 +16,7 @@ _TURNS = "also turns queries and keys by their position, which no array says"
 CAVEATS = {
     **dict.fromkeys(("llama", "llama-kernel"), f"the Llama family {_TURNS}"),
     **dict.fromkeys(("phi", "phi3", "dbrx", "modernbert", "codegen"), f"such a layer {_TURNS}"),
+    "keras-heads-first": f"such a layer of KerasHub's decoders {_TURNS}",
     "gpt-neox": f"such a layer {_TURNS}; one of BLOOM adds a bias by distance",
 }
 """Layout -> arithmetic that its layers may have although the arrays don't show it, in words."""

@@ -179,7 +179,7 @@ class About:
             return self._of_metadata(layer.prefix, layout), _none
         if self.checkpoint.path.name.endswith(".keras"):
             return self._of_archive(layer), _is_generator
-        if layout in ("keras", "keras-gqa"):
+        if layout in ("keras", "keras-gqa", "keras-heads-first"):
             return LayerFacts("", f"its names fit layers of several classes, and {self._no_config}"), _is_generator
         return self._of_model(layer)
 

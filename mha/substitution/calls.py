@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from numpy.typing import NDArray
+
 from mha.recordings.modules.recording import ModuleCall, ModuleRecording
 from mha.recordings.modules.values import Place
 from mha.substitution.allowance import Judged
@@ -15,14 +17,25 @@ from mha.substitution.pairing.pairs import Module, Pairs
 
 
 class Part(NamedTuple):
-    """A module inside the judged one: the original's position, the port's name, each call of the original's and the
-    port's, if there is one, and whether it is right.
+    """A module inside the judged one.
+
+    Attributes:
+        original: position of the original's.
+        name: the port's.
+        calls: each call of the original's, and the port's, if there is one.
+        right: whether it is right.
+        instead: of each call, what stands in place of what the port's gave; () for that itself.
+        active: what is done to what the port's gave; None for nothing.
+        again: whether the port's is given different arrays where the original's is given one twice.
     """
 
     original: int
     name: str
     calls: Sequence[tuple[OriginalCall, ModuleCall | None]]
     right: bool
+    instead: Sequence[Mapping[Place, NDArray]] = ()
+    active: Callable[[NDArray], NDArray] | None = None
+    again: bool = False
 
 
 @dataclass
@@ -39,6 +52,7 @@ class CallJudgement:
         notes: what else is to be said.
         own_masks: whether its masks stayed as in the original's own run, because the port completes them inside.
         padding: how many rows of padding were left out, because they differ and no other row depends on them.
+        other_masks: whether its masks were read the other way: what excludes a key in the original allows it.
     """
 
     arrays: dict[Place, Judged] = field(default_factory=dict)
@@ -50,6 +64,7 @@ class CallJudgement:
     notes: list[str] = field(default_factory=list)
     padding: int = 0
     own_masks: bool = False
+    other_masks: bool = False
 
     @property
     def worst(self) -> tuple[Place, Judged]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mha.recordings.modules.values import Place
 from mha.substitution.masks import EXCLUDED
+from mha.substitution.parts.patches import WORDS, patches
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +34,7 @@ def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *,
     """Pair arrays: those of equal names first, then those whose numbers are nearest, if their shapes allow it.
 
     Where the original has the same numbers at several places, one array of the port's stands for all of them. With
-    `tables`, what is left may be a table of positions that the port has in fewer numbers.
+    `tables`, what is left may be a table of positions that the port has in fewer numbers, or an image and its patches.
 
     >>> own = {("hidden",): np.arange(6.0).reshape(1, 3, 2), ("mask",): np.ones((1, 3))}
     >>> [(one.original, one.port, one.layout) for one in match(own, {("x",): np.arange(6.0).reshape(3, 1, 2)})]
@@ -41,16 +43,46 @@ def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *,
     same = {place: _first_equal(originals, place) for place in originals}
     single = {place: array for place, array in originals.items() if same[place] == place or place in ports}
     found = _matched(single, ports, _layouts)
-    if tables:
+    for layouts in (_tables, patches) if tables else ():
         taken = {one.original for one in found}, {one.port for one in found}
         own, theirs = (
             {place: array for place, array in side.items() if place not in known}
             for side, known in zip((single, ports), taken, strict=True)
         )
-        found += _matched(own, theirs, _tables)
+        found += _matched(own, theirs, layouts)
     first = {one.original: one for one in found}
     again = ((place, first.get(other)) for place, other in same.items() if place != other and place not in first)
     return [*found, *(replace(one, original=place) for place, one in again if one is not None)]
+
+
+def given_apart(
+    originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
+) -> list[Matched]:
+    """Pair arrays that the original has twice with what is left of the port's, which is given others there.
+
+    >>> x = np.arange(6.0).reshape(1, 3, 2)
+    >>> own, theirs = {("query",): x, ("value",): x}, {("x",): x, ("memory",): 2 * x}
+    >>> [(one.original, one.port) for one in given_apart(own, theirs, match(own, theirs))]
+    [(('value',), ('memory',))]
+    """
+    taken = {one.port for one in found}
+    same = {place: _first_equal(originals, place) for place in originals}
+    again = {place: array for place, array in originals.items() if same[place] != place}
+    shared = {one.original for one in found for other in found if one is not other and one.port == other.port}
+    left = {place: array for place, array in ports.items() if place not in taken and array.dtype.kind == "f"}
+    return _matched({place: array for place, array in again.items() if place in shared}, left, _layouts)
+
+
+def otherwise(
+    originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
+) -> Iterator[dict[Place, NDArray]]:
+    """Yield other readings of what was matched, and is not the same: the numbers of a patch in another order."""
+    for one in found:
+        if np.array_equal(one.array, originals[one.original]):
+            continue
+        for array, layout in patches(originals[one.original], ports[one.port]) if one.layout.startswith(WORDS) else ():
+            if layout != one.layout:
+                yield {one.original: array}
 
 
 def _first_equal(arrays: Mapping[Place, NDArray], place: Place) -> Place:
@@ -159,7 +191,8 @@ def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> b
 
 def laid_out(one: Matched, own: NDArray, theirs: NDArray) -> NDArray:
     """Another array of the port's shape in the order of axes of `own`, as a matched one was read."""
-    return next(array for array, layout in _layouts(own, theirs) if layout == one.layout)
+    each = chain(_layouts(own, theirs), patches(own, theirs))
+    return next(array for array, layout in each if layout == one.layout)
 
 
 def _distance(own: NDArray, theirs: NDArray) -> float:

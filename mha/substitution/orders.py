@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.recordings.modules.numbers import is_constant, order_of
+from mha.recordings.modules.numbers import is_constant, numbers_of, order_of
 from mha.recordings.modules.recording import Parameter
 from mha_core.dtypes import round_to
 from mha_core.errors import listed
@@ -101,6 +101,28 @@ def _stands_for(name: str, partner: str, own: Mapping[str, Parameter]) -> bool |
     return True if len(several) == 1 else None
 
 
+def rounded_among(
+    port: Mapping[str, Parameter], own: Mapping[str, Parameter], numbers_in: Callable[[str], NDArray], dtype: str
+) -> str:
+    """Return which of a port's parameters are its original's rounded to 16 bits, in words; "" for none.
+
+    Args:
+        port, own: the parameters of the port's module, and of its original's.
+        numbers_in: gives the numbers of one of the original's.
+        dtype: the port's.
+    """
+    known, words = {one.numbers for one in own.values()}, []
+    for name, parameter in port.items():
+        for other, one in own.items() if parameter.numbers not in known else ():
+            if one.numbers.size != parameter.numbers.size or is_constant(parameter.numbers):
+                continue
+            array = numbers_in(other)
+            for half in ("float16", "bfloat16") if dtype not in ("float16", "bfloat16") else ():
+                if numbers_of(round_to(array, half)) == parameter.numbers:
+                    words.append(f"{name} has the numbers of {other} rounded to {half}")
+    return listed(words, 3) if words else ""
+
+
 def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:
     """Return which of a port's parameters are not its original's, in words; "" where that is true of all.
 
@@ -166,34 +188,53 @@ def _found(array: NDArray, port: Parameter) -> str:
 def _orders(array: NDArray, shape: Sequence[int]) -> Iterator[tuple[str, NDArray]]:
     """Yield orders in words, and the array in them; the likeliest first."""
     yield "", array
+    square = array.ndim == 2 and array.shape[0] == array.shape[1]
     if array.ndim == 2:
-        same = tuple(shape) == array.shape and array.shape[0] != array.shape[1]
+        same = tuple(shape) == array.shape and not square
         yield ("in the memory order of its transpose" if same else TRANSPOSED), array.T
-    if tuple(shape) != array.shape:
-        return
-    yield "reversed", array[::-1]
-    if array.ndim == 2:
-        yield "with its columns reversed", array[:, ::-1]
+    if tuple(shape) == array.shape:
+        yield "reversed", array[::-1]
+        if array.ndim == 2:
+            yield "with its columns reversed", array[:, ::-1]
+        yield from _of_rows(array, "")
+        if array.ndim == 2:
+            yield from ((f"{words}, along its columns", other.T) for words, other in _of_rows(array.T, ""))
+    if array.ndim == 2 and tuple(shape) == array.shape[::-1]:
+        yield from ((words, other.T) for words, other in _of_rows(array, f"{TRANSPOSED}, and "))
+        yield from ((f"{words}, along its columns", other) for words, other in _of_rows(array.T, f"{TRANSPOSED}, and "))
+
+
+def _of_rows(array: NDArray, before: str) -> Iterator[tuple[str, NDArray]]:
+    """Yield orders of rows in words after others, and the array in them."""
     rows, rest = len(array), array.shape[1:]
     for many in (2, 3):
         if rows % many or rows == many:
             continue
         parts = array.reshape(many, rows // many, *rest)
         for order in list(permutations(range(many)))[1:]:
-            yield f"with its {'halves' if many == 2 else 'thirds'} as {_told(order)}", parts[list(order)]
+            yield f"{before}with its {'halves' if many == 2 else 'thirds'} as {_told(order)}", _flat(parts[list(order)])
         for heads in divisors(rows // many)[1:-1]:
             by_part = array.reshape(many, heads, -1, *rest)
-            yield f"packed by head, of {heads} heads, and not by part", np.swapaxes(by_part, 0, 1)
+            words = f"{before}packed by head, of {heads} heads, and not by part"
+            yield words, _flat(np.swapaxes(by_part, 0, 1), 3)
             by_head = array.reshape(heads, many, -1, *rest)
-            yield f"packed by part, and not by head, of {heads} heads", np.swapaxes(by_head, 0, 1)
+            words = f"{before}packed by part, and not by head, of {heads} heads"
+            yield words, _flat(np.swapaxes(by_head, 0, 1), 3)
     for heads in divisors(rows)[1:-1]:
         if rows // heads % 2 == 0:
             pairs = array.reshape(heads, 2, -1, *rest)
-            yield f"with the halves of each of {heads} heads interleaved", np.swapaxes(pairs, 1, 2)
+            words = f"{before}with the halves of each of {heads} heads interleaved"
+            yield words, _flat(np.swapaxes(pairs, 1, 2), 3)
             pairs = array.reshape(heads, -1, 2, *rest)
-            yield f"with the pairs of each of {heads} heads as halves", np.swapaxes(pairs, 1, 2)
+            words = f"{before}with the pairs of each of {heads} heads as halves"
+            yield words, _flat(np.swapaxes(pairs, 1, 2), 3)
     for turn in range(1, rows):
-        yield f"rolled by {turn}", np.roll(array, turn, axis=0)
+        yield f"{before}rolled by {turn}", np.roll(array, turn, axis=0)
+
+
+def _flat(array: NDArray, axes: int = 2) -> NDArray:
+    """The array with its first axes in one."""
+    return array.reshape(-1, *array.shape[axes:])
 
 
 def _told(order: Sequence[int]) -> str:

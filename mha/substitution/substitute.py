@@ -16,7 +16,7 @@ from mha.substitution.allowance import Judged, Runs
 from mha.substitution.calls import CallJudgement, Part
 from mha.substitution.derived import Known, attention_bound_on, bound_on, numbers_of_module
 from mha.substitution.masks import counted_in, translated, uncounted_rows
-from mha.substitution.matching import TABLES, Matched, match
+from mha.substitution.matching import TABLES, Matched, given_apart, match, otherwise
 from mha.substitution.original import PASSED, Original, OriginalCall
 from mha.substitution.others import other_indices, other_integers, other_masks, padding_inside
 from mha_core import SpecError
@@ -44,12 +44,17 @@ class Substitution:
         """The uncounted rows (B, L) of a module inside; `judge` puts its own here if it has some."""
         self.paired: Container[int] = range(len(original.modules))
         """Positions of the original's modules for which the port has one."""
+        self._only_as_given = False
+        self.again = False
+        """Whether the port's is given different arrays where the original's is given one twice."""
         self._left_out = 0
         theirs = {at.place: recording.array(at) for at in recorded.given}
         matched = match(call.given, theirs, tables=True)
         self.matched = [one for one in matched if one.layout not in TABLES]
         self.given = {one.original: one.array for one in matched}
         left = {place: array for place, array in theirs.items() if place not in {one.port for one in matched}}
+        self._apart = {one.original: one.array for one in given_apart(call.given, theirs, matched)}
+        self._otherwise = [*([self._apart] if self._apart else []), *otherwise(call.given, theirs, matched)]
         self._masks: dict[Place, tuple[Place, NDArray]] = {}
         for place, own in call.given.items():
             beside = [(one.port, one.array) for one in matched if one.original == place] or left.items()
@@ -86,10 +91,23 @@ class Substitution:
         if not self.call.steady:
             raise SpecError("the original's module gives something else when the model runs again")
         found = self._judged_with(parts)
+        alone = self._alone
+        for others in self._otherwise if not found.worst[1].equal and not parts else ():
+            before = self.given
+            self.given = before | others
+            with suppress(SpecError):
+                second = self._judged_with(parts)
+                if second.worst[1].equal:
+                    self.again = others is self._apart
+                    return second
+            self.given = before
+        if self._only_as_given:
+            return found
         if not found.worst[1].equal and self._read_masks(other=True):
             with suppress(SpecError):  # the reading is not meant
                 second = self._judged_with(parts)
                 if second.worst[1].equal:
+                    second.other_masks = True
                     return second
             self._read_masks(other=False)
         if not found.worst[1].equal and self._masks and self.call.within is not None:
@@ -102,7 +120,13 @@ class Substitution:
                     third.own_masks = True
                     return third
             self.given = before
+        self._alone = alone
         return found
+
+    def read_masks_as_given(self) -> None:
+        """Read masks from now on as the original's are, and in no other way."""
+        self._only_as_given = True
+        self._read_masks(other=False)
 
     def _read_masks(self, *, other: bool) -> bool:
         """Put the port's masks into the original's form; whether there is such a reading."""
@@ -118,7 +142,7 @@ class Substitution:
         return bool(found)
 
     def _judged_with(self, parts: Sequence[Part]) -> CallJudgement:
-        replace = {part.original: [self._gave_instead(*calls) for calls in part.calls] for part in parts}
+        replace = {part.original: self._given_back(part) for part in parts}
         turned = self.turned() if not replace else None
         gave = self._floating(self.recorded.gave or ())
         if not gave:
@@ -154,7 +178,11 @@ class Substitution:
                     continue
                 start = (PASSED, str(part.original), str(turn))
                 given = {place: one for place, one in exact.items() if place[:3] == start and _has_numbers(one)}
-                for one in match(given, self._floating(theirs.given), tables=True):
+                got = self._floating(theirs.given)
+                pairs = match(given, got, tables=True)
+                if part.again:
+                    pairs += given_apart(given, got, pairs)
+                for one in pairs:
                     judged[(f"what it gives to {part.name}", *one.port)] = self._judged(one, runs)
                 own = {place: one for place, one in exact.items() if place[:3] == start}
                 gave_it = {at.place: self.recording.array(at) for at in theirs.given}
@@ -244,6 +272,20 @@ class Substitution:
         if self.recorded.gave is None:
             return ": its call ended in an error"
         return "".join(f", but {what}" for place, what in self.recorded.unread_outputs[:1])
+
+    def _given_back(self, part: Part) -> Sequence[Mapping[Place, NDArray]]:
+        """What stands in place of what a part of the original's gives, in each of its calls."""
+        if part.instead:
+            return part.instead
+        gave = [self._gave_instead(*calls) for calls in part.calls]
+        active = part.active
+        if active is None:
+            return gave
+        return [{place: active(array.astype(np.float64)) for place, array in one.items()} for one in gave]
+
+    def gave_at(self) -> dict[Place, NDArray]:
+        """What the port's module gave, at the places of what the original's gives, once `judge` has run."""
+        return {one.original: one.array for one in match(self.exact, self._floating(self.recorded.gave or ()))}
 
     def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall | None) -> dict[Place, NDArray]:
         """What the port's module gave, at the places of what the original's gives."""

@@ -1,4 +1,4 @@
-"""Layouts with kernels (in, H, d), as Keras, linen and nnx have them: heads in an axis of their own."""
+"""Layouts with kernels (in, H, d), as Keras, linen and nnx have them, or (H, in, d): heads in an axis of their own."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class KernelLayout(Layout):
 
     separator = "/"
     carries_heads = True
+    _axes = "(in, heads, width)"
 
     def __init__(
         self,
@@ -44,6 +45,13 @@ class KernelLayout(Layout):
         self.required = tuple(f"{own}/kernel" for own in self._projections.values())
         self.optional = tuple(f"{own}/bias" for own in self._projections.values())
 
+    def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether the kernels have three axes, and those of queries not their heads first: see `HeadsFirstLayout`."""
+        query, out = (shapes.get(f"{self._projections[projection]}/kernel") for projection in ("q_proj", "out_proj"))
+        if not super().fits(shapes):
+            return False
+        return query is None or out is None or query[1] == out[0] or query[0] != out[0]
+
     def read(
         self, arrays: Mapping[str, NDArray], *, num_heads: int | None = None, num_kv_heads: int | None = None
     ) -> tuple[AttentionConfig, Weights]:
@@ -51,7 +59,7 @@ class KernelLayout(Layout):
         kernels = {projection: np.asarray(arrays[f"{own}/kernel"]) for projection, own in self._projections.items()}
         for projection, kernel in kernels.items():
             if kernel.ndim != 3:
-                axes = "(heads, width, out)" if projection == "out_proj" else "(in, heads, width)"
+                axes = "(heads, width, out)" if projection == "out_proj" else self._axes
                 raise SpecError(f"{self._projections[projection]}/kernel must have shape {axes}. Got {kernel.shape}.")
         heads, width = kernels["q_proj"].shape[1:]
         groups, value_width = kernels["k_proj"].shape[1], kernels["v_proj"].shape[2]
@@ -104,11 +112,56 @@ class KernelLayout(Layout):
         return arrays
 
 
+class HeadsFirstLayout(KernelLayout):
+    """The same with query/kernel (H, Dq, d), key/kernel (G, Dk, d), value/kernel (G, Dv, dv), as an EinsumDense of
+    "btd,ndh->btnh" has them; the other arrays as in `KernelLayout`.
+    """
+
+    _axes = "(heads, in, width)"
+
+    def read(
+        self, arrays: Mapping[str, NDArray], *, num_heads: int | None = None, num_kv_heads: int | None = None
+    ) -> tuple[AttentionConfig, Weights]:
+        return super().read(self._exchanged(arrays), num_heads=num_heads, num_kv_heads=num_kv_heads)
+
+    def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        return self._exchanged(super().write(config, weights))
+
+    def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether heads may come first, by what is there: the output's kernel has as many."""
+        query, value, out = (
+            shapes.get(f"{self._projections[projection]}/kernel") for projection in ("q_proj", "v_proj", "out_proj")
+        )
+        if not Layout.fits(self, shapes):
+            return False
+        if query is not None and out is not None:
+            return query[0] == out[0] != query[1]
+        bias = shapes.get(f"{self._projections['q_proj']}/bias")
+        if query is not None and bias is not None:
+            return tuple(bias) == (query[0], query[2])
+        return value is None or out is None or value[1] != out[0]
+
+    def _exchanged(self, arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        kernels = {f"{own}/kernel" for projection, own in self._projections.items() if projection != "out_proj"}
+        return {
+            name: np.array(np.swapaxes(array, 0, 1), order="C") if name in kernels and np.ndim(array) == 3 else array
+            for name, array in arrays.items()
+        }
+
+
 KERNEL_LAYOUTS = (
     KernelLayout(
         "keras", "keras.layers.MultiHeadAttention", framework="tf", out="attention_output", own_value_width=True
     ),
     KernelLayout("keras-gqa", "keras.layers.GroupQueryAttention", framework="tf", out="attention_output", grouped=True),
+    HeadsFirstLayout(
+        "keras-heads-first",
+        'KerasHub\'s EinsumDense projections "btd,ndh->btnh": query/kernel (heads, in, width)',
+        framework="tf",
+        out="attention_output",
+        grouped=True,
+        own_value_width=True,
+    ),
     KernelLayout("linen", "flax.linen.MultiHeadDotProductAttention", framework="jax", out="out"),
     KernelLayout("nnx", "flax.nnx.MultiHeadAttention", framework="jax", out="out"),
 )

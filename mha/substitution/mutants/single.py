@@ -65,11 +65,12 @@ def other_gelu(inside: Inside) -> Found:
         return
     (x,) = (array.astype(np.float64) for array in ready.given.values() if array.dtype.kind == "f")
     (place, y), *_ = ready.exact.items()
-    forms = [_erf_gelu(x), 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))]
+    forms = [erf_gelu(x), 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))]
     yield {place: max(forms, key=lambda form: float(np.abs(form - y).max()))}
 
 
-def _erf_gelu(x: NDArray) -> NDArray:
+def erf_gelu(x: NDArray) -> NDArray:
+    """The GELU as PyTorch has it by default."""
     return 0.5 * x * (1 + np.vectorize(erf, otypes=[np.float64])(x / sqrt(2)))
 
 

@@ -110,7 +110,8 @@ class Pairs:
     def exchanged(self) -> dict[int, int]:
         """Pairs in the order of both models' calls, of modules without parts that the same numbers pair in another one.
 
-        Where whole modules are paired by their numbers, so are those inside them, and no order is asked for.
+        Where whole modules are paired by their numbers, so are those inside them, and no order is asked for; nor is it
+        of modules whose names say which is which.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
@@ -121,7 +122,9 @@ class Pairs:
         found: dict[int, int] = {}
         for pairs in groups.values():
             ordered = zip([own for own, _ in pairs], sorted(port for _, port in pairs), strict=True)
-            found |= {own: port for own, port in ordered if self.found[own] != port}
+            moved = {own: port for own, port in ordered if self.found[own] != port}
+            if not all(self.named_elsewhere(own, self.found[own]) for own in moved):
+                found |= moved
         return found
 
     def out_of_order(self, port: int) -> list[dict[int, int]]:
@@ -145,6 +148,18 @@ class Pairs:
             if moved:
                 found.append(moved)
         return found
+
+    def named_elsewhere(self, original: int, port: int) -> bool:
+        """Whether a pair has the names of most pairs in other layers that are called in the original's order."""
+        own, theirs = (_in_any_layer(side[one].name) for side, one in ((self.originals, original), (self.ports, port)))
+        like = []
+        for one, other in self.found.items():
+            if one == original or _in_any_layer(self.originals[one].name) != own:
+                continue
+            around = next((outer for outer in self.ports[other].within if outer in self._back), 0)
+            if not any(one in group for group in self.out_of_order(around)):
+                like.append(_in_any_layer(self.ports[other].name))
+        return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
         """Pairs of modules with parts, directly in one, that hold the same numbers and are called in another order."""
@@ -290,6 +305,12 @@ def sizes_of(shapes: Shapes) -> tuple[tuple[int, int], ...]:
 def _plain(name: str) -> str:
     """A name without what frameworks write differently: "encoder.layer.0" is "encoder/layer_0"."""
     return "/".join(part for part in re.split(r"[./_#]|(?<=[a-z])(?=[0-9])", name.lower()) if part)
+
+
+def _in_any_layer(name: str) -> str:
+    """A name without the numbers of the modules around it."""
+    *around, own = re.split(r"[./]", name)
+    return "/".join((*(re.sub(r"[0-9]+", "", one) for one in around), own))
 
 
 def plain_kind(kind: str) -> str:

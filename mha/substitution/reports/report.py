@@ -75,7 +75,8 @@ class ModuleResult:
     Attributes:
         name, kind: where it stands in the port, and its class.
         depth: how many modules stand around it.
-        original, how: the name of its original's module, and how the pair was found; None for a module without one.
+        original, how: the name of its original's module, and how the pair was found. None for a module without one; if
+            it is wrong all the same, `how` says where that was seen.
         original_kind: the class of that; "" without one.
         status: "wrong" if it is wrong by itself or in its own lines; "through its parts" if only modules inside it are;
             "divided otherwise" if it gives something else and is right with the lines around it; of two recordings,

@@ -192,8 +192,14 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
     return (
         f"{_name(one.name)} ({one.kind}) is wrong {what}: {', '.join(far)}, worst at "
         f"{where}{list(one.index)}: got {one.got:.9g}, expected {one.expected:.9g}.{parameters}"
-        f"\n  Its original is {_original(one)}, found by: {one.how}.{notes}"
+        f"\n  {_whose(one)}{notes}"
     )
+
+
+def _whose(one: ModuleResult) -> str:
+    if one.original is None:
+        return f"It has no original; it is seen by {one.how}."
+    return f"Its original is {_original(one)}, found by: {one.how}."
 
 
 def _original(one: ModuleResult) -> str:

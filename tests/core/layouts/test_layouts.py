@@ -39,6 +39,7 @@ CONFIGS = {
     "codegen": (AttentionConfig(12, 4), replace(PACKED, num_heads=8, num_kv_heads=8)),
     "keras": (SQUARE, WIDTHS),
     "keras-gqa": (EQUAL_HEADS, replace(EQUAL_HEADS, num_heads=6, num_kv_heads=2)),
+    "keras-heads-first": (WIDTHS, replace(EQUAL_HEADS, num_heads=6, num_kv_heads=2)),
     "linen": (SQUARE, EQUAL_HEADS),
     "nnx": (SQUARE, EQUAL_HEADS),
 }
@@ -249,7 +250,7 @@ def test_heads_that_the_arrays_can_not_tell(name):
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if get(name).carries_heads])
 def test_heads_that_contradict_the_arrays(name):
     arrays, heads = of_layout(name)
-    groups = arrays["key/kernel"].shape[1]
+    groups = arrays["key/kernel"].shape[0 if name == "keras-heads-first" else 1]
     assert f"num_heads must be {heads}, the heads that the kernels have. Got 5." in refused(name, arrays, num_heads=5)
     assert f"num_kv_heads must be {groups}, the heads" in refused(name, arrays, num_kv_heads=groups + 1)
 

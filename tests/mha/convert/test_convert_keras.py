@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 
+import numpy as np
 import pytest
 
 # Keras' own, of what it saves of the state of dropout, with NumPy 2.
@@ -13,7 +14,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 keras = pytest.importorskip("backends.tf.ops.framework").keras
 
 from mha.convert.convert import convert, list_layers  # noqa: E402
-from mha_core import SpecError  # noqa: E402
+from mha.formats import open_checkpoint  # noqa: E402
+from mha.formats.find import find_layers  # noqa: E402
+from mha.formats.layer import read_layer  # noqa: E402
+from mha_core import AttentionInputs, SpecError, reference  # noqa: E402
+from mha_core.layouts import get  # noqa: E402
 from tests.mha.convert.weight_files import verify_in_numpy  # noqa: E402
 
 
@@ -143,3 +148,45 @@ def test_the_state_of_dropout_stops_no_weights(tmp_path):
     ):
         convert(tmp_path / "a.weights.h5", to_layout="canonical", out=tmp_path / "o.npz")
     assert convert(tmp_path / "a.weights.h5", to_layout="canonical", out=tmp_path / "o.npz", moved=True).layers
+
+
+class HeadsFirst(keras.layers.Layer):
+    """Projections as those of KerasHub's Gemma, whose kernels have the heads first."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.query_dense = keras.layers.EinsumDense("btd,ndh->btnh", (None, 4, 5), name="query")
+        self.key_dense = keras.layers.EinsumDense("bsd,kdh->bskh", (None, 2, 5), name="key")
+        self.value_dense = keras.layers.EinsumDense("bsd,kdh->bskh", (None, 2, 5), name="value")
+        self.output_dense = keras.layers.EinsumDense("btnh,nhd->btd", (None, 12), name="attention_output")
+
+    def call(self, x):
+        q, k, v = (np.asarray(one(x)) for one in (self.query_dense, self.key_dense, self.value_dense))
+        k, v = (np.repeat(one, 2, axis=2) for one in (k, v))
+        scores = np.einsum("btnh,bsnh->bnts", q, k) / 5**0.5
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        return self.output_dense(np.einsum("bnts,bsnh->btnh", weights, v))
+
+
+class Holding(keras.Model):
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def call(self, x):
+        return self.attention(x)
+
+
+def test_kernels_with_their_heads_first_are_read(tmp_path):
+    keras.utils.set_random_seed(0)
+    model, x = Holding(HeadsFirst()), np.random.default_rng(0).normal(size=(2, 7, 12)).astype("float32")
+    expected = np.asarray(model(x))
+    model.save_weights(tmp_path / "model.weights.h5")
+    with open_checkpoint(tmp_path / "model.weights.h5") as checkpoint:
+        (found,) = find_layers(checkpoint)
+        assert found.layouts == ("keras-heads-first",)
+        config, weights, _ = read_layer(checkpoint, get("keras-heads-first"), found.prefix)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 5)
+    trace = reference.run(config, weights, AttentionInputs(x, x, x))
+    np.testing.assert_allclose(trace.output, expected, rtol=1e-5, atol=1e-5)

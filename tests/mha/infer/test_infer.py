@@ -17,7 +17,7 @@ pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
     "layout",
     [
         *("canonical", "d2l-jax", "torch", "gpt2", "mxnet-selfatt", "mxnet-encdec", "torch-separate", "keras"),
-        *("gpt-neox", "gpt-bigcode", "phi3", "modernbert"),
+        *("gpt-neox", "gpt-bigcode", "phi3", "modernbert", "keras-heads-first"),
     ],
 )
 def test_every_layout_is_recognised_without_its_names(layout):
@@ -28,7 +28,7 @@ def test_every_layout_is_recognised_without_its_names(layout):
 
 def test_all_kinds_of_layouts_are_among_those_tested():
     kinds = {type(layout) for layout in LAYOUTS.values()}
-    tested = ("canonical", "torch", "mxnet-selfatt", "torch-separate", "keras", "gpt-neox")
+    tested = ("canonical", "torch", "mxnet-selfatt", "torch-separate", "keras", "keras-heads-first", "gpt-neox")
     assert {type(get(name)) for name in tested} == kinds
 
 

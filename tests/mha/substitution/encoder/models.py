@@ -78,7 +78,7 @@ FAULTS: dict[str, dict[str, str]] = {
         "nnx": "layers/1/norm2",
         "gluon": "layers.1.norm2",
     },
-    "gelu": {"keras": "encoder/layer_0", "linen": "layers_0", "nnx": "layers/0", "gluon": "layers.0"},
+    "gelu": {"keras": "encoder/layer_0", "linen": "layers_0", "nnx": "layers/0/feed", "gluon": "layers.0"},
     "residual": {"keras": "encoder/layer_1", "linen": "layers_1", "nnx": "layers/1", "gluon": "layers.1"},
     "scale": {
         "keras": "encoder/layer_0/attention",

@@ -1,0 +1,170 @@
+"""Which module a fault is said of: a part, the lines of one without an original, or what reads a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mha.recordings.modules.recording import ModuleRecording
+from mha.substitution.calls import CallJudgement
+from mha.substitution.mutants.unseen import Unseen
+from mha.substitution.original import Original
+from mha.substitution.pairing.pairs import Pairs
+from mha.substitution.parts.packed import Packed, packed_in
+from mha.substitution.parts.runs import Parts
+from mha.substitution.reports.report import ModuleResult, Status
+
+ABOUT = ("name", "kind", "depth", "original", "original_kind", "how", "parameters", "parameters_of", "order")
+"""What of a ModuleResult says which module it is, and whose parameters it has."""
+
+
+class Blame(Parts):
+    """Parts, and what is said of them.
+
+    Attributes:
+        in_lines: position of a module that is wrong in its own lines -> its worst call with what its parts gave.
+        unseen: what the calls would not have shown.
+    """
+
+    def __init__(
+        self, own: Original, recording: ModuleRecording, pairs: Pairs, progress: Callable[[str], None]
+    ) -> None:
+        super().__init__(own, recording, pairs, progress)
+        self.unseen: list[Unseen] = []
+        self.in_lines: dict[int, CallJudgement] = {}
+
+    def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
+        """The verdict on a module that is wrong in its own lines, where those stand in modules without an original."""
+        if port not in self.in_lines or len(self.ready[port][0]) != 1:
+            return found
+        unjudged = self.outermost_inside(port, judged=False)
+        packed = packed_in(self, port, [one for one in self._holding(unjudged) if not self.inside[one]])
+        if packed:
+            inner = self.outermost_inside(port, judged=True)
+            judged = self.with_parts(inner, *self.ready[port], others=[one.part for one in packed])
+            some = any(not one.equal for each in packed for one in each.leaves.values())
+            if some and judged is not None and all(each.worst[1].equal for each in judged):
+                self.blame_packed(packed, found)
+                return replace(found, status="through its parts", own_lines=False, unpaired=())
+        else:
+            judged = None
+        makers = self.makers(port, self.in_lines[port])
+        if not makers:
+            return found
+        known = {leaf for each in packed for leaf in each.leaves} if judged is not None else set()
+        for one in makers:
+            module = self.modules[one]
+            unjudged = [other for other in self.outermost_inside(one, judged=False) if other not in known]
+            unpaired = (self.modules[other].name for other in unjudged)
+            self.results[one] = replace(
+                found,
+                name=module.name,
+                kind=module.kind,
+                depth=len(module.within),
+                original=None,
+                original_kind="",
+                how=f"what {module.name} gives, or gives to its parts, in {found.name or 'the model'}",
+                parameters="",
+                order="",
+                parameters_of="",
+                unpaired=tuple(unpaired),
+                uncompared=(),
+            )
+        return replace(found, status="through its parts", own_lines=False, unpaired=())
+
+    def _holding(self, ports: Sequence[int]) -> list[int]:
+        """Those of the modules that have parameters."""
+        return [one for one in ports if self.modules[one].numbers.size]
+
+    def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
+        """The verdicts on projections that are one in the original, where the lines around them are right."""
+        for one in packed:
+            own = self.own.modules[one.original]
+            for leaf, judged in one.leaves.items():
+                module = self.modules[leaf]
+                about = {"name": module.name, "kind": module.kind, "depth": len(module.within), "original": own.name}
+                about |= {"original_kind": own.kind, "how": f"a part of it, in {around.name or 'the model'}"}
+                status: Status = "equal" if judged.equal else "wrong"
+                call = CallJudgement({(): judged})
+                self.results[leaf] = filled(about, status, call, allowed=[call], own_lines=False, unpaired=())
+
+    def divide(self, part: int, around: str, beside: str | None, right: bool, *, together: bool) -> None:
+        """Take back that a part is wrong, with the reason."""
+        reason = f"a line of it stands beside it in the other model: {around} is right with it"
+        if not right:
+            reason = f"a line of it stands beside it in the other model: what {around} makes of it is right"
+        if beside is not None:
+            reason = (
+                f"it differs from its original by the activation ({beside}) alone; what {around} makes of it is wrong"
+            )
+        if together:
+            reason = f"it and other parts of {around} are written otherwise: {around} is right with them"
+        self.take_back(part, reason)
+
+    def blame_for_masks(self, port: int) -> bool:
+        """Whether a module whose lines and parts are right, and which is wrong, has a part that reads its mask wrong.
+
+        A mask of True and False is read in either way, and what reads it the other way is right by itself. It is wrong
+        if others of its class read theirs as they are given.
+        """
+        found = False
+        for one in self.inside[port]:
+            kind = self.modules[one].kind
+            like = [
+                other
+                for other, (ready, _) in self.ready.items()
+                if self.modules[other].kind == kind and other not in self.other_masks | self.own_masks
+                if self.results[other].status == "equal" and all(each.mask_places for each in ready)
+            ]
+            if one not in self.other_masks or not like or any(part in self.other_masks for part in self.inside[one]):
+                continue
+            ready = self.ready[one][0]
+            for each in ready:
+                each.read_masks_as_given()
+            judged = [each.judge() for each in ready]
+            worst = max(judged, key=lambda each: each.worst[1].ratio)
+            if worst.worst[1].equal:
+                continue
+            worst.notes.append(f"it reads its mask the other way round than {self.modules[like[0]].name} does")
+            before = self.results[one]
+            about = {name: getattr(before, name) for name in ABOUT}
+            inner = bool(self.outermost_inside(one, judged=True))
+            self.results[one] = filled(about, "wrong", worst, allowed=judged, own_lines=inner, unpaired=())
+            for around in self.modules[one].within[: self.modules[one].within.index(port)]:
+                if self.results[around].status == "equal":
+                    self.results[around] = replace(self.results[around], status="through its parts")
+            found = True
+        return found
+
+
+def filled(
+    about: Mapping[str, Any], status: Status, call: CallJudgement, allowed: Sequence[CallJudgement], **rest: Any
+) -> ModuleResult:
+    place, worst = call.worst
+    bounds = [found.bound for one in allowed for found in one.arrays.values()]
+    notes = [*call.notes, *call.layouts]
+    notes += [
+        f"{name} excludes other keys than the original's mask: {n} entries differ"
+        for name, n in call.masks.items()
+        if n
+    ]
+    notes += [f"the port does not give {'.'.join(one) or 'the output'}" for one in call.missing]
+    if call.own:
+        notes.append("as in the original's own run: " + ", ".join(".".join(one) for one in call.own))
+    return ModuleResult(
+        **about,
+        status=status,
+        ratio=worst.ratio,
+        allowance="calibrated" if None in bounds else "derived",
+        bound=max((one for one in bounds if one is not None), default=None),
+        rounding=worst.rounding,
+        place=".".join(place),
+        index=worst.worst,
+        got=worst.got,
+        expected=worst.expected,
+        notes=tuple(notes),
+        padding=call.padding if status == "equal" else 0,
+        uncompared=tuple(".".join(one) or "the output" for one in call.unmatched),
+        **rest,
+    )
