@@ -211,9 +211,8 @@ def _is_located(diagnosis: Diagnosis) -> bool:
 
 def _where(diagnosis: Diagnosis, known: bool) -> list[str]:
     """Return a line about the cases that are right, which tell a reader more than those that are wrong."""
-    if known or not diagnosis.failing or not diagnosis.passing:
-        return []
-    return [f"Right in {listed(diagnosis.passing, text.CASES_SHOWN)}."]
+    said = f"Right in {listed(diagnosis.passing, text.CASES_SHOWN)}."
+    return [] if known or not diagnosis.failing or not diagnosis.passing else [said]
 
 
 def _unasked(diagnosis: Diagnosis) -> list[str]:

@@ -333,7 +333,8 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         yield replace(found, explanations=_told(search, whole))
         return
     if found.measured is not None and not found.remarks:
-        usual, calls = probing.ordinary(search.of_ordinary().explained)
+        plain = [one for one in observations if one.extremity == 0]
+        usual, calls = probing.ordinary(Search(plain, search.evidence).explained)
         if usual:
             told = tuple(map(search.hypothesis, usual[:SHOWN]))
             yield replace(found, partly=told, ordinary=calls)
@@ -356,8 +357,7 @@ def _output_of(model: Model, variants: Variants, problem: Problem) -> NDArray | 
 
 def _told(search: Search, models: Sequence[Model]) -> tuple[Hypothesis, ...]:
     """Return the hypotheses that are said of models that explain everything."""
-    acting = dict.fromkeys(map(search.acting, preferred(models)))
-    return tuple(search.hypothesis(model) for model in preferred(acting))
+    return tuple(map(search.hypothesis, preferred(dict.fromkeys(map(search.acting, preferred(models))))))
 
 
 def _nearly(found: Diagnosis, search: Search, zoo: Sequence[Bug], progress: Callable[[str], None]) -> Diagnosis:

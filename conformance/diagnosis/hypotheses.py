@@ -239,10 +239,6 @@ class Search:
         self._telling = cheap if any(map(evidence.wrong, cheap)) else [*cheap, *self.failing]
         self._changes: Callable[[Bug], frozenset[int]] = cache(self._changed_by)
 
-    def of_ordinary(self) -> Search:
-        """Return the search for what explains the ordinary cases alone."""
-        return Search([one for one in self.observations if one.extremity == 0], self.evidence)
-
     @property
     def are_right(self) -> bool:
         """Whether all numbers are the definition's, and it is their dtype, or their last places, that differ."""

@@ -420,11 +420,8 @@ def drawn(asker: Asker) -> list[Problem]:
         query_len = past + new if past else int(rng.choice([1, 3, 5, new]))
         shape = (batch, config.num_heads, query_len, past + new)
         fields = {name: OF_MASKS[name](rng, shape) for name in OF_MASKS if some[name]}
-        problem = (
-            with_past(config, past, new, batch)
-            if past
-            else generic(config, seed=number, batch=batch, query_len=query_len, key_len=new)
-        )
+        sizes: dict[str, Any] = {"seed": number, "batch": batch, "query_len": query_len, "key_len": new}
+        problem = with_past(config, past, new, batch) if past else generic(config, **sizes)
         keep = rng.random(shape) >= config.dropout if config.dropout else None
         problem = changed(problem, mask=AttentionMask(query_offset=past, **fields), dropout_keep=keep)
         if problem.allowed().any(axis=-1).all():

@@ -200,14 +200,11 @@ class Probing:
         With a bug of rows without a key beside them, if that gives more. None are looked for where no extreme answer
         differs: they would be what gives every answer.
         """
-        usual = tuple(
-            replace(
-                row,
-                asked=tuple(one for one in row.asked if EXTREME not in features_of(one)),
-                differing=tuple(one for one in row.differing if EXTREME not in features_of(one)),
-            )
-            for row in self.outcomes
-        )
+
+        def kept(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+            return tuple(one for one in problems if EXTREME not in features_of(one))
+
+        usual = tuple(replace(row, asked=kept(row.asked), differing=kept(row.differing)) for row in self.outcomes)
         differing = [sum(len(row.differing) for row in rows) for rows in (usual, self.outcomes)]
         if not differing[0] or differing[0] == differing[1]:
             return [], 0
