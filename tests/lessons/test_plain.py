@@ -33,7 +33,7 @@ IMPORTS = {
 LINES = range(20, 26)
 """Of the layer in each dialect, without blank ones: a screen."""
 
-EXPRESSED = 55
+EXPRESSED = 56
 """Cases that five arguments, `num_heads` and `padding` can express; the docstrings say what the others ask."""
 
 
