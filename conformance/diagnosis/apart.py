@@ -25,10 +25,6 @@ Answer = TypeVar("Answer")
 Progress = Callable[[str], None]
 
 
-def _nothing(what: str) -> None:
-    pass
-
-
 def diagnosed(
     subject: Subject,
     cases: Sequence[str],
@@ -36,7 +32,7 @@ def diagnosed(
     experiments: bool = True,
     details: bool = False,
     *,
-    progress: Progress = _nothing,
+    progress: Progress = lambda what: None,
 ) -> Brief:
     """Return what is said of a subject; its `status` is 1 if it differs, 2 if it could not be judged, else 0.
 

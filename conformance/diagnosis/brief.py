@@ -166,12 +166,13 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     seen = diagnosis if diagnosis.again is None else diagnosis.again
     sure = text.how_sure(seen)
     ended = [] if diagnosis.ended is None else [f"{text.ENDED_AFTER if sure else text.ENDED} {diagnosis.ended}"]
-    located = diagnosis.located.seen if diagnosis.located is not None and _is_located(diagnosis) else ()
+    there = diagnosis.located  # said if it is the first wrong step, rather than an earlier one that is shown
+    located = there.seen if there is not None and there.stage == diagnosis.first_step else ()
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen))
     # A shape or a dtype that is wrong is said as such, whatever its numbers are.
     formal = diagnosis.mismatch is not None and diagnosis.mismatch.index is None
     right = diagnosis.explanations and not diagnosis.explanations[0].bugs
-    known = diagnosis.explanations or diagnosis.partly or diagnosis.closest or diagnosis.remarks
+    known = diagnosis.explanations or diagnosis.partly or diagnosis.remarks
     if diagnosis.mismatch is not None and ((formal and not known) or (right and not found)):
         found = (Cause(diagnosis.mismatch.stage, f"{diagnosis.mismatch.message}."),)
     if not found and diagnosis.ended is None:
@@ -193,7 +194,14 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         told,
         sure=sure,
         causes=found,
-        seen=(*ended, *extreme, *text.unexplained(seen), *located, *_where(diagnosis, bool(known))),
+        seen=(
+            *ended,
+            *extreme,
+            *text.unexplained(seen),
+            *text.closest(seen),
+            *located,
+            *_where(diagnosis, bool(known)),
+        ),
         more=(*[again] * (seen is not diagnosis), *text.example(diagnosis), *text.left_out(diagnosis)),
         details=(*text.others(seen), *text.missed(seen), *_unasked(seen), *told.details),
     )
@@ -202,11 +210,6 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
 def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     """Return the whole text of `brief`."""
     return brief(diagnosis, details=details).text
-
-
-def _is_located(diagnosis: Diagnosis) -> bool:
-    """Return whether the first wrong step is the one that was read, rather than an earlier one that is shown."""
-    return diagnosis.located is not None and diagnosis.located.stage == diagnosis.first_step
 
 
 def _where(diagnosis: Diagnosis, known: bool) -> list[str]:
@@ -234,7 +237,7 @@ def _of_remarks(diagnosis: Diagnosis) -> Iterator[Cause]:
 
 def _of_hypotheses(diagnosis: Diagnosis) -> Iterator[Cause]:
     """Yield the bugs that all hypotheses have, one by one, and then those of which nothing says which it is."""
-    told = diagnosis.explanations or diagnosis.partly or diagnosis.closest[:1]
+    told = diagnosis.explanations or diagnosis.partly
     common = [bug for bug in told[0].bugs if all(bug in one.bugs for one in told)] if told else []
     step = None if diagnosis.located is None else diagnosis.first_step
     if step is not None and not diagnosis.explanations and not diagnosis.remarks:

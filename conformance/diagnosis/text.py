@@ -66,10 +66,6 @@ def left_out(diagnosis: Diagnosis) -> list[str]:
     return [f"Not judged: {'; '.join(said)}."] if said else []
 
 
-LEAST = 1e-300
-"""A tolerance up to which a number must be exact, such as that of a 0."""
-
-
 def shown(mismatch: Mismatch) -> str:
     """Return the worst place of an array that differs, in words."""
     if mismatch.index is None:
@@ -77,7 +73,7 @@ def shown(mismatch: Mismatch) -> str:
     where = ", ".join(map(str, mismatch.index))
     both = f"{mismatch.stage}[{where}] is {mismatch.actual:.6g}, should be {mismatch.expected:.6g}"
     # The distance of a NaN or an infinity from a number says nothing more.
-    within = f"tolerance {mismatch.allowed:.3g}" if (mismatch.allowed or 0.0) > LEAST else "and must be exact"
+    within = f"tolerance {mismatch.allowed:.3g}" if (mismatch.allowed or 0.0) > 1e-300 else "and must be exact"  # a 0
     off = f"; off by {mismatch.error:.3g}, {within}" * math.isfinite(mismatch.error or 0.0)
     return f"{both}{off} ({mismatch.wrong} of {mismatch.total} elements differ)"
 
@@ -108,12 +104,13 @@ def how_sure(diagnosis: Diagnosis) -> str:
     """Return how sure the reasons are: in what they give the same numbers, in one sentence; "" if there are none."""
     if diagnosis.explanations:
         return _wholly(diagnosis)
-    if diagnosis.partly:
-        return _nearly(diagnosis)
-    if not diagnosis.closest:
-        return ""
-    best = diagnosis.closest[0]
-    return f"No bug on file explains all of it. The closest explains {best.failing} of {best.of_failing} that fail:"
+    return _nearly(diagnosis) if diagnosis.partly else ""
+
+
+def closest(diagnosis: Diagnosis) -> list[str]:
+    """Return one line about the one bug that explains the most, which is no cause."""
+    best = next((one for one in diagnosis.closest if len(one.bugs) == 1 and not diagnosis.partly), None)
+    return [f"Closest on file: {best.name}, which gives {best.failing} of {best.of_failing} that fail."] if best else []
 
 
 def _wholly(diagnosis: Diagnosis) -> str:
@@ -151,8 +148,8 @@ KINDS = ("ordinary", "with a row without a key", "with NaN, infinity or a size o
 
 
 def unexplained(diagnosis: Diagnosis) -> list[str]:
-    """Return one line about the failing cases that what is likely, or the closest, does not explain."""
-    told = () if diagnosis.explanations else diagnosis.partly or diagnosis.closest
+    """Return one line about the failing cases that what is likely does not explain."""
+    told = () if diagnosis.explanations else diagnosis.partly
     missed = [miss for one in told[:1] for miss in one.misses if miss.case in diagnosis.failing]
     kinds = [[miss.case for miss in missed if miss.extremity == extremity] for extremity in range(len(KINDS))]
     each = [f"{len(ids)} {kind} ({listed(ids, CASES_SHOWN)})" for ids, kind in zip(kinds, KINDS, strict=True) if ids]

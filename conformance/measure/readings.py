@@ -28,15 +28,15 @@ from conformance.zoo.bug import Bug
 from mha_core import AttentionMask
 from mha_core.reference.state import State
 
-TOLERANCE, LITTLE = 1e-8, 1e-9
-"""Relative differences up to which numbers are equal, and weights up to which there is none."""
+TOLERANCE, LITTLE, ROUNDOFFS = 1e-8, 1e-9, 32.0
+"""Relative differences up to which numbers are equal, weights up to which there is none, roundoffs in what is read."""
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
     """Yield the bugs that weights show where a row differs: what excluded keys have, or what rows sum to."""
     configs = evidence.asker.configs
     if probe.stage == "weights":
-        yield from _fills(_all_weighed(evidence, map(EXCLUDING, configs)))
+        yield from _fills(_all_weighed(evidence, map(EXCLUDING, configs)), evidence.asker.unit)
     elif not probe.stage:
         yield from _sums(_all_weighed(evidence, [*map(PLAIN, configs), *MANY(evidence.asker)]))
 
@@ -66,10 +66,10 @@ def _weighed(evidence: Evidence, problem: Problem) -> Weighed | None:
     return weights, call.state["scores"], np.broadcast_to(call.state["allowed"], weights.shape), Setting.of(problem)
 
 
-def _same(numbers: NDArray) -> float | None:
+def _same(numbers: NDArray, tolerance: float = TOLERANCE) -> float | None:
     """Return the number that all of them are; None if they are none, or not the same."""
     found = numbers[np.isfinite(numbers)]
-    if len(found) < len(numbers) or not len(found) or np.ptp(found) > TOLERANCE * max(1.0, np.abs(found).max()):
+    if len(found) < len(numbers) or not len(found) or np.ptp(found) > tolerance * max(1.0, np.abs(found).max()):
         return None
     return float(np.median(found))
 
@@ -112,8 +112,10 @@ def _added(weights: NDArray, scores: NDArray, allowed: NDArray, less_highest: bo
     return np.asarray(total * (1.0 - found) / found / (1.0 if less_highest else unit[..., 0]))
 
 
-def _fills(calls: Sequence[Weighed]) -> Iterator[Bug]:
-    """Yield the score that excluded keys have, or what is added to theirs."""
+def _fills(calls: Sequence[Weighed], unit: float) -> Iterator[Bug]:
+    """Yield the score that excluded keys have, or what is added to theirs, of weights with roundoffs of `unit`."""
+    least = min((w[~a].min(initial=1.0) for w, _, a, _ in calls), default=1.0)
+    error = max(LITTLE, ROUNDOFFS * unit / max(least, LITTLE))  # of logarithms
     for added in (False, True) if calls else ():
         numbers = []
         for weights, scores, allowed, setting in calls:
@@ -121,9 +123,9 @@ def _fills(calls: Sequence[Weighed]) -> Iterator[Bug]:
                 logs = np.where(weights > LITTLE, np.log(weights), np.nan)
                 of_row = np.nanmean(np.where(allowed, logs - scores, np.nan), axis=-1, keepdims=True)
                 read = logs - of_row - (scores if added else 0.0)
-            numbers.append((_same(np.broadcast_to(read, weights.shape)[~allowed]), setting))
+            numbers.append((_same(np.broadcast_to(read, weights.shape)[~allowed], max(TOLERANCE, error)), setting))
         if all(number is not None for number, _ in numbers):
-            for one in expressions_of([(number or 0.0, setting) for number, setting in numbers], unit=LITTLE / 1e3)[:2]:
+            for one in expressions_of([(n or 0.0, setting) for n, setting in numbers], unit=error / 1e3)[:2]:
                 yield filled(one.words, one.slug, _at(one), added)
 
 

@@ -104,6 +104,18 @@ def test_a_change_at_one_place_is_described_and_holds_in_new_calls(fault):
     assert any(same_in_new_calls([bug], model) for model in found.models)
 
 
+def test_a_score_of_excluded_keys_is_read_in_float32_too():
+    """Their weights are as small as 1e-5, and have few digits then."""
+
+    def filled(state, weights):
+        scores = state["scores"] + np.where(state["allowed"], 0.0, -10.0)
+        exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+        return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+    found = Probing(Asker(OutputAlone(wrong_at("weights", filled), dtype="float32")), ()).run()
+    assert "-10 is added to excluded scores" in found.models[0][0].sentence
+
+
 def test_of_two_faults_each_is_found_at_its_own_problems():
     known = next(bug for bug in all_bugs() if bug.id == "out-proj-bias-missing")
     doubled = wrong_at("similarity", lambda s, x: 2.0 * x)
