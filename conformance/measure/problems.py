@@ -320,16 +320,14 @@ def masked_dropout(asker: Asker) -> list[Problem]:
 
 
 def with_past(
-    config: AttentionConfig, past: int, new: int, batch: int = 1, mask: AttentionMask | None = None
+    config: AttentionConfig, past: int, new: int, batch: int = 1, mask: AttentionMask | None = None, **how: Any
 ) -> Problem:
-    """Return a call of random numbers with a past, and as many queries as keys."""
-    problem = generic(config, batch=batch, query_len=past + new, key_len=new)
+    """Return a call of random numbers with a past, if its length is not 0; with as many queries as keys by default."""
+    problem = generic(config, batch=batch, **{"query_len": past + new, **how}, key_len=new)
     rng = np.random.default_rng([past, new, batch])
     of_each = (batch, config.num_kv_heads, past)
-    given: dict[str, Any] = {
-        "past_keys": rng.normal(size=(*of_each, config.head_dim)),
-        "past_values": rng.normal(size=(*of_each, config.value_head_dim)),
-    }
+    widths = {"past_keys": config.head_dim, "past_values": config.value_head_dim}
+    given: dict[str, Any] = {name: rng.normal(size=(*of_each, width)) for name, width in widths.items() if past}
     return changed(problem, mask=mask or AttentionMask(), **given)
 
 
@@ -410,35 +408,41 @@ def drawn(asker: Asker) -> list[Problem]:
     found = []
     for number in range(DRAWN if asker.configs else 0):
         rng = np.random.default_rng([DRAWN, number])
-        often = (0.4, 0.12)[number % 2]  # few in every second call, since a subject may not take all of them
-        some = {name: rng.random() < often for name in ("softcap", "scale", "dropout", "past", *OF_MASKS)}
+        often, names = (0.4, 0.12)[number % 2], ("softcap", "scale", "dropout", "past", "offset", *OF_MASKS)
+        some = {name: rng.random() < often for name in names}  # few in every second call: not all may be taken
         config = asker.configs[number % len(asker.configs)]
         how: dict[str, Any] = {"softcap": 1.1, "scale": 0.45, "dropout": 0.3}
         with suppress(SpecError):  # a score that takes none
             config = replace(config, **{name: value for name, value in how.items() if some[name]})
         batch, new, past = int(rng.integers(2, 4)), int(rng.integers(4, 8)), int(rng.integers(1, 4)) * some["past"]
-        query_len = past + new if past else int(rng.choice([1, 3, 5, new]))
+        query_len = int(rng.choice([1, 3, new, past + new]))
         shape = (batch, config.num_heads, query_len, past + new)
-        fields = {name: OF_MASKS[name](rng, shape) for name in OF_MASKS if some[name]}
-        sizes: dict[str, Any] = {"seed": number, "batch": batch, "query_len": query_len, "key_len": new}
-        problem = with_past(config, past, new, batch) if past else generic(config, **sizes)
+        mask = AttentionMask(**{name: OF_MASKS[name](rng, shape) for name in OF_MASKS if some[name]})
+        offset: Any = past if past or not some["offset"] else rng.integers(-1, new, size=batch)
+        problem = with_past(config, past, new, batch, query_len=query_len, seed=number)
         keep = rng.random(shape) >= config.dropout if config.dropout else None
-        problem = changed(problem, mask=AttentionMask(query_offset=past, **fields), dropout_keep=keep)
-        if problem.allowed().any(axis=-1).all():
-            found.append(problem)
+        found.append(changed(problem, mask=replace(mask, query_offset=offset), dropout_keep=keep))
     return found
 
 
-Draw = Callable[[np.random.Generator, tuple[int, ...]], Any]
+def _one_of(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape that a mask of (B, H, Lq, Lk) may have."""
+    b, h, q, k = shape
+    return [shape, (b, 1, q, k), (b, 1, 1, k), (h, q, k), (h, 1, k), (q, k)][rng.integers(6)]
 
-OF_MASKS: Mapping[str, Draw] = {
+
+OF_MASKS: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
     "causal": lambda rng, shape: True,
-    "window": lambda rng, shape: (int(rng.integers(1, 5)), int(rng.integers(0, 3))),
-    "valid_lens": lambda rng, shape: rng.integers(1, shape[-1] + 1, size=shape[0]),
-    "allowed": lambda rng, shape: pattern((shape[0], int(rng.choice([1, shape[1]])), *shape[2:])),
-    "bias": lambda rng, shape: rng.normal(size=(1, *shape[1:])),
+    "window": lambda rng, shape: (int(rng.integers(0, 5)), [None, 0, 1, 2][rng.integers(4)]),
+    "valid_lens": lambda rng, shape: rng.integers(
+        int(rng.random() < 0.8), shape[-1] + 1, size=shape[:1] if rng.random() < 0.7 else (shape[0], shape[2])
+    ),
+    "allowed": lambda rng, shape: rng.random(_one_of(rng, shape)) < 0.8,
+    "bias": lambda rng, shape: np.where(
+        rng.random(some := _one_of(rng, shape)) < rng.choice([0.0, 0.15]), -np.inf, rng.normal(size=some)
+    ),
 }
-"""Source of a mask -> one that is drawn for (B, H, Lq, Lk)."""
+"""Source of a mask -> one that is drawn for (B, H, Lq, Lk); some rows have no key then."""
 
 
 def with_gradients(asker: Asker) -> list[Problem]:
