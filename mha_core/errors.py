@@ -137,6 +137,8 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     'ValueError: no such axis: 3'
     >>> one_line(RuntimeError("Error(s) in loading state_dict for Layer:\n    Missing key(s): 'a.bias'.\n    Size: 3"))
     "RuntimeError: Missing key(s): 'a.bias'."
+    >>> one_line(ValueError("Exception encountered when calling Layer.call().\n\n\x1b[1mNo mask\x1b[0m\n\nArguments:"))
+    'ValueError: No mask'
     """
     if isinstance(error, ErrorElsewhere):
         return shown(str(error), LONGEST_REASON)
@@ -145,6 +147,8 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
     except (Exception, SystemExit) as failure:  # an error of somebody's own may fail even there
         said = f"(it can't say what it is: its __str__ raised {_name_of(failure)})"
     lines = [line.strip() for line in COLOURS.sub("", said[: 2 * LONGEST_MESSAGE]).splitlines() if line.strip()]
+    if not whole and len(lines) > 1 and lines[0].startswith("Exception encountered when calling "):  # Keras' own head
+        lines = lines[1:]
     if not whole and len(lines) > 1 and lines[0].endswith(":"):
         lines = lines[1:2] if ": " in lines[1] else [" ".join(lines[:2])]
     text = " ".join(lines if whole else lines[:1])

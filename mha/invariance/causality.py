@@ -66,8 +66,9 @@ def is_causal(found: NDArray) -> bool:
     return bool(moved[before].mean() < 0.5 and moved[before.T].mean() > moved[before].mean() + 0.3)
 
 
-def find_flag(live: Live, template: Template) -> str | None:
-    """The argument that makes a call causal, if one is there and has an effect of that kind."""
+def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
+    """The argument that makes a call causal, if one is there and has an effect of that kind; and one that has not."""
+    idle = None
     for name in FLAGS:
         if name in live.signature and name not in template.fixed:
             try:
@@ -75,5 +76,6 @@ def find_flag(live: Live, template: Template) -> str | None:
             except (Exception, SystemExit):  # it wants a mask beside it, say
                 continue
             if is_causal(found):
-                return name
-    return None
+                return name, None
+            idle = name
+    return None, idle

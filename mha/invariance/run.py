@@ -121,10 +121,12 @@ def _look(
             return Known(own, template, cache="", random=True), (rough, rough)
         masks = tuple(find_masks(own.fresh(), template))
         does = is_causal(influence(own, template)) if causal is None else causal
-        flag = None if does else find_flag(own, template)
+        # What is said to be causal may be so by an argument alone.
+        flag, idle = find_flag(own, template) if causal or not does else (None, None)
+        notes.extend([f"not causal with {idle}=True either"] * (idle is not None))
         cache = find_cache(own, template, step)
         says = causal is None and (says_causal(own) or (not flag and _has_cache(cache, own)))
-        known = Known(own, template, masks, does or (says and not flag), flag, cache, pad)
+        known = Known(own, template, masks, (does or says) and not flag, flag, cache, pad)
         allowance = measure(own, template, "float64")
         return known, (allowance, allowance if allowance.dtype == own.dtype else measure(own, template))
 
@@ -149,6 +151,8 @@ def _is_random(live: Live, template: Template) -> bool:
         with own.running(live.dtype) as run:
             trial = Trial(own, run, template, template.whole, live.dtype)
             found.append(trial.call(trial.x()).out.array)
+    if not any(np.isfinite(array).any() for array in found):
+        raise SpecError(f"{kind_of(live.model)} can't be asked: every number of its outputs is NaN or infinite")
     rough = Allowance(live.dtype, 2.0 * UNIT_ROUNDOFF[live.dtype])
     return all(apart(*two, rough).ratio > 1.0 for two in combinations(found, 2))
 

@@ -81,6 +81,9 @@ def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]
     try:
         named = in_time(lambda: load_object(spec, "the model"), seconds)
         if not makes(named):
+            if isinstance(named, type):
+                made = f"def make(): return {named.__name__}(...)"
+                raise CouldNotRun(f"{spec} is a class that takes arguments: name a function that makes one ({made})")
             return named, None, None
         made = in_time(named, seconds)
     except TookTooLong as error:

@@ -35,6 +35,8 @@ WHY_FEW = (
     "(docs/subjects.md), or record its calls with mha.capture and run `mha diagnose FILE` (docs/recordings.md)."
 )
 
+HEADS = "It does not take `num_heads`, so it was asked with one head: add that parameter."
+
 OF_SIZE = re.compile(r"reshape.*(size 0\b|\b0 elements|empty tensor)")
 """Where an error says that a size was left to be told by the number of elements, of which there are none."""
 
@@ -145,7 +147,10 @@ def _of_few(results: Sequence[Result]) -> list[str]:
     cases = {one.case for one in results}
     if FEW * len(asked) >= len(cases):
         return []
-    return [f"Only {len(asked)} of {len(cases)} cases were asked, so a cause may not show. {WHY_FEW}"]
+    of_heads = any(one.status == "unsupported" and "no parameter num_heads" in one.message for one in results)
+    return [
+        f"Only {len(asked)} of {len(cases)} cases were asked, so a cause may not show. {HEADS if of_heads else WHY_FEW}"
+    ]
 
 
 def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:

@@ -55,6 +55,23 @@ def broken_by_name():
     return lengthy, {"x": np.arange(24.0).reshape(2, 3, 4)}
 
 
+class Sized:
+    def __init__(self, width):
+        self.width = width
+
+
+def all_nan(x):
+    return x * np.nan
+
+
+def switched(x, is_causal=False):
+    return np.cumsum(x, axis=1) if is_causal else x + x.mean(1, keepdims=True)
+
+
+def unused(x, is_causal=False):
+    return x + x.mean(1, keepdims=True)
+
+
 def broken():
     raise RuntimeError("no file")
 
@@ -108,6 +125,12 @@ def test_length_is_seen(mine):
     assert broken == {"causality-shorter"}
 
 
+def test_what_is_said_to_be_causal_may_be_so_by_an_argument(mine):
+    status, said = run(f"{mine}:switched", "--causal")
+    assert (status, "BROKEN" in said, "causal by is_causal" in said) == (0, False, True)
+    assert "not causal with is_causal=True either" in run(f"{mine}:unused")[1]
+
+
 def test_a_step_of_ones_own_is_asked(mine):
     status, said = run(f"{mine}:right", "--cache", f"{mine}:step")
     assert status == 0
@@ -148,6 +171,12 @@ def test_the_printed_code_runs_as_it_stands(mine, name, options, relation, capsy
     ("name", "options", "message"),
     [
         ("nothing", (), "has no 'nothing'"),
+        (
+            "Sized",
+            (),
+            "is a class that takes arguments: name a function that makes one (def make(): return Sized(...))",
+        ),
+        ("all_nan", (), "can't be asked: every number of its outputs is NaN or infinite"),
         ("broken", (), "can't be made: it raised RuntimeError: no file"),
         ("refuses", (), "can't be asked: ValueError: never. Say what it is called with: --inputs FILE.npz"),
         ("number", (), "a model of PyTorch, Keras, Flax or Gluon, or a function, is asked. Got"),
