@@ -156,7 +156,8 @@ def infer(
         searched += _with_rotary(search, shortlist, progress)
     if not searched and not search.timed_out:
         given = "" if num_heads is None else f" with num_heads={num_heads}"
-        raise SpecError(f"no arrays have shapes of queries, keys, values and output together{given}")
+        shapes = f"queries are {observed.queries.shape}, the output is {observed.output.shape}"
+        raise SpecError(f"no arrays have shapes of queries, keys, values and output together{given}: the {shapes}")
     best = shortlist.best if shortlist.judged else None
     bias: tuple[Slice | None, str] = (None, "")
     if best is not None and shortlist.fitting:

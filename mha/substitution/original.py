@@ -138,6 +138,8 @@ class Original:
             reason = one_line(error)
             if self._lacking:
                 reason = f"{self._lacking} has no numbers: it is on the meta device, offloaded, or not initialised"
+            elif kwargs and {*kwargs} <= {*_asked_by(model)}:
+                reason += f". It was given {', '.join(f'{name} {tuple(np.shape(x))}' for name, x in kwargs.items())}"
             elif kwargs:
                 each = ", ".join(f"{name}=..." for name in _asked_by(model) or kwargs)
                 reason += (
