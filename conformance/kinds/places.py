@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.kinds.change import Change, Setting
+from conformance.kinds.change import LEAVE_OUT, LONG, Change, Setting
 from conformance.kinds.made import bug_of, stage_of, with_inputs, with_parameters
 from conformance.kinds.published import cosines, nearness
 from conformance.zoo.bug import Bug, DoesNotApply
@@ -93,8 +93,15 @@ def fault(place: Place, change: Change) -> Bug:
     is_other = change.words.startswith("replaced") and place.says is THE_RIGHT_ONES
     sentence = (OTHERS if is_other else place.says).format(place.words, change.words)
     slug = f"{place.id.replace('_', '-').replace('.', '-')}-{change.slug}"
-    fix = change.fix.format(place=place.words, change=change.words)
+    fix = _fix(change, place.words)
     return bug_of(slug, sentence[0].upper() + sentence[1:], fix, {place.step: changed})
+
+
+def _fix(change: Change, place: str) -> str:
+    """Return what to change; a long change is not said twice."""
+    if change.fix == LEAVE_OUT and (len(change.words) > LONG or change.words.startswith("replaced")):
+        return "Leave that out."
+    return change.fix.format(place=place, change=change.words)
 
 
 def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
@@ -106,7 +113,7 @@ def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
     first = min((bug.stage for bug in bugs), key=STAGES.index)
     said = OTHERS if change.words.startswith("replaced") else THE_RIGHT_ONES
     sentence = said.format(f"{words[0].upper()}{words[1:]}", change.words)
-    fix = change.fix.format(place=words, change=change.words)
+    fix = _fix(change, words)
     return replace(
         bugs[0], id="-and-".join(bug.id for bug in bugs), sentence=sentence, stage=first, fix=fix, forward=steps
     )
