@@ -40,7 +40,7 @@ READINGS = 2
 MEASURED = "measured"
 """In place of the id of a bug that is not on file."""
 
-NO_CAUSE = "No known bug explains it, nor do several."
+NO_CAUSE = "No known bug explains it, alone or with another."
 
 SHOW_STAGES = f"Next: return a dict of stages ({', '.join(STAGES)}), which tells more."
 """Advice for a subject that nothing explains and that shows its output alone."""

@@ -45,9 +45,7 @@ def extent(diagnosis: Diagnosis) -> str:
         return f"{who} is equal to the reference in {_all(total)}.{NOTHING * (not diagnosis.raised)}"
     if diagnosis.beyond is not None and not diagnosis.remarks:
         probe = diagnosis.beyond.probe
-        return (
-            f"{who} is equal to the reference in {_all(total)}, and differs in further calls ({probe.id}: {probe.says})"
-        )
+        return f"{who} is equal to the reference in {_all(total)}, but not in further calls ({probe.id}: {probe.says})"
     if not diagnosis.failing:
         return f"{who} is equal to the reference in {_all(total)}, asked once. But:"
     if total == 1:
@@ -80,15 +78,14 @@ def shown(mismatch: Mismatch) -> str:
 
 def example(diagnosis: Diagnosis) -> list[str]:
     """Return a line about a plain case that differs, and what a case that alone fails alone has; none if none does."""
+    if diagnosis.mismatch is None and diagnosis.measured is not None and diagnosis.beyond is not None:
+        return [f"Example: {_row(diagnosis.measured, diagnosis.beyond)}."]
     if diagnosis.mismatch is None:
         return []
     several = len(diagnosis.failing) + len(diagnosis.passing) > 1
     within = f", case {diagnosis.case}" if diagnosis.case and several else ""
-    alone = (
-        f" It alone is one of {diagnosis.alone}."
-        if diagnosis.alone and len(diagnosis.failing) == 1 and not diagnosis.explanations
-        else ""
-    )
+    is_alone = diagnosis.alone and len(diagnosis.failing) == 1 and not diagnosis.explanations
+    alone = f" It alone is one of {diagnosis.alone}." if is_alone else ""
     return [f"Example{within}: {shown(diagnosis.mismatch)}.{alone}"]
 
 

@@ -66,7 +66,7 @@ USUAL = "new keys by j + past length"
 TURNED: Mapping[str, tuple[str, masks.Term]] = {
     USUAL: ("rotated_keys", lambda s: np.arange(s.sizes.past_len, s.sizes.key_len)),
     "new keys by j, whatever the past": ("rotated_keys", lambda s: np.arange(s.sizes.key_len - s.sizes.past_len)),
-    "all keys, those of the past too, by their place": ("keys", masks.key_number),
+    "all keys by their place, those of the past a second time": ("keys", masks.key_number),
     "no keys": ("rotated_keys", lambda s: np.zeros(s.sizes.key_len - s.sizes.past_len, int)),
 }
 """Ways to turn keys: the step that is changed, and their positions."""
@@ -224,7 +224,8 @@ SUMS: Mapping[str, Callable[[NDArray, State], Any]] = {
 
 def _functions() -> Iterator[Bug]:
     for words, divided in product(FUNCTIONS, SUMS):
-        sentence = f"Weights are {words} of each score s, {divided}, in place of a softmax."
+        each = "the scores themselves" if words == "s" else f"{words} of each score s"
+        sentence = f"Weights are {each}, {divided}, in place of their softmax."
         step = partial(_divided, FUNCTIONS[words], SUMS[divided])
         yield bug_of(sentence, sentence, "Take the softmax of the scores.", {"weights": step})
 

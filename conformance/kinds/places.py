@@ -34,6 +34,7 @@ def _in_its_place(state: State, beneath: Step, array: Any) -> Any:
     return array
 
 
+OF_SCALE = "Multiply scores by the given scale, or by 1 / sqrt(head_dim) without one."
 THE_RIGHT_ONES, OTHERS = "{} act as the right ones {}.", "{} are {}."
 
 
@@ -93,7 +94,7 @@ def fault(place: Place, change: Change) -> Bug:
     is_other = change.words.startswith("replaced") and place.says is THE_RIGHT_ONES
     sentence = (OTHERS if is_other else place.says).format(place.words, change.words)
     slug = f"{place.id.replace('_', '-').replace('.', '-')}-{change.slug}"
-    fix = _fix(change, place.words)
+    fix = OF_SCALE if place.id == "scale" else _fix(change, place.words)
     return bug_of(slug, sentence[0].upper() + sentence[1:], fix, {place.step: changed})
 
 
@@ -203,7 +204,7 @@ PLACES: Mapping[str, Place] = {
             )
         ),
         Place(
-            *("scale", "the scales that scores are multiplied by", _ONE, "similarity"),
+            *("scale", "the scales of scores", _ONE, "similarity"),
             *_number("scale", lambda config: config.softmax_scale if config.score == "scaled_dot" else None),
         ),
         Place("keys", "all keys (new and past)", _BY_KEY, gauge=-2),

@@ -33,7 +33,7 @@ Weigh = Callable[[State], NDArray]
 def weightings() -> Iterator[Bug]:
     """Yield other weights than the softmax of the scores."""
     for words, weigh in WEIGHTINGS.items():
-        sentence = f"Weights are {words}, in place of a softmax."
+        sentence = f"Weights are {words}, in place of the softmax of the scores."
         yield bug_of(sentence, sentence, TAKE_SOFTMAX, {"weights": partial(_masked, weigh)})
 
 

@@ -95,7 +95,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("additive-score", "The additive score.", ADDITIVE, "scores", "similarity"),
     Probe("masked-scores", "A mask and scores that differ: what excluded keys have.", EXCLUDED, "weights", IN_CALLS),
     Probe("score-bias", "An additive bias in every shape, also beside a mask.", BIAS, "scores", "bias scores"),
-    Probe("bias-of-items", "As many items as heads, and one query.", p.biases_of_items, "scores", "bias scores"),
+    Probe("bias-of-items", "Biases (H, Lq, Lk) or (B, 1, Lq, Lk); B = H.", p.biases_of_items, "scores", "bias scores"),
     Probe("excluded-large", "Allowed keys that score far below the excluded ones.", p.steep, "weights"),
     Probe("items", "Batches of 2 to 8 items without a mask.", p.batches, "", ITEMS),
     Probe("long", "Dozens and hundreds of queries or keys.", p.long, "weights", "output heads"),

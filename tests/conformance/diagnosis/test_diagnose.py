@@ -170,7 +170,7 @@ def test_of_an_unknown_bug_nothing_is_called_close(runs):
 
     found = diagnose(Unknown(), CASES, runs=runs)
     assert not found.explanations + found.partly + found.closest
-    assert "No known bug explains it, nor do several." in describe(found)
+    assert "No known bug explains it, alone or with another." in describe(found)
 
 
 class Changed(Showing):
