@@ -72,7 +72,7 @@ TURNED: Mapping[str, tuple[str, masks.Term]] = {
 """Ways to turn keys: the step that is changed, and their positions."""
 
 DECLARE = "Leave this out; or declare it, by {} of the config."
-TURN = "Leave this out; or declare it, by rotary of the config, and turn new key j forward by j + past length."
+TURN = "Leave this out; or declare it, by rotary of the config, and turn query i by offset + i, new key j by past + j."
 
 
 def _turned() -> Iterator[Bug]:

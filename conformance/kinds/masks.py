@@ -54,7 +54,7 @@ QUERIES: Mapping[str, Term] = {
     "offset + i": position,
     "i": query_number,
     "i + Lk - Lq": lambda s: query_number(s) + s.sizes.key_len - s.sizes.query_len,
-    "i + length - Lq": _at_last,
+    "i + valid_len - Lq": _at_last,
     "i + past length": lambda s: query_number(s) + s.sizes.past_len,
     "offset + i + past length": lambda s: position(s) + s.sizes.past_len,
     "offset + i - past length": lambda s: position(s) - s.sizes.past_len,
@@ -89,30 +89,30 @@ WINDOWS: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
     "{q} - right <= {k} <= {q} + left": lambda q, k, left, right: _between(0, 0, q, k, right, left),
     "{q} - left <= {k} <= {q} + left": lambda q, k, left, right: abs(q - k) <= left,
     "{q} - left / 2 <= {k} <= {q} + left / 2": lambda q, k, left, right: abs(q - k) <= left / 2,
-    "{q} - left // 2 <= {k} <= {q} + right // 2": lambda q, k, *sides: _between(
+    "{q} - (left // 2) <= {k} <= {q} + (right // 2)": lambda q, k, *sides: _between(
         0, 0, q, k, *(side // 2 if np.isfinite(side) else side for side in sides)
     ),
     "{q} - left <= {k} <= {q} + right and {q} - {k} is even": lambda q, k, *sides: (
         _between(0, 0, q, k, *sides) & ((q - k) % 2 == 0)
     ),
     "{q} - left <= {k} <= {q} + right or {k} = 0": lambda q, k, *sides: _between(0, 0, q, k, *sides) | (k == 0),
-    "{k} // (left + 1) = {q} // (left + 1)": partial(_in_chunk, 1),
-    "{k} // left = {q} // left": partial(_in_chunk, 0),
+    "({k}) // (left + 1) = ({q}) // (left + 1)": partial(_in_chunk, 1),
+    "({k}) // left = ({q}) // left": partial(_in_chunk, 0),
 }
 """Rules of a window: which keys it lets in, of the queries' positions q, the keys' k, and its sides (or infinity)."""
 
 LENGTHS: Mapping[str, Term] = {
-    "offset + i < length": lambda s: position(s) < _lens(s),
-    "i < length": lambda s: query_number(s) < _lens(s),
-    "j - past length < length": lambda s: key_number(s) - s.sizes.past_len < _lens(s),
-    "j < length - past length": lambda s: key_number(s) < _lens(s) - s.sizes.past_len,
-    "j < max(length, 1)": lambda s: key_number(s) < np.maximum(_lens(s), 1),
+    "offset + i < valid_len": lambda s: position(s) < _lens(s),
+    "i < valid_len": lambda s: query_number(s) < _lens(s),
+    "j - past length < valid_len": lambda s: key_number(s) - s.sizes.past_len < _lens(s),
+    "j < valid_len - past length": lambda s: key_number(s) < _lens(s) - s.sizes.past_len,
+    "j < max(valid_len, 1)": lambda s: key_number(s) < np.maximum(_lens(s), 1),
     **{
-        f"j < length rounded up to a multiple of {n}": partial(lambda n, s: key_number(s) < -(-_lens(s) // n) * n, n)
+        f"j < valid_len rounded up to a multiple of {n}": partial(lambda n, s: key_number(s) < -(-_lens(s) // n) * n, n)
         for n in BLOCKS[1:]
     },
     **{
-        f"j < length rounded down to a multiple of {n}": partial(lambda n, s: key_number(s) < _lens(s) // n * n, n)
+        f"j < valid_len rounded down to a multiple of {n}": partial(lambda n, s: key_number(s) < _lens(s) // n * n, n)
         for n in BLOCKS[1:]
     },
 }
@@ -157,7 +157,7 @@ def _but_not_all(right: NDArray, some: NDArray) -> NDArray:
 ALL = "Let a query attend to every key that all sources of the mask let in, and to no other."
 SEES = "Let query i see key j where j <= offset + i."
 WITHIN = "Let query i see key j where offset + i - left <= j <= offset + i + right."
-VALID = "Let key j in where j < length."
+VALID = "Let key j in where j < valid_len."
 EMPTY = "Give a row without an allowed key the weights 0."
 
 
@@ -170,7 +170,7 @@ def rules_of_sources() -> Iterator[Bug]:
         said = f"In a window (left, right), query i sees key j where {words.format(q=q, k=k)}."
         yield _of_keys(said, partial(_window, KEYS[k], QUERIES[q], within), np.logical_and, "window", WITHIN)
     for words, rule in LENGTHS.items():
-        yield _of_keys(f"Lengths let key j in where {words}.", rule, np.logical_and, "valid_lens", VALID)
+        yield _of_keys(f"valid_lens let key j in where {words}.", rule, np.logical_and, "valid_lens", VALID)
 
 
 def rules_beside() -> Iterator[Bug]:
@@ -230,8 +230,8 @@ def rules_of_empty() -> Iterator[Bug]:
     """Yield keys that rows attend to which have none."""
     for words, some in OF_EMPTY.items():
         yield _of_keys(f"A row without an allowed key attends to {words}.", some, _unless_empty, fix=EMPTY)
-    said = "A length of 0 is taken for 1: the first key is attended to where none should be."
-    yield _of_keys(said, LENGTHS["j < max(length, 1)"], np.logical_and, "valid_lens", EMPTY)
+    said = "A valid_len of 0 is taken for 1: the first key is attended to where none should be."
+    yield _of_keys(said, LENGTHS["j < max(valid_len, 1)"], np.logical_and, "valid_lens", EMPTY)
 
 
 def _unless_empty(right: NDArray, some: NDArray) -> NDArray:

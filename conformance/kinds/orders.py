@@ -47,8 +47,8 @@ RULES: dict[str, tuple[str, Callable[[int], Indices]]] = {
     "neighbours-exchanged": ("with neighbours 0 and 1, 2 and 3, ... exchanged", lambda n: np.arange(_even(n)) ^ 1),
     "all-first": ("the first one everywhere", lambda n: np.zeros(n, np.int64)),
     "all-last": ("the last one everywhere", lambda n: np.full(n, n - 1)),
-    "one-late": ("shifted back by one: a 0 is first, the last is lost", lambda n: _shifted(n, -1)),
-    "one-early": ("shifted forward by one: the first is lost, a 0 is last", lambda n: _shifted(n, 1)),
+    "one-late": ("moved one later: a 0 is first, the last is lost", lambda n: _shifted(n, -1)),
+    "one-early": ("moved one earlier: the first is lost, a 0 is last", lambda n: _shifted(n, 1)),
     "clamped-late": ("shifted by one, the first twice", lambda n: np.maximum(np.arange(n) - 1, 0)),
     "clamped-early": ("shifted by one, the last twice", lambda n: np.minimum(np.arange(n) + 1, n - 1)),
     "first-alone": ("all but the first replaced by 0", lambda n: np.minimum(-np.arange(n), 0).clip(-1)),
@@ -132,4 +132,4 @@ def change_of(name: str, axis: int, order: Order) -> Change:
         return np.where((indices < 0).reshape(shape), 0.0, np.take(array, np.maximum(indices, 0), axis=axis))
 
     slug = f"{name.replace(' ', '-')}-{order.slug}"
-    return Change(slug, f"with the {name} axis {order.words}", apply, f"Leave the {name} axis in its order.")
+    return Change(slug, f"with the {name} axis {order.words}", apply, f"Leave the {name} axis as it is.")

@@ -92,9 +92,10 @@ def _in_turn(i: NDArray, heads: int) -> NDArray:
 def reordered() -> Iterator[Bug]:
     """Yield projections whose numbers stand in another order, in several at once, or in weights or biases alone."""
     for (words, rows), (names, some), kinds in product(OF_HEADS.items(), SETS.items(), KINDS):
-        if (names, kinds) == (OUTPUT, "biases"):  # whose channels belong to no head
+        if kinds == "biases" and OUTPUT in some:  # whose channels belong to no head
             continue
         said = f"The {kinds} of {names} are read in another order: {words}."
+        said += " Or it is the weights that are, and not the biases." * (kinds == "biases")
         steps = {PROJECTED[name][1]: partial(_by_heads, rows, KINDS[kinds], name) for name in some}
         yield bug_of(said, said, "Read each parameter in the order in which it was written.", steps)
     for (names, some), back in product(SETS.items(), (False, True)):

@@ -47,7 +47,7 @@ def views() -> Iterator[Bug]:
             )
         if order != AXES:
             said = f"Heads (B, H, L, d) are viewed, without a transpose, as {shape} before they are merged"
-            yield _of_view(f"{said}, by these axes.", {"merged": partial(_viewed, order, True)})
+            yield _of_view(f"{said}.", {"merged": partial(_viewed, order, True)})
             yield _of_view(f"{said}, as if they were (B, H, L, d).", {"merged": partial(_viewed, order, False)})
 
 
