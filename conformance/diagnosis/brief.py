@@ -79,9 +79,8 @@ class Cause:
         >>> Cause("scores", "They are doubled.", "Halve them.", ("scores-doubled",)).line
         'scores: They are doubled. Change: Halve them. (scores-doubled)'
         """
-        change = (
-            f" Change: {self.change}".replace("Change: Next:", "Next:") if self.change and not self.is_common else ""
-        )
+        lead = "" if self.change == SHOW_STAGES else "Change: "  # advice, and no change
+        change = f" {lead}{self.change}" if self.change and not self.is_common else ""
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
         return f"{self.stage}: {self.what}{change}{ids}"

@@ -61,7 +61,7 @@ class Job:
 
     @property
     def needs_heads(self) -> bool:
-        """Whether nothing that is known says how many heads it has."""
+        """Return whether nothing that is known says how many heads the layer has."""
         said = self._heads() or self.facts.decoder or self.prefix in self.checkpoint.configs
         return not said and not any(layout.carries_heads for layout in self.layouts)
 

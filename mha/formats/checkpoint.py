@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +155,6 @@ def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
     looks = looks_like(path)
     hint = f"; it looks like {looks}" if looks and looks.partition(" ")[0] != form.partition(" ")[0] else ""
     why = error if isinstance(error, str) else one_line(error)
-    if isinstance(error, BadZipFile) and looks.startswith("zip"):
-        why, hint = "it begins as a zip archive and has no end: it is cut off, so copy it again", ""
+    if isinstance(error, BadZipFile) and looks.startswith("zip") and not is_zipfile(path):  # which looks for its end
+        why, hint = f"it is cut off, at {path.stat().st_size:,} bytes: write, copy or download it again", ""
     return SpecError(f"{path} is not a whole {form} file: {why}{hint}")

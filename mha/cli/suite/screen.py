@@ -38,7 +38,7 @@ WHY_FEW = (
 HEADS = "It does not take `num_heads`, so it was asked with one head: add that parameter."
 
 OF_SIZE = re.compile(r"reshape.*(size 0\b|\b0 elements|empty tensor)")
-"""Where an error says that a size was left to be told by the number of elements, of which there are none."""
+"""A pattern of errors by which a size was left to be told by the number of elements, of which there are none."""
 
 WHY_SIZE = "  Write every size, none as -1: an empty array does not tell it."
 

@@ -18,23 +18,13 @@ from mha.formats.readers.zips import open_zip
 from mha_core import AttentionConfig, SpecError
 from mha_core.errors import shown
 
-BEGIN = b"PK\x03\x04"
-"""The first bytes of an archive that has a member; what it holds stands at its end."""
-
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
     """Open the archive as a Checkpoint; arrays are read when they are asked for."""
     with ExitStack() as stack:
         with reading(path, "npz"):
-            try:
-                archive = stack.enter_context(open_zip(path))
-            except zipfile.BadZipFile as error:
-                with path.open("rb") as file:
-                    if file.read(len(BEGIN)) != BEGIN:
-                        raise
-                cut = f"it is cut off, at {path.stat().st_size:,} bytes: write, copy or download it again"
-                raise SpecError(f"{path} is not a whole npz file: {cut}") from error
+            archive = stack.enter_context(open_zip(path))
         members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
         if not members:
             raise not_whole(path, "npz", "there is no array in the archive")

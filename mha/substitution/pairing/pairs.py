@@ -150,7 +150,7 @@ class Pairs:
         return found
 
     def named_elsewhere(self, original: int, port: int) -> bool:
-        """Whether a pair has the names of most pairs in other layers that are called in the original's order."""
+        """Return whether a pair has the names of most pairs in other layers that are called in the original's order."""
         own, theirs = (_in_any_layer(side[one].name) for side, one in ((self.originals, original), (self.ports, port)))
         like = []
         for one, other in self.found.items():

@@ -32,7 +32,7 @@ FUNCTIONS: Mapping[str, Active] = {name: _plain(name) for name in ACTIVATIONS} |
 
 @dataclass(frozen=True)
 class Beside:
-    """How a port's product differs from its original's.
+    """A difference of a port's product from its original's.
 
     Attributes:
         name: the activation that one of the two has.

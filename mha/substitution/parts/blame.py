@@ -1,4 +1,4 @@
-"""Which module a fault is said of: a part, the lines of one without an original, or what reads a mask."""
+"""The module that a fault is said of: a part, the lines of one without an original, or what reads a mask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mha.substitution.parts.runs import Parts
 from mha.substitution.reports.report import ModuleResult, Status
 
 ABOUT = ("name", "kind", "depth", "original", "original_kind", "how", "parameters", "parameters_of", "order")
-"""What of a ModuleResult says which module it is, and whose parameters it has."""
+"""The fields of a ModuleResult that say which module it is, and whose parameters it has."""
 
 
 class Blame(Parts):
@@ -74,7 +74,7 @@ class Blame(Parts):
         return replace(found, status="through its parts", own_lines=False, unpaired=())
 
     def _holding(self, ports: Sequence[int]) -> list[int]:
-        """Those of the modules that have parameters."""
+        """Return those of the modules that have parameters."""
         return [one for one in ports if self.modules[one].numbers.size]
 
     def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
@@ -103,7 +103,7 @@ class Blame(Parts):
         self.take_back(part, reason)
 
     def blame_for_masks(self, port: int) -> bool:
-        """Whether a module whose lines and parts are right, and which is wrong, has a part that reads its mask wrong.
+        """Return whether a module that is wrong, its lines and parts right, has a part that reads its mask wrong.
 
         A mask of True and False is read in either way, and what reads it the other way is right by itself. It is wrong
         if others of its class read theirs as they are given.

@@ -1,4 +1,4 @@
-"""In which module without an original a wrong line stands, where a module around it is found to have one."""
+"""The module without an original in which a wrong line stands, where a module around it is found to have one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mha.recordings.modules.values import Place
 from mha.substitution.calls import CallJudgement, holds
 
 GIVES = " gives to "
-"""What stands in the first word of a place before the name of a part."""
+"""The words in a place before the name of a part."""
 
 
 MODES = ("training", "train", "is_training", "deterministic")

@@ -1,4 +1,4 @@
-"""Which wrong parts of a module are written otherwise: a line stands in them in one model, beside them in the other."""
+"""The wrong parts of a module that are written otherwise: a line is inside in one model, beside them in the other."""
 
 from __future__ import annotations
 

@@ -160,6 +160,17 @@ def test_an_npz_that_is_cut_off_is_said_to_be(tmp_path):
         read(path)
 
 
+def test_an_npz_that_is_damaged_is_not_said_to_be_cut_off(tmp_path):
+    path = tmp_path / "damaged.npz"
+    np.savez(path, w=np.arange(900.0))
+    data = bytearray(path.read_bytes())
+    data[4000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(SpecError) as raised:
+        read(path)
+    assert "cut off" not in str(raised.value)
+
+
 def test_pickled_objects_in_npz_are_refused_and_not_run(tmp_path):
     mark, path = tmp_path / "mark", tmp_path / "file.npz"
     np.savez(path, w=np.array([Malicious(mark)], dtype=object))
