@@ -42,7 +42,7 @@ MEASURED = "measured"
 
 NO_CAUSE = "No known bug explains it, alone or with another."
 
-SHOW_STAGES = f"Next: return a dict of stages ({', '.join(STAGES)}), which tells more."
+SHOW_STAGES = f"Next: look there; or return a dict of stages ({', '.join(STAGES)}), which tells more."
 """Advice for a subject that nothing explains and that shows its output alone."""
 
 FIXES = {

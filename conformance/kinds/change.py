@@ -80,9 +80,9 @@ class Change:
 
     Args:
         slug: a name in kebab-case that no other change has, with its numbers: "times-0.9", "heads-reversed".
-        words: to be read after "<the array> act as the right ones ": "times 0.9".
+        words: to be read after "<the array> are ": "multiplied by 0.9".
         apply: makes the changed array.
-        fix: what to do about it, where that is known, with the words in place of "{place}" and "{change}".
+        fix: what to do about it, where that is known.
     """
 
     slug: str
@@ -103,7 +103,7 @@ def elementwise(slug: str, words: str, function: Callable[[NDArray], NDArray]) -
     return Change(slug, words, lambda array, axes, setting: function(array))
 
 
-LEAVE_OUT, LONG = 'Leave out what acts as "{change}".', 30
+LEAVE_OUT = "Leave out what does this."
 
 FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
     "relu": ("max(x, 0)", lambda x: np.maximum(x, 0.0)),
@@ -119,5 +119,5 @@ FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
 }
 """Name -> (the formula, function)."""
 
-EACH = "with each x replaced by {}"
+EACH = "changed: each x becomes {}"
 """The words of a function, for its formula."""

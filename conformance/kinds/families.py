@@ -61,18 +61,25 @@ def families(stage: str) -> tuple[Bug, ...]:
 
 BASES = (10000.0, 500000.0, 1000000.0)
 
-USUAL = "new keys by j + past length"
+USUAL = "new keys by past length + j"
 
 TURNED: Mapping[str, tuple[str, masks.Term]] = {
     USUAL: ("rotated_keys", lambda s: np.arange(s.sizes.past_len, s.sizes.key_len)),
-    "new keys by j, whatever the past": ("rotated_keys", lambda s: np.arange(s.sizes.key_len - s.sizes.past_len)),
-    "all keys by their place, those of the past a second time": ("keys", masks.key_number),
+    "new keys by j, from 0 on even after a past": (
+        "rotated_keys",
+        lambda s: np.arange(s.sizes.key_len - s.sizes.past_len),
+    ),
+    "all keys by their index, past ones a second time": ("keys", masks.key_number),
     "no keys": ("rotated_keys", lambda s: np.zeros(s.sizes.key_len - s.sizes.past_len, int)),
 }
 """Ways to turn keys: the step that is changed, and their positions."""
 
 DECLARE = "Leave this out; or declare it, by {} of the config."
-TURN = "Leave this out; or declare it, by rotary of the config, and turn query i by offset + i, new key j by past + j."
+TURN = (
+    "Leave this out; or declare it, by rotary of the config, and rotate query i by position offset + i, new key j by "
+    "past length + j."
+)
+FORWARD = " Do not negate the sine."
 
 
 def _turned() -> Iterator[Bug]:
@@ -83,18 +90,18 @@ def _turned() -> Iterator[Bug]:
         if some != "all channels" and (back or base != BASES[0]):
             continue
         sentence = (
-            f"Rotary positions (RoPE) are applied, and the config has none: queries turned by {q}, {k}"
-            f"{', the other way round (the sine negated)' * back}; {some} of a head, pairs {layout}, base {base:g}."
+            f"Rotary positions (RoPE) are applied, and the config has none: queries are rotated by position {q}, {k}"
+            f"{', all with the sine negated' * back}; {some} of a head, pairs {layout}, base {base:g}."
         )
         turn = partial(_turn, *parts[some], pairs[layout], base, -1 if back else 1)
         step, places = TURNED[k]
         steps = {"rotated_queries": partial(turn, masks.QUERIES[q]), step: partial(turn, places)}
         is_usual = not back and (q, k) in (("offset + i", USUAL), ("i + past length", USUAL))
-        yield bug_of(sentence, sentence, DECLARE.format("rotary") if is_usual else TURN, steps)
+        yield bug_of(sentence, sentence, DECLARE.format("rotary") if is_usual else TURN + FORWARD * back, steps)
     for base, layout, (axis, of) in product(BASES, pairs, enumerate(("item", "head"))):
         sentence = (
-            f"Rotary positions (RoPE) are applied, and the config has none: queries and keys turned by the number of "
-            f"their {of}; pairs {layout}, base {base:g}."
+            f"Rotary positions (RoPE) are applied, and the config has none: queries and keys are rotated by the number "
+            f"of their {of}; pairs {layout}, base {base:g}."
         )
         turn = partial(_turn_by, axis, pairs[layout], base)
         yield bug_of(sentence, sentence, TURN, dict.fromkeys(("rotated_queries", "rotated_keys"), turn))

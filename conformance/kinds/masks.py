@@ -102,8 +102,8 @@ WINDOWS: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
 """Rules of a window: which keys it lets in, of the queries' positions q, the keys' k, and its sides (or infinity)."""
 
 LENGTHS: Mapping[str, Term] = {
-    "offset + i < valid_len": lambda s: position(s) < _lens(s),
-    "i < valid_len": lambda s: query_number(s) < _lens(s),
+    "offset + i < valid_len, by the query's position": lambda s: position(s) < _lens(s),
+    "i < valid_len, by the query's position": lambda s: query_number(s) < _lens(s),
     "j - past length < valid_len": lambda s: key_number(s) - s.sizes.past_len < _lens(s),
     "j < valid_len - past length": lambda s: key_number(s) < _lens(s) - s.sizes.past_len,
     "j < max(valid_len, 1)": lambda s: key_number(s) < np.maximum(_lens(s), 1),
@@ -321,7 +321,7 @@ def masks_reordered() -> Iterator[Bug]:
         for place, axis in enumerate(axes, -len(axes)):
             for order in orders() if (source, axis) == ("bias", "key") else plain:
                 change = change_of(axis, place, order)
-                said = f"{source} is read {change.words}."
+                said = f"{source} is {change.words}."
                 step = partial(_read, source, partial(_reordered, change, axes, place))
                 yield bug_of(said, said, LEAVE, dict.fromkeys(STEPS[source], step))
 

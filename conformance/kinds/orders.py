@@ -17,7 +17,7 @@ Indices = NDArray[np.int64]
 
 
 class Order(NamedTuple):
-    """One rule for an axis: a name, words after "with its head axis", and (length, setting) -> indices."""
+    """One rule for an axis: a name, words before "along its head axis", and (length, setting) -> indices."""
 
     slug: str
     words: str
@@ -40,19 +40,22 @@ def _evens_first(n: int) -> Indices:
 
 
 RULES: dict[str, tuple[str, Callable[[int], Indices]]] = {
-    "reversed": ("in reverse order", lambda n: np.arange(n)[::-1]),
-    "rolled-1": ("rolled by 1", lambda n: np.roll(np.arange(n), 1)),
-    "rolled-back": ("rolled by -1", lambda n: np.roll(np.arange(n), -1)),
-    "halves-exchanged": ("with the halves exchanged", lambda n: np.roll(np.arange(_even(n)), n // 2)),
-    "neighbours-exchanged": ("with neighbours 0 and 1, 2 and 3, ... exchanged", lambda n: np.arange(_even(n)) ^ 1),
-    "all-first": ("the first one everywhere", lambda n: np.zeros(n, np.int64)),
-    "all-last": ("the last one everywhere", lambda n: np.full(n, n - 1)),
-    "one-late": ("moved one later: a 0 is first, the last is lost", lambda n: _shifted(n, -1)),
-    "one-early": ("moved one earlier: the first is lost, a 0 is last", lambda n: _shifted(n, 1)),
-    "clamped-late": ("shifted by one, the first twice", lambda n: np.maximum(np.arange(n) - 1, 0)),
-    "clamped-early": ("shifted by one, the last twice", lambda n: np.minimum(np.arange(n) + 1, n - 1)),
-    "first-alone": ("all but the first replaced by 0", lambda n: np.minimum(-np.arange(n), 0).clip(-1)),
-    "evens-first": ("evens first, then odds", _evens_first),
+    "reversed": ("in reverse order {along}", lambda n: np.arange(n)[::-1]),
+    "rolled-1": ("rolled by 1 {along}", lambda n: np.roll(np.arange(n), 1)),
+    "rolled-back": ("rolled by -1 {along}", lambda n: np.roll(np.arange(n), -1)),
+    "halves-exchanged": ("with their halves exchanged {along}", lambda n: np.roll(np.arange(_even(n)), n // 2)),
+    "neighbours-exchanged": ("with 0 and 1, 2 and 3, ... exchanged {along}", lambda n: np.arange(_even(n)) ^ 1),
+    "all-first": ("all the first one {along}", lambda n: np.zeros(n, np.int64)),
+    "all-last": ("all the last one {along}", lambda n: np.full(n, n - 1)),
+    "one-late": ("moved one later {along}: zeros are first, the last is lost", lambda n: _shifted(n, -1)),
+    "one-early": ("moved one earlier {along}: the first is lost, zeros are last", lambda n: _shifted(n, 1)),
+    "clamped-late": ("moved one later {along}, with the first one twice", lambda n: np.maximum(np.arange(n) - 1, 0)),
+    "clamped-early": (
+        "moved one earlier {along}, with the last one twice",
+        lambda n: np.minimum(np.arange(n) + 1, n - 1),
+    ),
+    "first-alone": ("0 but for the first one {along}", lambda n: np.minimum(-np.arange(n), 0).clip(-1)),
+    "evens-first": ("in another order {along}: those at even indices first", _evens_first),
 }
 """Name -> (words, rule)."""
 
@@ -75,18 +78,21 @@ def _transposed(i: Indices, m: int) -> Indices:
 
 
 OF_BLOCKS: dict[str, tuple[str, Callable[[Indices, int], Indices]]] = {
-    "interleaved": ("read as ({0}, rest) and transposed", _transposed),
-    "interleaved-back": ("read as (rest, {0}) and transposed", lambda i, m: _transposed(i, -m)),
-    "tiled": ("tiled: index i reads i modulo {0}", lambda i, m: i % m),
-    "tiled-groups": ("tiled, and not repeated, {0} times", lambda i, m: (i % m) * (len(i) // m)),
-    "repeated": ("repeated: index i reads i // {0}", lambda i, m: i // m),
-    "first-of-block": ("the first of each block of {0} in its place", lambda i, m: i - i % m),
-    "moved-on": ("read {0} too late, the last one repeated", lambda i, m: np.minimum(i + m, len(i) - 1)),
-    "at-most": ("{0} and later read the one before them", lambda i, m: np.minimum(i, m - 1)),
-    "zero-from": ("{0} and later replaced by 0", lambda i, m: np.where(i < m, i, -1)),
-    "ends-first": ("with those from {0} on first", lambda i, m: (i + m) % len(i)),
+    "interleaved": ("in another order {along}: reshaped to ({0}, rest) and transposed", _transposed),
+    "interleaved-back": (
+        "in another order {along}: reshaped to (rest, {0}) and transposed",
+        lambda i, m: _transposed(i, -m),
+    ),
+    "tiled": ("tiled {along}: index i has i % {0}", lambda i, m: i % m),
+    "tiled-groups": ("tiled {along}, not repeated, {0} times", lambda i, m: (i % m) * (len(i) // m)),
+    "repeated": ("repeated {along}: index i has i // {0}", lambda i, m: i // m),
+    "first-of-block": ("all the first of their block of {0} {along}", lambda i, m: i - i % m),
+    "moved-on": ("moved {0} earlier {along}, with the last one repeated", lambda i, m: np.minimum(i + m, len(i) - 1)),
+    "at-most": ("all the one before from {0} on {along}", lambda i, m: np.minimum(i, m - 1)),
+    "zero-from": ("replaced by 0 from {0} on {along}", lambda i, m: np.where(i < m, i, -1)),
+    "ends-first": ("in another order {along}: those from {0} on first", lambda i, m: (i + m) % len(i)),
     "reversed-within": (
-        "in reverse order in each block of {0}",
+        "in reverse order in each block of {0} {along}",
         lambda i, m: np.minimum(i - i % m + m - 1, len(i) - 1) - i % m,
     ),
 }
@@ -99,7 +105,7 @@ def orders() -> tuple[Order, ...]:
     for size, of in BLOCKS.items():
         for name, (words, of_block) in OF_BLOCKS.items():
             plain.append(
-                Order(f"{name}-{size}".replace(" ", "-"), words.format(size), partial(_of_blocks, of_block, of))
+                Order(f"{name}-{size}".replace(" ", "-"), words.replace("{0}", size), partial(_of_blocks, of_block, of))
             )
     return tuple(plain)
 
@@ -132,4 +138,6 @@ def change_of(name: str, axis: int, order: Order) -> Change:
         return np.where((indices < 0).reshape(shape), 0.0, np.take(array, np.maximum(indices, 0), axis=axis))
 
     slug = f"{name.replace(' ', '-')}-{order.slug}"
-    return Change(slug, f"with the {name} axis {order.words}", apply, f"Leave the {name} axis as it is.")
+    return Change(
+        slug, order.words.replace("{along}", f"along the {name} axis"), apply, f"Leave the {name} axis as it is."
+    )

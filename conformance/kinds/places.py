@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.kinds.change import LEAVE_OUT, LONG, Change, Setting
+from conformance.kinds.change import Change, Setting
 from conformance.kinds.made import bug_of, stage_of, with_inputs, with_parameters
 from conformance.kinds.published import cosines, nearness
 from conformance.zoo.bug import Bug, DoesNotApply
@@ -35,7 +35,7 @@ def _in_its_place(state: State, beneath: Step, array: Any) -> Any:
 
 
 OF_SCALE = "Multiply scores by the given scale, or by 1 / sqrt(head_dim) without one."
-THE_RIGHT_ONES, OTHERS = "{} act as the right ones {}.", "{} are {}."
+ARE = "{} are {}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Place:
     get: Get = _result
     put: Put = _in_its_place
     gauge: int | None = None
-    says: str = THE_RIGHT_ONES
+    says: str = ARE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step", self.step or self.id)
@@ -91,18 +91,10 @@ def fault(place: Place, change: Change) -> Bug:
             raise DoesNotApply(f"an array of shape {np.shape(made)} does not fit where {array.shape} is needed")
         return place.put(state, beneath, made)
 
-    is_other = change.words.startswith("replaced") and place.says is THE_RIGHT_ONES
-    sentence = (OTHERS if is_other else place.says).format(place.words, change.words)
+    sentence = place.says.format(place.words, change.words)
     slug = f"{place.id.replace('_', '-').replace('.', '-')}-{change.slug}"
-    fix = OF_SCALE if place.id == "scale" else _fix(change, place.words)
+    fix = OF_SCALE if place.id == "scale" else change.fix
     return bug_of(slug, sentence[0].upper() + sentence[1:], fix, {place.step: changed})
-
-
-def _fix(change: Change, place: str) -> str:
-    """Return what to change; a long change is not said twice."""
-    if change.fix == LEAVE_OUT and (len(change.words) > LONG or change.words.startswith("replaced")):
-        return "Leave that out."
-    return change.fix.format(place=place, change=change.words)
 
 
 def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
@@ -112,12 +104,9 @@ def fault_of_all(places: Sequence[Place], change: Change) -> Bug:
     words = f"{', '.join(names)} and {last}"
     steps = {name: step for bug in bugs for name, step in bug.forward.items()}
     first = min((bug.stage for bug in bugs), key=STAGES.index)
-    said = OTHERS if change.words.startswith("replaced") else THE_RIGHT_ONES
-    sentence = said.format(f"{words[0].upper()}{words[1:]}", change.words)
-    fix = _fix(change, words)
-    return replace(
-        bugs[0], id="-and-".join(bug.id for bug in bugs), sentence=sentence, stage=first, fix=fix, forward=steps
-    )
+    sentence = ARE.format(f"{words[0].upper()}{words[1:]}", change.words)
+    id = "-and-".join(bug.id for bug in bugs)
+    return replace(bugs[0], id=id, sentence=sentence, stage=first, fix=change.fix, forward=steps)
 
 
 def _parameter(name: str) -> tuple[Get, Put]:

@@ -175,7 +175,7 @@ WEIGHTINGS: Mapping[str, Weigh] = {
     "the entmax-1.5 of the scores": partial(_entmax, 2),
     "softmax(queries over channels) . softmax(keys over positions) (efficient attention)": _efficient,
     **{
-        f"the softmax, stretched to {low:g} .. {high:g} and clipped to 0 .. 1": partial(_clipped, low, high)
+        f"clip({high - low:g} * softmax(scores) - {-low:g}, 0, 1)": partial(_clipped, low, high)
         for low, high in product((-0.03, -0.003, -0.1, 0.0), (1.0, 1.03))
         if (low, high) != (0.0, 1.0)
     },

@@ -83,7 +83,7 @@ def pasts() -> Iterator[Bug]:
     axes = PLACES["past_keys"].axes
     for (place, name), (slug, (words, rule)) in product(enumerate(axes[:-1]), RULES.items()):
         change = change_of(name, place - len(axes), Order(slug, words, partial(of_any_length, rule)))
-        said = f"Past keys and values act as the right ones {change.words}."
+        said = f"Past keys and values are {change.words}."
         yield bug_of(said, said, change.fix, dict.fromkeys(("keys", "values"), partial(_of_past, change)))
 
 

@@ -167,7 +167,7 @@ def _numbers(samples: Sequence[Sample]) -> Iterator[Change]:
 
 def times(number: Expression) -> Change:
     """Return the array times a number."""
-    words = {"-1": "negated", "0": "replaced by 0"}.get(number.words, f"times {number.words}")
+    words = {"-1": "negated", "0": "replaced by 0"}.get(number.words, f"multiplied by {number.words}")
     fix = "" if number.words == "0" else LEAVE_OUT
     return Change(f"times-{number.slug}", words, lambda array, axes, setting: array * number.at(setting), fix)
 
@@ -179,7 +179,7 @@ def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
         return []
     table = [number or 0.0 for number in longest]
     tells = all(np.allclose(row, table[: len(row)], rtol=CLOSE) for row in read)  # type: ignore[arg-type]
-    return table if tells and len(table) >= LEAST_HEADS else []
+    return table if tells and len(table) >= LEAST_HEADS and np.ptp(table) > CLOSE else []
 
 
 def by_head(table: Sequence[float], heads: int) -> NDArray:
@@ -201,7 +201,7 @@ def _of_heads(samples: Sequence[Sample]) -> Iterator[Change]:
     factors = [[float(e @ m / (e @ e)) if e.any() else None for e, m in zip(*pair, strict=True)] for pair in sides]
     if table := table_of_heads(factors):
         words = ", ".join(f"{number:.{FEW}g}" for number in table[:FEW])
-        said = f"times a number of each head: {words}, ... ({len(table)} in all)"
+        said = f"multiplied by a number of each head: {words}, ... ({len(table)} in all)"
         yield Change(
             "times-of-heads", said, lambda x, axes, s: x * by_head(table, x.shape[place]).reshape(shape), LEAVE_OUT
         )
@@ -215,9 +215,7 @@ def _of_heads(samples: Sequence[Sample]) -> Iterator[Change]:
 
 def _of_neighbours(samples: Sequence[Sample]) -> Iterator[Change]:
     """Yield sums of each and its neighbour along one axis, times a number each; the first or last is its own one."""
-    for (axis, name), (words, by, end) in product(
-        enumerate(samples[0].axes), (("before", -1, "first"), ("after", 1, "last"))
-    ):
+    for (axis, name), (words, by) in product(enumerate(samples[0].axes), (("before", -1), ("after", 1))):
         known = [s for s in samples if s.differs and not np.isnan(s.measured).any()]
         both = [np.stack([s.expected.ravel(), _neighbour(s.expected, axis, by).ravel()], axis=1) for s in known]
         if len(both) < 2 or any(np.linalg.matrix_rank(one) < 2 for one in both):
@@ -226,9 +224,8 @@ def _of_neighbours(samples: Sequence[Sample]) -> Iterator[Change]:
         if np.ptp(found, axis=0).max() > CLOSE or np.abs(found).min() <= CLOSE:
             continue
         (own, a), (other, b) = (neat(float(number), CLOSE) for number in found[0])
-        said = (
-            f"mixed with the one {words}: {own} of each, plus {other} of that on the {name} axis (the {end} has itself)"
-        )
+        beside = "max(j - 1, 0)" if by < 0 else "min(j + 1, n - 1)"
+        said = f"mixed along the {name} axis: x[j] becomes {own} * x[j] + {other} * x[{beside}]"
         yield Change(
             f"{name}-{own}-and-{other}-{words}".replace(" ", "-"), said, partial(_summed, a, b, axis, by), LEAVE_OUT
         )
@@ -265,8 +262,8 @@ def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
                 change = elementwise(f"{digits}-{name}", EACH.format(formula), partial(_times, number, function))
             yield replace(change, fix=LEAVE_OUT)
     for name, words, of, read in (
-        ("plus", "plus {}", np.add, lambda x, y: float(np.mean(y - x))),
-        ("leaky", "times {} where they are below 0", _leaky, _of_negative),
+        ("plus", EACH.format("x + {}"), np.add, lambda x, y: float(np.mean(y - x))),
+        ("leaky", "multiplied by {} where they are below 0", _leaky, _of_negative),
         ("clipped", "clipped at +-{}", lambda x, c: np.clip(x, -c, c), lambda x, y: float(np.abs(y).max())),
     ):
         for said in expressions_of([(read(*one.pairs), one.setting) for one in samples], unit=first.unit)[:2]:

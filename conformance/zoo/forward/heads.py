@@ -58,10 +58,13 @@ _row = Table("queries", "Split as reshape(B, L, H, d).transpose(0, 2, 1, 3): cha
 _merge = Table("output", "Merge as transpose(0, 2, 1, 3).reshape(B, L, H * dv).")
 
 SPLIT_AND_MERGE = (
-    _row("split-d-h", "Channels are split as (d, h) instead of (h, d).", _split(interleaved)),
+    _row(
+        "split-d-h", "Channels of queries, keys and values are split as (d, h) instead of (h, d).", _split(interleaved)
+    ),
     _row(
         "split-and-merge-d-h",
-        "Channels are split as (d, h) instead of (h, d), and merged so: head h has every H-th channel.",
+        "Channels of queries, keys and values are split as (d, h) instead of (h, d), and merged so: head h has every "
+        "H-th channel.",
         {**_split(interleaved), **_merged(merge_interleaved)},
         fix="Split as reshape(B, L, H, d).transpose(0, 2, 1, 3); merge as transpose(0, 2, 1, 3).reshape(B, L, H * dv).",
     ),

@@ -37,8 +37,8 @@ COURSE = "course"
 
 
 WORDS = {
-    r"Channels are split as \(d, h\) instead of \(h, d\)": "Channels are split as reshape(B, L, d, H) does, and not as "
-    "reshape(B, L, H, d)",
+    r"Channels of queries, keys and values are split as \(d, h\) instead of \(h, d\)": "Channels are split as "
+    "reshape(B, L, d, H) does, and not as reshape(B, L, H, d)",
     r"\(d, h\) instead of \(h, d\)": "(d, H) instead of (H, d)",
     r"Padded (keys and )?values are projected as they are: a NaN there reaches the output as 0 \* NaN": "A NaN in "
     r"padded \1values reaches the output: 0 * NaN is NaN",

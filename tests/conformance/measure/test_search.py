@@ -52,12 +52,12 @@ FAULTS = {
     "a factor of sizes": (
         "similarity",
         lambda s, x: x * (s.config.head_dim / s.config.query_dim) ** 0.5,
-        "times sqrt(head_dim / query_dim)",
+        "multiplied by sqrt(head_dim / query_dim)",
     ),
-    "a constant": ("projected_values", lambda s, x: 0.707 * x, "times 0.707"),
-    "a factor of each head": ("heads", _of_heads, "times a number of each head: 0.50"),
-    "an order": ("heads", lambda s, x: x[..., ::-1], "with the channel axis in reverse order"),
-    "a function": ("queries", lambda s, x: np.tanh(x), "with each x replaced by tanh(x)"),
+    "a constant": ("projected_values", lambda s, x: 0.707 * x, "multiplied by 0.707"),
+    "a factor of each head": ("heads", _of_heads, "multiplied by a number of each head: 0.50"),
+    "an order": ("heads", lambda s, x: x[..., ::-1], "in reverse order along the channel axis"),
+    "a function": ("queries", lambda s, x: np.tanh(x), "each x becomes tanh(x)"),
     "a bound": ("heads", lambda s, x: np.clip(x, -0.5, 0.5), "clipped at +-0.5"),
     "a rounding": ("queries", lambda s, x: round_to(x, "bfloat16").astype(float), "rounded to bfloat16"),
     "a rounding to integers": (
@@ -86,7 +86,7 @@ FAULTS = {
     "a sum with the neighbour": (
         "keys",
         lambda s, x: 0.6 * x + 0.4 * np.concatenate([x[:, :, :1], x[:, :, :-1]], axis=2),
-        "mixed with the one before: 0.6 of each, plus 0.4 of that on the key axis",
+        "mixed along the key axis: x[j] becomes 0.6 * x[j] + 0.4 * x[max(j - 1, 0)]",
     ),
     "some calls": ("heads", _only_causal, "Only in calls with a causal mask: the weighted sums of the heads"),
 }
@@ -164,7 +164,7 @@ class Refusing(OutputAlone):
 
 def test_what_is_refused_is_noted_and_the_rest_is_asked():
     found = Probing(Asker(Refusing(wrong_at("heads", lambda s, x: 3.0 * x))), ()).run()
-    assert "times 3" in found.models[0][0].sentence
+    assert "multiplied by 3" in found.models[0][0].sentence
     assert found.asker.refused["one item, and no past"] > 5
 
 

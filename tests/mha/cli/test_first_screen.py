@@ -168,7 +168,11 @@ FEW = [part for id in ("prime", "causal", "valid-lens", "no-bias", "one-query") 
 EMPTY = [*FEW, "-c", "ragged-square"]  # where some rows have no key
 
 CAUSES = {
-    "interleaved": (FEW, "queries: Channels are split as (d, h) instead of (h, d), and merged so", "Change: Split as "),
+    "interleaved": (
+        FEW,
+        "queries: Channels of queries, keys and values are split as (d, h) instead of (h, d), and merged so",
+        "Change: Split as ",
+    ),
     "added": (EMPTY, "weights: A finite number, -1e9, is added to excluded scores", "Change: Exclude keys exactly"),
     "filled": (EMPTY, "weights: Excluded scores become a finite number such as -1e9", "Change: Give a row"),
     "input_width": (FEW, "scores: Scores are divided by the root of the width of the query inputs", "Change: Multiply"),

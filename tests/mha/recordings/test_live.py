@@ -84,7 +84,7 @@ def test_a_layer_in_a_model_is_found_by_its_name_and_left_as_it_was():
     assert [name for name, one in found.items() if one.failing] == ["wrong"]
     assert found["wrong"].measured is not None
     assert found["wrong"].measured.first is not None
-    assert "The inputs that queries are projected from act as the right ones times 2." in describe(found["wrong"])
+    assert "The inputs that queries are projected from are multiplied by 2." in describe(found["wrong"])
     assert model["wrong"].training
     assert all(torch.equal(before[name], array) for name, array in model.state_dict().items())
     assert list(mha.diagnose(model, layers=["right"])) == ["right"]
