@@ -256,26 +256,15 @@ def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
         times = float(made @ y / (made @ made)) if made.any() else 1.0
         if (np.abs(times * made - y) <= first.tolerance).all():
             digits, number = neat(times, CLOSE)
-            change = elementwise(name, EACH.format(words), function)
-            if digits != "1":
-                formula = f"{digits} * ({words})" if "/" in words else f"{digits} * {words}"
-                change = elementwise(f"{digits}-{name}", EACH.format(formula), partial(_times, number, function))
-            yield replace(change, fix=LEAVE_OUT)
+            formula, slug = (words, name) if digits == "1" else (f"{digits} * ({words})", f"{digits}-{name}")
+            yield Change(slug, EACH.format(formula), _with(lambda x, n, f=function: n * f(x), number), LEAVE_OUT)
     for name, words, of, read in (
         ("plus", EACH.format("x + {}"), np.add, lambda x, y: float(np.mean(y - x))),
-        ("leaky", "multiplied by {} where they are below 0", _leaky, _of_negative),
+        ("leaky", "multiplied by {} where they are below 0", lambda x, c: np.where(x < 0.0, c * x, x), _of_negative),
         ("clipped", "clipped at +-{}", lambda x, c: np.clip(x, -c, c), lambda x, y: float(np.abs(y).max())),
     ):
         for said in expressions_of([(read(*one.pairs), one.setting) for one in samples], unit=first.unit)[:2]:
             yield Change(f"{name}-{said.slug}", words.format(said.words), _with(of, said), LEAVE_OUT)
-
-
-def _times(number: float, function: Callable[[NDArray], NDArray], x: NDArray) -> NDArray:
-    return number * function(x)
-
-
-def _leaky(x: NDArray, number: float) -> NDArray:
-    return np.where(x < 0.0, number * x, x)
 
 
 def _of_negative(x: NDArray, y: NDArray) -> float:
@@ -283,8 +272,8 @@ def _of_negative(x: NDArray, y: NDArray) -> float:
     return float(below @ y / max(below @ below, 1e-300))
 
 
-def _with(of: Callable[[NDArray, float], NDArray], number: Expression) -> Apply:
-    return lambda array, axes, setting: of(array, number.at(setting))
+def _with(of: Callable[[NDArray, float], NDArray], number: Expression | float) -> Apply:
+    return lambda array, axes, setting: of(array, number if isinstance(number, float) else number.at(setting))
 
 
 def _roundings(samples: Sequence[Sample]) -> Iterator[Change]:

@@ -8,7 +8,6 @@ and these weights give it. The earliest of what is read counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ from conformance.kinds.made import TROUBLE
 from conformance.kinds.places import PLACES
 from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence, PlacedCall
-from conformance.measure.problems import scored
 from conformance.measure.readings import ROWS, drawn, fact
 from conformance.measure.search import EXTREME, Located, Measured, ProbeResult, features_of
 from conformance.measure.solve import CODE, logs, read_weights, solved, weights_of
@@ -52,6 +50,8 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
         return Located(measured.behaviour.shared, problem)
     if first.probe.gradients:
         return Located(first.probe.stage, problem, tuple(_first_gradient(evidence, problem)))
+    if moved := [one for one in first.differing if _are_items_moved(evidence, one)]:
+        return Located("output", moved[0])
     if first.probe.stage:
         return _seen(evidence, first.probe.stage, first.differing)
     found = []
@@ -66,12 +66,16 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     # A factor of values or of heads is what other weights sum to, where these are wrong; what bends values bends such
     # sums, and what the output's projection does not explain is wrong behind all of them.
     stages = [stage for stage, _ in found]
-    if f"{FACTOR}output" in stages:  # numbers in another order: those of the heads alone, or of all projections
-        scored = [one for outcome in measured.outcomes if outcome.probe.id == "scores" for one in outcome.differing]
-        of_all = any(map(partial(_sums_differ, evidence), scored[:1]))
-        return _seen(evidence, "queries" if of_all else "output", scored if of_all else first.differing)
-    if "values" in stages and not {"queries", "keys", "scores"} & {*stages} and _are_all_wrong(evidence, measured):
-        return _seen(evidence, "queries", first.differing)
+    scored = [one for outcome in measured.outcomes if outcome.probe.id == "scores" for one in outcome.differing][:1]
+    behind = "values" not in stages or not {"queries", "keys", "scores"} & {*stages}
+    if (
+        {f"{FACTOR}output", "output", "values"} & {*stages}
+        and behind
+        and any(_weights_differ(evidence, one) for one in scored)
+    ):
+        return _seen(evidence, "queries", scored)  # what all projections have
+    if f"{FACTOR}output" in stages:  # numbers in another order
+        return _seen(evidence, "output", first.differing)
     bent = "values" in stages or "heads" in stages
     found = [one for one in found if one[0] == "output"] or found
     told = [one for one in found if not one[0].startswith(FACTOR) and not (bent and one[0] == "weights")]
@@ -163,26 +167,16 @@ def _of_values(evidence: Evidence, problem: Problem) -> str | None:
     return f"{FACTOR}output" if _near(np.sort(heads, axis=None), np.sort(own, axis=None)) else "heads"
 
 
-def _are_all_wrong(evidence: Evidence, measured: Measured) -> bool:
-    """Return whether no other values explain calls whose scores differ: then all projections are wrong alike."""
-    row = next((one for one in measured.outcomes if one.probe.id == "scores"), None)
-    config = row.differing[0].config if row is not None and row.differing else None
-    if config is None or evidence.asker.fixed_weights is not None:
-        return False
-    problem = scored(config, config.head_dim + 5, config.head_dim + 3)  # more queries than keys, which tell the values
-    return evidence.asker.output(problem) is not None and solved(evidence, problem, PLACES["values"]) is None
-
-
 def _is_of_queries(evidence: Evidence, problem: Problem, heads: NDArray) -> bool:
     """Return whether heads stay as they are with other keys, so that no weight made them what they are."""
     other = solved(evidence, changed(problem, keys=-1.0), PLACES["heads"])
     return other is not None and _near(other[0], heads)
 
 
-def _sums_differ(evidence: Evidence, problem: Problem) -> bool:
-    """Return whether the sum of the weights of all heads is wrong for some key: no order of channels shows in it."""
-    config, inputs = problem.config, problem.inputs
-    if evidence.asker.fixed_weights is not None or not config.projections:
+def _weights_differ(evidence: Evidence, problem: Problem) -> bool:
+    """Return whether weights that all heads share have other ratios than the right ones, if values act linearly."""
+    config, inputs, asker = problem.config, problem.inputs, evidence.asker
+    if asker.fixed_weights is not None or not config.projections:
         return False
     weights: dict[str, NDArray | float] = {"v_proj.bias": 0.0, "out_proj.bias": 0.0}
     weights["v_proj.weight"] = np.eye(1, config.value_dim).repeat(config.num_kv_heads * config.value_head_dim, axis=0)
@@ -190,13 +184,16 @@ def _sums_differ(evidence: Evidence, problem: Problem) -> bool:
     for name, heads in (("q_proj", config.num_heads), ("k_proj", config.num_kv_heads)):  # heads that are all alike
         weights[f"{name}.weight"] = np.tile(problem.weights[f"{name}.weight"][: config.head_dim], (heads, 1))
     queries = inputs.queries[:, :1].repeat(problem.sizes.query_len, axis=1)
-    for key in range(problem.sizes.key_len):
-        values = np.zeros_like(inputs.values)
-        values[:, key, 0] = 1.0
-        one = changed(problem, weights, queries=queries, values=values)
-        if evidence.asker.output(one) is not None and not evidence.asker.is_right(one):
-            return True
-    return False
+    unit, count = np.eye(1, config.value_dim), problem.sizes.key_len
+    values = (np.broadcast_to(one[:, None] * unit, inputs.values.shape) for one in (np.ones(count), *np.eye(count)))
+    asked = [changed(problem, weights, queries=queries, values=one) for one in values]
+    outputs = [asker.output(one) for one in asked]
+    if any(one is None for one in outputs):
+        return False
+    together, *each = (np.asarray(one)[:, 0] for one in outputs)  # (B, output channels): queries are alike
+    shares = np.stack(each, axis=1)[..., int(np.abs(together).sum(axis=0).argmax())]
+    right = asker.wanted(asked[0]).trace.arrays()["weights"][:, 0, 0]
+    return _near(np.sum(each, axis=0), together) and not _near(shares / shares.sum(axis=1, keepdims=True), right)
 
 
 def _of_call(evidence: Evidence, problem: Problem) -> str | None:
@@ -266,8 +263,11 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
     if is_full and min(weights.shape[2:]) > d + 2 and _rank(measured) <= d:
         queries, keys = call.state["queries"], call.state.heads_of("keys")
         keys = keys - keys.mean(axis=2, keepdims=True)
-        if _is_product(measured, keys) or not _is_product(measured.swapaxes(2, 3), queries):
-            return "queries"
+        if _is_product(measured, keys):
+            return "queries" if _are_apart(evidence, problem, weights) else "scores"
+        if not _is_product(measured.swapaxes(2, 3), queries):
+            other = weights_of(evidence, changed(problem, queries=-0.5, keys=-2.0))
+            return "scores" if other is not None and _near(other, weights) else "queries"
         return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
     if is_full and not problem.inputs.queries.any() and solved(evidence, problem, PLACES["queries"]) is not None:
         return "queries" if weights.shape[3] > d else "scores"
@@ -287,17 +287,33 @@ def _takes_bias_as_it_is(evidence: Evidence, problem: Problem, measured: NDArray
     return _near(logs(weights, weights > 0.0), logs(np.exp(measured + bias), weights > 0.0))
 
 
+def _are_apart(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:
+    """Return whether the last key changes no ratio of the others' weights."""
+    other = weights_of(evidence, changed(problem, keys=_with_other_last(problem.inputs.keys)))
+    if other is None:
+        return True
+    there = weights[..., :-1] > 0.0
+    same_ratios = _near(logs(other[..., :-1], there), logs(weights[..., :-1], there))
+    return bool((other[..., :-1][there] > 0.0).all()) and same_ratios
+
+
+def _with_other_last(x: NDArray) -> NDArray:
+    return np.concatenate([x[:, :-1], 1.0 - x[:, -1:]], axis=1)
+
+
 def _are_pairwise(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:
     """Return whether the last key changes no ratio of the others' weights, and the last query no other row."""
-    of_keys, of_queries = (
-        weights_of(evidence, changed(problem, **{name: np.concatenate([x[:, :-1], 1.0 - x[:, -1:]], axis=1)}))
-        for name, x in (("keys", problem.inputs.keys), ("queries", problem.inputs.queries))
-    )
-    if of_keys is None or of_queries is None or min(weights.shape[2:]) < 3:
+    other = weights_of(evidence, changed(problem, queries=_with_other_last(problem.inputs.queries)))
+    if other is None or min(weights.shape[2:]) < 3:
         return True
-    others, there = of_keys[..., :-1], weights[..., :-1] > 0.0
-    same_ratios = (others[there] > 0.0).all() and _near(logs(others, there), logs(weights[..., :-1], there))
-    return bool(same_ratios) and _near(of_queries[:, :, :-1], weights[:, :, :-1])
+    return _near(other[:, :, :-1], weights[:, :, :-1]) and _are_apart(evidence, problem, weights)
+
+
+def _are_items_moved(evidence: Evidence, problem: Problem) -> bool:
+    """Return whether the output has the right items in another order."""
+    right = evidence.asker.wanted(problem).trace.arrays()["output"]
+    same = np.array([[_near(one, other) for other in right] for one in np.asarray(evidence.asker.output(problem))])
+    return bool(same.any(axis=0).all() and same.any(axis=1).all())
 
 
 def _rank(arrays: NDArray) -> int:
