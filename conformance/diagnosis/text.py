@@ -99,9 +99,7 @@ def precision(diagnosis: Diagnosis) -> str:
 
 def how_sure(diagnosis: Diagnosis) -> str:
     """Return how sure the reasons are: in what they give the same numbers, in one sentence; "" if there are none."""
-    if diagnosis.explanations:
-        return _wholly(diagnosis)
-    return _nearly(diagnosis) if diagnosis.partly else ""
+    return _wholly(diagnosis) if diagnosis.explanations else _nearly(diagnosis) if diagnosis.partly else ""
 
 
 def closest(diagnosis: Diagnosis) -> list[str]:
@@ -135,8 +133,9 @@ def _nearly(diagnosis: Diagnosis) -> str:
         head = f"Likely: this explains what fails, though it would show in {passing} as well:"
     against = None if diagnosis.measured is None else diagnosis.measured.against
     if best.complete and against is not None:
-        asked = _sizes(against.asked[0])
-        head = f"This explains every case, but not further calls ({against.probe.id}, such as {asked}):"
+        return (
+            f"This explains every case, but not further calls ({against.probe.id}, such as {_sizes(against.asked[0])}):"
+        )
     return head
 
 

@@ -257,7 +257,7 @@ def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
         if (np.abs(times * made - y) <= first.tolerance).all():
             digits, number = neat(times, CLOSE)
             formula, slug = (words, name) if digits == "1" else (f"{digits} * ({words})", f"{digits}-{name}")
-            yield Change(slug, EACH.format(formula), _with(lambda x, n, f=function: n * f(x), number), LEAVE_OUT)
+            yield Change(slug, EACH.format(formula), _with(partial(_times, function), number), LEAVE_OUT)
     for name, words, of, read in (
         ("plus", EACH.format("x + {}"), np.add, lambda x, y: float(np.mean(y - x))),
         ("leaky", "multiplied by {} where they are below 0", lambda x, c: np.where(x < 0.0, c * x, x), _of_negative),
@@ -265,6 +265,10 @@ def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
     ):
         for said in expressions_of([(read(*one.pairs), one.setting) for one in samples], unit=first.unit)[:2]:
             yield Change(f"{name}-{said.slug}", words.format(said.words), _with(of, said), LEAVE_OUT)
+
+
+def _times(function: Callable[[NDArray], NDArray], x: NDArray, number: float) -> NDArray:
+    return number * function(x)
 
 
 def _of_negative(x: NDArray, y: NDArray) -> float:

@@ -304,9 +304,8 @@ def _with_other_last(x: NDArray) -> NDArray:
 def _are_pairwise(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:
     """Return whether the last key changes no ratio of the others' weights, and the last query no other row."""
     other = weights_of(evidence, changed(problem, queries=_with_other_last(problem.inputs.queries)))
-    if other is None or min(weights.shape[2:]) < 3:
-        return True
-    return _near(other[:, :, :-1], weights[:, :, :-1]) and _are_apart(evidence, problem, weights)
+    is_apart = other is None or _near(other[:, :, :-1], weights[:, :, :-1])
+    return min(weights.shape[2:]) < 3 or (is_apart and _are_apart(evidence, problem, weights))
 
 
 def _are_items_moved(evidence: Evidence, problem: Problem) -> bool:
