@@ -133,9 +133,7 @@ def _nearly(diagnosis: Diagnosis) -> str:
         head = f"Likely: this explains what fails, though it would show in {passing} as well:"
     against = None if diagnosis.measured is None else diagnosis.measured.against
     if best.complete and against is not None:
-        return (
-            f"This explains every case, but not further calls ({against.probe.id}, such as {_sizes(against.asked[0])}):"
-        )
+        return f"This explains every case, but not further calls ({against.probe.id}: {_sizes(against.asked[0])}):"
     return head
 
 
