@@ -164,7 +164,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "scale",
-        "a scale of one's own",
+        "a given scale",
         lambda config, inputs: config.scale is not None,
         options={"scale": _of_config("softmax_scale")},
         needs=(Need(lambda config: f"scale {config.softmax_scale:g}", ("scale", "config"), _needs_scale),),

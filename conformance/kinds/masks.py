@@ -363,8 +363,7 @@ def coinciding() -> Iterator[Bug]:
         yield bug_of(said, said, LEAVE, dict.fromkeys(STEPS[source], partial(_read, source, read)))
 
 
-def _read(source: str, changed: Callable[[NDArray, State], NDArray], state: State, beneath: Step) -> Any:
+def _read(source: str, changed: Callable[[NDArray, State], NDArray | None], state: State, beneath: Step) -> Any:
     array = getattr(state.inputs.mask, source)
-    return (
-        beneath(state) if array is None else beneath(with_inputs(state, **{source: changed(np.asarray(array), state)}))
-    )
+    other = None if array is None else changed(np.asarray(array), state)
+    return beneath(state if other is None else with_inputs(state, **{source: other}))

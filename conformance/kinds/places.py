@@ -35,7 +35,7 @@ def _in_its_place(state: State, beneath: Step, array: Any) -> Any:
 
 
 OF_SCALE = "Multiply scores by the given scale, or by 1 / sqrt(head_dim) without one."
-ARE = "{} are {}."
+ARE, IS = "{} are {}.", "{} is {}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +183,7 @@ PLACES: Mapping[str, Place] = {
         Place("scores", "scores with the additive bias", SCORED, gauge=-1),
         Place("bias", "the numbers of the additive bias as they are added", SCORED, "scores", _bias, _with_bias, -1),
         Place("capped", "scores after the softcap", SCORED, gauge=-1),
-        Place("softcap", "softcaps", _ONE, "capped", *_number("softcap", lambda config: config.softcap)),
+        Place("softcap", "the softcap", _ONE, "capped", *_number("softcap", lambda config: config.softcap), says=IS),
         Place("similarity", "scores", SCORED, gauge=-1),
         *(
             Place(name, words, SCORED, "similarity", get, lambda state, beneath, array: array, -1, OF_PRODUCTS)
@@ -193,8 +193,9 @@ PLACES: Mapping[str, Place] = {
             )
         ),
         Place(
-            *("scale", "the scales of scores", _ONE, "similarity"),
+            *("scale", "the scale of the scores", _ONE, "similarity"),
             *_number("scale", lambda config: config.softmax_scale if config.score == "scaled_dot" else None),
+            says=IS,
         ),
         Place("keys", "all keys (new and past)", _BY_KEY, gauge=-2),
         Place("past_keys", "the past keys", _BY_KEY, "keys", *_past("past_keys")),  # new keys show a shift of them

@@ -168,12 +168,12 @@ WEIGHTINGS: Mapping[str, Weigh] = {
     "the softmax of |s|, with the sign of each score s": lambda s: (
         np.sign(s["scores"]) * _softmax(s, np.abs(s["scores"]))
     ),
-    "the Laplace function of each score (MEGA)": _laplace,
+    "0.5 * (1 + erf((s - sqrt(0.5)) / sqrt(0.5 / pi))) of each score s (the Laplace function of MEGA)": _laplace,
     "sigmoid(s) of what the keys behind leave (stick-breaking)": partial(_broken, True),
     "sigmoid(s) of what the keys before leave (stick-breaking)": partial(_broken, False),
     "the sparsemax of the scores": partial(_entmax, 1),
     "the entmax-1.5 of the scores": partial(_entmax, 2),
-    "softmax(queries over channels) . softmax(keys over positions) (efficient attention)": _efficient,
+    "softmax(queries, over channels) @ softmax(keys, over positions)^T (efficient attention)": _efficient,
     **{
         f"clip({high - low:g} * softmax(scores) - {-low:g}, 0, 1)": partial(_clipped, low, high)
         for low, high in product((-0.03, -0.003, -0.1, 0.0), (1.0, 1.03))
@@ -418,7 +418,7 @@ def dropouts() -> Iterator[Bug]:
         over = " and ".join(named[axis] for axis in axes)
         for kept in (False, True):
             more = "; what stays is divided by the share that stayed, not by 1 - p" * kept
-            sentence = f"Dropout is drawn once for all {over}, as the first one's, not for each weight{more}."
+            sentence = f"Dropout draws no mask for each of the {over}: all have that of the first one{more}."
             fix = "Draw dropout for each weight by itself, (B, H, Lq, Lk), and divide by 1 - p."
             yield bug_of(sentence, sentence, fix, {"kept_weights": partial(_shared, axes, kept)})
 

@@ -78,7 +78,7 @@ CAUSAL_SOFTCAP: dict[str, Any] = {
 CASES = [
     case(
         "softcap-windowed",
-        "a softcap, or a scale of one's own, that is left out beside a window, groups or dropout",
+        "a softcap, or a given scale, that is left out beside a window, groups or dropout",
         num_heads=6,
         num_kv_heads=3,
         scale=1 / 11,
@@ -137,7 +137,7 @@ CASES = [
     ),
     case(
         "decode-long",
-        "one query against many keys: a scale of one's own, groups, dropout; a path for decoding of its own",
+        "one query against many keys: a given scale, groups, dropout; a path for decoding of its own",
         AttentionConfig(256, 4, num_kv_heads=2, query_dim=10, key_dim=9, value_dim=8, output_dim=14, bias=True),
         scale=0.11,
         dropout=0.2,

@@ -145,7 +145,7 @@ def test_what_a_layer_can_not_express_has_a_reason(spec):
 @pytest.mark.parametrize(
     ("name", "case_id", "reason"),
     [
-        ("MultiheadAttention", "square-scale", "a scale of one's own"),
+        ("MultiheadAttention", "square-scale", "a given scale"),
         ("MultiheadAttention", "heads-given", "attention without projections"),
         ("MultiheadAttentionInTraining", "square-dropout-off", "dropout with a given keep-mask"),
         ("MultiheadAttentionIsCausal", "square-window", "anything but a causal mask"),
