@@ -69,7 +69,7 @@ TURNED: Mapping[str, tuple[str, masks.Term]] = {
         "rotated_keys",
         lambda s: np.arange(s.sizes.key_len - s.sizes.past_len),
     ),
-    "all keys by their index, past ones a second time": ("keys", masks.key_number),
+    "all keys by j, past ones a second time": ("keys", masks.key_number),
     "no keys": ("rotated_keys", lambda s: np.zeros(s.sizes.key_len - s.sizes.past_len, int)),
 }
 """Ways to turn keys: the step that is changed, and their positions."""
@@ -84,7 +84,7 @@ FORWARD = " Do not negate the sine."
 
 def _turned() -> Iterator[Bug]:
     parts = {"all channels": (1, "first"), "the first half": (2, "first"), "the last half": (2, "last")}
-    pairs = {"(k, k + half of them)": False, "(2 k, 2 k + 1)": True}
+    pairs = {"(k, k + half of them)": False, "(2 k, 2 k + 1), neighbours": True}
     queries = ("offset + i", "i", "i + past length", "offset + i - past length")
     for base, some, layout, back, q, k in product(BASES, parts, pairs, (False, True), queries, TURNED):
         if some != "all channels" and (back or base != BASES[0]):
@@ -174,7 +174,7 @@ def _spare(heads: int) -> NDArray:
 
 SLOPES: Mapping[str, Callable[[int], NDArray]] = {
     "2^(-8 h / H), h = 1 .. H": _powers,
-    "those of a power of 2 and, for further heads, those in between": _spare,
+    "2^(-8 h / H) of the power of 2 below H, for further heads those in between": _spare,
     "2^(-h), h = 1 .. H": lambda heads: 0.5 ** np.arange(1, heads + 1),
     "2^(-8 h / H), h = 0 .. H - 1": lambda heads: 2.0 ** (-8.0 / heads * np.arange(heads)),
     "2^(-8 h / H), h = H .. 1": lambda heads: _powers(heads)[::-1],
@@ -186,9 +186,7 @@ SLOPES: Mapping[str, Callable[[int], NDArray]] = {
 def _distances() -> Iterator[Bug]:
     fix = "Leave this out; or give it as the additive bias."
     for slope, words, q in product(SLOPES, DISTANCES, ("offset + i", "i", "i + Lk - Lq")):
-        said = (
-            f"Slopes of the heads ({slope}) times {words} are added to the scores, where query i stands at {q} (ALiBi)."
-        )
+        said = f"ALiBi is added to the scores: the head's slope ({slope}) times {words}, where query i stands at {q}."
         yield bug_of(said, said, fix, {"scores": partial(_biased, SLOPES[slope], DISTANCES[words], masks.QUERIES[q])})
     for slope in SLOPES:
         said = f"ALiBi: slopes ({slope}) times the key's position j are added to the scores."

@@ -311,6 +311,7 @@ def _in_some(some: Callable[[State], Any], state: State, beneath: Step) -> NDArr
 
 AXES = {"allowed": ("item", "head", "query", "key"), "bias": ("item", "head", "query", "key"), "valid_lens": ("item",)}
 STEPS = {"allowed": ("allowed", "padding"), "bias": ("scores", "allowed"), "valid_lens": ("allowed", "padding")}
+BY_NUMBER = "Broadcast it to (B, H, Lq, Lk), from the last axis on, whatever the sizes are."
 LEAVE = "Give each item, head, query and key the numbers of its own."
 
 
@@ -359,8 +360,8 @@ READ: Mapping[str, Callable[[NDArray, State], NDArray | None]] = {
 def coinciding() -> Iterator[Bug]:
     """Yield arrays of a mask whose axes are taken for others of the same size."""
     for (words, read), source in product(READ.items(), ("allowed", "bias")):
-        said = f"The axes of {source}: {words}."
-        yield bug_of(said, said, LEAVE, dict.fromkeys(STEPS[source], partial(_read, source, read)))
+        said = f"In {source}, {words}."
+        yield bug_of(said, said, BY_NUMBER, dict.fromkeys(STEPS[source], partial(_read, source, read)))
 
 
 def _read(source: str, changed: Callable[[NDArray, State], NDArray | None], state: State, beneath: Step) -> Any:

@@ -314,7 +314,7 @@ LOG2E = math.log2(math.e)
 
 IN_FORMAT: Mapping[str, Callable[[Callable[[NDArray], NDArray], State], Any]] = {
     "The scale is rounded to {}.": lambda narrow, s: s["unscaled"] * narrow(np.array(s.config.softmax_scale)),
-    "The scale times log2(e), for a softmax of powers of two, is rounded to {}.": lambda narrow, s: (
+    "The factor of the scores before exp2, scale * log2(e), is rounded to {}.": lambda narrow, s: (
         s["unscaled"] * (narrow(np.array(s.config.softmax_scale * LOG2E)) / LOG2E)
     ),
     "Queries times the scale are rounded to {}.": lambda narrow, s: _products(
@@ -417,8 +417,8 @@ def dropouts() -> Iterator[Bug]:
         axes = [axis for axis in range(4) if count >> axis & 1]
         over = " and ".join(named[axis] for axis in axes)
         for kept in (False, True):
-            more = "; what stays is divided by the share that stayed, not by 1 - p" * kept
-            sentence = f"Dropout draws no mask for each of the {over}: all have that of the first one{more}."
+            more = "; kept weights are divided by the share that is kept, not by 1 - p" * kept
+            sentence = f"Dropout is drawn once for all {over}: each has what the first one draws{more}."
             fix = "Draw dropout for each weight by itself, (B, H, Lq, Lk), and divide by 1 - p."
             yield bug_of(sentence, sentence, fix, {"kept_weights": partial(_shared, axes, kept)})
 
