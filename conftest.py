@@ -6,7 +6,7 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -116,12 +116,51 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend_name", names)
 
 
+NIGHTLY = {
+    "tests/browser": "what a page draws is seen in a browser",
+    "tests/docs/test_in_a_browser.py": "what a page of the docs draws is seen in a browser",
+    "tests/conformance/calibration": "no right formulation is outside its bound",
+    "tests/conformance/conditions": "the cases meet nearly every condition of a user's call",
+    "tests/conformance/diagnosis/test_bugs_in_other_code.py": "bugs of other people's code are named",
+    "tests/conformance/heldout": "the held-out layers are what they say, and are measured as docs/experiments.md says",
+    "tests/conformance/test_fast_branches.py": "the fast path's cases take every branch",
+    "tests/conformance/test_twice.py": "the same question has the same answer to the bit",
+    "tests/conformance/zoo/test_twice.py": "two cases or more show every bug of the zoo",
+    "tests/fuzz": "no odd call and no damaged file gives a wrong number or a traceback",
+    "tests/lessons": "every notebook runs, and its exercises are judged rightly",
+    "tests/mha/learn/test_beginners.py": "a beginner's wrong answer is named",
+    "tests/mha/learn/test_solutions.py": "other people's right answers are right",
+    "tests/mha/port/test_decoder.py": "SmolLM2 gives its own text with each backend's attention",
+    "tests/mha/port/test_decoder_families.py": "each family of decoders is ported",
+    "tests/mha/port/test_decoder_folders.py": "folders of decoders are ported or refused",
+}
+"""Tests that take minutes -> the promise that they protect; those with the mark `nightly` are others."""
+
+
+def _promise(item: pytest.Item) -> str:
+    """Return the promise that a nightly test of NIGHTLY protects; "" for others."""
+    path = item.path.relative_to(item.config.rootpath).as_posix()
+    return next((promise for some, promise in NIGHTLY.items() if path == some or path.startswith(f"{some}/")), "")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked nightly, whatever else `-m` says, unless it names that mark."""
+    """Leave out what is nightly, whatever else `-m` says, unless it names that mark."""
+    for item in items:
+        if _promise(item):
+            item.add_marker("nightly")
     if "nightly" not in config.getoption("markexpr"):
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A red nightly test says which promise is broken."""
+    report = yield
+    if report.failed and (promise := _promise(item)):
+        report.sections.append(("the promise that this protects", promise))
+    return report
 
 
 def pytest_collection_finish() -> None:
