@@ -136,7 +136,8 @@ def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
     path = found_file(path)
     form = format_of(path)
     if not path.is_file():
-        raise SpecError(f"{path} is a folder" if path.is_dir() else f"there is no file {path}")
+        near = meant(path.name, (one.name for one in path.absolute().parent.glob("*")))
+        raise SpecError(f"{path} is a folder" if path.is_dir() else f"there is no file {path}{near}")
     with ExitStack() as stack:
         try:
             checkpoint = stack.enter_context(_module(form).open_file(path))

@@ -179,7 +179,7 @@ def test_the_printed_code_runs_as_it_stands(mine, name, options, relation, capsy
         ("all_nan", (), "can't be asked: every number of its outputs is NaN or infinite"),
         ("broken", (), "can't be made: it raised RuntimeError: no file"),
         ("refuses", (), "can't be asked: ValueError: never. Say what it is called with: --inputs FILE.npz"),
-        ("number", (), "a model of PyTorch, Keras, Flax or Gluon, or a function, is asked. Got"),
+        ("number", (), "a model of PyTorch, Keras, Flax or Gluon, or a function, is asked: name one"),
         ("right", ("--time-limit", "0"), "limit must be a positive number of seconds, at most 1e6. Got 0.0."),
         ("right", ("--inputs", "none.npz"), "none.npz"),
     ],
