@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from mha.infer.observed import Observed, load_arrays, naming
 from mha.recordings.recording import METADATA_KEY, Recording
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.dtypes import storage_dtype
 from mha_core.errors import listed
 from mha_core.features import arithmetic_fields
@@ -230,6 +230,7 @@ def observed_in(path: Path) -> Observed:
     given = call.inputs
     if given.past_keys is not None or given.rotary is not None:
         raise SpecError(f"{path} holds a call with past keys or rotary positions; record one without")
-    words = "no mask" if given.mask == AttentionMask() else "the recorded mask"
+    plain = not any(value is not None and value is not False for value in (*vars(given.mask).values(),)[:4])
+    words = "no mask" if plain else "the recorded mask"
     masks, output = {words: given.mask}, call.outputs["output"]
     return Observed(given.queries, given.keys, given.values, output, masks, recording.layers[0].dtype)

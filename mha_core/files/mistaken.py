@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import os
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
-from mha_core.errors import listed, meant, shown
+from mha_core.errors import listed, shown
 from mha_core.files.tensorfile import looks_like
 
 WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".msgpack", ".npz", ".params", ".safetensors")
@@ -80,6 +81,20 @@ def spec_meant(text: str, example: str = "attention") -> str:
     return f"{what}it must read MODULE:NAME, such as mine:{example} (`{example}` in mine.py)"
 
 
+def near_file(path: Path) -> str:
+    """Return the file that a path may have meant that is not there, as the end of a message; "" for none.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = [Path(folder, name).touch() for name in ("call.npz", "port.npz")]
+    ...     near_file(Path(folder, "calls.npz")), near_file(Path(folder, "model.npz"))
+    ('; did you mean call.npz?', '')
+    """
+    there = {one.stem: one.name for one in path.absolute().parent.glob("*") if one.is_file()}
+    found = get_close_matches(path.stem, there, n=1, cutoff=0.75)
+    return f"; did you mean {shown(there[found[0]])}?" if found else ""
+
+
 def taken_by(path: str | os.PathLike[str]) -> str:
     """Return what there is at a path that is no recording, and what takes it.
 
@@ -92,8 +107,7 @@ def taken_by(path: str | os.PathLike[str]) -> str:
     if path.is_dir():
         return f"it is a folder; {TO_RECORD}"
     if not path.is_file():
-        near = meant(path.name, (one.name for one in path.absolute().parent.glob("*") if one.is_file()))
-        return near.removeprefix("; ") or TO_RECORD
+        return near_file(path).removeprefix("; ") or TO_RECORD
     if path.suffix == ".py":
         spec = spec_meant(str(path)).partition("write ")[2].partition(" ")[0]
         return f"it is Python code: `mha check --subject {spec}` judges a function in it; {TO_RECORD}"

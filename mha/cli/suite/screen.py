@@ -182,7 +182,7 @@ def _raised(results: Sequence[Result]) -> list[str]:
     lines = []
     for ones in ranked[:REASONS]:
         names = list(dict.fromkeys(one.case for one in ones))
-        lines.append(f"Did not run: {shown(_why(ones[0]), 160)}, in {listed(names, NAMES)}")
+        lines.append(f"Did not run: {shown(_why(ones[0]), 190)}, in {listed(names, NAMES)}")
         lines += [WHY_SIZE] * bool(OF_SIZE.search(ones[0].message))
         lines += [WHY_WRITES] * ("wrote into its inputs" in ones[0].message)
     more = len(ranked) - REASONS

@@ -29,6 +29,11 @@ def leaking(x, mask=None):
     return x + kept.mean(1, keepdims=True)
 
 
+def idle(x, attn_mask=None, key_padding_mask=None):
+    hidden = np.zeros(x.shape[:2], bool) if key_padding_mask is None else key_padding_mask
+    return x + np.where(hidden[..., None], 0.0, x).sum(1, keepdims=True)
+
+
 def lengthy(x):
     return np.cumsum(x, axis=1) / x.shape[1]
 
@@ -165,6 +170,13 @@ def test_the_printed_code_runs_as_it_stands(mine, name, options, relation, capsy
         patch.syspath_prepend(".")
         exec(one["code"], {})
     assert float(capsys.readouterr().out) == pytest.approx(one["error"], rel=1e-6)
+
+
+def test_a_mask_that_changes_nothing_beside_one_that_works_is_broken(mine):
+    status, said = run(f"{mine}:idle")
+    assert status == 1
+    assert "BROKEN mask-hides-attn_mask: What attn_mask hides changes nothing elsewhere;" in said
+    assert said.count("BROKEN") == 1
 
 
 @pytest.mark.parametrize(
