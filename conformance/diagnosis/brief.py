@@ -178,11 +178,12 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     known = diagnosis.explanations or diagnosis.partly or diagnosis.remarks
     if diagnosis.mismatch is not None and ((formal and not known) or (right and not found)):
         found = (Cause(diagnosis.mismatch.stage, f"{diagnosis.mismatch.message}."),)
+    advice = SHOW_STAGES if diagnosis.visible == ("output",) and not diagnosis.recorded else ""
     if located == (ALL_NAN,):
-        found, located = (Cause("output", ALL_NAN, SHOW_STAGES if diagnosis.visible == ("output",) else ""),), ()
+        found, located = (Cause("output", ALL_NAN, advice),), ()
     if not found and diagnosis.ended is None:
         stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
-        found = (Cause(stage, NO_CAUSE, SHOW_STAGES if diagnosis.visible == ("output",) else ""),)
+        found = (Cause(stage, NO_CAUSE, advice),)
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
     usual = any(EXTREME not in features_of(problem) for one in asked for problem in one.differing)
@@ -232,7 +233,7 @@ def _unasked(diagnosis: Diagnosis) -> list[str]:
 def _of_remarks(diagnosis: Diagnosis) -> Iterator[Cause]:
     """Yield what equal questions had other answers to, and in which precision it computes."""
     if diagnosis.inside is not None and not diagnosis.deviating:
-        fix = "Keep scores and softmax in the inputs' dtype." if diagnosis.rounds else ""
+        fix = f"Keep {'scores and softmax' if diagnosis.rounds else 'every array'} in the inputs' dtype."
         yield Cause("scores" if diagnosis.rounds else "output", text.precision(diagnosis), fix)
     for remark in diagnosis.remarks:
         fix = next((fix for word, fix in FIXES.items() if word in remark), "")

@@ -64,6 +64,7 @@ class Diagnosis:
         case: the id of that case; "" if none fails.
         alone: what the cases that fail have, and no other has, in words; "" if nothing.
         visible: the names of the arrays that the subject exposes.
+        recorded: whether it only gives what was recorded, and can't be asked more.
         stages: stage before the output that it exposes -> whether that is wrong (see `shown_stages`).
         inside: the dtype in which it computes, if that is narrower than its own.
         rounds: whether its scores or softmax are seen to be in that dtype, and not all of its numbers.
@@ -102,6 +103,7 @@ class Diagnosis:
     ended: str | None = None
     case: str = ""
     alone: str = ""
+    recorded: bool = False
     stages: Mapping[str, bool] = field(default_factory=dict)
 
     @property
@@ -186,6 +188,7 @@ def diagnose(
         case=plainest.case.id if plainest else "",
         alone=_alone(failing, observations),
         only_extreme=_extremes(failing, observations),
+        recorded=not can_be_asked_again(subject),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
         stages=shown_stages(observations),
         unasked=tuple(p for p in PARTS if failing and all(p in one.case.config.parts for one in failing)),

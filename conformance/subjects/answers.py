@@ -181,7 +181,11 @@ def place_now(threads: Iterable[threading.Thread]) -> str:
 
 
 def _last_own(frames: traceback.StackSummary) -> str:
-    own = [frame for frame in frames if not frame.filename.startswith(_other_code())]
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith(_other_code()) and "site-packages" not in Path(frame.filename).parts
+    ]
     if not own:
         return ""
     return f" ({shown(Path(own[-1].filename).name)}:{own[-1].lineno} in {shown(own[-1].name)})"

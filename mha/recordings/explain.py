@@ -231,7 +231,9 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
         other = [name for name in right.weights if name in both]
         other = [name for name in other if not np.array_equal(right.weights[name], held.weights[name])]
         other += sorted(right.weights.keys() ^ held.weights.keys())
-        what = f"other weights than {path}: {', '.join(other)}" if other else f"the weights of {path}"
+        every = {name for name in right.weights if name.endswith("_proj.weight")} <= set(other)
+        more = " (all of its matrices: is it a file of this model, in this state of training?)" * every
+        what = f"other weights than {path}: {', '.join(other)}{more}" if other else f"the weights of {path}"
         holding.setdefault(what, {})[held.name or "The layer"] = None
     for what, who in holding.items():
         lines.append(f"{listed(tuple(who), NAMED)} {'holds' if len(who) == 1 else 'hold'} {what}.")

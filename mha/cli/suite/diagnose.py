@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 
 OWN_WEIGHTS = (
     "That is by the weights that it holds. Of a port: mha diagnose {} --weights ORIGINAL (a recording of the original, "
-    "or its canonical weights)."
+    "or a file of its weights)."
 )
 
 
@@ -94,7 +94,7 @@ def diagnose(asked: DiagnoseOptions) -> None:
 
     Of FILE, which mha.capture wrote, all calls of a layer are explained by one hypothesis, and layers that the same
     one explains are told together. A wrongly ported layer is right by the weights that it holds: --weights names a
-    file with those that it was meant to hold, canonical weights or a recording of the original, and the calls are
+    file with those that it was meant to hold, of weights or a recording of the original, and the calls are
     judged by these. With a recording, both are compared as `mha where` does as well: inputs, masks and outputs.
 
     Exit status: 0 nothing to explain, 1 it differs, 2 could not run.

@@ -243,7 +243,8 @@ def test_layers_of_the_original_are_taken_by_name_or_in_order(tmp_path):
     _, lines = intended(two_layers(("a", "b"), seeds=(0, 2)), path)
     assert lines == [
         f"a holds the weights of {path}.",
-        f"b holds other weights than {path}: {', '.join(layer_of().weights)}.",
+        f"b holds other weights than {path}: {', '.join(layer_of().weights)} (all of its matrices: is it a file of "
+        "this model, in this state of training?).",
     ]
     with pytest.raises(SpecError, match="must have the layers that were recorded, or as many. It has 'a', 'b'"):
         intended(recording_of(layer_of()), path)
