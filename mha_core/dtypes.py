@@ -5,15 +5,27 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.errors import SpecError
+from mha_core.errors import SpecError, meant
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
+OTHER_NAMES = {"double": "float64", "f64": "float64", "fp64": "float64", "f32": "float32", "fp32": "float32"}
+OTHER_NAMES |= {"float": "float32", "half": "float16", "f16": "float16", "fp16": "float16", "bf16": "bfloat16"}
+"""What others call a dtype -> its name."""
+
 
 def check_dtype(name: str) -> str:
-    """Return `name` if it is one of DTYPES; raise SpecError otherwise."""
+    """Return `name` if it is one of DTYPES; raise SpecError otherwise.
+
+    >>> check_dtype("fp32")
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: dtype 'fp32' is not known (known: float64, float32, float16, bfloat16); did you mean \
+float32?
+    """
     if name not in DTYPES:
-        raise SpecError(f"dtype {name!r} is not known (known: {', '.join(DTYPES)})")
+        near = f"; did you mean {OTHER_NAMES[name]}?" if name in OTHER_NAMES else meant(name, DTYPES)
+        raise SpecError(f"dtype {name!r} is not known (known: {', '.join(DTYPES)}){near}")
     return name
 
 

@@ -72,11 +72,17 @@ LACKING = ("no", "not", "missing", "without")
 """Words that say the same in a name."""
 
 
+MOST_MEANT = 3
+"""Most names that may have been meant that are said."""
+
+
 def meant(text: str, known: Iterable[str]) -> str:
     """Return what may have been meant by a text that is none of the known ones, as the end of a message; "" for none.
 
     >>> meant("kears", ["keras", "torch"]), meant("x", ["keras"]), meant("no-scale", ["no-scaled", "scale-missing"])
     ('; did you mean keras?', '', '; did you mean scale-missing?')
+    >>> meant("lens", ["valid-lens", "long", "lens-of-none", "no-lens", "all-lens"])
+    '; did you mean valid-lens, lens-of-none, no-lens (and 1 more)?'
     """
     from difflib import get_close_matches
 
@@ -84,8 +90,12 @@ def meant(text: str, known: Iterable[str]) -> str:
         return sorted("no" if word in LACKING else word for word in name.split("-"))
 
     known = list(known)
-    near = [one for one in known if words(one) == words(text)] or get_close_matches(text, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    asked = [word for word in re.split(r"[\W_]+", text.lower()) if len(word) > 2]
+    holds_all = [one for one in known if asked and all(word in one.lower() for word in asked)]
+    near = [one for one in known if words(one) == words(text)] or get_close_matches(text, known, n=1, cutoff=0.8)
+    near = near[:1] or holds_all or get_close_matches(text, known, n=1)
+    more = f" (and {len(near) - MOST_MEANT} more)" if len(near) > MOST_MEANT else ""
+    return f"; did you mean {', '.join(near[:MOST_MEANT])}{more}?" if near else ""
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:

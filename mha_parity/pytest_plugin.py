@@ -1,4 +1,4 @@
-"""The pytest plugin: `pytest --mha-subject package.module:factory` makes every case a test.
+"""The pytest plugin: `pytest --mha-subject MODULE:NAME` makes every case a test.
 
 It is there wherever this package is installed, and does nothing without that option: NumPy and the
 suite are imported only if it is given, or a test takes one of the fixtures.
@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--mha-subject",
         action="append",
         default=[],
-        metavar="PACKAGE.MODULE:FACTORY",
+        metavar="MODULE:NAME",
         help="Compare this implementation of multi-head attention with the reference, each case a test (repeatable).",
     )
     group.addoption(

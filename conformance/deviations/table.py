@@ -174,7 +174,7 @@ _ARRAYS = (*STAGES, *GRADIENTS, EVERYTHING, EVERY_GRADIENT)
 
 FIELDS: Mapping[str, Callable[[str, Any], Any]] = {
     "id": _matching(r"[a-z0-9]+(-[a-z0-9]+)*", "kebab-case, such as masked-row-is-nan"),
-    "subject": _matching(_SPEC, "package.module:name"),
+    "subject": _matching(_SPEC, "MODULE:NAME"),
     "summary": _text,
     "definition": _definition,
     "reason": _text,

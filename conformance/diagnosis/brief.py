@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.diagnosis import text
-from conformance.diagnosis.diagnose import Diagnosis
+from conformance.diagnosis.diagnose import ALL_NAN, Diagnosis
 from conformance.kinds.made import is_measured
 from conformance.measure.search import EXTREME, features_of
 from conformance.zoo.bug import Bug
@@ -33,6 +33,8 @@ COMMON = OWN_LAYERS | {"fill-added-1e9"}
 """Bugs on file that much code has: beside others these are said last, and in short."""
 
 AS_OWN_LAYERS = "Frameworks' own layers do all of this too, as is listed: mha deviations."
+
+MUST_BE = "and must be (B, Lq, Do)"
 
 READINGS = 2
 """Most readings of one fault that are said, and most of which the ids are."""
@@ -157,11 +159,13 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         told = replace(told, details=tuple(text.problems(diagnosis.measured)))
     if not diagnosis.differs:
         return replace(told, more=tuple(text.left_out(diagnosis)))
-    if diagnosis.exchanged is not None:
-        inner = brief(diagnosis.exchanged, details=details)
-        axes = Cause("output", "Every output is (Lq, B, Do), and must be (B, Lq, Do).", "Exchange axes 0 and 1.")
-        sure = inner.sure or f"All is right then in {text.cases(len(diagnosis.exchanged.passing))}:"
-        return replace(inner, status=told.status, extent=told.extent, sure=sure, causes=(axes, *inner.causes))
+    if diagnosis.formed is not None and diagnosis.form is not None:
+        inner = brief(diagnosis.formed, details=details)
+        axes = Cause("output", f"Every output is {diagnosis.form.said}, {MUST_BE}.", diagnosis.form.change)
+        all_right = f"All is right then in {text.cases(len(diagnosis.formed.passing))}:"
+        sure = inner.sure if diagnosis.formed.differs else all_right
+        causes = (replace(one, is_common=bool(one.bugs) and COMMON.issuperset(one.bugs)) for one in inner.causes)
+        return replace(inner, status=told.status, extent=told.extent, sure=sure, causes=(axes, *causes))
     seen = diagnosis if diagnosis.again is None else diagnosis.again
     sure = text.how_sure(seen)
     ended = [] if diagnosis.ended is None else [f"{text.ENDED_AFTER if sure else text.ENDED} {diagnosis.ended}"]
@@ -174,9 +178,12 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     known = diagnosis.explanations or diagnosis.partly or diagnosis.remarks
     if diagnosis.mismatch is not None and ((formal and not known) or (right and not found)):
         found = (Cause(diagnosis.mismatch.stage, f"{diagnosis.mismatch.message}."),)
+    advice = SHOW_STAGES if diagnosis.visible == ("output",) and not diagnosis.recorded else ""
+    if located == (ALL_NAN,):
+        found, located = (Cause("output", ALL_NAN, advice),), ()
     if not found and diagnosis.ended is None:
         stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
-        found = (Cause(stage, NO_CAUSE, SHOW_STAGES if diagnosis.visible == ("output",) else ""),)
+        found = (Cause(stage, NO_CAUSE, advice),)
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
     usual = any(EXTREME not in features_of(problem) for one in asked for problem in one.differing)
@@ -226,7 +233,7 @@ def _unasked(diagnosis: Diagnosis) -> list[str]:
 def _of_remarks(diagnosis: Diagnosis) -> Iterator[Cause]:
     """Yield what equal questions had other answers to, and in which precision it computes."""
     if diagnosis.inside is not None and not diagnosis.deviating:
-        fix = "Keep scores and softmax in the inputs' dtype." if diagnosis.rounds else ""
+        fix = f"Keep {'scores and softmax' if diagnosis.rounds else 'every array'} in the inputs' dtype."
         yield Cause("scores" if diagnosis.rounds else "output", text.precision(diagnosis), fix)
     for remark in diagnosis.remarks:
         fix = next((fix for word, fix in FIXES.items() if word in remark), "")

@@ -18,7 +18,7 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.diagnosis.hypotheses import NAMED, SHOWN, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
-from conformance.diagnosis.observations import Observation, Runs, is_exchanged, observe, shown_stages
+from conformance.diagnosis.observations import Observation, Runs, form_of, observe, shown_stages
 from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
 from conformance.kinds.change import Setting
@@ -29,7 +29,7 @@ from conformance.measure.probes import PROBES
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
 from conformance.subjects.ask import SubjectFailed
 from conformance.subjects.in_time import in_time
-from conformance.subjects.seen import Exchanged, SecondCall, Seen
+from conformance.subjects.seen import Form, Reformed, SecondCall, Seen
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import LARGE_BLOCKS, bugs_of, bugs_of_large_blocks
@@ -37,6 +37,9 @@ from conformance.zoo.variants import Variants
 from mha_core import STAGES, SpecError
 from mha_core.errors import one_line
 from mha_core.parts import PARTS
+
+ALL_NAN = "Every number of every output is NaN or infinite."
+"""What is said in the place of a cause: whatever gives NaN would explain it."""
 
 LONGEST = 600.0
 """Seconds that the search for a reason may take; what differs is said in any case."""
@@ -61,6 +64,7 @@ class Diagnosis:
         case: the id of that case; "" if none fails.
         alone: what the cases that fail have, and no other has, in words; "" if nothing.
         visible: the names of the arrays that the subject exposes.
+        recorded: whether it only gives what was recorded, and can't be asked more.
         stages: stage before the output that it exposes -> whether that is wrong (see `shown_stages`).
         inside: the dtype in which it computes, if that is narrower than its own.
         rounds: whether its scores or softmax are seen to be in that dtype, and not all of its numbers.
@@ -71,7 +75,7 @@ class Diagnosis:
         measured: what isolating problems showed; None if the subject was not asked more than the cases.
         located: the first wrong step of what nothing explains wholly, if it could be told.
         again: of a subject that is right when asked once, and not when asked again: the diagnosis of second calls.
-        exchanged: of one whose outputs are all (Lq, B, Do): the diagnosis of them as (B, Lq, Do).
+        form, formed: of one whose outputs all have another form: which, and the diagnosis of them as (B, Lq, Do).
     """
 
     subject: str
@@ -90,7 +94,8 @@ class Diagnosis:
     measured: Measured | None = None
     located: Located | None = None
     again: Diagnosis | None = None
-    exchanged: Diagnosis | None = None
+    form: Form | None = None
+    formed: Diagnosis | None = None
     deviating: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unasked: tuple[str, ...] = ()
     raised: tuple[str, ...] = ()
@@ -98,6 +103,7 @@ class Diagnosis:
     ended: str | None = None
     case: str = ""
     alone: str = ""
+    recorded: bool = False
     stages: Mapping[str, bool] = field(default_factory=dict)
 
     @property
@@ -182,6 +188,7 @@ def diagnose(
         case=plainest.case.id if plainest else "",
         alone=_alone(failing, observations),
         only_extreme=_extremes(failing, observations),
+        recorded=not can_be_asked_again(subject),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
         stages=shown_stages(observations),
         unasked=tuple(p for p in PARTS if failing and all(p in one.case.config.parts for one in failing)),
@@ -221,7 +228,7 @@ class _Asked:
         asker.learn([one.wanted.problem for one in observations])
         return asker
 
-    def seen_as(self, kind: type[Seen]) -> Diagnosis:
+    def seen_as(self, kind: Callable[[Subject], Seen]) -> Diagnosis:
         """Return the diagnosis of the subject seen another way, with experiments as the subject itself has them."""
         subject, asker = kind(self.subject), self.experiments
         if isinstance(asker, Asker):
@@ -233,8 +240,8 @@ class _Asked:
 def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Iterator[Diagnosis]:
     """Yield the diagnosis with the reasons of what differs; each says more than the one before."""
     with any_numbers:  # which counts per thread
-        if found.failing and is_exchanged(observed):
-            yield replace(found, exchanged=asked.seen_as(Exchanged))
+        if found.failing and (form := form_of(observed)) is not None:
+            yield replace(found, form=form, formed=asked.seen_as(partial(Reformed, form=form)))
         elif found.failing:
             yield from _reasons(found, asked, observed)
         elif (asker := asked.asker(observed)) is not None:
@@ -284,8 +291,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     observations = [one for one in observed if one.case.id not in found.deviating]
     right = [one for one in observations if np.isfinite(one.wanted.trace.arrays()["output"]).any()]
     if right and not any(np.isfinite(one.arrays["output"]).any() for one in right):
-        said = "  Every number of every output is NaN or infinite."  # so whatever gives NaN would explain it
-        yield replace(found, located=Located("output", observations[0].wanted.problem, (said,)))
+        yield replace(found, located=Located("output", observations[0].wanted.problem, (ALL_NAN,)))
         return
     zoo = _zoo(found, asked, observations)
     longest = min((max(one.wanted.where.shape) for one in observations if one.mismatches), default=0)

@@ -18,6 +18,7 @@ from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected, expected
 from conformance.kinds.made import TROUBLE
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
+from conformance.subjects.seen import FORMS, Form
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
@@ -173,8 +174,13 @@ def _is_multiple(observation: Observation, stage: str) -> bool:
         return bool(np.allclose(own * np.vdot(right, right), right * np.vdot(right, own), rtol=1e-5))
 
 
-def is_exchanged(observations: Sequence[Observation]) -> bool:
-    """Whether every output is (Lq, B, Do) in place of (B, Lq, Do); B and Lq differ in some."""
+def form_of(observations: Sequence[Observation]) -> Form | None:
+    """Return the form in which every output is given in place of (B, Lq, Do); None if there is no such."""
     got = [one.arrays["output"].shape for one in observations]
     right = [one.wanted.trace.arrays()["output"].shape for one in observations]
-    return got != right and got == [(length, batch, width) for batch, length, width in right]
+    if got == right:
+        return None
+    for form in FORMS:
+        if got == [form.shape(*shape) for shape in right]:
+            return form
+    return None

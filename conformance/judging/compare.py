@@ -143,10 +143,23 @@ def in_float64(trace: Trace, dtype: str) -> tuple[str, ...]:
 
 def _check_form(name: str, array: NDArray, wanted: NDArray, dtype: str, own: bool = False) -> Mismatch | None:
     if array.shape != wanted.shape:
-        return Mismatch(name, f"{name} has shape {array.shape}; it must be {wanted.shape}")
+        merge = _unmerged(array.shape, wanted.shape) if name == "output" else ""
+        return Mismatch(name, f"{name} has shape {array.shape}; it must be {wanted.shape}{merge}")
     if array.dtype != storage_dtype(dtype) and not (own and array.dtype == np.float64):
         return Mismatch(name, f"{name} is {shown(array.dtype)}; a run in {dtype} must give {storage_dtype(dtype)}")
     return None
+
+
+def _unmerged(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """What to do with an output whose heads are apart, for a message; "" for any other shape.
+
+    >>> _unmerged((2, 3, 5, 4), (2, 5, 12)), _unmerged((2, 5), (2, 5, 12))
+    (': merge the heads, transpose(0, 2, 1, 3).reshape(B, Lq, H * d), before the output projection', '')
+    """
+    if len(shape) != 4 or shape[0] != wanted[0] or wanted[1] not in shape[1:3]:
+        return ""
+    turn = "transpose(0, 2, 1, 3)." if shape[2] == wanted[1] else ""
+    return f": merge the heads, {turn}reshape(B, Lq, H * d), before the output projection"
 
 
 def _check_values(

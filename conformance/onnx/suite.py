@@ -99,7 +99,7 @@ def runs(
 ) -> list[tuple[Case, Subject]]:
     """(case, subject) for every run: each case on ONNX's own outputs, every backend and every subject in `specs`.
 
-    Backends run on `path`, or on their default paths; a spec is package.module:factory, and `load(spec, dtype)` makes
+    Backends run on `path`, or on their default paths; a spec is MODULE:NAME, and `load(spec, dtype)` makes
     a subject of it.
     """
     load = cache(load)

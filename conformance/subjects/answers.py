@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
+import threading
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -72,8 +74,7 @@ def as_trace(
     elif isinstance(answer, (tuple, list)):
         array = ", as an array: numpy.asarray(...)" if isinstance(answer, list) else ""
         raise SubjectFailed(
-            f"returned {kind_of(answer)}; it must return its output alone{array}, "
-            "or a dict by stage, such as {'output': ..., 'weights': ...}"
+            f"returned {kind_of(answer)}; it must return its output alone{array}, or {{'output': ..., 'weights': ...}}"
         )
     else:
         given = {"output": answer}
@@ -169,8 +170,22 @@ def words(error: BaseException) -> str:
 
 def place(error: BaseException) -> str:
     """The place of an error in the user's own code, such as " (mine.py:12 in attention)"; "" if it is elsewhere."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_other_code())]
+    return _last_own(traceback.extract_tb(error.__traceback__))
+
+
+def place_now(threads: Iterable[threading.Thread]) -> str:
+    """The place in the user's own code where one of some threads is at work, as `place` says it."""
+    now = sys._current_frames()
+    stacks = (traceback.extract_stack(now[one.ident]) for one in threads if one.ident in now)
+    return next(filter(None, map(_last_own, stacks)), "")
+
+
+def _last_own(frames: traceback.StackSummary) -> str:
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith(_other_code()) and "site-packages" not in Path(frame.filename).parts
+    ]
     if not own:
         return ""
     return f" ({shown(Path(own[-1].filename).name)}:{own[-1].lineno} in {shown(own[-1].name)})"

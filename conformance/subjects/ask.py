@@ -19,7 +19,16 @@ from typing import Any, Literal
 import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.subjects.answers import CannotExpress, SubjectFailed, as_trace, kind_of, place, shapes_of, words
+from conformance.subjects.answers import (
+    CannotExpress,
+    SubjectFailed,
+    as_trace,
+    kind_of,
+    place,
+    place_now,
+    shapes_of,
+    words,
+)
 from conformance.subjects.handout import Handout, input_arrays, with_arrays
 from conformance.subjects.in_time import TookTooLong, all_in_time
 from conformance.subjects.surroundings import kept_surroundings
@@ -319,7 +328,10 @@ def _somebodys_own(works: Sequence[Callable[[], Any]], limit: float | None) -> l
             jobs = [partial(_in_one_line, work, own=limit is not None) for work in works]
             return all_in_time(jobs, threading.TIMEOUT_MAX if limit is None else limit)
         except TookTooLong as error:
-            raise SubjectFailed(str(error)) from error
+            at = place_now(error.threads)
+            raise SubjectFailed(
+                f"{error}{f': it is at{at}'.replace('(', '').replace(')', '') if at else ''}"
+            ) from error
 
 
 def _why_not(subject: Any, config: AttentionConfig, inputs: AttentionInputs) -> str | None:

@@ -39,7 +39,7 @@ def known_options() -> tuple[str, ...]:
 Supports = Callable[[AttentionConfig, AttentionInputs], "str | None"]
 
 
-RULE = f"a subject has prepare(config, weights), or is a function f({', '.join(ARGUMENTS)})"
+RULE = f"it must be a function f({', '.join(ARGUMENTS)}), or have prepare(config, weights)"
 
 
 TO_BEGIN = "`mha check --new FILE.py` writes one to begin with"
@@ -58,8 +58,9 @@ def to_begin(thing: Any) -> str:
         for package, framework in LAYERS.items():
             if one.__module__ == package or one.__module__.startswith(f"{package}."):
                 return (
-                    f"a layer of {package} needs a class around it that gives it weights: `mha check --new FILE.py "
-                    f"--framework {framework}` writes one, and mha.capture records a model with such layers"
+                    f"a layer of {package} is judged in a class that gives it weights: `mha check --new FILE.py "
+                    f"--framework {framework}` writes one. Or record its calls, with mha.capture(model, "
+                    '"calls.safetensors"): model(x), and run `mha diagnose calls.safetensors`'
                 )
     return TO_BEGIN
 
@@ -167,18 +168,15 @@ def subject_from_function(
     >>> subject_from_function(lambda q, k, v: v, name="mine")
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: 'mine' has the parameters (q, k, v); a function to be judged starts with \
-weights, queries, keys, values, mask; it lacks weights, queries, keys, values, mask; a function around it will do: \
-def judged(weights, queries, keys, values, mask): return mine(...); `mha check --new FILE.py` writes one to begin with
+    mha_core.errors.SpecError: 'mine' takes (q, k, v); it must take (weights, queries, keys, values, mask): put a \
+function around it, def judged(weights, queries, keys, values, mask): return mine(...); `mha check --new FILE.py` \
+writes one to begin with
     """
     name = getattr(function, "__name__", type(function).__name__) if name is None else name
     dtypes = check_dtypes(repr(name), dtypes)
     parameters = parameters_of(repr(name), function)
     if not is_plain(parameters):
-        raise SpecError(
-            f"{name!r} has the parameters ({', '.join(map(str, parameters))}); a function to be judged starts with "
-            f"{', '.join(ARGUMENTS)}; {around(name, parameters)}; {TO_BEGIN}"
-        )
+        raise SpecError(f"{name!r} takes ({', '.join(map(str, parameters))}); {around(name, parameters)}; {TO_BEGIN}")
     rest, known = parameters[len(ARGUMENTS) :], known_options()
     for parameter in rest:
         is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -211,16 +209,41 @@ def parameters_of(where: str, function: Callable[..., Any]) -> list[inspect.Para
         raise SpecError(f"{where} does not tell its parameters; {RULE}; {TO_BEGIN}") from error
 
 
+INPUTS = {
+    "q",
+    "k",
+    "v",
+    "x",
+    "query",
+    "key",
+    "value",
+    "queries",
+    "keys",
+    "values",
+    "inputs",
+    "hidden_states",
+    "weights",
+}
+"""What the first parameters of a function of attention are called."""
+
+
 def around(name: str, parameters: list[inspect.Parameter]) -> str:
-    """Return what parameters lack to be those of a plain function, and the line of one around it, for a message.
+    """Return how a thing of these parameters becomes what can be judged, for a message: by what it lacks, or a line.
 
     >>> around("f", list(inspect.signature(lambda weights, queries, keys, values: 0).parameters.values()))
-    'it lacks mask; a function around it will do: def judged(weights, queries, keys, values, mask): return f(...)'
+    'it lacks mask: it must take (weights, queries, keys, values, mask), in this order'
+    >>> around("f", list(inspect.signature(lambda embed_dim: 0).parameters.values()))
+    'it is called without arguments: name one that needs none, def make(): return f(...)'
     """
     names = {parameter.name for parameter in parameters}
-    absent = ", ".join(name for name in ARGUMENTS if name not in names)
-    lacks = f"it lacks {absent}; " if absent else ""
-    return f"{lacks}a function around it will do: def judged({', '.join(ARGUMENTS)}): return {name}(...)"
+    absent = [name for name in ARGUMENTS if name not in names]
+    rule = f"it must take ({', '.join(ARGUMENTS)})"
+    if not names & INPUTS:
+        return f"it is called without arguments: name one that needs none, def make(): return {name}(...)"
+    lacks = f"it lacks {', '.join(absent)}: " if absent else ""
+    if len(absent) < 3:
+        return f"{lacks}{rule}, in this order"
+    return f"{rule}: put a function around it, def judged({', '.join(ARGUMENTS)}): return {name}(...)"
 
 
 def is_plain(parameters: list[inspect.Parameter]) -> bool:

@@ -12,7 +12,13 @@ from typing import Any
 
 
 class TookTooLong(RuntimeError):
-    """The work did not finish within the limit, which the message names."""
+    """The work did not finish within the limit, which the message names.
+
+    Attributes:
+        threads: those that were at work, and still are.
+    """
+
+    threads: tuple[threading.Thread, ...] = ()
 
 
 Answer = tuple[Any, BaseException | None]
@@ -71,7 +77,9 @@ def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]
         if not isinstance(error, Empty):
             raise
         _abandoned.extend(worker.thread for worker in busy)
-        raise TookTooLong(f"no answer within {seconds:g} s") from None
+        late = TookTooLong(f"no answer within {seconds:g} s")
+        late.threads = tuple(worker.thread for worker in busy)
+        raise late from None
     finally:
         # The first comes last, so that it is the first the next time: one thread asks from case to case.
         _idle.extend(reversed([worker for worker in workers if worker not in busy]))

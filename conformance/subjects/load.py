@@ -1,7 +1,7 @@
 """Load a user's own layer as a subject, with the interface by which backends are judged.
 
 A subject is an object with `prepare(config, weights) -> run(inputs) -> Trace`; all its other attributes have defaults.
-A plain function `f(weights, queries, keys, values, mask)` is made into one. `load_subject("package.module:factory",
+A plain function `f(weights, queries, keys, values, mask)` is made into one. `load_subject("MODULE:NAME",
 dtype)` finds either. docs/subjects.md has the whole rule.
 """
 
@@ -37,7 +37,8 @@ from conformance.subjects.function import (
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.backend import Run
 from mha_core.dtypes import check_dtype
-from mha_core.errors import install_command, meant, one_line, shown
+from mha_core.errors import install_command, listed, meant, one_line, shown
+from mha_core.files.mistaken import spec_meant
 from mha_core.files.shadow import HOME, OURS
 from mha_core.subject import FIRST, Capabilities
 from mha_core.weights import Weights
@@ -52,6 +53,9 @@ __all__ = [
     "subject_from_function",
 ]
 
+MOST_NAMES = 8
+"""Most names of a module that a message says."""
+
 DEFAULT_TIME_LIMIT = 60.0
 """Seconds that a subject may take for one case."""
 
@@ -64,7 +68,7 @@ class LoadedSubject:
     """A user's subject in one dtype, with defaults for the attributes that it lacks.
 
     Attributes:
-        spec: the place where it was found, package.module:factory.
+        spec: the place where it was found, MODULE:NAME.
         origin: the place where it is defined, if it was imported under another name; else the spec.
         undeclared: whether it is an object that says nowhere what it can express.
         original: the object with `prepare`.
@@ -116,7 +120,7 @@ class LoadedSubject:
 
 
 def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMIT) -> LoadedSubject:
-    """The subject that `package.module:name` names, in one dtype.
+    """The subject that `MODULE:NAME` names, in one dtype.
 
     The name is a subject, a plain function, or a factory: anything that can be called without
     arguments, or with `dtype` alone, and returns one of the two. The current folder is searched too.
@@ -128,7 +132,7 @@ def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMI
     >>> load_subject("mine", "float64")
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: subject 'mine' must read package.module:factory, such as mine.layers:attention
+    mha_core.errors.SpecError: subject 'mine': it must read MODULE:NAME, such as mine:attention (`attention` in mine.py)
     """
     check_dtype(dtype)
     check_time_limit(time_limit)
@@ -176,7 +180,7 @@ def _origin(named: Any) -> str:
 
 
 def load_object(spec: str, what: str) -> Any:
-    """What `package.module:name` names, whatever it is; the current folder is searched too.
+    """What `MODULE:NAME` names, whatever it is; the current folder is searched too.
 
     Args:
         spec: the place.
@@ -219,9 +223,8 @@ def _parse(spec: str, what: str = "subject") -> tuple[str, str]:
     """The module and the name in it."""
     module_name, colon, path = spec.partition(":")
     names = [*module_name.split("."), *path.split(".")]
-    if not colon or not all(name.isidentifier() for name in names):
-        hint = "; name the module, not its file" if "/" in spec or spec.endswith(".py") else ""
-        raise SpecError(f"{what} {spec!r} must read package.module:factory, such as mine.layers:attention{hint}")
+    if not colon or module_name.endswith(".py") or not all(name.isidentifier() for name in names):
+        raise SpecError(f"{what} {shown(spec)!r}: {spec_meant(spec, 'attention' if what == 'subject' else 'make')}")
     return module_name, path
 
 
@@ -239,9 +242,10 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
     except (Exception, SystemExit) as error:
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            hint = f"; name the module, not its file: {module_name[:-3]}" if module_name.endswith(".py") else advice
+            files = [one.stem for one in Path.cwd().glob("*.py")]
             raise SpecError(
-                f"{where}: there is no module {missing!r} in {os.getcwd()} or among the installed packages{hint}"
+                f"{where}: there is no module {missing!r} in {os.getcwd()} or among the installed packages"
+                f"{meant(missing, files) or advice}"
             ) from error
         if missing and missing.split(".")[0] in OURS:
             package = missing.split(".")[0]
@@ -250,15 +254,31 @@ def _find(where: str, module_name: str, path: str, advice: str = "") -> Any:
                 f"of mha-parity in {HOME}. Give yours another name{place(error)}."
             ) from error
         extra = EXTRAS.get((missing or "").split(".")[0])
-        install = "" if extra is None else f"; {install_command(extra)}"
+        other = f"; install it for {sys.executable}, or give the interpreter that has it" if missing else ""
+        install = other if extra is None else f"; {install_command(extra)}"
         raise SpecError(f"{where}: importing {module_name} raised {one_line(error)}{place(error)}{install}") from error
     for name in path.split("."):
         if not hasattr(found, name):
-            public = [known for known in vars(found) if not known.startswith("_")] if hasattr(found, "__dict__") else []
-            there = f"{module_name} has no {path!r} (it has: {', '.join(public) or 'nothing'})"
+            public = _made_in(found)
+            there = (
+                f"{module_name} has no {path!r} (it has: {listed(public, MOST_NAMES) or 'no function and no class'})"
+            )
             raise SpecError(f"{where}: {there}{meant(path, public) or advice}")
         found = getattr(found, name)
     return found
+
+
+def _made_in(thing: Any) -> list[str]:
+    """The public names of a module, or of what is in one, that may be a layer: none that it imports from elsewhere."""
+    module = getattr(thing, "__name__", None) if inspect.ismodule(thing) else None
+    own = [
+        name
+        for name, value in getattr(thing, "__dict__", {}).items()
+        if not name.startswith("_")
+        and not inspect.ismodule(value)
+        and (module is None or getattr(value, "__module__", module) == module)
+    ]
+    return sorted(own, key=lambda name: not callable(getattr(thing, name, None)))
 
 
 def _imported(module_name: str) -> Any:
@@ -294,16 +314,15 @@ def _make(where: str, named: Any, name: str, dtype: str) -> Any:
     if subject is not None:
         return subject
     if (advice := to_begin(named)) != TO_BEGIN and not hasattr(named, "prepare"):
-        raise SpecError(f"{where} is no subject: {advice}")
+        raise SpecError(f"{where}: {advice}")
     if not callable(named):
-        raise SpecError(f"{where} is of type {type(named).__name__} and can't be called; {RULE}; {to_begin(named)}")
+        raise SpecError(f"{where} is of type {type(named).__name__}, and no function; {RULE}; {to_begin(named)}")
     parameters = parameters_of(where, named)
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if set(required) - {"dtype"}:
         raise SpecError(
-            f"{where} has the parameters ({', '.join(map(str, parameters))}); {RULE}, "
-            f"and a factory of one is called without arguments, or with dtype; "
-            f"{'' if inspect.isclass(named) else f'{around(name, parameters)}; '}{to_begin(named)}"
+            f"{where} {'is a class that ' * inspect.isclass(named)}takes ({', '.join(map(str, parameters))}); "
+            f"{_of_class(named) if inspect.isclass(named) else around(name, parameters)}; {to_begin(named)}"
         )
     takes_dtype = any(parameter.name == "dtype" for parameter in parameters)
     try:
@@ -312,10 +331,18 @@ def _make(where: str, named: Any, name: str, dtype: str) -> Any:
         raise SpecError(f"{where}: {name}() raised {one_line(error)}{place(error)}") from error
     subject = _as_subject(made, name)
     if subject is None:
+        gave = f"returned {'None' if made is None else type(made).__name__}"
+        gave = "has no prepare(config, weights)" if inspect.isclass(named) else gave
         raise SpecError(
-            f"{where}: {name}() returned {'None' if made is None else type(made).__name__}; {RULE}; {to_begin(made)}"
+            f"{where}: {name}() {gave}; {to_begin(made) if to_begin(made) != TO_BEGIN else f'{RULE}; {TO_BEGIN}'}"
         )
     return subject
+
+
+def _of_class(named: type) -> str:
+    """How an object of a class that takes arguments is made a subject."""
+    ready = hasattr(named, "prepare")
+    return f"name a function that makes one: def make(): return {named.__name__}(...)" if ready else RULE
 
 
 def _as_subject(thing: Any, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -35,12 +36,17 @@ def quiet_stderr() -> Iterator[None]:
 MOST_PRINTED = 2000
 """Most characters that are shown of what the processes of one name print in one run."""
 
+CHATTER = re.compile(rb"^(?:WARNING: All log messages before absl::|[IW]\d{4} \d\d:\d\d:\d+\.\d+ ).*\n?", re.MULTILINE)
+"""What TensorFlow logs while it is imported, below an error."""
+
 _printed: dict[str, int] = {}
 """Name -> how many characters were shown."""
 
 
 def pass_on(pipe: int, name: str) -> threading.Thread:
     """Read a pipe to its end in a thread, and write the beginning of it to stderr; the rest is left out, said once.
+
+    What frameworks log while they are imported is no part of it.
 
     Args:
         pipe: a file descriptor, which is closed at the end.
@@ -50,6 +56,8 @@ def pass_on(pipe: int, name: str) -> threading.Thread:
     def work() -> None:
         with open(pipe, "rb", buffering=0) as source:
             while data := source.read(2**16):
+                if not (data := CHATTER.sub(b"", data)):
+                    continue
                 there = _printed.get(name, 0)
                 _printed[name] = there + len(data)
                 part = data[: max(MOST_PRINTED - there, 0)]

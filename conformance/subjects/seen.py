@@ -1,11 +1,13 @@
-"""Subjects seen another way: the second of two equal calls, and outputs of which two axes are exchanged."""
+"""Subjects seen another way: the second of two equal calls, and outputs of another form than (B, Lq, Do)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.subjects.ask import within
 from mha_core import AttentionConfig, AttentionInputs, Trace
@@ -26,9 +28,10 @@ class Seen:
 
     def within(self, seconds: float) -> Seen:
         """The same of the subject with a shorter time limit."""
-        return type(self)(within(self.subject, seconds))
+        return replace(self, subject=within(self.subject, seconds))
 
 
+@dataclass(frozen=True)
 class SecondCall(Seen):
     """A subject of which the second of two equal calls of one prepared layer is seen."""
 
@@ -43,16 +46,62 @@ class SecondCall(Seen):
         return second
 
 
-class Exchanged(Seen):
-    """A subject whose outputs are (Lq, B, Do), seen as (B, Lq, Do); of what it shows only these are."""
+@dataclass(frozen=True)
+class Form:
+    """A form in which a subject gives its outputs in place of (B, Lq, Do).
+
+    Attributes:
+        said, change: the form in words, and what to change.
+        shape: the shape that an output has so, by B, Lq and Do.
+        to_output: the array as (B, Lq, Do), by B and Lq.
+    """
+
+    said: str
+    change: str
+    shape: Callable[[int, int, int], tuple[int, ...]]
+    to_output: Callable[[NDArray, int, int], NDArray]
+
+
+def _permuted(*order: int) -> Form:
+    """The form in which axis i of (B, Lq, Do) stands at the place of i in `order`."""
+    letters = ("B", "Lq", "Do")
+    back = tuple(order.index(axis) for axis in range(3))
+    moved = [axis for axis in range(3) if order[axis] != axis]
+    one = f"Exchange axes {moved[0]} and {moved[1]}" if len(moved) == 2 else f"Transpose it by {back}"
+    return Form(
+        f"({', '.join(letters[axis] for axis in order)})",
+        f"{one}.",
+        lambda *sizes: tuple(sizes[axis] for axis in order),
+        lambda array, batch, length: np.transpose(array, back),
+    )
+
+
+FORMS = (
+    *(_permuted(*order) for order in ((1, 0, 2), (0, 2, 1), (2, 1, 0), (1, 2, 0), (2, 0, 1))),
+    Form(
+        "(B * Lq, Do)",
+        "Reshape it to (B, Lq, Do).",
+        lambda batch, length, width: (batch * length, width),
+        lambda array, batch, length: array.reshape(batch, length, -1),
+    ),
+)
+"""Other forms of an output; two axes exchanged come first."""
+
+
+@dataclass(frozen=True)
+class Reformed(Seen):
+    """A subject whose outputs have another form, seen as (B, Lq, Do); of what it shows only these are."""
+
+    form: Form
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        """As the subject, with axes 0 and 1 of its outputs exchanged."""
+        """As the subject, with its outputs in the form that they must have."""
         run: Run = self.subject.prepare(config, weights)
 
-        def exchanged(inputs: AttentionInputs) -> Trace:
+        def reformed(inputs: AttentionInputs) -> Trace:
             answer: Any = run(inputs)
             output = answer["output"] if isinstance(answer, dict) else getattr(answer, "output", answer)
-            return Trace(output=np.swapaxes(output, 0, 1))
+            batch, length = np.shape(inputs.queries)[:2]
+            return Trace(output=self.form.to_output(np.asarray(output), batch, length))
 
-        return exchanged
+        return reformed

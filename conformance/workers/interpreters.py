@@ -37,7 +37,7 @@ class Home:
     """A kind of worker process: everything of one home may share a process, and nothing else is imported there.
 
     Args:
-        name: a backend, `NUMPY`, or a subject, package.module:factory.
+        name: a backend, `NUMPY`, or a subject, MODULE:NAME.
         time_limit: seconds that one answer may take; a process that gives no sign of life for so long is ended.
     """
 

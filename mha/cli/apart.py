@@ -284,6 +284,10 @@ def backend_subjects(
     """
     from conformance.subjects.backend import BackendSubject, paths_to_check
 
+    if not backends and (devices or path is not None):
+        raise CouldNotRun(
+            f"{'--device' if devices else '--path'} is for a backend: name one too, such as --backend torch"
+        )
     known = {device for backend in backends for device in backend.devices()}
     for device in devices:
         if device not in known:

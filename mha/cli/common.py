@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,11 +93,6 @@ def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[
         say(console, first, style="bold")
         for header, cell in zip(headers[1:], others, strict=True):
             say(console, *lines.wrap(f"{header}: {cell}" if cell else ""))
-
-
-def names_an_object(path: Path | None) -> bool:
-    """Return whether a path that is not there reads as package.module:name."""
-    return path is not None and re.fullmatch(r"[\w.]+:[\w.]+", str(path)) is not None and not path.exists()
 
 
 def says(status: Status) -> Callable[[str], None]:

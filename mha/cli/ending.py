@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -27,7 +28,13 @@ TRACEBACK = "MHA_TRACEBACK"
 
 
 class Command(click.Command):
-    """A command in which every refusal and every unexpected error ends with exit status 2 and a message of one line."""
+    """A command in which every refusal and every unexpected error ends with exit status 2 and a message of one line.
+
+    Attributes:
+        examples: whole command lines, for who leaves out an argument.
+    """
+
+    examples: tuple[str, ...] = ()
 
     def main(
         self,
@@ -76,7 +83,7 @@ class Program(Command, click.Group):
         except click.UsageError as error:
             if len(self.commands) > FEW:
                 raise
-            said = f"{error.message.rstrip('.')} (there are: {', '.join(self.commands)})"
+            said = f"{error.format_message().rstrip('.')} (there are: {', '.join(self.commands)})."
             raise click.UsageError(said, ctx) from error
 
 
@@ -137,6 +144,9 @@ def _say(error: BaseException) -> None:
 
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
         return
+    if isinstance(error, click.UsageError):
+        click.echo(f"Error: {_usage(error)}", err=True)
+        return
     if isinstance(error, click.ClickException):
         error.show()
         return
@@ -159,6 +169,44 @@ def _say(error: BaseException) -> None:
         if os.environ.get(TRACEBACK):
             traceback.print_exception(error)
     click.echo(text, err=True)
+
+
+NUMBER = re.compile(r"'?(?P<value>.*?)'? is not (?:a valid (?:integer|float)|in the range)")
+"""What click says of the value of an option that is no number, or none of those that it takes."""
+
+
+def _usage(error: click.UsageError) -> str:
+    """What is wrong with the words of a command line, and what may stand there."""
+    context, text = error.ctx, error.format_message()
+    command = None if context is None else context.command
+    path = "mha COMMAND" if context is None else " ".join(["mha", *context.command_path.split()[1:]])
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument):
+        names = (
+            [one.human_readable_name for one in command.params if isinstance(one, click.Argument)] if command else []
+        )
+        text = f"{error.param.human_readable_name} is missing: {' '.join([path, *names])}."
+        if examples := getattr(command, "examples", ()):
+            return "\n".join([f"{text[:-1]}, such as", *(f"  {example}" for example in examples)])
+    elif isinstance(error, click.BadParameter) and error.param is not None and (number := NUMBER.match(error.message)):
+        return f"{error.param.opts[0]} must be {_numbers(error.param)}. Got {number['value']}."
+    elif isinstance(error, click.NoSuchOption) and isinstance(command, click.Group):
+        name = error.option_name.lstrip("-")
+        text += f" Did you mean `{path} {name}`?" if name in command.commands else ""
+    elif text.startswith("Got unexpected extra argument") and command is not None and text.endswith(")"):
+        names = [one.human_readable_name for one in command.params if isinstance(one, click.Argument)]
+        text += f": it takes {' '.join(names) or 'options alone'}."
+    is_told = "did you mean" in text.lower() or "`" in text
+    return text if is_told else f"{text} `{path} --help` lists what there is."
+
+
+def _numbers(param: click.Parameter) -> str:
+    """The numbers that a parameter takes, in words, with its default as an example."""
+    kind, default = param.type, param.default
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    text = "a whole number" if isinstance(kind, click.types.IntParamType) else "a number"
+    text += "" if least is None else f" {'above' if getattr(kind, 'min_open', False) else 'from'} {least:g}"
+    text += "" if most is None else f" to {most:g}"
+    return text + (f", such as {default:g}" if isinstance(default, (int, float)) else "")
 
 
 def _flushed(status: int) -> int:

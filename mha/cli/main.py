@@ -53,6 +53,19 @@ TOLERANCES = (
 NEVER = {f"check {name}": TOLERANCES for name in ("--atol", "--rtol", "--tol", "--tolerance")}
 """Command and option that other programs have -> what this one does in its place."""
 
+CAPTURED = """in Python: with mha.capture(model, "calls.safetensors"): model(x)"""
+
+ELSEWHERE = {
+    "help": "`mha --help` lists the commands, and `mha check --help` the options of one",
+    "version": "`mha --version` says it",
+    "capture": f"calls are recorded {CAPTURED}",
+    "record": f"calls are recorded {CAPTURED}",
+    "test": "`mha check --subject mine:attention` judges your own layer, and `mha check` the four backends",
+    "run": "`mha check --subject mine:attention` judges your own layer, and `mha check` the four backends",
+    "symptoms": "`mha diagnose --subject mine:attention` looks for the cause; docs/symptoms.md has a table",
+}
+"""Word that is no command -> what does the same."""
+
 
 GROUPS = {
     "Check a layer": (check, invariants, diagnose, bugs, backends, deviations),
@@ -64,17 +77,17 @@ GROUPS = {
 
 
 class Main(Program):
-    """The program: a command or an option of GONE or NEVER is answered with what is used."""
+    """The program: a command or an option of GONE, NEVER or ELSEWHERE is answered with what is used."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does. Raises CouldNotRun for a word of GONE or NEVER."""
+        """As click does. Raises CouldNotRun for a word of GONE, NEVER or ELSEWHERE."""
         for word in (args[0], *(f"{args[0]} {more.partition('=')[0]}" for more in args[1:])):
             if word in GONE:
                 raise CouldNotRun(f"mha {word} is no longer there; use {GONE[word]}")
-            if word in NEVER:
-                raise CouldNotRun(f"mha {word} is not there: {NEVER[word]}")
+            if word in NEVER or word in ELSEWHERE:
+                raise CouldNotRun(f"mha {word} is not there: {NEVER.get(word) or ELSEWHERE[word]}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -52,11 +52,12 @@ def argument(**settings: Any) -> Any:
     return field(metadata={PARAMETER: lambda name: click.argument(name, **settings)})
 
 
-def command(kind: type[Options], **settings: Any) -> Callable[[Callable[[Any], None]], click.Command]:
+def command(kind: type[Options], *examples: str, **settings: Any) -> Callable[[Callable[[Any], None]], click.Command]:
     """A decorator that makes a function a command, which is called with one object: what was asked for.
 
     Args:
         kind: its fields are made by `option`, `argument` and the functions below.
+        examples: whole command lines, for who leaves out an argument.
         settings: of the command's context, as click has them.
     """
 
@@ -67,7 +68,9 @@ def command(kind: type[Options], **settings: Any) -> Callable[[Callable[[Any], N
 
         for add in reversed(list(_parameters(kind))):
             run = add(run)
-        return click.command(cls=Command, context_settings=settings)(run)
+        made = click.command(cls=Command, context_settings=settings)(run)
+        made.examples = examples
+        return made
 
     return decorate
 
@@ -132,7 +135,7 @@ def backends(help: str = "Only this backend (repeatable).") -> Any:
 
 def subjects() -> Any:
     """--subject: a tuple of layers of the user's."""
-    return several("--subject", "-s", help="Your own layer, package.module:factory (repeatable).")
+    return several("--subject", "-s", help="Your own layer, MODULE:NAME, such as mine:attention (repeatable).")
 
 
 def cases(help: str = "Only cases of this id; wildcards work (repeatable).") -> Any:

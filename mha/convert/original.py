@@ -76,7 +76,7 @@ def load_recorded(*paths: str | Path) -> list[OriginalLayer]:
 
 
 def _in_file(path: Path) -> list[OriginalLayer]:
-    if not _is_recording(path):
+    if not is_recording(path):
         with naming(path):
             return _of_arrays(path)
     recording = Recording.load(path)
@@ -186,7 +186,7 @@ def _of_observed(name: str, calls: Mapping[str, Observed]) -> OriginalLayer:
     return OriginalLayer(name, next(iter(calls.values())).dtype, tuple(made))
 
 
-def _is_recording(path: Path) -> bool:
+def is_recording(path: Path) -> bool:
     """Whether a file has the metadata that `mha.capture` writes; whether it is damaged, its reader finds out."""
     try:
         with safe_open(path, framework="numpy") as file:
@@ -211,3 +211,26 @@ def _numbered(prefix: str) -> list[tuple[str, int]]:
 
 def _listed(names: Sequence[str]) -> str:
     return listed([repr(name) for name in names], MOST_NAMED)
+
+
+def observed_in(path: Path) -> Observed:
+    """Return the call in a recording of one layer, without what it holds of the layer's weights.
+
+    Raises:
+        SpecError: it holds several layers, or a call with past keys or rotary positions.
+    """
+    recording = Recording.load(path)
+    names = [layer.name for layer in recording.layers]
+    if len(names) > 1:
+        raise SpecError(
+            f"{path} holds calls of {len(names)} layers ({listed(list(map(repr, names)), 4)}), and one is to be found: "
+            f"record it alone, mha.capture(model, FILE, layers=[{names[0]!r}])"
+        )
+    call = recording.calls[0]
+    given = call.inputs
+    if given.past_keys is not None or given.rotary is not None:
+        raise SpecError(f"{path} holds a call with past keys or rotary positions; record one without")
+    plain = not any(value is not None and value is not False for value in (*vars(given.mask).values(),)[:4])
+    words = "no mask" if plain else "the recorded mask"
+    masks, output = {words: given.mask}, call.outputs["output"]
+    return Observed(given.queries, given.keys, given.values, output, masks, recording.layers[0].dtype)

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import permutations
 from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
@@ -205,12 +207,36 @@ def _other_readings(config: AttentionConfig, weights: Weights) -> Iterator[tuple
     heads = list(_other_heads(config, weights))
     yield from ((other, weights, words) for other, words in heads)
     yield config, turned, said
+    yield from ((config, held, words) for held, words in _other_orders(config, weights))
     yield from ((other, turned, f"{words}, and with {said}") for other, words in heads)
     for some in dict.fromkeys([*((name,) for name in square), tuple(square)]):
         if some:
             held = {**weights, **{name: weights[name].T for name in some}}
             where = "here (in, out), which must be (out, in). Write W.T there"
             yield config, held, f"{' and '.join(some)} transposed: {where}"
+
+
+def _other_orders(config: AttentionConfig, weights: Weights) -> Iterator[tuple[dict[str, NDArray], str]]:
+    """The weights with the rows of queries, keys and values taken in another order, as they may be packed, in words."""
+    read = [f"{role}_proj" for role in "qkv"]
+    for kind in ("weight", "bias"):
+        if len({weights[f"{name}.{kind}"].shape if f"{name}.{kind}" in weights else None for name in read}) > 1:
+            return
+    kinds = [kind for kind in ("weight", "bias") if f"q_proj.{kind}" in weights]
+    infer = "add --infer, which reads them so"
+    for order in permutations("qkv"):
+        if "".join(order) != "qkv":
+            moved = {
+                f"{own}_proj.{k}": weights[f"{at}.{k}"] for own, at in zip(order, read, strict=True) for k in kinds
+            }
+            yield {**weights, **moved}, f"the rows in the order {', '.join(order)}, not q, k, v: {infer}"
+    held = dict(weights)
+    for kind in kinds:
+        rows = np.concatenate([weights[f"{name}.{kind}"] for name in read])
+        split = rows.reshape(config.num_heads, 3, len(rows) // (3 * config.num_heads), *rows.shape[1:])
+        for index, name in enumerate(read):
+            held[f"{name}.{kind}"] = split[:, index].reshape(weights[f"{name}.{kind}"].shape)
+    yield held, f"the rows packed head by head, (heads, 3, head_dim), not in three blocks: {infer}"
 
 
 def _other_heads(config: AttentionConfig, weights: Weights) -> Iterator[tuple[AttentionConfig, str]]:

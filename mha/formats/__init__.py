@@ -12,7 +12,8 @@ from types import ModuleType
 from mha.formats.checkpoint import Add, Checkpoint
 from mha.formats.folder import INDEX, source_file
 from mha_core import AttentionConfig, SpecError
-from mha_core.errors import install_command, meant, one_line
+from mha_core.errors import install_command, one_line
+from mha_core.files.mistaken import near_file
 
 __all__ = [
     *("FORMATS", "SUFFIXES", "Add", "Checkpoint", "Format", "create", "format_of", "found_file", "framework_of"),
@@ -105,7 +106,7 @@ def format_of(path: Path) -> Format:
     for form in (*FORMATS, SHARDS):
         if path.name.endswith(form.suffixes):
             return form
-    near = meant(path.name, (one.name for one in path.parent.glob("*"))) if not path.exists() else ""
+    near = near_file(path) if not path.exists() else ""
     if near:
         raise SpecError(f"no such file: {path}{near}")
     raise SpecError(f"{path}: the suffix names no format that is known (known: {', '.join(SUFFIXES)})")
@@ -136,7 +137,8 @@ def open_checkpoint(path: str | Path) -> Iterator[Checkpoint]:
     path = found_file(path)
     form = format_of(path)
     if not path.is_file():
-        raise SpecError(f"{path} is a folder" if path.is_dir() else f"there is no file {path}")
+        near = near_file(path)
+        raise SpecError(f"{path} is a folder" if path.is_dir() else f"there is no file {path}{near}")
     with ExitStack() as stack:
         try:
             checkpoint = stack.enter_context(_module(form).open_file(path))

@@ -77,7 +77,7 @@ def choose(
         SpecError: there is none, or no such prefix, or several without a choice.
     """
     if prefix is not None and every:
-        raise SpecError("give a prefix or ask for all layers, not both")
+        raise SpecError("give a prefix or ask for all layers, not both (--prefix, --all)")
     if not found:
         raise SpecError(none_found(where, names))
     prefixes = listed([repr(layer.prefix) for layer in found], MOST_SHOWN)

@@ -60,8 +60,8 @@ def source_file(folder: Path, suffixes: Iterable[str]) -> Path:
         return folder / found[0]
     if not found:
         raise SpecError(
-            f"{folder} has no file of weights (looked for: {', '.join(KNOWN)}, their {INDEX}, and one file that ends "
-            f"in any of {', '.join(suffixes)})"
+            f"{folder} has no file of weights (looked for: {', '.join(KNOWN[:3])} and the like, and for one file that "
+            f"ends in any of {', '.join(suffixes)}); name the file itself"
         )
     several = listed([shown(name) for name in found], MOST_SHOWN)
     raise SpecError(f"{folder} has several files of weights; name the one to read: {several}")

@@ -88,10 +88,12 @@ class Observed:
         """
         unknown = [name for name in recorded if name not in NAMES]
         if unknown:
-            whole = "; of what mha.capture wrote, save one call's arrays by these names" * unknown[0].startswith(
-                "calls."
+            hint = (
+                ""
+                if {"queries", "output"} <= set(recorded)
+                else '; numpy.savez("call.npz", queries=x, output=y) writes one'
             )
-            raise SpecError(f"a record has no array {unknown[0]!r} (it may have: {', '.join(NAMES)}){whole}")
+            raise SpecError(f"a record has no array {unknown[0]!r} (it may have: {', '.join(NAMES)}){hint}")
         missing = [name for name in ("queries", "output") if name not in recorded]
         if missing:
             raise SpecError(f"a record needs {missing[0]!r} (it needs queries and output; keys default to queries)")

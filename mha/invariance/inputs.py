@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from conformance.subjects.function import ARGUMENTS, is_plain
 from mha.coverage import kind_of
 from mha.invariance.caches import STARTS
 from mha.invariance.given import Given
-from mha.invariance.live import FirstOf, Live, with_tensors
+from mha.invariance.live import FirstOf, Live, named_as, with_tensors
 from mha.invariance.trial import Size, Template, Trial
 from mha_core import SpecError
 from mha_core.errors import listed, one_line
@@ -70,7 +71,8 @@ def find(live: Live, inputs: Any = None) -> tuple[Live, Template]:
                 return one, Template(template.sequences, template.fixed, axes, place, template.made)
     if is_plain(list(live.signature.values())):
         raise SpecError(
-            f"a function ({', '.join(ARGUMENTS)}) is judged by `mha check --subject MODULE:NAME`; "
+            f"a function ({', '.join(ARGUMENTS)}) is judged by `mha check --subject "
+            f"{named_as(live.model).replace('.', ':') if named_as(live.model).count('.') == 1 else 'MODULE:NAME'}`; "
             "asked here is a layer or a model, or a function without arguments that makes one"
         )
     names = [name for name, one in live.signature.items() if one.default is one.empty]
@@ -78,8 +80,13 @@ def find(live: Live, inputs: Any = None) -> tuple[Live, Template]:
     if inputs is None and unknown:
         seen = f"it takes {listed(unknown, 6)} too, of which nothing is known"
     reason = (seen or first or "it takes no argument").rstrip(".")
+    had = [f"{name} {np.shape(array)}" for name, array in inputs.items()] if isinstance(inputs, Mapping) else []
+    reason += f"; it was given {listed(had, 4)}" if had else ""
+    each = ", ".join(f"{name}=..." for name in names) or "x=..."
+    makes = f" If it makes a model, name a function that needs nothing: def make(): return {named_as(live.model)}(...)."
     raise SpecError(
-        f"{kind_of(live.model)} can't be asked: {reason}. Say what it is called with: --inputs FILE.npz, or inputs="
+        f"{named_as(live.model)} can't be asked: {reason}. Say what it is called with: --inputs FILE.npz, or inputs=; "
+        f'numpy.savez("FILE.npz", {each}) writes it.{makes if isinstance(live.model, FunctionType) else ""}'
     )
 
 

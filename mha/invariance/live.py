@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from itertools import count
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,10 @@ class Live:
         except SpecError:
             self.hooks = None
         if self.hooks is None and not callable(model):
-            raise SpecError(f"a model of PyTorch, Keras, Flax or Gluon, or a function, is asked. Got {kind_of(model)}.")
+            raise SpecError(
+                "a model of PyTorch, Keras, Flax or Gluon, or a function, is asked: name one, or a function that "
+                f"returns one. Got {kind_of(model)}."
+            )
         self.native: Any = None if self.hooks is None else self.hooks.modules
         self.linen = hasattr(self.asked, "scope") and self.native is not None
         if self.linen and self.asked.scope is None:
@@ -268,6 +272,11 @@ class Live:
         t = f"lambda a: {make[1]}(a, dtype={own!r} if a.dtype.kind == 'f' else {dtype_text})"
         n = "lambda a: a.asnumpy()" if self.framework == "mxnet" else "np.asarray"
         return [*lines, *([make[0]] if make[0] else []), made, f"t = {t}", f"n = {n}"]
+
+
+def named_as(model: Any) -> str:
+    """A function's own name, or the class of a model."""
+    return f"{model.__module__}.{model.__qualname__}" if isinstance(model, FunctionType) else kind_of(model)
 
 
 def with_tensors(live: Live) -> Live | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +36,14 @@ class Mask:
             or "lengths" (B,).
         dtype: bool, int64, or float64 for numbers that are added to the scores.
         keeps: whether true keeps a key; else it hides it.
+        idle: whether it was seen to change nothing.
     """
 
     name: str
     form: str
     dtype: str
     keeps: bool
+    idle: bool = False
 
     def of(self, allowed: NDArray) -> Given:
         """The argument for a mask (B, Lq, Lk), true where a query may attend to a key; of "keys", of its last query.
@@ -115,11 +117,29 @@ def _find(live: Live, template: Template, name: str) -> Mask | None:
         if best[-1][0] <= MOVED:
             return best[-1][1]
     # None hides anything wholly: the one that its name says, and relations say by how much.
-    return next((Mask(name, one.form, one.dtype, name not in HIDES) for _, one in best), None)
+    for _, one in best:
+        said = Mask(name, one.form, one.dtype, name not in HIDES)
+        outputs = _outputs(live, template, said, Size(batch, length))
+        return replace(said, idle=outputs is not None and np.array_equal(*outputs[:2]))
+    return None
 
 
 def _moved(live: Live, template: Template, mask: Mask, size: Size) -> float | None:
     """How far other content of a hidden position moves the outputs of the others; None if it raises, or hides none."""
+    outputs = _outputs(live, template, mask, size)
+    if outputs is None:
+        return None
+    plain, first, second = outputs
+    size_of = float(np.abs(plain[np.isfinite(plain)]).max(initial=1e-30))
+    if not np.isfinite(first).all() or not np.isfinite(second).all():
+        return None
+    if mask.form != "lengths" and mask.dtype == "float64" and np.abs(first - plain).max() <= MOVED * size_of:
+        return None
+    return float(np.abs(first - second).max()) / size_of
+
+
+def _outputs(live: Live, template: Template, mask: Mask, size: Size) -> tuple[NDArray, NDArray, NDArray] | None:
+    """What other positions give without a mask, with one that hides a position, and with other content there."""
     allowed = np.ones((size.batch, size.length, size.length), bool)
     hidden = size.length - 1 if mask.form == "lengths" else 1
     allowed[:, :, hidden] = False
@@ -134,9 +154,4 @@ def _moved(live: Live, template: Template, mask: Mask, size: Size) -> float | No
                 plain, first, second = (trial.call(*one).out.array.take(others, axis) for one in calls)
     except (Exception, SystemExit):  # another form, then
         return None
-    size_of = float(np.abs(plain[np.isfinite(plain)]).max(initial=1e-30))
-    if not np.isfinite(first).all() or not np.isfinite(second).all():
-        return None
-    if mask.form != "lengths" and mask.dtype == "float64" and np.abs(first - plain).max() <= MOVED * size_of:
-        return None
-    return float(np.abs(first - second).max()) / size_of
+    return plain, first, second

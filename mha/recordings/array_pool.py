@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mha_core import SpecError
 from mha_core.dtypes import check_held
 from mha_core.errors import shown
+from mha_core.files.mistaken import taken_by
 from mha_core.files.tensorfile import read_tensors, to_sealed
 from mha_core.files.writing import write_whole
 
@@ -84,10 +85,7 @@ def read(path: str | os.PathLike[str], key: str, *, what: str) -> tuple[dict[str
     """
     arrays, metadata = read_tensors(path, leave=MODULES)
     if key not in metadata:
-        raise SpecError(
-            f"{path} is no {what}: its metadata has no {key!r}. mha.capture(model, FILE) makes a recording; "
-            "`mha convert` and `mha view` read weights"
-        )
+        raise SpecError(f"{path} is no {what}: {taken_by(path)}")
     for array in arrays.values():
         array.flags.writeable = False
     return arrays, metadata[key]

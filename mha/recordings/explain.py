@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,16 +18,18 @@ from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from mha.formats import open_checkpoint
+from mha.formats.checkpoint import Checkpoint
+from mha.formats.find import find_layers, settle_layout
 from mha.formats.layer import read_layer
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
 from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
 from mha_core import AttentionConfig, Rotary, RotaryInputs, SpecError
 from mha_core.call.rotary import Tables
-from mha_core.errors import listed
+from mha_core.errors import listed, shown
 from mha_core.layouts import get
 from mha_core.parts.angles import base_in, in_words, positions_in
-from mha_core.weights import Weights
+from mha_core.weights import Weights, check_weights
 
 
 def explain(
@@ -43,12 +45,53 @@ def explain(
     known = selected(recording, patterns)
     found = []
     for dtype in recording.dtypes:
-        cases = [case for case in recording.cases(dtype) if case.id in known]
-        if cases:
-            bugs = [*all_bugs(), *packing_bugs()]
-            subject = RecordedSubject(recording, dtype)
-            found.append(find_bugs(subject, cases, bugs=bugs, progress=progress))
+        ids = [case.id for case in recording.cases(dtype) if case.id in known]
+        if ids:
+            found.append(_searched(recording, dtype, ids, [*all_bugs(), *packing_bugs()], progress))
     return found
+
+
+LISTED = frozenset(("torch", "keras", "tensorflow", "flax", "mxnet", "transformers", "backends"))
+"""Packages with layers of which it is known how they read a mask."""
+
+INVERTED = frozenset(("mask-inverted", "mask-inverted-added", "mask-inverted-filled", "allowed-inverted"))
+"""Bugs on file that read a mask the wrong way round."""
+
+
+def _searched(
+    recording: Recording, dtype: str, ids: Collection[str], bugs: Sequence[Bug], progress: Callable[[str], None]
+) -> Diagnosis:
+    """The diagnosis of some calls.
+
+    How a class of somebody's own reads its mask is told by the one reading that gives what it gave. Where none does,
+    the other reading is as good, and what it makes of the layer is said if that takes less bugs.
+    """
+
+    def diagnosed(of: Recording) -> Diagnosis:
+        cases = [case for case in of.cases(dtype) if case.id in ids]
+        return find_bugs(RecordedSubject(of, dtype), cases, bugs=bugs, progress=progress)
+
+    found = diagnosed(recording)
+    each = [one.bugs for one in found.explanations]
+    inverted = [any(bug.id in INVERTED for bug in some) for some in each]
+    own = {layer.kind.partition(".")[0] for layer in recording.layers}.isdisjoint(LISTED)
+    if own and each and all(inverted) and min(map(len, each)) > 1:
+        second = diagnosed(_masks_read_otherwise(recording))
+        if second.explanations and min(len(one.bugs) for one in second.explanations) < min(map(len, each)):
+            return second
+    return found
+
+
+def _masks_read_otherwise(recording: Recording) -> Recording:
+    """The recording with masks of True for keys that are excluded, in place of keys that are allowed."""
+    calls = []
+    for call in recording.calls:
+        mask = call.inputs.mask
+        if mask.allowed is not None:
+            inputs = replace(call.inputs, mask=replace(mask, allowed=~np.asarray(mask.allowed, dtype=bool)))
+            call = replace(call, inputs=inputs)
+        calls.append(call)
+    return replace(recording, calls=tuple(calls))
 
 
 NAMED = 6
@@ -95,15 +138,17 @@ def explain_layers(
             if case.id in known:
                 calls.setdefault(name_of[case.id], []).append(case)
         if calls:
-            found.append(_by_layer(RecordedSubject(recording, dtype), calls, progress))
+            found.append(_by_layer(recording, dtype, calls, progress))
     return found
 
 
 def _by_layer(
-    subject: RecordedSubject, calls: dict[str, list[Case]], progress: Callable[[str], None]
+    recording: Recording, dtype: str, calls: dict[str, list[Case]], progress: Callable[[str], None]
 ) -> LayersExplained:
     def searched(names: Sequence[str], bugs: Sequence[Bug]) -> Diagnosis:
-        return find_bugs(subject, [case for name in names for case in calls[name]], bugs=bugs, progress=progress)
+        return _searched(recording, dtype, {case.id for name in names for case in calls[name]}, bugs, progress)
+
+    subject = RecordedSubject(recording, dtype)
 
     zoo = (*all_bugs(), *packing_bugs())
     wrong = [name for name, own in calls.items() if any(run_case(case, subject).status != "equal" for case in own)]
@@ -165,7 +210,7 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
         SpecError: the file holds neither, or its layers do not fit.
     """
     names = list(dict.fromkeys(layer.name for layer in recording.layers))
-    original = meant_by(path)
+    original = meant_by(path, recording)
     theirs = (
         original if isinstance(original, dict) else {one.name: (one.config, one.weights) for one in original.layers}
     )
@@ -186,7 +231,9 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
         other = [name for name in right.weights if name in both]
         other = [name for name in other if not np.array_equal(right.weights[name], held.weights[name])]
         other += sorted(right.weights.keys() ^ held.weights.keys())
-        what = f"other weights than {path}: {', '.join(other)}" if other else f"the weights of {path}"
+        every = {name for name in right.weights if name.endswith("_proj.weight")} <= set(other)
+        more = " (all of its matrices: is it a file of this model, in this state of training?)" * every
+        what = f"other weights than {path}: {', '.join(other)}{more}" if other else f"the weights of {path}"
         holding.setdefault(what, {})[held.name or "The layer"] = None
     for what, who in holding.items():
         lines.append(f"{listed(tuple(who), NAMED)} {'holds' if len(who) == 1 else 'hold'} {what}.")
@@ -244,8 +291,12 @@ def _positions(made: Tables, settings: Rotary, call: RecordedCall) -> tuple[NDAr
     return tuple(whole) if len(whole) == 2 else None
 
 
-def meant_by(path: str | os.PathLike[str]) -> Recording | dict[str, tuple[AttentionConfig, Weights]]:
+def meant_by(
+    path: str | os.PathLike[str], recorded: Recording
+) -> Recording | dict[str, tuple[AttentionConfig, Weights]]:
     """Read a file that describes the original layers: a Recording, or name -> config and weights of each layer.
+
+    Arrays do not say how many heads there are: that is taken from the layers that were recorded.
 
     Raises:
         SpecError: it is neither, or holds outputs that are not those of its weights.
@@ -256,10 +307,30 @@ def meant_by(path: str | os.PathLike[str]) -> Recording | dict[str, tuple[Attent
     except SpecError:
         with open_checkpoint(os.fspath(path)) as checkpoint:
             found = {name: read_layer(checkpoint, get("canonical"), name)[:2] for name in checkpoint.configs}
+            found = found or _with_heads_of(checkpoint, recorded)
         if found:
             return found
-        made = f"`mha convert {path} --all --moved --to canonical --out FILE` makes of it"
+        made = f"`mha convert {shown(path)} --all --moved --num-heads H --to canonical --out FILE` makes of it"
         raise SpecError(
-            f"{path} holds no config of a layer: give a recording of the original, or what {made}"
+            f"{path} holds no config of a layer, and no layer of the sizes that were recorded: give a recording of the "
+            f"original, or what {made}"
         ) from None
     return check_reproduced(recording, path)
+
+
+def _with_heads_of(checkpoint: Checkpoint, recorded: Recording) -> dict[str, tuple[AttentionConfig, Weights]]:
+    """The layers of a file of weights, with the settings of the recorded layers of their names, or of all if alike."""
+    settings = {layer.name: layer.config for layer in recorded.layers}
+    found = {}
+    for layer in find_layers(checkpoint):
+        config = settings.get(layer.prefix, next(iter(settings.values())) if len({*settings.values()}) == 1 else None)
+        if config is None:
+            continue
+        try:
+            layout = settle_layout(layer, None, "")[0]
+            heads, groups = config.num_heads, config.num_kv_heads
+            weights = read_layer(checkpoint, layout, layer.prefix, num_heads=heads, num_kv_heads=groups)[1]
+            found[layer.prefix] = (config, check_weights(config, weights))
+        except SpecError:  # a layer of other sizes, or one whose arrays can be read in two ways
+            return {}
+    return found

@@ -1,12 +1,13 @@
 """Masks, indices and integers of a port that are others than the original's: no rounding explains them.
 
-And the padding in a part of the original's for which the port has none.
+And what stands in the place of another array; and the padding in a part of the original's for which the port has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import suppress
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,12 @@ from mha.recordings.modules.values import Place
 from mha.substitution.allowance import Judged
 from mha.substitution.calls import holds
 from mha.substitution.masks import allowed_in, translated, uncounted_rows
-from mha.substitution.matching import match
+from mha.substitution.matching import Matched, match
 from mha.substitution.original import Original, OriginalCall
 from mha_core import SpecError
+
+MOST_KNOWN = 12
+"""Most arrays of one shape of which sums are looked at."""
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
@@ -80,3 +84,50 @@ def padding_inside(original: Original, around: OriginalCall, paired: Container[i
             if found is not None:
                 return found
     return None
+
+
+def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDArray], unit: float) -> Iterator[str]:
+    """Which two arrays a port gives to a part in each other's places, in words.
+
+    Args:
+        name: the part.
+        pairs: what it is given, and what the original's is given.
+        own: what the original's is given in float64, by place.
+        unit: the unit roundoff of the port's dtype.
+    """
+    for one, other in combinations(pairs, 2):
+        right = own[one.original], own[other.original]
+        if one.array.shape != other.array.shape or np.array_equal(*right):
+            continue
+        if _equal(one.array, right[1:], unit) and _equal(other.array, right[:1], unit):
+            places = ".".join(one.port), ".".join(other.port)
+            yield f"it gives {name} the {places[0]} where the {places[1]} is due, and the reverse: exchange them"
+
+
+def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
+    """What a port gives and what is due in its place, if each is one of the known arrays or a sum of two; else None.
+
+    Args:
+        what: what it gives, in words.
+        got, right: the array that the port gives, and the original's in float64.
+        known: arrays of the port by their names, in words.
+        unit: the unit roundoff of the port's dtype.
+    """
+    fitting = {name: array for name, array in known.items() if array.shape == got.shape}
+    if got.shape != right.shape or len(fitting) > MOST_KNOWN:
+        return None
+    terms = [names for count in (1, 2) for names in combinations(fitting, count)]
+    said = []
+    for array in (got, right):
+        found = [names for names in terms if _equal(array, [fitting[name] for name in names], unit)]
+        if len(found) != 1:  # none, or nothing tells which
+            return None
+        said.append(f"{'the sum of ' * (len(found[0]) - 1)}{' and '.join(found[0])}")
+    return f"{what} is {said[0]}; in the original it is {said[1]}"
+
+
+def _equal(array: NDArray, terms: Collection[NDArray], unit: float) -> bool:
+    """Whether an array is a sum of others but for rounding."""
+    each = [one.astype(np.float64) for one in terms]
+    size = np.sum(np.abs(each), axis=0)
+    return bool(np.all(np.abs(array - np.sum(each, axis=0)) <= 8.0 * unit * size) and np.isfinite(array).all())

@@ -18,7 +18,14 @@ from mha.substitution.derived import Known, attention_bound_on, bound_on, number
 from mha.substitution.masks import counted_in, translated, uncounted_rows
 from mha.substitution.matching import TABLES, Matched, given_apart, match, otherwise
 from mha.substitution.original import PASSED, Original, OriginalCall
-from mha.substitution.others import other_indices, other_integers, other_masks, padding_inside
+from mha.substitution.others import (
+    exchanged_in,
+    other_indices,
+    other_integers,
+    other_masks,
+    other_terms,
+    padding_inside,
+)
 from mha_core import SpecError
 from mha_core.capture import Pulled
 
@@ -172,6 +179,9 @@ class Substitution:
         if not parts:
             self._alone = Runs(outputs, roundings, bounds, self.dtype)
         judged = {one.port: self._judged(one, runs) for one in matched}
+        unit, known = UNIT_ROUNDOFF[self.dtype], self._known(parts)
+        lines = [("what it gives", one) for one in matched if parts and not judged[one.port].equal]
+        notes: list[str] = []
         for part in parts:
             for turn, (_, theirs) in enumerate(part.calls):
                 if theirs is None:
@@ -183,7 +193,9 @@ class Substitution:
                 if part.again:
                     pairs += given_apart(given, got, pairs)
                 for one in pairs:
-                    judged[(f"what it gives to {part.name}", *one.port)] = self._judged(one, runs)
+                    judged[(f"what it gives to {part.name}", *one.port)] = found = self._judged(one, runs)
+                    lines += [(f"what it gives to {part.name}", one)] * (not found.equal)
+                notes += exchanged_in(part.name, pairs, exact, unit)
                 own = {place: one for place, one in exact.items() if place[:3] == start}
                 gave_it = {at.place: self.recording.array(at) for at in theirs.given}
                 for place, found in other_indices(own, gave_it, self._counted):
@@ -210,8 +222,27 @@ class Substitution:
                 ),
             ),
             tuple(place for place in outputs if place not in {one.original for one in matched}),
+            notes=[
+                *notes,
+                *filter(
+                    None, (other_terms(what, one.array, exact[one.original], known, unit) for what, one in lines[:2])
+                ),
+            ],
             padding=self._left_out,
         )
+
+    def _known(self, parts: Sequence[Part]) -> dict[str, NDArray]:
+        """What the module was given and what its parts gave in its one call of each, by what it is, in words."""
+        found = {f"its input {'.'.join(place)}": one for place, one in self.given.items() if _has_numbers(one)}
+        for part in parts:
+            calls = [theirs for _, theirs in part.calls if theirs is not None]
+            gave = (
+                []
+                if len(calls) != 1 or part.instead or part.active
+                else list(self._floating(calls[0].gave or ()).values())
+            )
+            found |= {f"what {part.name} gives": one for one in gave[:1]}
+        return found
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:

@@ -39,7 +39,9 @@ def chosen(
     (True, 'cosine >= 1')
     """
     if sum(one is not None for one in (atol, cosine, kl)) != 1:
-        raise SpecError("give exactly one comparison: --atol (with --rtol or without), --cosine or --kl")
+        raise SpecError(
+            "give exactly one comparison: --atol (with --rtol or without), --cosine or --kl; such as --atol 1e-3"
+        )
     if rtol is not None and atol is None:
         raise SpecError("--rtol belongs to --atol")
     for name, number in (("--atol", atol), ("--rtol", rtol), ("--kl", kl)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mha_core.errors import BackendError, SpecError, meant, one_line
+from mha_core.errors import BackendError, SpecError, listed, meant, one_line
 from mha_core.files.declared import declared
 from mha_core.layouts.fused import FUSED_LAYOUTS
 from mha_core.layouts.gpt2 import GPT2_LAYOUTS
@@ -66,11 +66,12 @@ LAYOUTS: Mapping[str, Layout] = _Layouts(
 def get(name: str) -> Layout:
     """The layout of this name.
 
-    >>> get("pytorch")  # doctest: +ELLIPSIS
+    >>> get("pytorch")
     Traceback (most recent call last):
     ...
-    mha_core.errors.SpecError: layout 'pytorch' is not known; did you mean torch? (known: canonical, d2l-torch, ...)
+    mha_core.errors.SpecError: layout 'pytorch' is not known; did you mean torch? `mha convert --layouts` lists them
     """
     if name not in LAYOUTS:
-        raise SpecError(f"layout {name!r} is not known{meant(name, LAYOUTS)} (known: {', '.join(LAYOUTS)})")
+        near = meant(name, LAYOUTS) or f" (known: {listed(list(LAYOUTS), 8)});"
+        raise SpecError(f"layout {name!r} is not known{near} `mha convert --layouts` lists them")
     return LAYOUTS[name]

@@ -159,7 +159,7 @@ def test_dtypes_that_the_subject_lacks_are_listed_also_when_quiet(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--mha-subject", "mine"), "ERROR: subject 'mine' must read package.module:factory"),
+        (("--mha-subject", "mine"), "ERROR: subject 'mine': name what is in it, too: write mine:"),
         (("--mha-subject", "mine:left"), "ERROR: subject 'mine:left': mine has no 'left'"),
         (("--mha-subject", "mine:right", "--mha-case", "primes"), "ERROR: case 'primes' is not known"),
         (("--mha-subject", "mine:right", "--mha-dtype", "float8"), "ERROR: dtype 'float8' is not known"),

@@ -47,7 +47,7 @@ class ViewOptions(Apart):
         return bool(self.backend_names) or self.compare is not None
 
 
-@options.command(ViewOptions)
+@options.command(ViewOptions, "mha view minilm --html heads.html", "mha view calls.safetensors --html heads.html")
 def view(asked: ViewOptions) -> None:
     """Show what every head of recorded attention layers looks at, as one HTML page.
 
@@ -59,6 +59,10 @@ def view(asked: ViewOptions) -> None:
 
     Exit status: 0 equal, 1 what is shown is not what the layers used, 2 could not run.
     """
+    from mha_core.files.mistaken import TO_RECORD, names_code
+
+    if names_code(asked.what):
+        raise CouldNotRun(f"{asked.what} is code, and no recording: {TO_RECORD}")
     if asked.html is None:
         raise CouldNotRun(f"--html FILE is missing, the page to write: mha view {asked.what} --html heads.html")
     from mha.view.data import Sources, see
@@ -126,6 +130,7 @@ def _recorded_model(asked: ViewOptions, texts: tuple[str, ...], progress: Callab
     from mha.view.plan import plan_of_model
     from mha.view.sizes import check_size
     from mha_core import SpecError
+    from mha_core.files.mistaken import TO_RECORD
 
     dtype = asked.dtype or "float32"
     if dtype not in ("float32", "float64"):
@@ -134,7 +139,11 @@ def _recorded_model(asked: ViewOptions, texts: tuple[str, ...], progress: Callab
     try:
         find_model(asked.what, asked.leave)
     except SpecError as error:
-        raise SpecError(f"{error}; no recording of that name exists, either") from error
+        if Path(asked.what).is_dir() or "did you mean" in str(error):
+            raise
+        raise SpecError(
+            f"no such file, and no model: {asked.what} (models: minilm, or a folder); {TO_RECORD}"
+        ) from error
     encoder = load_encoder(asked.what, dtype, asked.leave)
 
     def check(sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int]) -> None:

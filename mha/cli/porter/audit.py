@@ -24,7 +24,7 @@ class AuditOptions(Options):
     json_path: Path | None = options.json_file()
 
 
-@options.command(AuditOptions)
+@options.command(AuditOptions, "mha audit calls.safetensors --atol 1e-3")
 def audit(asked: AuditOptions) -> None:
     """Say which bugs of the zoo a comparison would let pass on the calls in RECORDING, a file that mha.capture wrote.
 

@@ -110,7 +110,10 @@ class ConvertOptions(Options):
         if not self.inferred:
             return
         if len(self.recorded) != 1:
-            raise CouldNotRun("--infer needs --recorded FILE, a call of the layer, and one alone")
+            raise CouldNotRun(
+                "--infer needs --recorded FILE, a call of the layer, and one alone: mha.capture(layer, "
+                '"call.safetensors") writes it, or numpy.savez("call.npz", queries=x, output=y)'
+            )
         if self.only_list or self.from_layout or self.prefix is not None or self.every or self.num_kv_heads:
             raise CouldNotRun("--infer finds layout, prefix and key heads itself: leave those options out")
         if self.json_path is not None and self.out is None:
@@ -134,7 +137,7 @@ class ConvertOptions(Options):
         return on_stdout
 
 
-@options.command(ConvertOptions)
+@options.command(ConvertOptions, "mha convert model.safetensors --list")
 def convert(asked: ConvertOptions) -> None:
     """Convert the attention layers in SOURCE to another layout, or another format, or both. SOURCE is a file of
     weights, the index of a model in several files (model.safetensors.index.json), or the folder of a model.
@@ -154,10 +157,16 @@ def convert(asked: ConvertOptions) -> None:
     recorded or than the reference, or no mapping or several fit (--infer), 2 could not convert, or neither proved nor
     known.
     """
+    from mha.convert.original import is_recording
     from mha.convert.verify import VerificationFailed
 
     console, errors = consoles()
     asked.check()
+    if asked.source.suffix == ".safetensors" and is_recording(asked.source):
+        raise CouldNotRun(
+            f"{asked.source} holds recorded calls, and SOURCE is a file of weights: `mha convert WEIGHTS --recorded "
+            f"{asked.source} ...` proves a conversion by them, and `mha replay {asked.source}` judges them"
+        )
     try:
         with tempfile.TemporaryDirectory() as folder:
             if asked.inferred:
@@ -183,9 +192,15 @@ def _convert(console: Console, errors: Console, asked: ConvertOptions) -> None:
     """Convert, and say what was done."""
     from mha.convert.convert import convert as convert_layers
     from mha.convert.report import print_report, to_dict
+    from mha_core.errors import shown
 
     if asked.to_layout is None or asked.out is None:
-        raise CouldNotRun("give --to LAYOUT and --out FILE, or --list to see what is in the file")
+        source = shown(asked.source)
+        raise CouldNotRun(
+            f"give --to LAYOUT and --out FILE, or --list to see what is in the file, as in `mha convert {source} "
+            f"--list` or `mha convert {source} --all --to keras --out out.weights.h5`; `mha convert --layouts` lists "
+            "layouts"
+        )
     with errors.status("reading") as status:
         done = convert_layers(
             asked.source,
@@ -233,10 +248,12 @@ def refuse_existing(out: Path | None, force: bool) -> None:
 
 def _infer(console: Console, errors: Console, asked: ConvertOptions, out: Path) -> bool:
     """Infer and print what the arrays are; where that is unique, write canonical weights to `out` and return True."""
+    from mha.convert.original import is_recording, observed_in
     from mha.infer import Observed, describe, infer, source_arrays
     from mha_core import save_weights
 
-    arrays, observed = source_arrays(asked.source), Observed.load(asked.recorded[0])
+    call = asked.recorded[0]
+    arrays, observed = source_arrays(asked.source), observed_in(call) if is_recording(call) else Observed.load(call)
     with errors.status("reading") as status:
         found = infer(arrays, observed, num_heads=asked.num_heads, progress=says(status))
     say(console, describe(found))

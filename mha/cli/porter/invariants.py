@@ -38,7 +38,7 @@ class InvariantsOptions(Reported):
     json_path: Path | None = options.json_file()
 
 
-@options.command(InvariantsOptions)
+@options.command(InvariantsOptions, "mha invariants mine:make")
 def invariants(asked: InvariantsOptions) -> None:
     """Ask a layer or a model for the same number two ways: with a cache, padded, masked, batched, a second time.
 

@@ -32,7 +32,9 @@ def phrase(asked: PhraseOptions) -> None:
     if asked.old is None:
         say(console, *text.listing(), "", "mha phrase FROM TO")
     elif asked.new is None:
-        raise SpecError(f"mha phrase {asked.old} needs the layer to go to as well: mha phrase FROM TO")
+        raise SpecError(
+            f"mha phrase {asked.old} needs a second name, such as mha phrase torch keras; `mha phrase` lists them"
+        )
     else:
         say(console, *text.pair(find(asked.old), find(asked.new), asked.about))
     finish(different=False)

@@ -34,7 +34,7 @@ class ReplayOptions(Reported, Apart):
     unseen: bool | None = options.unseen()
 
 
-@options.command(ReplayOptions)
+@options.command(ReplayOptions, "mha replay calls.safetensors")
 def replay(asked: ReplayOptions) -> None:
     """Run the calls that mha.capture recorded in FILE, and compare everything with the reference.
 

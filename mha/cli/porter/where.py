@@ -14,7 +14,6 @@ from mha.cli.common import (
     EQUAL,
     CouldNotRun,
     consoles,
-    names_an_object,
     say,
     says,
     write_asked,
@@ -55,12 +54,16 @@ class WhereOptions(Reported):
     )
 
 
-@options.command(WhereOptions)
+@options.command(
+    WhereOptions,
+    "mha where models:original port.safetensors  # `original` in models.py returns the model",
+    "mha where original.safetensors port.safetensors",
+)
 def where(asked: WhereOptions) -> None:
     """Find the modules of a port that are wrong: each is compared with ORIGINAL's on what the port's was given.
 
     RECORDING is a file that mha.capture(port, FILE, modules=True) wrote. ORIGINAL is the live model: "minilm", a folder
-    as `mha port` takes it, or package.module:factory, a model or a function without arguments that returns one. Errors
+    as `mha port` takes it, or MODULE:NAME, a model or a function without arguments that returns one. Errors
     of earlier modules cancel, so every wrong module shows at once.
 
     ORIGINAL may be a recording too. Then both files are compared, of attention layers (without modules=True) or of all
@@ -69,8 +72,12 @@ def where(asked: WhereOptions) -> None:
     Exit status: 0 equal; 1 a module is wrong, or nothing judged the model, all that it gives or a module's parameters;
     2 could not run, or nothing was judged.
     """
+    from mha_core.files.mistaken import names_code, spec_meant
+
+    if asked.original.endswith(".py"):
+        raise CouldNotRun(f"the original {asked.original!r}: {spec_meant(asked.original, 'original')}")
     recorded = asked.original.endswith(".safetensors") or Path(asked.original).is_file()
-    if names_an_object(asked.recording):
+    if names_code(asked.recording):
         first = f"ORIGINAL comes first: mha where {asked.recording} {asked.original}"
         raise CouldNotRun(first if recorded else NO_RECORDING.format(asked.recording, asked.original))
     if recorded and (asked.inputs is not None or asked.python is not None):
@@ -135,7 +142,22 @@ def original_named(spec: str) -> Any:
     try:
         return named()
     except (Exception, SystemExit) as error:
-        raise CouldNotRun(f"the original {spec!r} can't be made: it raised {one_line(error)}") from error
+        hint = (
+            f"; name a function that needs none: def original(): return {named.__name__}(...)" if takes(named) else ""
+        )
+        raise CouldNotRun(f"the original {spec!r} can't be made: it raised {one_line(error)}{hint}") from error
+
+
+def takes(named: Any) -> str:
+    """The names of the arguments that a function needs, or "" for none."""
+    import inspect
+
+    try:
+        parameters = inspect.signature(named).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return ", ".join(one.name for one in parameters if one.default is one.empty and one.kind not in kinds)
 
 
 def read_inputs(path: Path) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from mha.cli.common import CouldNotRun
+from mha.cli.ending import Program
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Program, invoke_without_command=True)
 @click.pass_context
 def cache(context: click.Context) -> None:
     """Say where compiled programs and the reference's answers are kept, and how much there is.

@@ -314,15 +314,22 @@ def _take_no_arguments(words: Sequence[str]) -> None:
         return
     from mha_core.backend import names
     from mha_core.errors import shown
+    from mha_core.files.mistaken import WEIGHTS, spec_meant, taken_by
 
     word = words[0]
     named, path = shlex.quote(shown(word)), Path(word)
     if word in names():
         hint = f"Did you mean --backend {named}?"
     elif path.suffix == ".py":
-        hint = f"Did you mean --subject {shlex.quote(shown(path.stem))}:NAME, with the name of what is in it?"
+        spec = spec_meant(word).partition("write ")[2].partition(" ")[0] or f"{path.stem}:NAME"
+        hint = f"Did you mean --subject {shlex.quote(spec)}?"
+    elif path.suffix != ".safetensors" and path.name.endswith(WEIGHTS):
+        hint = f"{taken_by(path)[0].upper()}{taken_by(path)[1:]}."
     elif path.suffix == ".safetensors" or path.is_file():
-        hint = f"A recording, which mha.capture wrote, is judged by `mha diagnose {named}` and `mha replay {named}`."
+        hint = (
+            f"A recording, which mha.capture wrote, is judged by `mha diagnose {named}` and `mha replay {named}`, and "
+            f"weights are read by `mha convert {named} --list`."
+        )
     else:
         hint = f"Did you mean --subject {named}?" if ":" in word else "A subject is --subject MODULE:NAME."
     raise click.UsageError(f"Got unexpected extra argument ({shown(word)}). {hint}")

@@ -51,6 +51,8 @@ def _selected(entries: Sequence[Deviation], asked: DeviationsOptions) -> list[De
     """The entries that match; a filter that matches none at all is an error."""
     from fnmatch import fnmatchcase
 
+    from mha_core.errors import meant
+
     filters = {
         "id": (
             (*filter(None, [asked.identifier]), *asked.patterns),
@@ -69,7 +71,13 @@ def _selected(entries: Sequence[Deviation], asked: DeviationsOptions) -> list[De
                 known = sorted({name for entry in entries for name in entry.frameworks})
                 hint = f"there are: {', '.join(known)}" if name == "--framework" else "`mha deviations` lists them"
                 within = [entry.id for entry in entries if text in entry.id]
-                hint += f"; did you mean '*{text}*', which fits {len(within)}?" if within and name == "id" else ""
+                ids = [entry.id for entry in entries]
+                near = meant(text, known if name == "--framework" or "-" not in text else ids)
+                if name == "id" and within:
+                    near = f"; did you mean '*{text}*', which fits {len(within)}?"
+                elif name == "id" and "-" not in text:
+                    near = near.replace("mean ", "mean --framework ")
+                hint += near
                 raise CouldNotRun(f"{name} {text!r} fits no deviation; {hint}")
         if texts:
             selected = [entry for entry in selected if any(matches(entry, text) for text in texts)]

@@ -11,7 +11,7 @@ import click
 
 from mha.cli import options
 from mha.cli.apart import Apart
-from mha.cli.common import CouldNotRun, consoles, finish, names_an_object, say, says, write_asked
+from mha.cli.common import CouldNotRun, consoles, finish, say, says, write_asked
 from mha.cli.options import option
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 
 OWN_WEIGHTS = (
     "That is by the weights that it holds. Of a port: mha diagnose {} --weights ORIGINAL (a recording of the original, "
-    "or its canonical weights)."
+    "or a file of its weights)."
 )
 
 
@@ -32,7 +32,9 @@ class DiagnoseOptions(Apart):
     """The argument and options of `mha diagnose`."""
 
     file: Path | None = options.path_argument(required=False)
-    spec: str | None = option("--subject", "-s", help="What to diagnose, if not FILE: package.module:factory.")
+    spec: str | None = option(
+        "--subject", "-s", help="What to diagnose, if not FILE: MODULE:NAME, such as mine:attention."
+    )
     weights: Path | None = options.any_path("--weights", "-w", help="What the layers in FILE were meant to hold.")
     compare: bool = option(
         "--compare/--no-compare",
@@ -57,10 +59,22 @@ class DiagnoseOptions(Apart):
 
     def check(self) -> None:
         """Raise UsageError if options do not fit each other."""
-        if self.spec is None and names_an_object(self.file):
-            raise CouldNotRun(f"{self.file} is no file, but a subject: mha diagnose --subject {self.file}")
-        if (self.file is None) == (self.spec is None):
-            raise click.UsageError("Give either FILE or --subject.")
+        from mha_core.files.mistaken import names_code, spec_meant
+
+        if self.spec is None and self.file is not None and (names_code(self.file) or self.file.suffix == ".py"):
+            spec = (
+                str(self.file)
+                if names_code(self.file)
+                else spec_meant(str(self.file)).partition("write ")[2].partition(" ")[0]
+            )
+            raise CouldNotRun(f"{self.file} is code, and no recording: mha diagnose --subject {spec}")
+        if self.file is None and self.spec is None:
+            raise CouldNotRun(
+                "give your own layer, as in `mha diagnose --subject mine:attention`, or a recording of one, as in `mha "
+                'diagnose calls.safetensors`, which mha.capture(model, "calls.safetensors") writes'
+            )
+        if self.file is not None and self.spec is not None:
+            raise CouldNotRun(f"give either {self.file} or --subject {self.spec}, not both")
         if self.file is not None and self.details:
             raise click.UsageError("--details belongs to --subject: a recording can't be asked anything.")
         if self.file is None and self.weights is not None:
@@ -80,7 +94,7 @@ def diagnose(asked: DiagnoseOptions) -> None:
 
     Of FILE, which mha.capture wrote, all calls of a layer are explained by one hypothesis, and layers that the same
     one explains are told together. A wrongly ported layer is right by the weights that it holds: --weights names a
-    file with those that it was meant to hold, canonical weights or a recording of the original, and the calls are
+    file with those that it was meant to hold, of weights or a recording of the original, and the calls are
     judged by these. With a recording, both are compared as `mha where` does as well: inputs, masks and outputs.
 
     Exit status: 0 nothing to explain, 1 it differs, 2 could not run.
@@ -200,7 +214,7 @@ def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) ->
     from mha.substitution.recorded.walk import recordings_apart
     from mha.substitution.reports.text import findings, last_line, tree
 
-    original = meant_by(weights)
+    original = meant_by(weights, recording)
     if isinstance(original, dict):
         return None
     console, errors = consoles()

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from conformance.case_unit import NOT_ASKED
 from conformance.diagnosis.apart import MAY_BE_KEPT
-from conformance.diagnosis.brief import FIXES, ROWS, Brief, Cause
+from conformance.diagnosis.brief import FIXES, MUST_BE, ROWS, Brief, Cause
 from conformance.diagnosis.text import shown as shown_place
 from conformance.judging.result import Result
 from conformance.reports.looked_at import LookedAt
@@ -35,12 +36,14 @@ WHY_FEW = (
     "(docs/subjects.md), or record its calls with mha.capture and run `mha diagnose FILE` (docs/recordings.md)."
 )
 
-HEADS = "It does not take `num_heads`, so it was asked with one head: add that parameter."
+HEADS = "It does not take `num_heads`, so it was asked with one head: write def f(..., mask, *, num_heads)."
 
 OF_SIZE = re.compile(r"reshape.*(size 0\b|\b0 elements|empty tensor)")
 """A pattern of errors by which a size was left to be told by the number of elements, of which there are none."""
 
 WHY_SIZE = "  Write every size, none as -1: an empty array does not tell it."
+
+WHY_WRITES = "  Write x = x * y, not x *= y: the caller has the same array."
 
 LEAST = 6
 """Rows that the causes have in any case."""
@@ -94,13 +97,15 @@ def about(
     """
     wrong = any(one.status in ("different", "failed") for one in results)
     before = [
-        *float64_lines(results),
         *_of_shapes(results, told),
         *_kept(results),
         *([UNDECLARED] if undeclared and wrong else []),
         *_of_few(results),
     ]
-    after = [*_raised(results), *([] if catches is None else _of_one(results, catches))]
+    raised = _raised(results)
+    if not any(one.status in ("different", "equal", "deviates") for one in results):  # that is the answer then
+        before, raised = [*raised, *before], []
+    after = [*float64_lines(results), *raised, *([] if catches is None else _of_one(results, catches))]
     after += [*gradient_lines(results), *deviation_lines(results)]
     rows = [row for line in before for row in wrapped(shown(line, 4 * width), width, "  ")]
     last = [row for line in after for row in _in_rows(line, width)]
@@ -158,7 +163,9 @@ def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:
     wrong = [
         (one, each) for one in results for each in one.mismatches if " has shape " in each.message and not each.call
     ]
-    if not wrong or (told is not None and any(" has shape " in cause.what for cause in told.causes)):
+    if not wrong or (
+        told is not None and any(" has shape " in cause.what or MUST_BE in cause.what for cause in told.causes)
+    ):
         return []
     first, mismatch = wrong[0]
     count = len({id(one) for one, _ in wrong})  # one result may have several such arrays
@@ -170,15 +177,25 @@ def _raised(results: Sequence[Result]) -> list[str]:
     said: dict[str, list[Result]] = {}
     for one in results:
         if one.status == "failed":
-            said.setdefault(re.sub(r"\d+", "0", _why(one)), []).append(one)
-    ranked = sorted(said.values(), key=len, reverse=True)
+            said.setdefault(_alike(one), []).append(one)
+    ranked = sorted(said.values(), key=lambda ones: (ones[0].message.startswith(NOT_ASKED), -len(ones)))
     lines = []
     for ones in ranked[:REASONS]:
         names = list(dict.fromkeys(one.case for one in ones))
-        lines.append(f"Did not run: {shown(_why(ones[0]), 160)}, in {listed(names, NAMES)}")
+        lines.append(f"Did not run: {shown(_why(ones[0]), 190)}, in {listed(names, NAMES)}")
         lines += [WHY_SIZE] * bool(OF_SIZE.search(ones[0].message))
+        lines += [WHY_WRITES] * ("wrote into its inputs" in ones[0].message)
     more = len(ranked) - REASONS
     return [*lines, f"Did not run: for {more} more reasons"] if more > 0 else lines
+
+
+SEVERAL = re.compile(r"; the weights are .*|(?<=wrote into its inputs: ).*|\d+")
+"""What differs from case to case in the reasons of one failure: names of weights or inputs, and numbers."""
+
+
+def _alike(result: Result) -> str:
+    """Why it did not run, without what differs from case to case."""
+    return SEVERAL.sub("", _why(result))
 
 
 def _why(result: Result) -> str:

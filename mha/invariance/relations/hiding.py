@@ -198,6 +198,25 @@ def ones_rows(known: Known) -> list[Relation]:
     return found
 
 
+def idle_rows(known: Known) -> list[Relation]:
+    """A row for each mask argument that was seen to change nothing, but for that of padding, which has rows."""
+    found = []
+    for mask in known.masks:
+        if mask.idle and mask != known.padding:
+
+            def ask(trial: Trial, known: Known, mask: Mask = mask) -> Pair:
+                batch, length = trial.size.batch, trial.size.length
+                real = np.broadcast_to(np.arange(length) > 0, (batch, length))
+                allowed = _also_causal(known, mask, np.broadcast_to(real[:, None], (batch, length, length)))
+                more, x = {mask.name: mask.of(allowed)}, trial.x()
+                first = trial.call(x, more).out
+                return Pair(first, trial.call(_with_padding(trial, x, real, known.pad), more).out, real)
+
+            sentence = f"What {mask.name} hides changes nothing elsewhere; this one changes nothing at all."
+            found.append(Relation(f"mask-hides-{mask.name}", "masks", sentence, ask, length=3))
+    return found
+
+
 def _causal_flag(trial: Trial, known: Known) -> Pair:
     mask = known.square
     assert mask is not None

@@ -11,6 +11,7 @@ from conformance.diagnosis.brief import brief
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from mha.coverage import class_like_attention
+from mha.projections.said import found_by_name
 from mha.recordings.explain import explain
 from mha.recordings.recording import METADATA_KEY, Recording
 from mha.recordings.replay import RecordedSubject, judge_recording
@@ -113,8 +114,27 @@ def diagnosed(
         if name in layers.values() or any(_stands_in(layer, name) for layer in recorded):
             continue
         if name in unread or class_like_attention(suspect.kind.rpartition(".")[2]):
-            texts[name] = f"Its attention was not recorded: {NOT_RECORDED[unread.get(name, 'unknown')]}."
+            why = unread.get(name, "unknown")
+            said = _to_record(name, suspect.kind, called, recording) if why == "unknown" else ""
+            texts[name] = said or f"Its attention was not recorded: {NOT_RECORDED[why]}."
     return texts
+
+
+def _to_record(name: str, kind: str, called: Collection[str], recording: Recording | None) -> str:
+    """How the cause in a layer is found that was not recorded as one; "" if its projections have no known names."""
+    inside = [one[len(name) + 1 :] for one in called if name and _stands_in(one, name) and one != name]
+    found = found_by_name(inside)
+    if found is None:
+        return ""
+    layers = () if recording is None else recording.layers
+    heads = next((one.config.num_heads for one in layers if one.kind == kind), None)
+    roles = ", ".join(f'{role}="{getattr(found, role)}"' for role in ("query", "key", "value", "output"))
+    said = f"{{{name!r}: mha.Projections({roles}, num_heads={heads or 'H'})}}"
+    with_heads = "" if heads else ", H being its number of heads"
+    return (
+        "It does not give what its projections give by the definition. For the cause, record the port once more, by "
+        f'mha.capture(port, "layer.safetensors", layers={said}){with_heads}; then `mha diagnose layer.safetensors`.'
+    )
 
 
 def _holder(layer: str, called: Collection[str]) -> str:

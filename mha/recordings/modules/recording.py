@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from mha.recordings.modules.names import header_of
 from mha.recordings.modules.numbers import Numbers, Order, total, unknown
 from mha.recordings.modules.recorder import FORMAT, METADATA_KEY
 from mha.recordings.modules.values import Place
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES
 from mha_core.errors import LONGEST_MESSAGE, LONGEST_REASON, one_line, shown
+from mha_core.files.mistaken import taken_by
 from mha_core.files.outside import parse_json_object
-from mha_core.files.tensorfile import read_header
 
 if TYPE_CHECKING:
     from conformance.cases.problem import Problem
@@ -123,9 +124,7 @@ def holds_modules(path: str | os.PathLike[str]) -> bool:
         SpecError: it is no whole safetensors file.
         FileNotFoundError: there is no such file.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    return METADATA_KEY in read_header(path).metadata
+    return METADATA_KEY in header_of(path).metadata
 
 
 class ModuleRecording:
@@ -140,15 +139,16 @@ class ModuleRecording:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"no such file: {path}")
         self.path = Path(path)
-        metadata = self._metadata = read_header(path).metadata
+        header = header_of(path)
+        metadata = self._metadata = header.metadata
         if METADATA_KEY not in metadata:
-            raise SpecError(f"{path} holds no modules: record the port with mha.capture(model, FILE, modules=True)")
+            if not {"mha_recording"} & metadata.keys():
+                raise SpecError(f"{path} is no recording: {taken_by(path)}")
+            raise SpecError(f"{path} holds no modules: record the port with mha.capture(port, FILE, modules=True)")
         try:
             self._file = safe_open(path, framework="numpy")
-            self._names = {plain(name): name for name in read_header(path).arrays}
+            self._names = {plain(name): name for name in header.arrays}
             self._shapes = {name: tuple(self._file.get_slice(own).get_shape()) for name, own in self._names.items()}
             found = plain(parse_json_object(metadata[METADATA_KEY], what=f"the modules in {path}"))
             if found["format"] != FORMAT:

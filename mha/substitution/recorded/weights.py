@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from hashlib import sha256
 
@@ -104,6 +104,8 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
             "read wrongly; `mha diagnose PORT --weights ORIGINAL --case LAYER` looks for the order"
         )
         found.append(Difference("weights", message, ", ".join(joined)))
+    if not joined and _are_others(own, other, parted):
+        return [*found, Difference("weights", OF_ANOTHER_MODEL)], notes
     for name in parted:
         if name in joined:
             continue
@@ -116,6 +118,36 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
         message = f"{name} {_what_it_is(own[name], other[name], a, index, dtype)}"
         found.append(Difference("weights", message, name, float(distance.max(initial=0.0)), 0.0))
     return found, notes
+
+
+OF_ANOTHER_MODEL = (
+    "all its matrices hold other numbers than the original's, as those of another model or another state of training: "
+    "load the original's weights into the port, and record it again"
+)
+
+
+FEW = 0.01
+"""A part of an array so small that numbers drawn at random may agree in it."""
+
+
+def _are_others(own: Mapping[str, NDArray], other: Mapping[str, NDArray], parted: Collection[str]) -> bool:
+    """Whether all matrices of a layer hold other numbers, and not the same in another order."""
+    matrices = [name for name in own if own[name].ndim == 2]
+    if not matrices or not set(matrices) <= set(parted):
+        return False
+    pairs = [(own[name], other[name]) for name in matrices]
+    every = np.concatenate([np.ravel(one) for one, _ in pairs])
+    return all(one.shape == two.shape and np.isin(two, every).mean() < FEW for one, two in pairs) and _is_apart(pairs)
+
+
+def _is_apart(pairs: Sequence[tuple[NDArray, NDArray]]) -> bool:
+    """Whether arrays are further apart than rounding, noise or a factor bring them."""
+    for one, two in pairs:
+        left, right = np.ravel(one).astype(np.float64), np.ravel(two).astype(np.float64)
+        size = np.linalg.norm(left) * np.linalg.norm(right)
+        if not size or abs(left @ right) > 0.5 * size:
+            return False
+    return True
 
 
 def _comparable(layer: RecordedLayer) -> dict[str, NDArray]:

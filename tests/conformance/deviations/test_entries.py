@@ -27,7 +27,7 @@ ROOT = Path(conformance.__file__).parent.parent
         ({"id": "Not Kebab"}, "entry 1 ('Not Kebab'): id must be kebab-case"),
         ({"id": 7}, "entry 1: id must be a text. Got 7."),
         ({"reason": " "}, "reason must be a text. Got ' '."),
-        ({"subject": "mine.py"}, "subject must be package.module:name. Got 'mine.py'."),
+        ({"subject": "mine.py"}, "subject must be MODULE:NAME. Got 'mine.py'."),
         ({"cases": ["prime", "primes"]}, "cases holds 'primes', which is not known (`mha check --list` lists them)"),
         ({"cases": []}, "cases must be a list of texts. Got []."),
         ({"cases": "prime"}, "cases must be a list of texts. Got 'prime'."),

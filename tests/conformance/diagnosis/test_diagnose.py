@@ -318,23 +318,35 @@ def test_nothing_to_go_by_is_an_error():
         diagnose(Broken(), CASES[:2])
 
 
-class LengthFirst(Showing):
-    """A buggy subject whose output is (Lq, B, Do)."""
+class Moved(Showing):
+    """A buggy subject whose output has its axes in another order."""
+
+    order = (1, 0, 2)
+
+    @classmethod
+    def by(cls, order, *bugs):
+        found = cls(*bugs)
+        found.order = order
+        return found
 
     def prepare(self, config, weights):
         run = super().prepare(config, weights)
-        return lambda inputs: {"output": run(inputs).output.swapaxes(0, 1)}
+        return lambda inputs: {"output": run(inputs).output.transpose(self.order)}
 
 
 def test_of_outputs_with_exchanged_axes_that_is_said_and_what_else_is_wrong():
     bug = next(bug for bug in FORWARD_BUGS if bug.id == "out-proj-bias-missing")
-    found = diagnose(LengthFirst(bug), FEW, runs=RUNS)
+    found = diagnose(Moved(bug), FEW, runs=RUNS)
     assert found.failing
-    assert found.exchanged is not None
-    assert [[one.id for one in told.bugs] for told in found.exchanged.explanations] == [["out-proj-bias-missing"]]
-    assert "Every output is (Lq, B, Do), and must be (B, Lq, Do)" in describe(found)
-    assert diagnose(Showing(bug), FEW, runs=RUNS).exchanged is None
-    right = diagnose(LengthFirst(), FEW, runs=RUNS)
+    assert found.formed is not None
+    assert [[one.id for one in told.bugs] for told in found.formed.explanations] == [["out-proj-bias-missing"]]
+    assert "Every output is (Lq, B, Do), and must be (B, Lq, Do). Change: Exchange axes 0 and 1." in describe(found)
+    assert diagnose(Showing(bug), FEW, runs=RUNS).formed is None
+    turned = describe(diagnose(Moved.by((0, 2, 1), bug), FEW, runs=RUNS))
+    assert "Every output is (B, Do, Lq), and must be (B, Lq, Do). Change: Exchange axes 1 and 2." in turned
+    rolled = describe(diagnose(Moved.by((2, 0, 1)), FEW, runs=RUNS))
+    assert "output: Every output is (Do, B, Lq), and must be (B, Lq, Do). Change: Transpose it by (1, 2, 0)." in rolled
+    right = diagnose(Moved(), FEW, runs=RUNS)
     assert right.differs
     assert "All is right then in 28 cases:\noutput: Every output is (Lq, B, Do)" in describe(right)
 

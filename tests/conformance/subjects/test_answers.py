@@ -33,7 +33,7 @@ BAD_FUNCTIONS = {
     "raise SystemExit(3)": f"SystemExit: 3 (mine.py:{LINE} in subject)",
     "return subject(weights, queries, keys, values, mask, **options)": "RecursionError: maximum recursion depth",
     "pass": "returned nothing (None); it must return its output",
-    "return output, None": "returned a tuple; it must return its output alone, or a dict by stage",
+    "return output, None": "returned a tuple; it must return its output alone, or {'output': ..., 'weights': ...}",
     "return output.tolist()": "returned a list; it must return its output alone, as an array: numpy.asarray(...), or",
     "return 3.5": "output is a float, not a NumPy array; convert it: numpy.asarray(output)",
     "return {'output': output, 'attn': output}": "its answer holds 'attn', which is not known "

@@ -84,35 +84,39 @@ def test_a_function_knows_the_dtype_that_its_arrays_cannot_tell(module):
 
 
 SPECS = {
-    "mine": "'mine' must read package.module:factory, such as mine.layers:attention",
-    ":subject": "':subject' must read package.module:factory",
-    "mine:": "'mine:' must read package.module:factory",
-    "mine:a b": "'mine:a b' must read",
-    "folder/mine.py:subject": "'folder/mine.py:subject' must read package.module:factory, such as "
-    "mine.layers:attention; name the module, not its file",
+    "mine": "'mine': name what is in it, too: write mine:right (mine.py has: right, exchanged, short, demanding and",
+    "absent": "'absent': it must read MODULE:NAME, such as mine:attention (`attention` in mine.py)",
+    ":subject": "':subject': it must read MODULE:NAME",
+    "mine:": "'mine:': name what is in it, too: write mine:right (",
+    "mine:a b": "'mine:a b': it must read",
+    "folder/mine.py:subject": "'folder/mine.py:subject': name the module, without .py: write folder.mine:subject",
     "nowhere:subject": "or among the installed packages; `mha check --new FILE.py` writes one to begin with",
     "mine.sub:subject": "subject 'mine.sub:subject': there is no module 'mine.sub' in ",
-    "mine.py:right": "or among the installed packages; name the module, not its file: mine",
-    "mine.py": "must read package.module:factory, such as mine.layers:attention; name the module, not its file",
-    "mine:attenshun": "mine has no 'attenshun' (it has: np, AttentionInputs, AttentionMask, reference, right, Right,",
-    "mine:right.sub": "mine has no 'right.sub' (it has: nothing); `mha check --new FILE.py` writes one to begin with",
-    "mine:number": "is of type int and can't be called; a subject has prepare(config, weights), or is a function "
-    "f(weights, queries, keys, values, mask)",
-    "mine:unprepared": "is of type SimpleNamespace and can't be called",
+    "mine.py:right": "name the module, without .py: write mine:right",
+    "mine.py": "name what is in it, too: write mine:right (",
+    "mine:attenshun": "mine has no 'attenshun' (it has: right, Right, ",
+    "mine:right.sub": "mine has no 'right.sub' (it has: no function and no class); `mha check --new FILE.py` writes",
+    "mine:number": "is of type int, and no function; it must be a function f(weights, queries, keys, values, mask), "
+    "or have prepare(config, weights)",
+    "mine:unprepared": "is of type SimpleNamespace, and no function",
     "mine:raising": "raising() raised RuntimeError: no GPU today (mine.py:",
     "mine:exiting": "exiting() raised SystemExit: 3",
-    "mine:nothing": "nothing() returned None; a subject has prepare(config, weights), or is a function "
-    "f(weights, queries, keys, values, mask); `mha check --new FILE.py` writes one to begin with",
-    "mine:texts": "texts() returned str; a subject has prepare",
-    "mine:Layer": "has the parameters (embed_dim, num_heads); a subject has prepare(config, weights), or is a function "
-    "f(weights, queries, keys, values, mask), and a factory of one is called without arguments, or "
-    "with dtype; `mha check --new FILE.py` "
-    "writes one to begin with",
-    "mine:Net": "is no subject: a layer of torch needs a class around it that gives it weights: "
-    "`mha check --new FILE.py --framework torch` writes one, and mha.capture records",
-    "mine:exchanged": "has the parameters (weights, keys, queries, values, mask);",
-    "mine:short": "or with dtype; it lacks mask; a function around it will do: def judged(weights, queries, keys, "
-    "values, mask): return short(...); `mha check --new FILE.py` writes one to begin with",
+    "mine:nothing": "nothing() returned None; it must be a function f(weights, queries, keys, values, mask), or have "
+    "prepare(config, weights); `mha check --new FILE.py` writes one to begin with",
+    "mine:texts": "texts() returned str; it must be a function",
+    "mine:Layer": "is a class that takes (embed_dim, num_heads); it must be a function f(weights, queries, keys, "
+    "values, mask), or have prepare(config, weights); `mha check --new FILE.py` writes one to begin with",
+    "mine:Prepared": "takes (dim); name a function that makes one: def make(): return Prepared(...)",
+    "mine:Empty": "Empty() has no prepare(config, weights); it must be a function",
+    "mine:maker": "takes (dim); it is called without arguments: name one that needs none, def make(): return maker(",
+    "mine:other": "takes (q, k, v); it must take (weights, queries, keys, values, mask): put a function around it, "
+    "def judged(weights, queries, keys, values, mask): return other(...); `mha check --new",
+    "mine:Net": "'mine:Net': a layer of torch is judged in a class that gives it weights: "
+    "`mha check --new FILE.py --framework torch` writes one. Or record its calls, with mha.capture(",
+    "mine:exchanged": "takes (weights, keys, queries, values, mask); it must take (weights, queries, keys, values, "
+    "mask), in this order",
+    "mine:short": "takes (weights, queries, keys, values); it lacks mask: it must take (weights, queries, keys, "
+    "values, mask), in this order; `mha check --new FILE.py` writes one to begin with",
     "mine:renaming": "'renaming' needs 'n_heads', which is not known; did you mean num_heads? (known: config,",
     "mine:demanding": "'demanding' needs 'causal', which is not known (known: config, num_heads,",
     "mine:Unnamed": "its name must be a text. Got 7.",
@@ -133,6 +137,8 @@ def test_a_bad_spec_is_refused_in_one_line_before_anything_runs(spec, module):
         "def demanding(weights, queries, keys, values, mask, causal): pass\n"
         "def renaming(weights, queries, keys, values, mask, n_heads): pass\n"
         "class Layer:\n    def __init__(self, embed_dim, num_heads): pass\n"
+        "class Empty: pass\ndef maker(dim): pass\ndef other(q, k, v): pass\n"
+        "class Prepared:\n    def __init__(self, dim): pass\n    def prepare(self, config, weights): pass\n"
         "class Unnamed(Right): name = 7\nclass Dtyped(Right): dtype = 'single'\n"
         "class Texted(Right): dtypes = 'float64'\n"
     )

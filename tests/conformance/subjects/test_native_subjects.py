@@ -22,7 +22,7 @@ MODULES = {
 
 
 def native_specs(backend_name):
-    """package.module:Class of every native layer of a framework."""
+    """MODULE:CLASS of every native layer of a framework."""
     found = []
     for name in MODULES[backend_name]:
         module = importlib.import_module(name)

@@ -87,8 +87,8 @@ def test_layouts_and_formats_are_shown_without_a_source():
         ),
         (["--prefix", PREFIXES[0], "--all"], "give a prefix or ask for all layers, not both"),
         (["--all", "--from", "bert"], "does not have layout 'bert' (it fits: torch)"),
-        (["--all", "--from", "pytorch"], "layout 'pytorch' is not known; did you mean torch? (known: canonical"),
-        (["--all", "--to", "kears"], "layout 'kears' is not known; did you mean keras? (known: canonical"),
+        (["--all", "--from", "pytorch"], "layout 'pytorch' is not known; did you mean torch? `mha convert --layouts`"),
+        (["--all", "--to", "kears"], "layout 'kears' is not known; did you mean keras? `mha convert --layouts`"),
         (
             ["--all", "--num-heads", "5"],
             "at prefix 'encoder.layers.0.attn': q_proj.weight must have rows for num_heads=5",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from mha.cli.main import GONE, NEVER, main
+from mha.cli.main import ELSEWHERE, GONE, NEVER, main
 
 pytestmark = pytest.mark.same_on_newest  # it is about the command line
 
@@ -28,7 +28,7 @@ def test_an_option_of_other_programs_says_in_one_line_what_there_is(word):
 @pytest.mark.parametrize(
     ("words", "said"),
     {
-        "diagnose mine:attention": "mine:attention is no file, but a subject: mha diagnose --subject mine:attention",
+        "diagnose mine:attention": "mine:attention is code, and no recording: mha diagnose --subject mine:attention",
         "where a.safetensors models:original": "ORIGINAL comes first: mha where models:original a.safetensors",
         "where models:original mine:port": "the port must be a recording, not mine:port: with mha.capture(port, "
         '"port.safetensors", modules=True): port(x), and then mha where models:original port.safetensors',
@@ -45,17 +45,51 @@ def test_what_was_meant_is_said_in_one_line(words, said):
     ("word", "hint"),
     {
         "mine:attention": "Did you mean --subject mine:attention?",
-        "mine.py": "Did you mean --subject mine:NAME, with the name of what is in it?",
+        "mine.py": "Did you mean --subject mine:NAME?",
         "torch": "Did you mean --backend torch?",
         "call.safetensors": "A recording, which mha.capture wrote, is judged by `mha diagnose call.safetensors` and "
-        "`mha replay call.safetensors`.",
+        "`mha replay call.safetensors`, and weights are read by `mha convert call.safetensors --list`.",
         "mine": "A subject is --subject MODULE:NAME.",
     }.items(),
 )
 def test_a_word_that_check_does_not_take_is_answered_with_what_does(word, hint):
     result = CliRunner().invoke(main, ["check", word])
     assert result.exit_code == 2
-    assert result.output.endswith(f"\nError: Got unexpected extra argument ({word}). {hint}\n")
+    more = "" if "`" in hint or "you mean" in hint else " `mha check --help` lists what there is."
+    assert result.output == f"Error: Got unexpected extra argument ({word}). {hint}{more}\n"
+
+
+@pytest.mark.parametrize("word", ELSEWHERE)
+def test_a_word_that_is_no_command_is_answered_with_what_does_it(word):
+    result = CliRunner().invoke(main, [word, "more"])
+    assert (result.exit_code, result.output) == (2, f"Error: mha {word} is not there: {ELSEWHERE[word]}\n")
+    assert word not in main.commands
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    {
+        "where": "ORIGINAL is missing: mha where ORIGINAL RECORDING, such as\n  mha where models:original "
+        "port.safetensors  # `original` in models.py returns the model\n  mha where original.safetensors "
+        "port.safetensors",
+        "invariants": "MODULE:NAME is missing: mha invariants MODULE:NAME, such as\n  mha invariants mine:make",
+        "learn start": "FOLDER is missing: mha learn start FOLDER. `mha learn start --help` lists what there is.",
+        "cache --clear": "No such option '--clear'. Did you mean `mha cache clear`?",
+        "check --time-limit abc": "--time-limit must be a number, such as 60. Got abc.",
+        "check --workers -1": "--workers must be a whole number from 0. Got -1.",
+        "check --import-limit 0": "--import-limit must be a number above 0 to 1e+06, such as 60. Got 0.0.",
+        "check --random x": "--random must be a whole number from 1. Got x.",
+        "backends torch": "Got unexpected extra argument (torch): it takes options alone. `mha backends --help` lists "
+        "what there is.",
+        "check --subject mine:attention --device cuda": "--device is for a backend: name one too, such as --backend "
+        "torch",
+    }.items(),
+)
+def test_wrong_words_are_answered_with_what_may_stand_there(words, said, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def attention(weights, queries, keys, values, mask): ...")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, words.split())
+    assert (result.exit_code, result.output) == (2, f"Error: {said}\n")
 
 
 def test_a_bug_is_shown_by_its_name():

@@ -277,8 +277,51 @@ def test_matrices_in_the_memory_of_their_transposes_are_named(tmp_path):
     assert "\nIt does with num_heads=3, not 4" in message(held, num_heads=4)
     assert "\nIt does with num_heads=3, not 6, and with each matrix transposed: " in message(kernels, num_heads=6)
 
+    def named(role, kind):
+        return f"{PREFIXES[0]}.self.{role}.{kind}"
+
+    roles, kinds = ("query", "key", "value"), ("weight", "bias")
+    turned = {
+        named(at, k): held[named(own, k)]
+        for at, own in zip(roles, ("key", "query", "value"), strict=True)
+        for k in kinds
+    }
+    assert "\nIt does with the rows in the order k, q, v, not q, k, v: add --infer" in message({**held, **turned})
+    packed = dict(held)
+    for kind in kinds:
+        heads = np.stack(
+            [held[named(role, kind)].reshape(3, -1, *held[named(role, kind)].shape[1:]) for role in roles], 1
+        )
+        rows = heads.reshape(-1, *heads.shape[3:])
+        packed |= {
+            named(role, kind): rows[i * len(rows) // 3 : (i + 1) * len(rows) // 3] for i, role in enumerate(roles)
+        }
+    assert "\nIt does with the rows packed head by head, (heads, 3, head_dim), not in three blocks" in message(packed)
+
     held, x = arrays_of("canonical", GROUPED), np.random.default_rng(2).normal(size=(2, 5, 20)).astype("float32")
     calls = record(tmp_path / "two.safetensors", ("attn", 0), inputs=AttentionInputs(x, x, x), config=GROUPED)
     views = {name: np.ascontiguousarray(x.T).T if x.ndim == 2 else x for name, x in held.items()}
     assert "It does with each matrix in the memory order of its transpose: the file was" in message(views, calls, 4)
     assert "\nIt does with num_heads=4, not 2" in message(held, calls, 2)
+
+
+def test_what_capture_wrote_of_one_layer_is_taken_by_infer(tmp_path):
+    from mha.convert.original import observed_in
+
+    one = record(tmp_path / "one.safetensors", (PREFIXES[0], 0))
+    found = observed_in(one)
+    call = Recording.load(one).calls[0]
+    ((words, mask),) = found.masks.items()
+    assert words == "the recorded mask"
+    np.testing.assert_array_equal(mask.valid_lens, call.inputs.mask.valid_lens)
+    np.testing.assert_array_equal(found.output, call.outputs["output"])
+    both = record(tmp_path / "both.safetensors", (PREFIXES[0], 0), (PREFIXES[1], 1))
+    with pytest.raises(
+        SpecError, match="holds calls of 2 layers .*, and one is to be found: record it alone, mha.capture"
+    ):
+        observed_in(both)
+    save_file(two_layers("bert"), tmp_path / "model.safetensors")
+    result = mha(tmp_path / "model.safetensors", "--infer", "--recorded", one)
+    assert (result.exit_code, "One mapping fits the recorded output" in result.output) == (0, True), result.output
+    refused = mha(one, "--list")
+    assert (refused.exit_code, "holds recorded calls, and SOURCE is a file of weights" in refused.output) == (2, True)

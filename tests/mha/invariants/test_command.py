@@ -29,6 +29,11 @@ def leaking(x, mask=None):
     return x + kept.mean(1, keepdims=True)
 
 
+def idle(x, attn_mask=None, key_padding_mask=None):
+    hidden = np.zeros(x.shape[:2], bool) if key_padding_mask is None else key_padding_mask
+    return x + np.where(hidden[..., None], 0.0, x).sum(1, keepdims=True)
+
+
 def lengthy(x):
     return np.cumsum(x, axis=1) / x.shape[1]
 
@@ -167,6 +172,13 @@ def test_the_printed_code_runs_as_it_stands(mine, name, options, relation, capsy
     assert float(capsys.readouterr().out) == pytest.approx(one["error"], rel=1e-6)
 
 
+def test_a_mask_that_changes_nothing_beside_one_that_works_is_broken(mine):
+    status, said = run(f"{mine}:idle")
+    assert status == 1
+    assert "BROKEN mask-hides-attn_mask: What attn_mask hides changes nothing elsewhere;" in said
+    assert said.count("BROKEN") == 1
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -179,7 +191,7 @@ def test_the_printed_code_runs_as_it_stands(mine, name, options, relation, capsy
         ("all_nan", (), "can't be asked: every number of its outputs is NaN or infinite"),
         ("broken", (), "can't be made: it raised RuntimeError: no file"),
         ("refuses", (), "can't be asked: ValueError: never. Say what it is called with: --inputs FILE.npz"),
-        ("number", (), "a model of PyTorch, Keras, Flax or Gluon, or a function, is asked. Got"),
+        ("number", (), "a model of PyTorch, Keras, Flax or Gluon, or a function, is asked: name one"),
         ("right", ("--time-limit", "0"), "limit must be a positive number of seconds, at most 1e6. Got 0.0."),
         ("right", ("--inputs", "none.npz"), "none.npz"),
     ],

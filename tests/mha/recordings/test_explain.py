@@ -56,6 +56,26 @@ def test_pairs_are_found():
     assert {"scale-missing", "out-proj-bias-missing"} in [{bug.id for bug in one.bugs} for one in found.explanations]
 
 
+def test_how_a_class_of_ones_own_reads_its_mask_is_no_cause_beside_another_one():
+    """Nothing tells it where no reading gives what was recorded."""
+    layer = layer_of()
+    allowed = np.random.default_rng(5).random((2, 1, 3, 5)) < 0.5
+    wrong = recording_of(layer, *select(("merge-without-transpose",)), masks=(AttentionMask(allowed=allowed),))
+    calls = []
+    for call in wrong.calls:
+        mask = call.inputs.mask
+        if mask.allowed is not None:
+            mask = replace(mask, allowed=~mask.allowed)
+        calls.append(replace(call, inputs=replace(call.inputs, mask=mask)))
+    read = replace(wrong, calls=tuple(calls))
+    own = replace(read, layers=tuple(replace(one, kind="mine.Attention") for one in read.layers))
+    (found,) = explain(own)
+    assert [one.name for one in found.explanations] == ["merge-without-transpose"]
+    listed = replace(read, layers=tuple(replace(one, kind="torch.nn.MultiheadAttention") for one in read.layers))
+    (found,) = explain(listed)
+    assert "merge-without-transpose" not in [one.name for one in found.explanations]
+
+
 def test_each_wrong_packing_is_named():
     """Every order that is known is found again from outputs alone, and no other one with it."""
     layer = layer_of()
@@ -223,7 +243,8 @@ def test_layers_of_the_original_are_taken_by_name_or_in_order(tmp_path):
     _, lines = intended(two_layers(("a", "b"), seeds=(0, 2)), path)
     assert lines == [
         f"a holds the weights of {path}.",
-        f"b holds other weights than {path}: {', '.join(layer_of().weights)}.",
+        f"b holds other weights than {path}: {', '.join(layer_of().weights)} (all of its matrices: is it a file of "
+        "this model, in this state of training?).",
     ]
     with pytest.raises(SpecError, match="must have the layers that were recorded, or as many. It has 'a', 'b'"):
         intended(recording_of(layer_of()), path)
@@ -251,10 +272,10 @@ def test_a_canonical_file_of_several_layers_is_taken_by_name(tmp_path):
     assert lines == [f"b, a hold the weights of {path}."]
     with pytest.raises(SpecError, match=r"It has 'a', 'b'; recorded were ''. `mha convert \S+ --moved --prefix NAME"):
         intended(recording_of(layer_of()), path)
-    save_file(layer_of().weights, path)
-    with pytest.raises(
-        SpecError, match=r"holds no config of a layer: give a recording .* --all --moved --to canonical"
-    ):
+    save_file(layer_of().weights, path)  # arrays alone: the number of heads is that of the recorded layer
+    assert intended(recording_of(layer_of()), path)[1] == [f"The layer holds the weights of {path}."]
+    save_file({"q_proj.weight": np.ones((3, 5), np.float32)}, path)
+    with pytest.raises(SpecError, match=r"holds no config of a layer, and no layer of the sizes that were recorded"):
         intended(recording_of(layer_of()), path)
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(SpecError, match="is not a whole safetensors file: it is cut off") as raised:

@@ -255,12 +255,14 @@ def test_a_truncated_file_is_refused(tmp_path):
 def test_another_file_is_refused(tmp_path):
     path = tmp_path / "weights.safetensors"
     save_weights(path, CONFIG, init_weights(CONFIG, seed=0))
-    with pytest.raises(
-        SpecError, match=r"is no recording: .* mha.capture\(model, FILE\) makes a recording; `mha convert` and"
-    ):
+    said = r"weights.safetensors is no recording: weights are read by `mha convert \S+ --list`; a recording is written"
+    with pytest.raises(SpecError, match=said):
         Recording.load(path)
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        Recording.load(tmp_path / "absent.safetensors")
+    with pytest.raises(FileNotFoundError, match=r"no such file: \S+; did you mean weights.safetensors"):
+        Recording.load(tmp_path / "weight.safetensors")
+    (tmp_path / "mine.py").write_text("def attention(weights): ...")
+    with pytest.raises(SpecError, match=r"mine.py is no recording: it is Python code: `mha check --subject \S+"):
+        Recording.load(tmp_path / "mine.py")
     path.write_bytes(b"PK\x03\x04 some other format, with a name that says otherwise")
     with pytest.raises(SpecError, match="is not a whole safetensors file"):
         Recording.load(path)

@@ -1,0 +1,116 @@
+"""What was named in the place of something else, such as code or weights for a recording, and what takes it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from difflib import get_close_matches
+from pathlib import Path
+
+from mha_core.errors import listed, shown
+from mha_core.files.tensorfile import looks_like
+
+WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".h5", ".keras", ".msgpack", ".npz", ".params", ".safetensors")
+"""Suffixes of files of weights."""
+
+TO_RECORD = 'a recording is written in Python: with mha.capture(model, "calls.safetensors"): model(x)'
+
+MOST = 4
+"""Most names in a file that are said."""
+
+
+def names_code(text: object) -> bool:
+    r"""Return whether a text that names no file reads as MODULE:NAME.
+
+    >>> names_code("mine.layers:attention"), names_code("mine.py"), names_code("C:\\calls")
+    (True, False, False)
+    """
+    return re.fullmatch(r"[\w.]+:[\w.]+", str(text)) is not None and not Path(str(text)).exists()
+
+
+def defined_in(path: Path, first: str = "weights") -> list[str]:
+    r"""Return the public functions and classes of a Python file, which is not run; functions that are wanted first.
+
+    Args:
+        path: the file.
+        first: the name of the first parameter of functions that are wanted; "" for functions without parameters.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "mine.py")
+    ...     _ = file.write_text("class Layer: ...\ndef attention(weights, queries): ...\ndef _own(): ...")
+    ...     defined_in(file)
+    ['attention', 'Layer']
+    """
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    found = [one for one in body if isinstance(one, (ast.FunctionDef, ast.ClassDef)) and one.name[:1] != "_"]
+
+    def rank(one: ast.FunctionDef | ast.ClassDef) -> int:
+        if isinstance(one, ast.ClassDef):
+            return 2
+        return int([each.arg for each in one.args.args[:1]] != [first] * bool(first))
+
+    return [one.name for one in sorted(found, key=rank)]
+
+
+def spec_meant(text: str, example: str = "attention") -> str:
+    """Return what to write in the place of a text that should read MODULE:NAME.
+
+    >>> spec_meant("layers/mine.py:attention")
+    'name the module, without .py: write layers.mine:attention'
+    >>> spec_meant("no_such_file"), spec_meant("mine.py:", "make")
+    ('it must read MODULE:NAME, such as mine:attention (`attention` in mine.py)', \
+'it must read MODULE:NAME, such as mine:make (`make` in mine.py)')
+    """
+    place, _, name = text.partition(":")
+    file = Path(place if place.endswith(".py") else f"{place.replace('.', '/')}.py")
+    if name.replace(".", "_").isidentifier() and (place.endswith(".py") or "/" in place):
+        folder = f", and run this in {shown(file.parent)}" * file.is_absolute()
+        names = [file.stem] if file.is_absolute() else [part for part in file.with_suffix("").parts if part != "."]
+        return f"name the module, without .py: write {shown('.'.join(names))}:{shown(name)}{folder}"
+    if not name and file.is_file() and not file.is_absolute():
+        there = defined_in(file, "weights" if example == "attention" else "")
+        module = ".".join(part for part in file.with_suffix("").parts if part != ".")
+        more = f" ({file} has: {listed([shown(one) for one in there], MOST)})" if len(there) > 1 else ""
+        return f"name what is in it, too: write {shown(module)}:{shown(there[0]) if there else 'NAME'}{more}"
+    what = "it is a file, and no Python code; " if Path(text).is_file() else ""
+    return f"{what}it must read MODULE:NAME, such as mine:{example} (`{example}` in mine.py)"
+
+
+def near_file(path: Path) -> str:
+    """Return the file that a path may have meant that is not there, as the end of a message; "" for none.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = [Path(folder, name).touch() for name in ("call.npz", "port.npz")]
+    ...     near_file(Path(folder, "calls.npz")), near_file(Path(folder, "model.npz"))
+    ('; did you mean call.npz?', '')
+    """
+    there = {one.stem: one.name for one in path.absolute().parent.glob("*") if one.is_file()}
+    found = get_close_matches(path.stem, there, n=1, cutoff=0.75)
+    return f"; did you mean {shown(there[found[0]])}?" if found else ""
+
+
+def taken_by(path: str | os.PathLike[str]) -> str:
+    """Return what there is at a path that is no recording, and what takes it.
+
+    >>> taken_by("mine:attention").partition("; a")[0]
+    'it is code, and no file: `mha check --subject mine:attention` judges a function'
+    """
+    path, name = Path(path), shown(path)
+    if names_code(path):
+        return f"it is code, and no file: `mha check --subject {name}` judges a function; {TO_RECORD}"
+    if path.is_dir():
+        return f"it is a folder; {TO_RECORD}"
+    if not path.is_file():
+        return near_file(path).removeprefix("; ") or TO_RECORD
+    if path.suffix == ".py":
+        spec = spec_meant(str(path)).partition("write ")[2].partition(" ")[0]
+        return f"it is Python code: `mha check --subject {spec}` judges a function in it; {TO_RECORD}"
+    if path.name.endswith(WEIGHTS):
+        return f"weights are read by `mha convert {name} --list`; {TO_RECORD}"
+    return f"{'it is a text; ' * (looks_like(path) == 'a text')}{TO_RECORD}"

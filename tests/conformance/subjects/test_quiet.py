@@ -1,0 +1,19 @@
+"""What frameworks log while they are imported is not shown; what a subject prints is."""
+
+from __future__ import annotations
+
+import os
+
+from conformance.subjects.quiet import pass_on
+
+
+def test_what_tensorflow_logs_is_no_part_of_what_is_printed(capfd):
+    said = (
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+        "I0000 00:00:1795920003.299030    9264 port.cc:153] oneDNN custom operations are on.\n"
+    )
+    pipe, writing = os.pipe()
+    os.write(writing, f"{said}mine: 3 keys\nI0000 is mine\n".encode())
+    os.close(writing)
+    pass_on(pipe, "quiet-test").join(10)
+    assert capfd.readouterr().err == "mine: 3 keys\nI0000 is mine\n"
