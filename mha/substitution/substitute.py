@@ -174,7 +174,7 @@ class Substitution:
         judged = {one.port: self._judged(one, runs) for one in matched}
         for part in parts:
             for turn, (_, theirs) in enumerate(part.calls):
-                if theirs is None:
+                if theirs is None or not part.asked:
                     continue
                 start = (PASSED, str(part.original), str(turn))
                 given = {place: one for place, one in exact.items() if place[:3] == start and _has_numbers(one)}
@@ -212,6 +212,32 @@ class Substitution:
             tuple(place for place in outputs if place not in {one.original for one in matched}),
             padding=self._left_out,
         )
+
+    def told(self, telling: Mapping[int, Sequence[Mapping[Place, NDArray]]]) -> Runs:
+        """What the original's module gives, and what parts of it give there, at (GAVE, position, number, ...).
+
+        Args:
+            telling: position of such a part -> for each of its calls, what stands in place of what it gives.
+
+        Raises:
+            SpecError: it can't be run.
+        """
+        given = self.given
+        exact, moved = self.original.run(self.call, [given, self.moved(given)], "float64", telling, tell=True)
+        (own,) = self.original.run(self.call, [given], self.dtype, telling, tell=True)
+        floating = {place: one for place, one in exact.items() if _has_numbers(one) and place[:1] != (PASSED,)}
+        return Runs(floating, [own, moved], {}, self.dtype)
+
+    def is_right(self, array: NDArray, place: Place, runs: Runs) -> bool:
+        """Whether an array is what the original gives at a place of some runs, rows of padding left out."""
+        found = runs.judge(array, place)
+        counted = None if found.equal else self._counted(array)
+        return found.equal or (counted is not None and runs.judge(array, place, counted).equal)
+
+    def ratio_in(self, array: NDArray, place: Place, runs: Runs) -> float:
+        """How far an array is from what the original gives at a place of some runs, rows of padding left out."""
+        counted = self._counted(array)
+        return runs.judge(array, place, counted).ratio
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:

@@ -110,11 +110,12 @@ class _Judge(Blame):
             self.results[port] = self._result(port)
             if self.recording.has_gradients:
                 self.results[port] = replace(self.results[port], backward=self._backward(port))
+        self.leave_open()
         results = tuple(self.results[port] for port in range(len(self.modules)))
         names = {self.own.modules[one].name: self.modules[other].name for one, other in self.pairs.found.items()}
         unseen = tuple(reversed(self.unseen))
         alone = uncovered(self.pairs, self.is_judged)
-        unjudged = {one.name for one in results if one.status == "not judged"}
+        unjudged = {one.name for one in results if one.status == "not judged" and one.ratio is None}
         right = covered(self, alone) if results[0].status == "equal" else set()
         return WhereReport(
             results,
@@ -254,6 +255,9 @@ class _Judge(Blame):
                 parts, right, together = self.compensating(inner, ready, calls), True, True
             for part in parts:
                 self.divide(part, module.name or "the model", division.beside.get(part), right, together=together)
+            spared = self.made_up_for(port, right=status == "equal", lines=alone is None or not alone.worst[1].equal)
+            if spared and alone is not None:
+                alone = self.without(alone, [*parts, *spared], inner, ready, calls)
             still = any(self.results[one].status not in RIGHT for one in inner)
             if alone is None and status == "wrong":
                 worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -115,6 +115,7 @@ class Parts:
         calls: Calls,
         instead: Mapping[int, Instead] = {},
         others: Sequence[Part] = (),
+        unasked: Container[int] = (),
     ) -> list[CallJudgement] | None:
         """Every call with the port's outputs in place of those of some parts; None if that can't be run.
 
@@ -123,14 +124,16 @@ class Parts:
             ready, calls: the calls of the module.
             instead: of some parts, what stands there in place of the port's outputs.
             others: further parts, which are no pairs.
+            unasked: those of the parts of which it is not asked whether they are given what is right.
         """
         found = []
         for one, (mine, theirs) in zip(ready, calls, strict=True):
-            parts = [
-                self._part(port, mine, theirs, instead.get(port)) for port in inner if instead.get(port) != "left out"
-            ]
+            parts = []
+            for port in inner:
+                part = self._part(port, mine, theirs, instead.get(port)) if instead.get(port) != "left out" else None
+                parts += [part._replace(asked=port not in unasked)] if part is not None else []
             try:
-                found.append(one.judge([*(part for part in parts if part is not None), *others]))
+                found.append(one.judge([*parts, *others]))
             except SpecError:
                 return None
         return found
