@@ -43,7 +43,7 @@ class Substitution:
         self.padding: NDArray | None = None
         """The uncounted rows (B, L) of a module inside; `judge` puts its own here if it has some."""
         self.paired: Container[int] = range(len(original.modules))
-        """Positions of the original's modules for which the port has one."""
+        """Positions of the original's modules by which one of the port's was judged."""
         self._only_as_given = False
         self.again = False
         """Whether the port's is given different arrays where the original's is given one twice."""

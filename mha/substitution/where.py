@@ -222,7 +222,7 @@ class _Judge(Blame):
                 for one, other in calls
             ]
             for one in ready:
-                one.paired = self.pairs.found
+                one.paired = {own for own, other in self.pairs.found.items() if self.was_judged(other)}
                 one.padding = next((self.padding[part] for part in self.inside[port] if part in self.padding), None)
             judged = [one.judge() for one in ready]
         except SpecError as error:
@@ -258,6 +258,8 @@ class _Judge(Blame):
             spared = self.made_up_for(port, right=status == "equal", lines=alone is None or not alone.worst[1].equal)
             if spared and alone is not None:
                 alone = self.without(alone, [*parts, *spared], inner, ready, calls)
+            if alone is not None and alone.own_masks:
+                self.own_masks.add(port)
             still = any(self.results[one].status not in RIGHT for one in inner)
             if alone is None and status == "wrong":
                 worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")

@@ -14,7 +14,7 @@ from mha.substitution.pairing.pairs import Pairs
 from mha.substitution.parts.elsewhere import Elsewhere
 from mha.substitution.parts.otherwise import Instead
 from mha.substitution.parts.packed import Packed, packed_in
-from mha.substitution.parts.runs import RIGHT, Calls, Parts, Ready
+from mha.substitution.parts.runs import Calls, Parts, Ready
 from mha.substitution.reports.report import ModuleResult, Status
 
 ABOUT = ("name", "kind", "depth", "original", "original_kind", "how", "parameters", "parameters_of", "order")
@@ -140,13 +140,19 @@ class Blame(Parts):
     ) -> CallJudgement:
         """Return a judgement on a module's lines with some parts left out, if less is wrong then.
 
-        And without asking whether the parts that are wrong are given what is right, if still less is then.
+        And without asking whether parts are given what is right whose lines are wrong, or in which some are left out,
+        if still less is then. Where other parts are wrong and given something else, lines before them may be wrong.
         """
         left: dict[int, Instead] = dict.fromkeys(spared, "left out")
-        wrong = [one for one in inner if self.results[one].status not in RIGHT]
+        wrong = [one for one in inner if self._in_own_lines(one) or not {*self.inside[one]}.isdisjoint(spared)]
         ways = [self.with_parts(inner, ready, calls, left, unasked=some) for some in ((), wrong)]
         others = [max(every, key=lambda one: one.worst[1].ratio) for every in ways if every is not None]
         return min([found, *others], key=lambda one: sum(not each.equal for each in one.arrays.values()))
+
+    def _in_own_lines(self, port: int) -> bool:
+        """Return whether a module, or one inside it, has wrong lines."""
+        found = (self.results[one] for one in (port, *self.inside[port]))
+        return any(one.status == "wrong" and one.own_lines for one in found)
 
     def leave_open(self) -> None:
         """Take back that modules are wrong of which that can't be known before others are right.
@@ -161,6 +167,7 @@ class Blame(Parts):
             for one, result in self.results.items()
             if one in self.spared and result.parameters == "same"
         }
+        found: dict[int, ModuleResult] = {}
         for one in sorted(wrong):
             result, outer = self.results[one], self.modules[one].within
             lines = next((each for each in outer if each in self.in_lines and self._wrong_lines(each, one)), None)
@@ -168,24 +175,26 @@ class Blame(Parts):
             if lines is not None and self._has_partner(one, lines):
                 around = self.modules[lines].name or "the model"
                 reason = f"its parameters are others, and lines of {around}, which are wrong, may make up for that"
-            elif like is not None and result.parameters == "same" and self._solid_before(one, wrong):
+            elif like is not None and result.parameters == "same" and self._solid_before(one, wrong - found.keys()):
                 reason = f"it is written as {self.modules[like].name} is, and stands behind what is wrong"
             else:
                 continue
-            self.results[one] = replace(result, status="not judged", reason=reason)
-            wrong.discard(one)
+            found[one] = replace(result, status="not judged", reason=reason)
+        self.results |= found
 
     def _has_partner(self, part: int, around: int) -> bool:
-        """Return whether a part has other parameters than its original, and so has a module beside it in another one.
+        """Return whether a part may have other parameters than its original, and so a module beside it in another one.
 
         Or that has some, and no original. One alone would have to be made up for by lines.
         """
-        others = ((self.results[one], self.modules[one]) for one in self.inside[around] if one != part)
-        return self.results[part].parameters not in ("", "same") and any(
-            module.numbers.size
-            and (one.original is None or (one.status == "wrong" and one.parameters not in ("", "same")))
-            for one, module in others
-        )
+        beside = [one for one in self.inside[around] if one != part and self.modules[one].numbers.size]
+        partners = (self.results[one].original is None or self._is_other(one) for one in beside)
+        return self._is_other(part) and any(partners)
+
+    def _is_other(self, port: int) -> bool:
+        """Return whether a module is wrong, and has other parameters, or is a part of a projection and may have."""
+        packed = self.results[port].original is not None and self.pairs.original_of(port) is None
+        return self.results[port].status == "wrong" and (packed or self.results[port].parameters not in KNOWN)
 
     def _solid_before(self, part: int, wrong: Set[int]) -> bool:
         """Return whether a module that is called before a part, and not around it, has wrong lines or parameters."""
@@ -194,7 +203,7 @@ class Blame(Parts):
 
     def _wrong_lines(self, around: int, part: int) -> bool:
         """Return whether lines around a part are wrong: a module's, or those of one in it without an original."""
-        makers = (one for one in self.inside[around] if self.pairs.original_of(one) is None and one != part)
+        makers = (one for one in self.inside[around] if self.results[one].original is None and one != part)
         return any(self.results[one].status == "wrong" for one in (around, *makers))
 
     def blame_for_masks(self, port: int) -> bool:

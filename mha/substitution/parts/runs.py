@@ -59,6 +59,10 @@ class Parts:
         """Whether a module was judged by its original."""
         return self.results[port].status != "not judged" and self.pairs.original_of(port) is not None
 
+    def was_judged(self, port: int) -> bool:
+        """Whether a module was judged by its original already."""
+        return port in self.results and self.is_judged(port)
+
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
         """The modules inside that were judged, or those that were not, and stand in no other judged one inside."""
         found = []
@@ -156,7 +160,7 @@ class Parts:
             original,
             self.modules[port].name,
             both,
-            right=self.results[port].status != "wrong" and port not in self.own_masks,
+            right=self.results[port].status != "wrong" and self.own_masks.isdisjoint((port, *self.inside[port])),
             instead=exact,
             active=self.beside[port].active if instead == "active" else None,
             again=any(one.again for one in ready),
