@@ -127,7 +127,7 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
         status, rule = "failure", "wrong-in-its-own-lines" if one.own_lines else "wrong-by-itself"
     elif one.wrong_backward:
         status, rule = "failure", "wrong-backward"
-    elif one.name in found.uncovered:
+    elif one.name in found.uncovered and not found.equal:
         status, rule = "failure", "uncovered"
     elif one.status in ("equal", "divided otherwise"):
         return Outcome("port", one.name or "the model", "passed")

@@ -27,6 +27,7 @@ class Part(NamedTuple):
         instead: of each call, what stands in place of what the port's gave; () for that itself.
         active: what is done to what the port's gave; None for nothing.
         again: whether the port's is given different arrays where the original's is given one twice.
+        asked: whether what is given to it is judged.
     """
 
     original: int
@@ -36,6 +37,7 @@ class Part(NamedTuple):
     instead: Sequence[Mapping[Place, NDArray]] = ()
     active: Callable[[NDArray], NDArray] | None = None
     again: bool = False
+    asked: bool = True
 
 
 @dataclass

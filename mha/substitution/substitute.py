@@ -50,7 +50,7 @@ class Substitution:
         self.padding: NDArray | None = None
         """The uncounted rows (B, L) of a module inside; `judge` puts its own here if it has some."""
         self.paired: Container[int] = range(len(original.modules))
-        """Positions of the original's modules for which the port has one."""
+        """Positions of the original's modules by which one of the port's was judged."""
         self._only_as_given = False
         self.again = False
         """Whether the port's is given different arrays where the original's is given one twice."""
@@ -184,7 +184,7 @@ class Substitution:
         notes: list[str] = []
         for part in parts:
             for turn, (_, theirs) in enumerate(part.calls):
-                if theirs is None:
+                if theirs is None or not part.asked:
                     continue
                 start = (PASSED, str(part.original), str(turn))
                 given = {place: one for place, one in exact.items() if place[:3] == start and _has_numbers(one)}
@@ -243,6 +243,32 @@ class Substitution:
             )
             found |= {f"what {part.name} gives": one for one in gave[:1]}
         return found
+
+    def told(self, telling: Mapping[int, Sequence[Mapping[Place, NDArray]]]) -> Runs:
+        """What the original's module gives, and what parts of it give there, at (GAVE, position, number, ...).
+
+        Args:
+            telling: position of such a part -> for each of its calls, what stands in place of what it gives.
+
+        Raises:
+            SpecError: it can't be run.
+        """
+        given = self.given
+        exact, moved = self.original.run(self.call, [given, self.moved(given)], "float64", telling, tell=True)
+        (own,) = self.original.run(self.call, [given], self.dtype, telling, tell=True)
+        floating = {place: one for place, one in exact.items() if _has_numbers(one) and place[:1] != (PASSED,)}
+        return Runs(floating, [own, moved], {}, self.dtype)
+
+    def is_right(self, array: NDArray, place: Place, runs: Runs) -> bool:
+        """Whether an array is what the original gives at a place of some runs, rows of padding left out."""
+        found = runs.judge(array, place)
+        counted = None if found.equal else self._counted(array)
+        return found.equal or (counted is not None and runs.judge(array, place, counted).equal)
+
+    def ratio_in(self, array: NDArray, place: Place, runs: Runs) -> float:
+        """How far an array is from what the original gives at a place of some runs, rows of padding left out."""
+        counted = self._counted(array)
+        return runs.judge(array, place, counted).ratio
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:

@@ -110,11 +110,12 @@ class _Judge(Blame):
             self.results[port] = self._result(port)
             if self.recording.has_gradients:
                 self.results[port] = replace(self.results[port], backward=self._backward(port))
+        self.leave_open()
         results = tuple(self.results[port] for port in range(len(self.modules)))
         names = {self.own.modules[one].name: self.modules[other].name for one, other in self.pairs.found.items()}
         unseen = tuple(reversed(self.unseen))
         alone = uncovered(self.pairs, self.is_judged)
-        unjudged = {one.name for one in results if one.status == "not judged"}
+        unjudged = {one.name for one in results if one.status == "not judged" and one.ratio is None}
         right = covered(self, alone) if results[0].status == "equal" else set()
         return WhereReport(
             results,
@@ -221,7 +222,7 @@ class _Judge(Blame):
                 for one, other in calls
             ]
             for one in ready:
-                one.paired = self.pairs.found
+                one.paired = {own for own, other in self.pairs.found.items() if self.was_judged(other)}
                 one.padding = next((self.padding[part] for part in self.inside[port] if part in self.padding), None)
             judged = [one.judge() for one in ready]
         except SpecError as error:
@@ -254,6 +255,11 @@ class _Judge(Blame):
                 parts, right, together = self.compensating(inner, ready, calls), True, True
             for part in parts:
                 self.divide(part, module.name or "the model", division.beside.get(part), right, together=together)
+            spared = self.made_up_for(port, right=status == "equal", lines=alone is None or not alone.worst[1].equal)
+            if spared and alone is not None:
+                alone = self.without(alone, [*parts, *spared], inner, ready, calls)
+            if alone is not None and alone.own_masks:
+                self.own_masks.add(port)
             still = any(self.results[one].status not in RIGHT for one in inner)
             if alone is None and status == "wrong":
                 worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")

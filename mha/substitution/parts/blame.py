@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +11,18 @@ from mha.substitution.calls import CallJudgement
 from mha.substitution.mutants.unseen import Unseen
 from mha.substitution.original import Original
 from mha.substitution.pairing.pairs import Pairs
+from mha.substitution.parts.elsewhere import Elsewhere
+from mha.substitution.parts.otherwise import Instead
 from mha.substitution.parts.packed import Packed, packed_in
-from mha.substitution.parts.runs import Parts
+from mha.substitution.parts.runs import Calls, Parts, Ready
 from mha.substitution.reports.report import ModuleResult, Status
 
 ABOUT = ("name", "kind", "depth", "original", "original_kind", "how", "parameters", "parameters_of", "order")
 """The fields of a ModuleResult that say which module it is, and whose parameters it has."""
+
+
+KNOWN = ("", "same")
+"""What is said of parameters of which there are none, or that are the original's."""
 
 
 class Blame(Parts):
@@ -25,6 +31,7 @@ class Blame(Parts):
     Attributes:
         in_lines: position of a module that is wrong in its own lines -> its worst call with what its parts gave.
         unseen: what the calls would not have shown.
+        spared: positions of the parts for which others make up.
     """
 
     def __init__(
@@ -32,6 +39,7 @@ class Blame(Parts):
     ) -> None:
         super().__init__(own, recording, pairs, progress)
         self.unseen: list[Unseen] = []
+        self.spared: set[int] = set()
         self.in_lines: dict[int, CallJudgement] = {}
 
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
@@ -101,6 +109,102 @@ class Blame(Parts):
         if together:
             reason = f"it and other parts of {around} are written otherwise: {around} is right with them"
         self.take_back(part, reason)
+
+    def made_up_for(self, port: int, *, right: bool, lines: bool) -> list[int]:
+        """Take back that parts are wrong for which others of a module make up, and return them.
+
+        Args:
+            port: the module.
+            right: whether what it gives is right.
+            lines: whether its lines are wrong, or that is not known.
+        """
+        wrong = [one for one in self.inside[port] if self.results[one].status == "wrong"]
+        alike = all(self.results[one].parameters in KNOWN for one in wrong)
+        if not wrong or len(self.ready[port][0]) != 1 or not (right or lines or (len(wrong) > 1 and not alike)):
+            return []
+        outer = [one for one in self.inside[port] if self.results[one].status == "through its parts"]
+        found = Elsewhere(self, port, sorted((*wrong, *outer)), right=right).reasons()
+        for one, reason in found.items():
+            self.take_back(one, reason)
+        self.spared |= {*found}
+        for one in reversed(self.inside[port]) if found else ():
+            if self.results[one].status == "through its parts" and all(
+                self.results[other].status not in ("wrong", "through its parts") for other in self.inside[one]
+            ):
+                reason = "its parts are written otherwise than its original's; see these"
+                self.results[one] = replace(self.results[one], status="divided otherwise", reason=reason)
+        return list(found)
+
+    def without(
+        self, found: CallJudgement, spared: Sequence[int], inner: Sequence[int], ready: Ready, calls: Calls
+    ) -> CallJudgement:
+        """Return a judgement on a module's lines with some parts left out, if less is wrong then.
+
+        And without asking whether parts are given what is right whose lines are wrong, or in which some are left out,
+        if still less is then. Where other parts are wrong and given something else, lines before them may be wrong.
+        """
+        left: dict[int, Instead] = dict.fromkeys(spared, "left out")
+        wrong = [one for one in inner if self._in_own_lines(one) or not {*self.inside[one]}.isdisjoint(spared)]
+        ways = [self.with_parts(inner, ready, calls, left, unasked=some) for some in ((), wrong)]
+        others = [max(every, key=lambda one: one.worst[1].ratio) for every in ways if every is not None]
+        return min([found, *others], key=lambda one: sum(not each.equal for each in one.arrays.values()))
+
+    def _in_own_lines(self, port: int) -> bool:
+        """Return whether a module, or one inside it, has wrong lines."""
+        found = (self.results[one] for one in (port, *self.inside[port]))
+        return any(one.status == "wrong" and one.own_lines for one in found)
+
+    def leave_open(self) -> None:
+        """Take back that modules are wrong of which that can't be known before others are right.
+
+        These have other parameters than their originals, for which lines around them may make up that are wrong; or
+        they are written as others of their class, which are right with the lines around them, and come behind what is
+        wrong.
+        """
+        wrong = {one for one, result in self.results.items() if result.status == "wrong"}
+        otherwise = {
+            (self.modules[one].kind, result.original_kind): one
+            for one, result in self.results.items()
+            if one in self.spared and result.parameters == "same"
+        }
+        found: dict[int, ModuleResult] = {}
+        for one in sorted(wrong):
+            result, outer = self.results[one], self.modules[one].within
+            lines = next((each for each in outer if each in self.in_lines and self._wrong_lines(each, one)), None)
+            like = otherwise.get((result.kind, result.original_kind))
+            if lines is not None and self._has_partner(one, lines):
+                around = self.modules[lines].name or "the model"
+                reason = f"its parameters are others, and lines of {around}, which are wrong, may make up for that"
+            elif like is not None and result.parameters == "same" and self._solid_before(one, wrong - found.keys()):
+                reason = f"it is written as {self.modules[like].name} is, and stands behind what is wrong"
+            else:
+                continue
+            found[one] = replace(result, status="not judged", reason=reason)
+        self.results |= found
+
+    def _has_partner(self, part: int, around: int) -> bool:
+        """Return whether a part may have other parameters than its original, and so a module beside it in another one.
+
+        Or that has some, and no original. One alone would have to be made up for by lines.
+        """
+        beside = [one for one in self.inside[around] if one != part and self.modules[one].numbers.size]
+        partners = (self.results[one].original is None or self._is_other(one) for one in beside)
+        return self._is_other(part) and any(partners)
+
+    def _is_other(self, port: int) -> bool:
+        """Return whether a module is wrong, and has other parameters, or is a part of a projection and may have."""
+        packed = self.results[port].original is not None and self.pairs.original_of(port) is None
+        return self.results[port].status == "wrong" and (packed or self.results[port].parameters not in KNOWN)
+
+    def _solid_before(self, part: int, wrong: Set[int]) -> bool:
+        """Return whether a module that is called before a part, and not around it, has wrong lines or parameters."""
+        others = (one for one in wrong if one < part and one not in self.modules[part].within)
+        return any(self.results[one].own_lines or self.results[one].parameters not in KNOWN for one in others)
+
+    def _wrong_lines(self, around: int, part: int) -> bool:
+        """Return whether lines around a part are wrong: a module's, or those of one in it without an original."""
+        makers = (one for one in self.inside[around] if self.results[one].original is None and one != part)
+        return any(self.results[one].status == "wrong" for one in (around, *makers))
 
     def blame_for_masks(self, port: int) -> bool:
         """Return whether a module that is wrong, its lines and parts right, has a part that reads its mask wrong.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +58,10 @@ class Parts:
     def is_judged(self, port: int) -> bool:
         """Whether a module was judged by its original."""
         return self.results[port].status != "not judged" and self.pairs.original_of(port) is not None
+
+    def was_judged(self, port: int) -> bool:
+        """Whether a module was judged by its original already."""
+        return port in self.results and self.is_judged(port)
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
         """The modules inside that were judged, or those that were not, and stand in no other judged one inside."""
@@ -115,6 +119,7 @@ class Parts:
         calls: Calls,
         instead: Mapping[int, Instead] = {},
         others: Sequence[Part] = (),
+        unasked: Container[int] = (),
     ) -> list[CallJudgement] | None:
         """Every call with the port's outputs in place of those of some parts; None if that can't be run.
 
@@ -123,14 +128,16 @@ class Parts:
             ready, calls: the calls of the module.
             instead: of some parts, what stands there in place of the port's outputs.
             others: further parts, which are no pairs.
+            unasked: those of the parts of which it is not asked whether they are given what is right.
         """
         found = []
         for one, (mine, theirs) in zip(ready, calls, strict=True):
-            parts = [
-                self._part(port, mine, theirs, instead.get(port)) for port in inner if instead.get(port) != "left out"
-            ]
+            parts = []
+            for port in inner:
+                part = self._part(port, mine, theirs, instead.get(port)) if instead.get(port) != "left out" else None
+                parts += [part._replace(asked=port not in unasked)] if part is not None else []
             try:
-                found.append(one.judge([*(part for part in parts if part is not None), *others]))
+                found.append(one.judge([*parts, *others]))
             except SpecError:
                 return None
         return found
@@ -153,7 +160,7 @@ class Parts:
             original,
             self.modules[port].name,
             both,
-            right=self.results[port].status != "wrong" and port not in self.own_masks,
+            right=self.results[port].status != "wrong" and self.own_masks.isdisjoint((port, *self.inside[port])),
             instead=exact,
             active=self.beside[port].active if instead == "active" else None,
             again=any(one.again for one in ready),

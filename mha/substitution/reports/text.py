@@ -57,6 +57,14 @@ def unjudged(report: WhereReport) -> Iterator[str]:
         yield NO_PORT
         yield from report.notes
         return
+    for one in report.results:
+        if one.status == "not judged" and one.ratio is not None and report.original == "model":
+            yield f"Whether {_name(one.name)} is right is not known yet: {one.reason}."
+    if report.equal:
+        if report.uncovered:
+            yield f"Judged by the model alone, which is equal: {_some(report.uncovered)}."
+        yield from report.notes
+        return
     paired = [one for one in report.results if one.name in report.uncovered and one.original is not None]
     if paired:
         each = listed([f"{_name(one.name)} ({_original(one)})" for one in paired], 4)
@@ -138,7 +146,7 @@ def last_line(report: WhereReport) -> str:
         groups = [(_name(one.name), len(others)) for one, *others in wrong_alike(report)]
         each = tuple(f"{name} and {more} alike" if more else name for name, more in groups)
         return f"Wrong: {_some(each)}. {what}, the others are equal, or wrong through these."
-    if report.uncovered:
+    if report.uncovered and not report.equal:
         return f"{what}; none is wrong, but not all that have parameters were judged."
     if left := report.results[0].uncompared:
         return f"{what}; none is wrong, but of what the model gives, this was not compared: {_some(left)}."

@@ -1,0 +1,221 @@
+"""Wrong parts whose deviation is made up for elsewhere in the module around them, or not seen by it.
+
+Each of a module's parts was judged on what it was given. A port may have other numbers between two of them all the
+same, such as heads in another order, a norm without its scale, a stream without its mean: none of the parts is wrong.
+So the module's original runs by itself on what the port's module was given, and what its parts give there, at any
+depth, is held against what the port's parts gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha.recordings.modules.values import Place
+from mha.substitution.allowance import FACTOR, Runs
+from mha.substitution.calls import holds
+from mha.substitution.matching import match
+from mha.substitution.original import GAVE
+from mha.substitution.parts.runs import Parts
+from mha_core import SpecError
+
+MOST = 12
+"""Parts for each of which it is tried whether what follows is right with the port's numbers or the original's."""
+
+CONTRAST = 64.0
+"""How many times further other deviations of one size take a module than one that it does not see."""
+
+GIVEN_OTHERWISE = "it is given something else than its original, and gives what that gives in {}"
+MADE_UP_FOR = "it gives something else than its original, and other parts of {} make up for that"
+NOT_SEEN = "what it gives differs from its original by what {} does not see"
+
+Calls = Sequence[Mapping[Place, NDArray]]
+Instead = Mapping[int, Calls]
+"""Position of a part of the original's -> for each of its calls, what stands in place of what it gives."""
+
+
+class Pair(NamedTuple):
+    """A call of a part: which of the original's it is, and its position in both models."""
+
+    turn: int
+    own: int
+    port: int
+
+
+class Elsewhere:
+    """The parts of a module that are judged by what they give in the module's own run.
+
+    Args:
+        parts: both models.
+        port: position of a module that was judged in one call.
+        wrong: positions of the parts inside it, at any depth, that are wrong.
+        right: whether what it gives is right.
+    """
+
+    def __init__(self, parts: Parts, port: int, wrong: Sequence[int], *, right: bool) -> None:
+        self.parts, self.port, self.wrong, self.right = parts, port, wrong, right
+        (self.call,), ((self.mine, self.theirs),) = parts.ready[port]
+        around = {port, *(outer for one in wrong for outer in parts.modules[one].within if outer in parts.inside[port])}
+        inner = [one for outer in sorted(around) for one in parts.outermost_inside(outer, judged=True)]
+        self.told = {one: pairs for one in dict.fromkeys((*wrong, *inner)) if (pairs := self._pairs(one))}
+
+    def reasons(self) -> dict[int, str]:
+        """Return the parts that are not wrong, with the reason in words."""
+        try:
+            instead, runs, agreeing = self._what_agrees()
+            found = {one: GIVEN_OTHERWISE for one in self.wrong if one in agreeing and self._is_seen(one, runs)}
+            for one in self.wrong:
+                if one not in found and one in self.told and not self._holds_any(one, found):
+                    found |= self._of_deviation(one, instead, runs, agreeing)
+        except SpecError:
+            return {}
+        around = self.parts.modules[self.port].name or "the model"
+        return {one: reason.format(around) for one, reason in found.items()}
+
+    def _holds_any(self, one: int, found: Iterable[int]) -> bool:
+        return any(outer in found for outer in self.parts.modules[one].within)
+
+    def _what_agrees(self) -> tuple[dict[int, Calls], Runs, set[int]]:
+        """The original's run in which most of what its parts give agrees with the port, and the parts that agree.
+
+        What is wrong before a part is taken out by the port's numbers in place of what an earlier part gives, where
+        more agrees with these.
+        """
+        instead: dict[int, Calls] = {}
+        runs = self._alone
+        agreeing = self._agreeing(runs)
+        inner = [one for one in self.parts.outermost_inside(self.port, judged=True) if one in self.told]
+        for one in inner if len(inner) <= MOST else ():
+            if one in agreeing or not self._wrong_behind(one, agreeing):
+                continue
+            other = instead | self._gave(one)
+            then = self._run(other)
+            agree = self._agreeing(then)
+            if len(agree) > len(agreeing):
+                instead, runs, agreeing = other, then, agree
+        return instead, runs, agreeing
+
+    def _wrong_behind(self, part: int, agreeing: set[int]) -> bool:
+        """Whether a wrong part is called after another one, and does not agree."""
+        first = self.told[part][0].port
+        return any(one not in agreeing and self.told[one][-1].port > first for one in self.wrong if one in self.told)
+
+    def _of_deviation(self, one: int, instead: Instead, runs: Runs, agreeing: set[int]) -> dict[int, str]:
+        """The reason why a part is not wrong, by what the module makes of its deviation: {} without any."""
+        if self._original(one) in instead:
+            instead = {part: calls for part, calls in instead.items() if part != self._original(one)}
+            runs = self._run(instead)
+            agreeing = self._agreeing(runs)
+        moved = self._run({**instead, **self._deviating(one, runs, turned=False)})
+        if self.right and self._moves(runs, moved) > FACTOR:
+            return {one: MADE_UP_FOR}
+        for other in agreeing - {one, *self.parts.inside[one]}:
+            if not self._equal(other, runs, moved.exact):
+                return {one: MADE_UP_FOR}
+        small = self._moves(self._alone, self._run(self._deviating(one, self._alone, turned=False)))
+        if small <= FACTOR:
+            turned = self._run(self._deviating(one, self._alone, turned=True))
+            if self._moves(self._alone, turned) > max(FACTOR, CONTRAST * small):
+                return {one: NOT_SEEN}
+        return {}
+
+    @cached_property
+    def _alone(self) -> Runs:
+        """The original's run with its own parts."""
+        return self._run({})
+
+    def _pairs(self, part: int) -> list[Pair]:
+        original = self.parts.pairs.original_of(part)
+        if original is None:
+            return []
+        own = [one for one in self.parts.own_calls[original] if holds(self.parts.own.calls, self.mine, one)]
+        turns = {call: turn for turn, call in enumerate(own)}
+        pairs = self.parts.paired_calls(original, part, self.mine, self.theirs)
+        found = [Pair(turns[own], own, port) for own, port in pairs]
+        return found if len(found) == len(own) else []
+
+    def _run(self, instead: Instead) -> Runs:
+        telling = {self._original(one): () for one in self.told}
+        return self.call.told({**telling, **instead})
+
+    def _original(self, part: int) -> int:
+        original = self.parts.pairs.original_of(part)
+        assert original is not None
+        return original
+
+    def _agreeing(self, runs: Runs) -> set[int]:
+        gave = {one: self._arrays(one) for one in self.told}
+        return {one for one in self.told if self._equal(one, runs, gave[one])}
+
+    def _arrays(self, part: int) -> dict[Place, NDArray]:
+        """What the port's part gave, at the places of what is told of the original's."""
+        start = GAVE, str(self._original(part))
+        found: dict[Place, NDArray] = {}
+        for pair in self.told[part]:
+            own, port = self.parts.own.calls[pair.own], self.parts.recording.calls[pair.port]
+            gave = {at.place: self.parts.recording.array(at) for at in port.gave or () if at.floating}
+            found |= {(*start, str(pair.turn), *one.original): one.array for one in match(own.gave or {}, gave)}
+        return found
+
+    def _equal(self, part: int, runs: Runs, arrays: Mapping[Place, NDArray]) -> bool:
+        """Whether arrays are what a part of the original's gives in a run, in each call of it."""
+        start = GAVE, str(self._original(part))
+        places = [place for place in runs.exact if place[:2] == start and place in arrays]
+        calls = {place[2] for place in places}
+        return len(calls) == len(self.told[part]) and all(
+            arrays[place].shape == runs.exact[place].shape and self.call.is_right(arrays[place], place, runs)
+            for place in places
+        )
+
+    def _is_seen(self, part: int, runs: Runs) -> bool:
+        """Whether the deviation of a part is one that the run would show: else what agrees is no reason."""
+        ready, calls = self.parts.ready.get(part, ((), ()))
+        local = {own: one.exact for one, (own, _) in zip(ready, calls, strict=True)}
+        start = GAVE, str(self._original(part))
+        for pair in self.told[part]:
+            for place, array in local.get(pair.own, {}).items():
+                at = (*start, str(pair.turn), *place)
+                same = at in runs.exact and array.shape == runs.exact[at].shape
+                if same and not self.call.is_right(array, at, runs):
+                    return True
+        return False
+
+    def _gave(self, part: int) -> dict[int, Calls]:
+        """What the port's part gave, in place of what the original's gives."""
+        return self._as_calls(part, self._arrays(part))
+
+    def _as_calls(self, part: int, arrays: Mapping[Place, NDArray]) -> dict[int, Calls]:
+        found: list[dict[Place, NDArray]] = [{} for _ in self.told[part]]
+        for place, array in arrays.items():
+            found[int(place[2])][place[3:]] = array
+        return {self._original(part): found}
+
+    def _deviating(self, part: int, runs: Runs, *, turned: bool) -> Instead:
+        """What the original's part gives in a run, and on top what the port's differs by from what it should give.
+
+        With `turned`, numbers of that have another sign each.
+        """
+        ready, calls = self.parts.ready.get(part, ((), ()))
+        local = {own: one.exact for one, (own, _) in zip(ready, calls, strict=True)}
+        gave = self._arrays(part)
+        rng = np.random.default_rng(0)
+        found = {}
+        for pair in self.told[part]:
+            for place, exact in local.get(pair.own, {}).items():
+                at = (GAVE, str(self._original(part)), str(pair.turn), *place)
+                if at not in gave or at not in runs.exact or gave[at].shape != exact.shape:
+                    continue
+                deviation = np.nan_to_num(gave[at].astype(np.float64) - exact, posinf=0.0, neginf=0.0)
+                if turned:
+                    deviation = deviation * rng.choice((-1.0, 1.0), deviation.shape)
+                found[at] = runs.exact[at] + deviation
+        return self._as_calls(part, found)
+
+    def _moves(self, runs: Runs, moved: Runs) -> float:
+        """How far what the module gives is moved, over the measured rounding."""
+        ends = [place for place in runs.exact if place[:1] != (GAVE,)]
+        return max((self.call.ratio_in(moved.exact[place], place, runs) for place in ends), default=0.0)
