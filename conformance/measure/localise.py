@@ -8,6 +8,7 @@ and these weights give it. The earliest of what is read counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,7 +267,7 @@ def _of_weights(evidence: Evidence, problem: Problem, weights: NDArray, own: NDA
         if _is_product(measured, keys):
             return "queries" if _are_apart(evidence, problem, weights) else "scores"
         if not _is_product(measured.swapaxes(2, 3), queries):
-            other = weights_of(evidence, changed(problem, queries=-0.5, keys=-2.0))
+            other = weights_of(evidence, changed(problem, queries=-0.5, keys=-0.7))
             return "scores" if other is not None and _near(other, weights) else "queries"
         return "keys" if _are_of_groups(measured.swapaxes(2, 3), queries, problem.config.num_kv_heads) else "scores"
     if is_full and not problem.inputs.queries.any() and solved(evidence, problem, PLACES["queries"]) is not None:
@@ -287,14 +288,15 @@ def _takes_bias_as_it_is(evidence: Evidence, problem: Problem, measured: NDArray
     return _near(logs(weights, weights > 0.0), logs(np.exp(measured + bias), weights > 0.0))
 
 
-def _are_apart(evidence: Evidence, problem: Problem, weights: NDArray) -> bool:
-    """Return whether the last key changes no ratio of the others' weights."""
-    other = weights_of(evidence, changed(problem, keys=_with_other_last(problem.inputs.keys)))
+def _are_apart(evidence: Evidence, problem: Problem, weights: NDArray, enough: Callable[..., Any] = np.any) -> bool:
+    """Return whether the last key changes no ratio of the others' weights, for any query (or for all)."""
+    other, there = weights_of(evidence, changed(problem, keys=_with_other_last(problem.inputs.keys))), weights > 0.0
     if other is None:
         return True
-    there = weights[..., :-1] > 0.0
-    same_ratios = _near(logs(other[..., :-1], there), logs(weights[..., :-1], there))
-    return bool((other[..., :-1][there] > 0.0).all()) and same_ratios
+    before, after = (logs(one[..., :-1], there[..., :-1]) for one in (weights, other))
+    return bool(
+        enough(np.abs(after - before).max(axis=(0, 1, 3), initial=0.0) <= NEAR * np.abs(before).max(initial=1e-300))
+    )
 
 
 def _with_other_last(x: NDArray) -> NDArray:
@@ -305,7 +307,7 @@ def _are_pairwise(evidence: Evidence, problem: Problem, weights: NDArray) -> boo
     """Return whether the last key changes no ratio of the others' weights, and the last query no other row."""
     other = weights_of(evidence, changed(problem, queries=_with_other_last(problem.inputs.queries)))
     is_apart = other is None or _near(other[:, :, :-1], weights[:, :, :-1])
-    return min(weights.shape[2:]) < 3 or (is_apart and _are_apart(evidence, problem, weights))
+    return min(weights.shape[2:]) < 3 or (is_apart and _are_apart(evidence, problem, weights, np.all))
 
 
 def _are_items_moved(evidence: Evidence, problem: Problem) -> bool:
