@@ -34,8 +34,6 @@ COMMON = OWN_LAYERS | {"fill-added-1e9"}
 
 AS_OWN_LAYERS = "Frameworks' own layers do all of this too, as is listed: mha deviations."
 
-MUST_BE = "and must be (B, Lq, Do)"
-
 READINGS = 2
 """Most readings of one fault that are said, and most of which the ids are."""
 
@@ -161,7 +159,8 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         return replace(told, more=tuple(text.left_out(diagnosis)))
     if diagnosis.formed is not None and diagnosis.form is not None:
         inner = brief(diagnosis.formed, details=details)
-        axes = Cause("output", f"Every output is {diagnosis.form.said}, {MUST_BE}.", diagnosis.form.change)
+        said = f"Every output is {diagnosis.form.said}, and must be (B, Lq, Do)."
+        axes = Cause("output", said, diagnosis.form.change)
         all_right = f"All is right then in {text.cases(len(diagnosis.formed.passing))}:"
         sure = inner.sure if diagnosis.formed.differs else all_right
         causes = (replace(one, is_common=bool(one.bugs) and COMMON.issuperset(one.bugs)) for one in inner.causes)
@@ -195,19 +194,15 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         pairs = sorted(zip(common, found, strict=True), key=lambda pair: pair[0])
         found = tuple(replace(one, is_common=is_common) for is_common, one in pairs)
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
+    # The cases that are right tell a reader more than those that are wrong.
+    tells = bool(diagnosis.failing and diagnosis.passing and not known)
+    right_in = [f"Right in {listed(diagnosis.passing, text.CASES_SHOWN)}."] * tells
     again = f"Each called twice, the second calls differ in {text.cases(len(seen.failing))}."
     return replace(
         told,
         sure=sure,
         causes=found,
-        seen=(
-            *ended,
-            *extreme,
-            *text.unexplained(seen),
-            *text.closest(seen),
-            *located,
-            *_where(diagnosis, bool(known)),
-        ),
+        seen=(*ended, *extreme, *text.unexplained(seen), *text.closest(seen), *located, *right_in),
         more=(*[again] * (seen is not diagnosis), *text.example(diagnosis), *text.left_out(diagnosis)),
         details=(*text.others(seen), *text.missed(seen), *_unasked(seen), *told.details),
     )
@@ -216,12 +211,6 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
 def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     """Return the whole text of `brief`."""
     return brief(diagnosis, details=details).text
-
-
-def _where(diagnosis: Diagnosis, known: bool) -> list[str]:
-    """Return a line about the cases that are right, which tell a reader more than those that are wrong."""
-    said = f"Right in {listed(diagnosis.passing, text.CASES_SHOWN)}."
-    return [] if known or not diagnosis.failing or not diagnosis.passing else [said]
 
 
 def _unasked(diagnosis: Diagnosis) -> list[str]:

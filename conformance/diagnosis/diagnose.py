@@ -18,7 +18,7 @@ from conformance.any_numbers import any_numbers
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.diagnosis.hypotheses import NAMED, SHOWN, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
-from conformance.diagnosis.observations import Observation, Runs, form_of, observe, shown_stages
+from conformance.diagnosis.observations import Observation, Runs, observe, shown_stages
 from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
 from conformance.kinds.change import Setting
@@ -29,7 +29,7 @@ from conformance.measure.probes import PROBES
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
 from conformance.subjects.ask import SubjectFailed
 from conformance.subjects.in_time import in_time
-from conformance.subjects.seen import Form, Reformed, SecondCall, Seen
+from conformance.subjects.seen import Form, Reformed, SecondCall, Seen, form_of
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import LARGE_BLOCKS, bugs_of, bugs_of_large_blocks
@@ -240,7 +240,8 @@ class _Asked:
 def _searched(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -> Iterator[Diagnosis]:
     """Yield the diagnosis with the reasons of what differs; each says more than the one before."""
     with any_numbers:  # which counts per thread
-        if found.failing and (form := form_of(observed)) is not None:
+        shapes = [(one.arrays["output"].shape, one.wanted.trace.arrays()["output"].shape) for one in observed]
+        if found.failing and (form := form_of(shapes)) is not None:
             yield replace(found, form=form, formed=asked.seen_as(partial(Reformed, form=form)))
         elif found.failing:
             yield from _reasons(found, asked, observed)

@@ -18,7 +18,6 @@ from conformance.judging.compare import Mismatch
 from conformance.judging.expected import Expected, expected
 from conformance.kinds.made import TROUBLE
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask
-from conformance.subjects.seen import FORMS, Form
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
 from conformance.zoo.variants import Variants
@@ -172,15 +171,3 @@ def _is_multiple(observation: Observation, stage: str) -> bool:
         own, right = (np.where(observation.wanted.where, array, 0.0) for array in (own, right))
     with any_numbers:
         return bool(np.allclose(own * np.vdot(right, right), right * np.vdot(right, own), rtol=1e-5))
-
-
-def form_of(observations: Sequence[Observation]) -> Form | None:
-    """Return the form in which every output is given in place of (B, Lq, Do); None if there is no such."""
-    got = [one.arrays["output"].shape for one in observations]
-    right = [one.wanted.trace.arrays()["output"].shape for one in observations]
-    if got == right:
-        return None
-    for form in FORMS:
-        if got == [form.shape(*shape) for shape in right]:
-            return form
-    return None

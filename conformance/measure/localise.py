@@ -294,9 +294,8 @@ def _are_apart(evidence: Evidence, problem: Problem, weights: NDArray, enough: C
     if other is None:
         return True
     before, after = (logs(one[..., :-1], there[..., :-1]) for one in (weights, other))
-    return bool(
-        enough(np.abs(after - before).max(axis=(0, 1, 3), initial=0.0) <= NEAR * np.abs(before).max(initial=1e-300))
-    )
+    off = np.abs(after - before).max(axis=(0, 1, 3), initial=0.0)
+    return bool(enough(off <= NEAR * np.abs(before).max(initial=1e-300)))
 
 
 def _with_other_last(x: NDArray) -> NDArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,6 +86,13 @@ FORMS = (
     ),
 )
 """Other forms of an output; two axes exchanged come first."""
+
+
+def form_of(shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Form | None:
+    """Return the form that all outputs have in place of (B, Lq, Do), of their shapes and the right ones; or None."""
+    is_right = all(got == right for got, right in shapes)
+    fits = (form for form in FORMS if all(got == form.shape(*right) for got, right in shapes))
+    return None if is_right else next(fits, None)
 
 
 @dataclass(frozen=True)
