@@ -45,6 +45,8 @@ NO_CAUSE = "No known bug explains it, alone or with another."
 SHOW_STAGES = f"Next: look there; or return a dict of stages ({', '.join(STAGES)}), which tells more."
 """Advice for a subject that nothing explains and that shows its output alone."""
 
+MUST_BE = "and must be (B, Lq, Do)"
+
 FIXES = {
     "dropout is active": "Switch dropout off outside training.",
     "added up": "Set gradients to zero before each call.",
@@ -159,8 +161,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         return replace(told, more=tuple(text.left_out(diagnosis)))
     if diagnosis.formed is not None and diagnosis.form is not None:
         inner = brief(diagnosis.formed, details=details)
-        said = f"Every output is {diagnosis.form.said}, and must be (B, Lq, Do)."
-        axes = Cause("output", said, diagnosis.form.change)
+        axes = Cause("output", f"Every output is {diagnosis.form.said}, {MUST_BE}.", diagnosis.form.change)
         all_right = f"All is right then in {text.cases(len(diagnosis.formed.passing))}:"
         sure = inner.sure if diagnosis.formed.differs else all_right
         causes = (replace(one, is_common=bool(one.bugs) and COMMON.issuperset(one.bugs)) for one in inner.causes)
