@@ -175,26 +175,23 @@ def _is_of_queries(evidence: Evidence, problem: Problem, heads: NDArray) -> bool
 
 
 def _weights_differ(evidence: Evidence, problem: Problem) -> bool:
-    """Return whether weights that all heads share have other ratios than the right ones, if values act linearly."""
-    config, inputs, asker = problem.config, problem.inputs, evidence.asker
+    """Return whether the sums of the heads' weights have other ratios than the right ones, if values act linearly."""
+    config, asker = problem.config, evidence.asker
     if asker.fixed_weights is not None or not config.projections:
         return False
     weights: dict[str, NDArray | float] = {"v_proj.bias": 0.0, "out_proj.bias": 0.0}
     weights["v_proj.weight"] = np.eye(1, config.value_dim).repeat(config.num_kv_heads * config.value_head_dim, axis=0)
     weights["out_proj.weight"] = np.eye(config.output_dim, 1).repeat(config.num_heads * config.value_head_dim, axis=1)
-    for name, heads in (("q_proj", config.num_heads), ("k_proj", config.num_kv_heads)):  # heads that are all alike
-        weights[f"{name}.weight"] = np.tile(problem.weights[f"{name}.weight"][: config.head_dim], (heads, 1))
-    queries = inputs.queries[:, :1].repeat(problem.sizes.query_len, axis=1)
     unit, count = np.eye(1, config.value_dim), problem.sizes.key_len
-    values = (np.broadcast_to(one[:, None] * unit, inputs.values.shape) for one in (np.ones(count), *np.eye(count)))
-    asked = [changed(problem, weights, queries=queries, values=one) for one in values]
+    values = (one[:, None] * unit + 0.0 * problem.inputs.values for one in (np.ones(count), *np.eye(count)))
+    asked = [changed(problem, weights, values=one) for one in values]
     outputs = [asker.output(one) for one in asked]
     if any(one is None for one in outputs):
         return False
-    together, *each = (np.asarray(one)[:, 0] for one in outputs)  # (B, output channels): queries are alike
-    shares = np.stack(each, axis=1)[..., int(np.abs(together).sum(axis=0).argmax())]
-    right = asker.wanted(asked[0]).trace.arrays()["weights"][:, 0, 0]
-    return _near(np.sum(each, axis=0), together) and not _near(shares / shares.sum(axis=1, keepdims=True), right)
+    together, *each = map(np.asarray, outputs)  # (B, Lq, output channels)
+    shares = np.stack(each, axis=-1)[:, :, int(np.abs(together).sum(axis=(0, 1)).argmax())]
+    right = asker.wanted(asked[0]).trace.arrays()["weights"].mean(axis=1)
+    return _near(np.sum(each, axis=0), together) and not _near(shares / shares.sum(axis=-1, keepdims=True), right)
 
 
 def _of_call(evidence: Evidence, problem: Problem) -> str | None:
