@@ -21,6 +21,17 @@ STAGES = ("queries", "keys", "values", "scores", "weights", "heads", "output")
     output   (B, Lq, Do)      heads concatenated and projected
 """
 
+DONE_AT: Mapping[str, str] = {
+    "queries": "the projection of the queries, its split into heads, their norm and RoPE",
+    "keys": "the projection of the keys, its split into heads, their norm and RoPE, and how the past is joined",
+    "values": "the projection of the values, its split into heads, and how the past is joined",
+    "scores": "which key head a query head reads, the scale, the softcap and the additive bias",
+    "weights": "the masks and the softmax",
+    "heads": "dropout, and which value head a query head reads",
+    "output": "how heads are merged, and the output's projection",
+}
+"""Stage -> what is done there, in words."""
+
 GRADIENT = "gradients."
 """Prefix of a gradient's name where stages and gradients are in one mapping."""
 

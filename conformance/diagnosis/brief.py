@@ -13,6 +13,7 @@ from conformance.measure.search import EXTREME, features_of
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
 from mha_core.errors import listed, wrapped
+from mha_core.stages import DONE_AT
 
 ROWS = 12
 """Most rows of a diagnosis on one screen, of 80 columns."""
@@ -42,8 +43,8 @@ MEASURED = "measured"
 
 NO_CAUSE = "No known bug explains it, alone or with another."
 
-SHOW_STAGES = f"Next: look there; or return a dict of stages ({', '.join(STAGES)}), which tells more."
-"""Advice for a subject that nothing explains and that shows its output alone."""
+NEXT = f"Next: look at {{}}; or return a dict of stages ({', '.join(STAGES)}), which tells more."
+"""Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage."""
 
 MUST_BE = "and must be (B, Lq, Do)"
 
@@ -81,7 +82,7 @@ class Cause:
         >>> Cause("scores", "They are doubled.", "Halve them.", ("scores-doubled",)).line
         'scores: They are doubled. Change: Halve them. (scores-doubled)'
         """
-        lead = "" if self.change == SHOW_STAGES else "Change: "  # advice, and no change
+        lead = "" if self.change.startswith("Next: ") else "Change: "  # advice, and no change
         change = f" {lead}{self.change}" if self.change and not self.is_common else ""
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
@@ -178,11 +179,11 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     known = diagnosis.explanations or diagnosis.partly or diagnosis.remarks
     if diagnosis.mismatch is not None and ((formal and not known) or (right and not found)):
         found = (Cause(diagnosis.mismatch.stage, f"{diagnosis.mismatch.message}."),)
-    advice = SHOW_STAGES if diagnosis.visible == ("output",) and not diagnosis.recorded else ""
+    stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
+    advice = _advice(diagnosis, stage)
     if located == (ALL_NAN,):
         found, located = (Cause("output", ALL_NAN, advice),), ()
     if not found and diagnosis.ended is None:
-        stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
         found = (Cause(stage, NO_CAUSE, advice),)
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
@@ -195,7 +196,6 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         pairs = sorted(zip(common, found, strict=True), key=lambda pair: pair[0])
         found = tuple(replace(one, is_common=is_common) for is_common, one in pairs)
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
-    # The cases that are right tell a reader more than those that are wrong.
     tells = bool(diagnosis.failing and diagnosis.passing and not known)
     right_in = [f"Right in {listed(diagnosis.passing, text.CASES_SHOWN)}."] * tells
     again = f"Each called twice, the second calls differ in {text.cases(len(seen.failing))}."
@@ -212,6 +212,11 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
 def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
     """Return the whole text of `brief`."""
     return brief(diagnosis, details=details).text
+
+
+def _advice(diagnosis: Diagnosis, stage: str) -> str:
+    is_shown = diagnosis.visible != ("output",) or diagnosis.recorded
+    return "" if is_shown else NEXT.format(DONE_AT.get(stage, "that"))
 
 
 def _unasked(diagnosis: Diagnosis) -> list[str]:
@@ -239,7 +244,7 @@ def _of_hypotheses(diagnosis: Diagnosis) -> Iterator[Cause]:
     if step is not None and not diagnosis.explanations and not diagnosis.remarks:
         alone = f", and only {diagnosis.alone} are wrong" if diagnosis.alone and len(diagnosis.failing) > 1 else ""
         what = f"This is the first wrong step{alone}.{f' {NO_CAUSE}' * (not told)}"
-        yield Cause(step, what, SHOW_STAGES if diagnosis.visible == ("output",) and not told else "")
+        yield Cause(step, what, "" if told else _advice(diagnosis, step))
     for bug in sorted(common, key=_position):
         yield Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,))
     rest = [[bug for bug in one.bugs if bug not in common] for one in told]
