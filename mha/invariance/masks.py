@@ -15,11 +15,11 @@ from mha.invariance.trial import Size, Template, Trial
 NAMES = (
     "attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask", "pad_mask", "key_mask", "kv_mask",
     "attn_mask", "mask", "src_mask", "tgt_mask", "allowed", "valid_lens", "lengths", "lens", "seq_lens", "seq_lengths",
-    "seqlens", "valid_length", "valid_lengths",
+    "seqlens", "valid_length", "valid_lengths", "padding", "pad",
 )  # fmt: skip
 """Arguments that say which keys count."""
 
-HIDES = ("key_padding_mask", "src_key_padding_mask", "pad_mask")
+HIDES = ("key_padding_mask", "src_key_padding_mask", "pad_mask", "padding", "pad")
 """Arguments in which true hides a key, unless what the model does says otherwise."""
 
 MOVED = 1e-6

@@ -141,10 +141,11 @@ class Original:
             elif kwargs and {*kwargs} <= {*_asked_by(model)}:
                 reason += f". It was given {', '.join(f'{name} {tuple(np.shape(x))}' for name, x in kwargs.items())}"
             elif kwargs:
-                each = ", ".join(f"{name}=..." for name in _asked_by(model) or kwargs)
+                taken = _taken_by(model) or [*kwargs]
+                each = ", ".join(f"{name}=..." for name in taken)
                 reason += (
-                    f". It was given {listed(list(kwargs), 8)}: say what it is called with (inputs=, --inputs), "
-                    f'as np.savez("inputs.npz", {each}) writes it'
+                    f". It was given {listed(list(kwargs), 8)}, and takes {listed(taken, 8)}: say what it is called "
+                    f'with (inputs=, --inputs), as np.savez("inputs.npz", {each}) writes all that the port got'
                 )
             raise SpecError(f"the original {kind_of(model)} can't be run on the inputs: {reason}") from error
 
@@ -363,10 +364,15 @@ def _same(one: Mapping[Place, NDArray], other: Mapping[Place, NDArray]) -> bool:
 
 def _asked_by(model: Any) -> list[str]:
     """The arguments without a default of what a model is called as; [] where that can't be read."""
+    return _taken_by(model, lambda one: one.default is one.empty)
+
+
+def _taken_by(model: Any, counts: Callable[[inspect.Parameter], bool] = lambda one: True) -> list[str]:
+    """The arguments, or those that count, of what a model is called as; [] where that can't be read."""
     called = next((found for name in ("forward", "call", "__call__") if (found := getattr(model, name, None))), None)
     try:
         parameters = inspect.signature(called).parameters.values() if called is not None else ()
     except (TypeError, ValueError):
         return []
     named = (one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
-    return [one.name for one in named if one.default is one.empty]
+    return [one.name for one in named if counts(one)]

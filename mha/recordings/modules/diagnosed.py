@@ -133,7 +133,8 @@ def _to_record(name: str, kind: str, called: Collection[str], recording: Recordi
     with_heads = "" if heads else ", H being its number of heads"
     return (
         "It does not give what its projections give by the definition. For the cause, record the port once more, by "
-        f'mha.capture(port, "layer.safetensors", layers={said}){with_heads}; then `mha diagnose layer.safetensors`.'
+        f'mha.capture(port, "layer.safetensors", layers={said}){with_heads}, and batch_first, mask and causal said too '
+        "where it has them its own way; then `mha diagnose layer.safetensors`."
     )
 
 

@@ -149,7 +149,7 @@ def test_tracks_and_frameworks_of_the_commands_are_those_of_the_table():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["class"], "Missing argument 'FOLDERS...'"),
+        (["class"], "FOLDERS is missing: mha learn class FOLDERS"),
         (["class", "nowhere"], "Directory 'nowhere' does not exist"),
         (["start", "x", "--only", "writing"], "'writing' is not one of"),
         (["check"], "there are no exercises in"),
@@ -158,8 +158,8 @@ def test_tracks_and_frameworks_of_the_commands_are_those_of_the_table():
         (["hint", "masked-softmax"], "there are no exercises in"),
         (["hint", "zzz"], "exercise 'zzz' is not known; `mha learn list` lists them"),
         (["show", "zzz"], "exercise 'zzz' is not known"),
-        (["hint", "masked-softmax", "--level", "5"], "5 is not in the range 1<=x<=4"),
-        (["check", "--time-limit", "0"], "0.0 is not in the range"),
+        (["hint", "masked-softmax", "--level", "5"], "--level must be a whole number from 1 to 4, such as 2. Got 5."),
+        (["check", "--time-limit", "0"], "--time-limit must be a number from 0.1 to 1e+06, such as 10. Got 0.0."),
         (["start", "x", "--framework", "keras"], "'keras' is not one of"),
     ],
 )
