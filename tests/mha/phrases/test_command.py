@@ -49,7 +49,7 @@ def test_all_are_listed():
         (("torhc", "keras"), "no attention is called 'torhc' (there are: torch-mha, "),
         (("torhc", "keras"), "did you mean torch?"),
         (("torch", "MultiHeadAttention"), "is the name of several: keras-mha (keras.layers.MultiHeadAttention), nnx"),
-        (("torch",), "needs the layer to go to as well"),
+        (("torch",), "needs a second name, such as mha phrase torch keras"),
         (("torch", "keras", "--about", "masks"), "--about 'masks' is no concept (there are: made, called, padding"),
     ],
 )

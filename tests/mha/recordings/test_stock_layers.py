@@ -132,7 +132,7 @@ def own_flax(wrong, layout):
 
 
 SAME_KERAS = pytest.mark.same_on_newest  # its release is the same there
-MEASURED = "times 1.5"
+MEASURED = "multiplied by 1.5"
 """What is no bug on file, and takes experiments."""
 
 OWN = [
