@@ -89,7 +89,7 @@ def meant(text: str, known: Iterable[str]) -> str:
     def words(name: str) -> list[str]:
         return sorted("no" if word in LACKING else word for word in name.split("-"))
 
-    known = list(known)
+    known, text = list(known), str(text)  # a subject may call a number its dtype
     asked = [word for word in re.split(r"[\W_]+", text.lower()) if len(word) > 2]
     holds_all = [one for one in known if asked and all(word in one.lower() for word in asked)]
     near = [one for one in known if words(one) == words(text)] or get_close_matches(text, known, n=1, cutoff=0.8)

@@ -42,10 +42,18 @@ def long_masks(asker):
     return [*found, *(p.with_past(ONE_WIDTH, 18, 2, 1, AttentionMask(window=window)) for window in (None, (0, 0)))]
 
 
+def equal_sizes(asker):
+    """Calls of as many items and heads as queries and keys, with masks of every number of axes."""
+    n = ONE_WIDTH.num_heads
+    arrays = [np.random.default_rng(axes).normal(size=(n,) * axes) for axes in (2, 3, 4)]
+    masks = [mask for x in arrays for mask in (AttentionMask(allowed=x > -1.0), AttentionMask(bias=x))]
+    return [generic(ONE_WIDTH, mask=mask, batch=n, query_len=n, key_len=n) for mask in masks]
+
+
 @pytest.fixture(scope="module")
 def asked():
     masked = (p.masked(p.empty, 1, queries=1.0), p.masked(p.lengths), p.masked(p.two_sources))
-    rows = (p.drawn, p.masks_of_items, p.biases_of_items, p.long, p.bare, long_masks, *masked)
+    rows = (p.drawn, p.masks_of_items, p.biases_of_items, p.long, p.bare, long_masks, equal_sizes, *masked)
     return [problem for row in rows for problem in row(ASKER)]
 
 
