@@ -117,8 +117,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 NIGHTLY = {
-    "tests/browser": "what a page draws is seen in a browser",
-    "tests/docs/test_in_a_browser.py": "what a page of the docs draws is seen in a browser",
     "tests/conformance/calibration": "no right formulation is outside its bound",
     "tests/conformance/conditions": "the cases meet nearly every condition of a user's call",
     "tests/conformance/diagnosis/test_bugs_in_other_code.py": "bugs of other people's code are named",
@@ -138,7 +136,9 @@ NIGHTLY = {
 
 
 def _promise(item: pytest.Item) -> str:
-    """Return the promise that a nightly test of NIGHTLY protects; "" for others."""
+    """Return the promise that a nightly test protects, by NIGHTLY or since it asks for a browser; "" for others."""
+    if "browser" in getattr(item, "fixturenames", ()):
+        return "what a page draws is seen in a browser"
     path = item.path.relative_to(item.config.rootpath).as_posix()
     return next((promise for some, promise in NIGHTLY.items() if path == some or path.startswith(f"{some}/")), "")
 
