@@ -44,7 +44,7 @@ def test_what_was_not_used_is_exit_status_1(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.safetensors"], "model 'nowhere.safetensors' is not known"),
+        (["nowhere.safetensors"], "no such file, and no model: nowhere.safetensors (models: minilm"),
         (["two.safetensors", "--tokens", "few.txt"], "few.txt: 2 tokens, and a.first has 7 keys"),
         (["two.safetensors", "--tokens", "none.txt"], "none.txt can't be read: No such file"),
         (["two.safetensors", "--tokens", "bad.json"], "bad.json has no tokens: it is no JSON"),
