@@ -11,7 +11,7 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 OTHER_NAMES = {"double": "float64", "f64": "float64", "fp64": "float64", "f32": "float32", "fp32": "float32"}
 OTHER_NAMES |= {"float": "float32", "half": "float16", "f16": "float16", "fp16": "float16", "bf16": "bfloat16"}
-"""What others call a dtype -> its name."""
+"""A name that others have for a dtype -> its name here."""
 
 
 def check_dtype(name: str) -> str:

@@ -39,7 +39,7 @@ from mha_core.errors import one_line
 from mha_core.parts import PARTS
 
 ALL_NAN = "Every number of every output is NaN or infinite."
-"""What is said in the place of a cause: whatever gives NaN would explain it."""
+"""A sentence in the place of a cause: whatever gives NaN would explain it."""
 
 LONGEST = 600.0
 """Seconds that the search for a reason may take; what differs is said in any case."""

@@ -151,7 +151,7 @@ def _check_form(name: str, array: NDArray, wanted: NDArray, dtype: str, own: boo
 
 
 def _unmerged(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    """What to do with an output whose heads are apart, for a message; "" for any other shape.
+    """Return what to do with an output whose heads are apart, for a message; "" for any other shape.
 
     >>> _unmerged((2, 3, 5, 4), (2, 5, 12)), _unmerged((2, 5), (2, 5, 12))
     (': merge the heads, transpose(0, 2, 1, 3).reshape(B, Lq, H * d), before the output projection', '')

@@ -224,7 +224,7 @@ INPUTS = {
     "hidden_states",
     "weights",
 }
-"""What the first parameters of a function of attention are called."""
+"""Names of the first parameters of a function of attention."""
 
 
 def around(name: str, parameters: list[inspect.Parameter]) -> str:

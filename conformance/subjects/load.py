@@ -180,7 +180,7 @@ def _origin(named: Any) -> str:
 
 
 def load_object(spec: str, what: str) -> Any:
-    """What `MODULE:NAME` names, whatever it is; the current folder is searched too.
+    """Return what `MODULE:NAME` names, whatever it is; the current folder is searched too.
 
     Args:
         spec: the place.
@@ -340,7 +340,7 @@ def _make(where: str, named: Any, name: str, dtype: str) -> Any:
 
 
 def _of_class(named: type) -> str:
-    """How an object of a class that takes arguments is made a subject."""
+    """Return how an object of a class that takes arguments is made a subject."""
     ready = hasattr(named, "prepare")
     return f"name a function that makes one: def make(): return {named.__name__}(...)" if ready else RULE
 

@@ -37,7 +37,7 @@ MOST_PRINTED = 2000
 """Most characters that are shown of what the processes of one name print in one run."""
 
 CHATTER = re.compile(rb"^(?:WARNING: All log messages before absl::|[IW]\d{4} \d\d:\d\d:\d+\.\d+ ).*\n?", re.MULTILINE)
-"""What TensorFlow logs while it is imported, below an error."""
+"""Lines that TensorFlow logs while it is imported, below an error."""
 
 _printed: dict[str, int] = {}
 """Name -> how many characters were shown."""

@@ -172,11 +172,11 @@ def _say(error: BaseException) -> None:
 
 
 NUMBER = re.compile(r"'?(?P<value>.*?)'? is not (?:a valid (?:integer|float)|in the range)")
-"""What click says of the value of an option that is no number, or none of those that it takes."""
+"""A sentence of click about the value of an option that is no number, or none of those that it takes."""
 
 
 def _usage(error: click.UsageError) -> str:
-    """What is wrong with the words of a command line, and what may stand there."""
+    """Return what is wrong with the words of a command line, and what may stand there."""
     context, text = error.ctx, error.format_message()
     command = None if context is None else context.command
     path = "mha COMMAND" if context is None else " ".join(["mha", *context.command_path.split()[1:]])

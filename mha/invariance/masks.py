@@ -139,7 +139,7 @@ def _moved(live: Live, template: Template, mask: Mask, size: Size) -> float | No
 
 
 def _outputs(live: Live, template: Template, mask: Mask, size: Size) -> tuple[NDArray, NDArray, NDArray] | None:
-    """What other positions give without a mask, with one that hides a position, and with other content there."""
+    """Return what other positions give without a mask, with one that hides a position, and with other content there."""
     allowed = np.ones((size.batch, size.length, size.length), bool)
     hidden = size.length - 1 if mask.form == "lengths" else 1
     allowed[:, :, hidden] = False

@@ -87,7 +87,7 @@ def padding_inside(original: Original, around: OriginalCall, paired: Container[i
 
 
 def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDArray], unit: float) -> Iterator[str]:
-    """Which two arrays a port gives to a part in each other's places, in words.
+    """Yield which two arrays a port gives to a part in each other's places, in words.
 
     Args:
         name: the part.
@@ -105,7 +105,7 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 
 
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
-    """What a port gives and what is due in its place, if each is one of the known arrays or a sum of two; else None.
+    """Return what a port gives and what is due there, if each is one of the known arrays or a sum of two; else None.
 
     Args:
         what: what it gives, in words.
@@ -127,7 +127,7 @@ def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDA
 
 
 def _equal(array: NDArray, terms: Collection[NDArray], unit: float) -> bool:
-    """Whether an array is a sum of others but for rounding."""
+    """Return whether an array is a sum of others but for rounding."""
     each = [one.astype(np.float64) for one in terms]
     size = np.sum(np.abs(each), axis=0)
     return bool(np.all(np.abs(array - np.sum(each, axis=0)) <= 8.0 * unit * size) and np.isfinite(array).all())

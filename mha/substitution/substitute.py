@@ -209,6 +209,8 @@ class Substitution:
                     f"rounding alone moves {'.'.join(place) or 'what the original gives'} by {found.moved}: "
                     "nothing smaller could be seen"
                 )
+        terms = (other_terms(what, one.array, exact[one.original], known, unit) for what, one in lines[:2])
+        notes += filter(None, terms)
         return CallJudgement(
             judged,
             (*self.layouts, *(f"output {'.'.join(one.port)}: {one.layout}" for one in matched if one.layout)),
@@ -222,30 +224,22 @@ class Substitution:
                 ),
             ),
             tuple(place for place in outputs if place not in {one.original for one in matched}),
-            notes=[
-                *notes,
-                *filter(
-                    None, (other_terms(what, one.array, exact[one.original], known, unit) for what, one in lines[:2])
-                ),
-            ],
+            notes=notes,
             padding=self._left_out,
         )
 
     def _known(self, parts: Sequence[Part]) -> dict[str, NDArray]:
-        """What the module was given and what its parts gave in its one call of each, by what it is, in words."""
+        """Return what the module was given and what its parts gave in its one call of each, by what it is, in words."""
         found = {f"its input {'.'.join(place)}": one for place, one in self.given.items() if _has_numbers(one)}
         for part in parts:
             calls = [theirs for _, theirs in part.calls if theirs is not None]
-            gave = (
-                []
-                if len(calls) != 1 or part.instead or part.active
-                else list(self._floating(calls[0].gave or ()).values())
-            )
-            found |= {f"what {part.name} gives": one for one in gave[:1]}
+            if len(calls) == 1 and not part.instead and not part.active:
+                gave = list(self._floating(calls[0].gave or ()).values())
+                found |= {f"what {part.name} gives": one for one in gave[:1]}
         return found
 
     def told(self, telling: Mapping[int, Sequence[Mapping[Place, NDArray]]]) -> Runs:
-        """What the original's module gives, and what parts of it give there, at (GAVE, position, number, ...).
+        """Return what the original's module gives, and what parts of it give there, at (GAVE, position, number, ...).
 
         Args:
             telling: position of such a part -> for each of its calls, what stands in place of what it gives.
@@ -260,13 +254,13 @@ class Substitution:
         return Runs(floating, [own, moved], {}, self.dtype)
 
     def is_right(self, array: NDArray, place: Place, runs: Runs) -> bool:
-        """Whether an array is what the original gives at a place of some runs, rows of padding left out."""
+        """Return whether an array is what the original gives at a place of some runs, rows of padding left out."""
         found = runs.judge(array, place)
         counted = None if found.equal else self._counted(array)
         return found.equal or (counted is not None and runs.judge(array, place, counted).equal)
 
     def ratio_in(self, array: NDArray, place: Place, runs: Runs) -> float:
-        """How far an array is from what the original gives at a place of some runs, rows of padding left out."""
+        """Return how far an array is from what the original gives at a place of some runs, rows of padding left out."""
         counted = self._counted(array)
         return runs.judge(array, place, counted).ratio
 

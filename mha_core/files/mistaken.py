@@ -1,4 +1,4 @@
-"""What was named in the place of something else, such as code or weights for a recording, and what takes it."""
+"""Files and names in the place of something else, such as code or weights for a recording, and what takes them."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def _raised(results: Sequence[Result]) -> list[str]:
 
 
 SEVERAL = re.compile(r"; the weights are .*|(?<=wrote into its inputs: ).*|\d+")
-"""What differs from case to case in the reasons of one failure: names of weights or inputs, and numbers."""
+"""Parts of a reason that differ from case to case in one failure: names of weights or inputs, and numbers."""
 
 
 def _alike(result: Result) -> str:

@@ -121,7 +121,7 @@ def diagnosed(
 
 
 def _to_record(name: str, kind: str, called: Collection[str], recording: Recording | None) -> str:
-    """How the cause in a layer is found that was not recorded as one; "" if its projections have no known names."""
+    """Return how the cause in a layer that was not recorded is found; "" if its projections have no known names."""
     inside = [one[len(name) + 1 :] for one in called if name and _stands_in(one, name) and one != name]
     found = found_by_name(inside)
     if found is None:

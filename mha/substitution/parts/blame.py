@@ -22,7 +22,7 @@ ABOUT = ("name", "kind", "depth", "original", "original_kind", "how", "parameter
 
 
 KNOWN = ("", "same")
-"""What is said of parameters of which there are none, or that are the original's."""
+"""Words for parameters of which there are none, or that are the original's."""
 
 
 class Blame(Parts):

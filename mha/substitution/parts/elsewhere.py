@@ -27,7 +27,7 @@ MOST = 12
 """Parts for each of which it is tried whether what follows is right with the port's numbers or the original's."""
 
 CONTRAST = 64.0
-"""How many times further other deviations of one size take a module than one that it does not see."""
+"""Factor by which other deviations of one size take a module further than one that it does not see."""
 
 GIVEN_OTHERWISE = "it is given something else than its original, and gives what that gives in {}"
 MADE_UP_FOR = "it gives something else than its original, and other parts of {} make up for that"
@@ -100,7 +100,7 @@ class Elsewhere:
         return instead, runs, agreeing
 
     def _wrong_behind(self, part: int, agreeing: set[int]) -> bool:
-        """Whether a wrong part is called after another one, and does not agree."""
+        """Return whether a wrong part is called after another one, and does not agree."""
         first = self.told[part][0].port
         return any(one not in agreeing and self.told[one][-1].port > first for one in self.wrong if one in self.told)
 
@@ -152,7 +152,7 @@ class Elsewhere:
         return {one for one in self.told if self._equal(one, runs, gave[one])}
 
     def _arrays(self, part: int) -> dict[Place, NDArray]:
-        """What the port's part gave, at the places of what is told of the original's."""
+        """Return what the port's part gave, at the places of what is told of the original's."""
         start = GAVE, str(self._original(part))
         found: dict[Place, NDArray] = {}
         for pair in self.told[part]:
@@ -162,7 +162,7 @@ class Elsewhere:
         return found
 
     def _equal(self, part: int, runs: Runs, arrays: Mapping[Place, NDArray]) -> bool:
-        """Whether arrays are what a part of the original's gives in a run, in each call of it."""
+        """Return whether arrays are what a part of the original's gives in a run, in each call of it."""
         start = GAVE, str(self._original(part))
         places = [place for place in runs.exact if place[:2] == start and place in arrays]
         calls = {place[2] for place in places}
@@ -172,7 +172,7 @@ class Elsewhere:
         )
 
     def _is_seen(self, part: int, runs: Runs) -> bool:
-        """Whether the deviation of a part is one that the run would show: else what agrees is no reason."""
+        """Return whether the deviation of a part is one that the run would show: else what agrees is no reason."""
         ready, calls = self.parts.ready.get(part, ((), ()))
         local = {own: one.exact for one, (own, _) in zip(ready, calls, strict=True)}
         start = GAVE, str(self._original(part))
@@ -185,7 +185,7 @@ class Elsewhere:
         return False
 
     def _gave(self, part: int) -> dict[int, Calls]:
-        """What the port's part gave, in place of what the original's gives."""
+        """Return what the port's part gave, in place of what the original's gives."""
         return self._as_calls(part, self._arrays(part))
 
     def _as_calls(self, part: int, arrays: Mapping[Place, NDArray]) -> dict[int, Calls]:
@@ -195,7 +195,7 @@ class Elsewhere:
         return {self._original(part): found}
 
     def _deviating(self, part: int, runs: Runs, *, turned: bool) -> Instead:
-        """What the original's part gives in a run, and on top what the port's differs by from what it should give.
+        """Return what the original's part gives in a run, plus what the port's differs by from what it should give.
 
         With `turned`, numbers of that have another sign each.
         """
@@ -216,6 +216,6 @@ class Elsewhere:
         return self._as_calls(part, found)
 
     def _moves(self, runs: Runs, moved: Runs) -> float:
-        """How far what the module gives is moved, over the measured rounding."""
+        """Return how far what the module gives is moved, over the measured rounding."""
         ends = [place for place in runs.exact if place[:1] != (GAVE,)]
         return max((self.call.ratio_in(moved.exact[place], place, runs) for place in ends), default=0.0)

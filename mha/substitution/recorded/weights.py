@@ -131,7 +131,7 @@ FEW = 0.01
 
 
 def _are_others(own: Mapping[str, NDArray], other: Mapping[str, NDArray], parted: Collection[str]) -> bool:
-    """Whether all matrices of a layer hold other numbers, and not the same in another order."""
+    """Return whether all matrices of a layer hold other numbers, and not the same in another order."""
     matrices = [name for name in own if own[name].ndim == 2]
     if not matrices or not set(matrices) <= set(parted):
         return False
@@ -141,7 +141,7 @@ def _are_others(own: Mapping[str, NDArray], other: Mapping[str, NDArray], parted
 
 
 def _is_apart(pairs: Sequence[tuple[NDArray, NDArray]]) -> bool:
-    """Whether arrays are further apart than rounding, noise or a factor bring them."""
+    """Return whether arrays are further apart than rounding, noise or a factor bring them."""
     for one, two in pairs:
         left, right = np.ravel(one).astype(np.float64), np.ravel(two).astype(np.float64)
         size = np.linalg.norm(left) * np.linalg.norm(right)

@@ -200,7 +200,7 @@ class WhereReport:
 
     @property
     def equal(self) -> bool:
-        """Whether the model and all that it gives were judged, and no module is wrong.
+        """Return whether the model and all that it gives were judged, and no module is wrong.
 
         What stands between the modules is judged by the model itself, and so is a module that nothing else judges; of
         two recordings it is not, since the model's end is under a wider allowance.
