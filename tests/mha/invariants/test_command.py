@@ -29,6 +29,11 @@ def leaking(x, mask=None):
     return x + kept.mean(1, keepdims=True)
 
 
+def attending(x, padding=None):
+    hidden = np.zeros(x.shape[:2], bool) if padding is None else padding
+    return x + np.where(hidden[..., None], 0.5 * x, x).sum(1, keepdims=True)
+
+
 def idle(x, attn_mask=None, key_padding_mask=None):
     hidden = np.zeros(x.shape[:2], bool) if key_padding_mask is None else key_padding_mask
     return x + np.where(hidden[..., None], 0.0, x).sum(1, keepdims=True)
@@ -111,6 +116,12 @@ def test_what_holds_ends_with_0(mine):
     found = json.loads(Path("found.json").read_text())
     check_form("invariants", found)
     assert found["holds"]
+
+
+def test_a_mask_called_padding_is_asked(mine):
+    status, said = run(f"{mine}:attending")
+    assert status == 1, said
+    assert "BROKEN padding-content: What stands in padding on the right changes nothing." in said
 
 
 def test_what_is_broken_ends_with_1_and_has_its_code(mine):
