@@ -31,11 +31,11 @@ def run(*arguments):
     [
         (["--backend", "pytroch"], "'pytroch' is not one of 'jax', 'mxnet', 'tf', 'torch'"),
         (["--setting", "big"], "'big' is not one of 'short', 'wide'"),
-        (["--length", "0"], "0 is not in the range x>=1"),
+        (["--length", "0"], "--length must be a whole number from 1. Got 0."),
         (["--dtype", "float8"], "'float8' is not one of 'float64', 'float32'"),
         (["--direction", "back"], "'back' is not one of 'forward', 'gradients'"),
-        (["--seconds", "0"], "0.0 is not in the range x>0"),
-        (["--threads", "100000"], "100000 is not in the range 1<=x<="),
+        (["--seconds", "0"], "--seconds must be a number above 0, such as 0.4. Got 0.0."),
+        (["--threads", "100000"], "--threads must be a whole number from 1 to "),
         (["--json", "no/such/folder.json"], "--json needs an existing folder"),
     ],
 )
