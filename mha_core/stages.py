@@ -22,10 +22,10 @@ STAGES = ("queries", "keys", "values", "scores", "weights", "heads", "output")
 """
 
 DONE_AT: Mapping[str, str] = {
-    "queries": "the projection of the queries, its split into heads, their norm and RoPE",
-    "keys": "the projection of the keys, its split into heads, their norm and RoPE, and how the past is joined",
-    "values": "the projection of the values, its split into heads, and how the past is joined",
-    "scores": "which key head a query head reads, the scale, the softcap and the additive bias",
+    "queries": "the projection of the queries, its split into heads, and all that is done to them before the scores",
+    "keys": "how the past is joined, the projection of the keys, its split into heads, and all that is done to them",
+    "values": "how the past is joined, the projection of the values, its split into heads, and all that is done to them",
+    "scores": "the scale, the softcap, all that is added to the scores, and which key head a query head reads",
     "weights": "the masks and the softmax",
     "heads": "dropout, and which value head a query head reads",
     "output": "how heads are merged, and the output's projection",

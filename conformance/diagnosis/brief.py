@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +42,10 @@ READINGS = 2
 MEASURED = "measured"
 """In place of the id of a bug that is not on file."""
 
+DETAIL = " In detail: "
+"""What stands in a sentence between the fault and how it is made, which is said last."""
+
+FIRST = "This is the first wrong step"
 NO_CAUSE = "No known bug explains it, alone or with another."
 
 NEXT = f"Next: look at {{}}; or return a dict of stages ({', '.join(STAGES)}), which tells more."
@@ -67,6 +72,7 @@ class Cause:
         change: what to change; "" where that is not known.
         bugs: the ids of the bugs on file that are this; several where nothing tells them apart.
         is_common: whether it is what much code does, and stands beside what little code does.
+        label: "Cause" of what explains all, "Likely cause" of most; "" of where it begins.
     """
 
     stage: str
@@ -74,6 +80,7 @@ class Cause:
     change: str = ""
     bugs: tuple[str, ...] = ()
     is_common: bool = False
+    label: str = ""
 
     @property
     def line(self) -> str:
@@ -82,11 +89,18 @@ class Cause:
         >>> Cause("scores", "They are doubled.", "Halve them.", ("scores-doubled",)).line
         'scores: They are doubled. Change: Halve them. (scores-doubled)'
         """
+        return " ".join(self.lines())
+
+    def lines(self, number: int = 0) -> list[str]:
+        """Return what is wrong, what to change, and how it is in detail; `number`: of several causes, from 1 on."""
         lead = "" if self.change.startswith("Next: ") else "Change: "  # advice, and no change
-        change = f" {lead}{self.change}" if self.change and not self.is_common else ""
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
-        return f"{self.stage}: {self.what}{change}{ids}"
+        where = f"{self.label}{f' {number}' if number else ''}, at the {self.stage}" if self.label else self.stage
+        what, _, detail = self.what.partition(DETAIL)
+        found = [f"{where}: {what}", f"{lead}{self.change}" * bool(self.change and not self.is_common)]
+        found = [*filter(None, [*found, f"{DETAIL.strip()} {detail}" * bool(detail)])]
+        return [*found[:-1], f"{found[-1]}{ids}"]
 
 
 @dataclass(frozen=True)
@@ -117,9 +131,13 @@ class Brief:
     @property
     def said(self) -> list[str]:
         """The causes, how sure they are, and what shows them, in lines."""
-        numbered = len(self.causes) > 1
-        causes = [f"{number}. {one.line}" if numbered else one.line for number, one in enumerate(self.causes, 1)]
-        return [*filter(None, [self.sure]), *causes, *self.seen]
+        if len(self.causes) == 1:
+            lines = self.causes[0].lines()
+        else:
+            named = [one for one in self.causes if one.label]
+            numbers = {id(one): number for number, one in enumerate(named, 1) if len(named) > 1}
+            lines = [" ".join(one.lines(numbers.get(id(one), 0))) for one in self.causes]
+        return [*lines, *_symbols(lines), *filter(None, [self.sure]), *self.seen]
 
     @property
     def text(self) -> str:
@@ -153,6 +171,13 @@ class Brief:
         return {**{name: getattr(self, name) for name in names}, "causes": causes}
 
 
+def _symbols(lines: list[str]) -> list[str]:
+    """Return a line on the symbols of the formulas in these lines; none where there are no formulas."""
+    used = set(re.findall(r"(?<![\w.'])[A-Za-z]+(?![\w'])", " ".join(lines)))
+    named = [f"{name} {words}" for name, words in text.LEGEND.items() if name in used]
+    return [f"({', '.join(named)})"] if named else []
+
+
 def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     """Return a diagnosis in words; with `details` its text has what each isolating problem showed."""
     told = Brief(diagnosis.subject, diagnosis.dtype, int(diagnosis.differs), text.extent(diagnosis))
@@ -162,8 +187,10 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         return replace(told, more=tuple(text.left_out(diagnosis)))
     if diagnosis.formed is not None and diagnosis.form is not None:
         inner = brief(diagnosis.formed, details=details)
-        axes = Cause("output", f"Every output is {diagnosis.form.said}, {MUST_BE}.", diagnosis.form.change)
-        all_right = f"All is right then in {text.cases(len(diagnosis.formed.passing))}:"
+        axes = Cause(
+            "output", f"Every output is {diagnosis.form.said}, {MUST_BE}.", diagnosis.form.change, label="Cause"
+        )
+        all_right = f"All is right then, in {text.cases(len(diagnosis.formed.passing))}."
         sure = inner.sure if diagnosis.formed.differs else all_right
         causes = (replace(one, is_common=bool(one.bugs) and COMMON.issuperset(one.bugs)) for one in inner.causes)
         return replace(inner, status=told.status, extent=told.extent, sure=sure, causes=(axes, *causes))
@@ -172,7 +199,10 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     ended = [] if diagnosis.ended is None else [f"{text.ENDED_AFTER if sure else text.ENDED} {diagnosis.ended}"]
     there = diagnosis.located  # said if it is the first wrong step, rather than an earlier one that is shown
     located = there.seen if there is not None and there.stage == diagnosis.first_step else ()
-    found = (*_of_remarks(diagnosis), *_of_hypotheses(seen))
+    fact = located if len(located) == 1 and located != (ALL_NAN,) else ()
+    found = (*_of_remarks(diagnosis), *_of_hypotheses(seen, *fact))
+    if any(one.what.startswith(FIRST) for one in found):
+        located = () if fact else located
     # A shape or a dtype that is wrong is said as such, whatever its numbers are.
     formal = diagnosis.mismatch is not None and diagnosis.mismatch.index is None
     right = diagnosis.explanations and not diagnosis.explanations[0].bugs
@@ -216,7 +246,8 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
 
 def _advice(diagnosis: Diagnosis, stage: str) -> str:
     is_shown = diagnosis.visible != ("output",) or diagnosis.recorded
-    return "" if is_shown else NEXT.format(DONE_AT.get(stage, "that"))
+    alone = f", in {diagnosis.alone}" * bool(diagnosis.alone)
+    return "" if is_shown else NEXT.format(f"{DONE_AT.get(stage, 'that')}{alone}")
 
 
 def _unasked(diagnosis: Diagnosis) -> list[str]:
@@ -229,29 +260,37 @@ def _of_remarks(diagnosis: Diagnosis) -> Iterator[Cause]:
     """Yield what equal questions had other answers to, and in which precision it computes."""
     if diagnosis.inside is not None and not diagnosis.deviating:
         fix = f"Keep {'scores and softmax' if diagnosis.rounds else 'every array'} in the inputs' dtype."
-        yield Cause("scores" if diagnosis.rounds else "output", text.precision(diagnosis), fix)
+        yield Cause("scores" if diagnosis.rounds else "output", text.precision(diagnosis), fix, label="Cause")
     for remark in diagnosis.remarks:
         fix = next((fix for word, fix in FIXES.items() if word in remark), "")
         stage = "gradients" if remark.startswith("Gradients") else diagnosis.first_stage or "output"
-        yield Cause(stage, remark, fix)
+        yield Cause(stage, remark, fix, label="Cause")
 
 
-def _of_hypotheses(diagnosis: Diagnosis) -> Iterator[Cause]:
-    """Yield the bugs that all hypotheses have, one by one, and then those of which nothing says which it is."""
-    told = diagnosis.explanations or diagnosis.partly
+def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
+    """Yield the first wrong step of what nothing explains, with a fact about it; else the bugs of all hypotheses.
+
+    Those come one by one, and then those of which nothing says which it is.
+    """
+    told, label = diagnosis.explanations or diagnosis.partly, text.label(diagnosis)
     common = [bug for bug in told[0].bugs if all(bug in one.bugs for one in told)] if told else []
     step = None if diagnosis.located is None else diagnosis.first_step
     if step is not None and not diagnosis.explanations and not diagnosis.remarks:
         alone = f", and only {diagnosis.alone} are wrong" if diagnosis.alone and len(diagnosis.failing) > 1 else ""
-        what = f"This is the first wrong step{alone}.{f' {NO_CAUSE}' * (not told)}"
+        told_by = ", as far as its output tells" * (diagnosis.visible == ("output",) and not diagnosis.recorded)
+        what = " ".join(filter(None, (f"{FIRST}{told_by}{alone}.", fact.strip(), NO_CAUSE * (not told))))
         yield Cause(step, what, "" if told else _advice(diagnosis, step))
     for bug in sorted(common, key=_position):
-        yield Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,))
+        yield _of_bug(bug, label)
     rest = [[bug for bug in one.bugs if bug not in common] for one in told]
     if len(rest) > 1:
         slots = _slots(rest)
         for slot in slots:
-            yield _either([[bug for bug in one if bug in slot] for one in rest] if len(slots) > 1 else rest)
+            yield _either([[bug for bug in one if bug in slot] for one in rest] if len(slots) > 1 else rest, label)
+
+
+def _of_bug(bug: Bug, label: str) -> Cause:
+    return Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,), label=label)
 
 
 def _slots(readings: list[list[Bug]]) -> list[list[Bug]]:
@@ -265,21 +304,24 @@ def _slots(readings: list[list[Bug]]) -> list[list[Bug]]:
     return sorted(slots, key=lambda slot: min(map(_position, slot)))
 
 
-def _either(readings: list[list[Bug]]) -> Cause:
+def _either(readings: list[list[Bug]], label: str) -> Cause:
     """Return one cause of several readings, which nothing tells apart."""
     readings = [list(one) for one in dict.fromkeys(map(tuple, readings))]
     if len(readings) == 1 and len(readings[0]) == 1:
-        (bug,) = readings[0]
-        return Cause(bug.stage, bug.sentence, bug.fix, () if is_measured(bug) else (bug.id,))
+        return _of_bug(readings[0][0], label)
     told_here = readings[:READINGS]
     stages = dict.fromkeys(min(one, key=_position).stage for one in told_here if one)
-    sentences = dict.fromkeys(" ".join(bug.sentence for bug in one) for one in told_here)
+    parts = [[bug.sentence.partition(DETAIL) for bug in one] for one in told_here]
+    sentences = dict.fromkeys(" ".join(what for what, _, _ in one) for one in parts)
+    details = dict.fromkeys(detail for one in parts for _, _, detail in one if detail)
     if len(readings) > READINGS:
         more = len(readings) - READINGS
-        sentences[f"{more} more reading{'s' * (more > 1)}, which nothing tells apart."] = None
+        some = details if len(sentences) == 1 and details else sentences
+        some[f"{more} more reading{'s' * (more > 1)}, which nothing tells apart."] = None
     fixes = dict.fromkeys(bug.fix for one in told_here for bug in one if bug.fix)
     ids = [" + ".join(MEASURED if is_measured(bug) else bug.id for bug in one) for one in readings]
-    return Cause(" or ".join(stages), " Or: ".join(sentences), " Or: ".join(fixes), tuple(ids))
+    what = " Or (no call told them apart): ".join(sentences) + f"{DETAIL}{' Or: '.join(details)}" * bool(details)
+    return Cause(" or ".join(stages), what, " Or: ".join(fixes), tuple(ids), label=label)
 
 
 def _position(bug: Bug) -> int:

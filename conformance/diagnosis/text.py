@@ -97,6 +97,15 @@ def precision(diagnosis: Diagnosis) -> str:
     return f"It computes in {diagnosis.inside}, at least in part: {said}."
 
 
+def label(diagnosis: Diagnosis) -> str:
+    """Return what the bugs that are told are: "Cause", "Likely cause", or "" of none."""
+    if diagnosis.explanations:
+        return "Cause" if diagnosis.explanations[0].bugs else ""
+    if not diagnosis.partly:
+        return ""
+    return "Cause in every ordinary case" if diagnosis.ordinary else "Likely cause"
+
+
 def how_sure(diagnosis: Diagnosis) -> str:
     """Return how sure the reasons are: in what they give the same numbers, in one sentence; "" if there are none."""
     return _wholly(diagnosis) if diagnosis.explanations else _nearly(diagnosis) if diagnosis.partly else ""
@@ -116,24 +125,26 @@ def _wholly(diagnosis: Diagnosis) -> str:
         return f"Nothing else has to explain it: {_all(total)} are right then."
     where = "that case" if total == 1 else f"all {total} cases"
     more = 0 if diagnosis.measured is None else sum(len(one.asked) for one in diagnosis.measured.outcomes)
-    further = f", and {more} further calls confirm it" if more else ""
-    what = f"the same {'output' if diagnosis.explanations[0].others else 'numbers'}"
-    return f"Cause (it gives {what} in {where}{further}):"
+    further = f" and in {more} further calls" if more else ""
+    what = "output" if diagnosis.explanations[0].others else "numbers"
+    these = "this mistake" if len(diagnosis.explanations[0].bugs) == 1 else "these mistakes"
+    return f"How sure: the definition with {these} gives the layer's {what} in {where}{further}."
 
 
 def _nearly(diagnosis: Diagnosis) -> str:
     best = diagnosis.partly[0]
     if diagnosis.ordinary:
         further = f"{diagnosis.ordinary} further calls confirm it"
-        return f"Cause in every ordinary case ({further}; of all that fail, {best.failing} of {best.of_failing}):"
+        return f"How sure: {further}; it explains {best.failing} of {best.of_failing} cases that fail."
     in_all = f", {best.explained} of {best.total} in all" if best.total > best.of_failing else ""
-    head = f"Likely: this explains {best.failing} of {best.of_failing} failing cases{in_all}:"
+    head = f"How sure: this explains {best.failing} of {best.of_failing} failing cases{in_all}."
     if best.failing == best.of_failing and best.misses:
         passing = "1 case that passes" if len(best.misses) == 1 else f"{len(best.misses)} cases that pass"
-        head = f"Likely: this explains what fails, though it would show in {passing} as well:"
+        head = f"How sure: this explains what fails, though it would show in {passing} as well."
     against = None if diagnosis.measured is None else diagnosis.measured.against
     if best.complete and against is not None:
-        return f"This explains every case, but not further calls ({against.probe.id}: {_sizes(against.asked[0])}):"
+        beyond = f"{against.probe.id}: {_sizes(against.asked[0])}"
+        return f"How sure: this explains every case, but not further calls ({beyond})."
     return head
 
 

@@ -74,34 +74,37 @@ TURNED: Mapping[str, tuple[str, masks.Term]] = {
 }
 """Ways to turn keys: the step that is changed, and their positions."""
 
-DECLARE = "Leave this out; or declare it, by {} of the config."
+DECLARE = "Remove this; or, if it is meant, declare it, by {} of the config."
 TURN = (
-    "Leave this out; or declare it, by rotary of the config, and rotate query i by position offset + i, new key j by "
-    "past length + j."
+    "Remove this; or, if it is meant, declare it, by rotary of the config, and rotate query i by position "
+    "offset + i, new key j by past length + j."
 )
 FORWARD = " Do not negate the sine."
 
 
 def _turned() -> Iterator[Bug]:
     parts = {"all channels": (1, "first"), "the first half": (2, "first"), "the last half": (2, "last")}
-    pairs = {"(k, k + half of them)": False, "(2 k, 2 k + 1), neighbours": True}
+    pairs = {"rotate-half pairs (k, k + half of them)": False, "interleaved pairs (2 k, 2 k + 1)": True}
     queries = ("offset + i", "i", "i + past length", "offset + i - past length")
     for base, some, layout, back, q, k in product(BASES, parts, pairs, (False, True), queries, TURNED):
         if some != "all channels" and (back or base != BASES[0]):
             continue
+        is_usual = (q, k) in (("offset + i", USUAL), ("i + past length", USUAL))
+        odd = f"{'' if is_usual else f'; queries are rotated by position {q}, {k}'}{'; the sine is negated' * back}"
+        where = f"queries are rotated by position {q}, {k}; " * is_usual
         sentence = (
-            f"Rotary positions (RoPE) are applied, and the config has none: queries are rotated by position {q}, {k}"
-            f"{', all with the sine negated' * back}; {some} of a head, pairs {layout}, base {base:g}."
+            f"Rotary positions (RoPE) are applied, and the config has none{odd}. In detail: "
+            f"{where}{some} of a head, {layout}, base {base:g}."
         )
         turn = partial(_turn, *parts[some], pairs[layout], base, -1 if back else 1)
         step, places = TURNED[k]
         steps = {"rotated_queries": partial(turn, masks.QUERIES[q]), step: partial(turn, places)}
-        is_usual = not back and (q, k) in (("offset + i", USUAL), ("i + past length", USUAL))
-        yield bug_of(sentence, sentence, DECLARE.format("rotary") if is_usual else TURN + FORWARD * back, steps)
+        fix = DECLARE.format("rotary") if is_usual and not back else TURN + FORWARD * back
+        yield bug_of(sentence, sentence, fix, steps)
     for base, layout, (axis, of) in product(BASES, pairs, enumerate(("item", "head"))):
         sentence = (
-            f"Rotary positions (RoPE) are applied, and the config has none: queries and keys are rotated by the number "
-            f"of their {of}; pairs {layout}, base {base:g}."
+            f"Rotary positions (RoPE) are applied by the {of}'s number, and the config has none. In detail: "
+            f"{layout}, base {base:g}."
         )
         turn = partial(_turn_by, axis, pairs[layout], base)
         yield bug_of(sentence, sentence, TURN, dict.fromkeys(("rotated_queries", "rotated_keys"), turn))
@@ -128,14 +131,12 @@ def _rotated(x: NDArray, positions: NDArray, part: int, start: Any, pairs: bool,
 
 def _normed() -> Iterator[Bug]:
     both = {"Queries and keys": ("queries", "keys"), "Queries": ("queries",), "Keys": ("keys",)}
-    means = {"rms": "", "layer": "less their mean, "}
+    kinds = {"rms": "RMSNorm", "layer": "LayerNorm"}
     scopes = {"head": "their head", "all": "all heads of their token"}
-    for kind, scope, eps, words in product(means, scopes, (1e-6, 1e-5, 1e-12), both):
+    for kind, scope, eps, words in product(kinds, scopes, (1e-6, 1e-5, 1e-12), both):
         settings = QueryKeyNorm(kind, scope, eps=eps, weight="none")  # type: ignore[arg-type]
-        sentence = (
-            f"{words} are {means[kind]}divided by the root of their mean square over {scopes[scope]} (eps {eps:g}); "
-            "the config has no query-key norm."
-        )
+        how = f"{kinds[kind]} over {scopes[scope]}, eps {eps:g}"
+        sentence = f"{words} are normed ({how}), and the config has no query-key norm."
         steps = {f"normed_{name}": partial(_norm, settings) for name in both[words]}
         yield bug_of(sentence, sentence, DECLARE.format("query_key_norm"), steps)
 
@@ -154,7 +155,6 @@ def _both() -> Iterator[Bug]:
 
 DISTANCES: Mapping[str, Callable[[Any], Any]] = {
     "-|i - j|": lambda d: -abs(d),
-    "(j - i)": lambda d: -d,
     "min(j - i, 0)": lambda d: -np.maximum(d, 0),
     "|i - j|": lambda d: 1 * abs(d),
     "-(i - j)^2": lambda d: -(d**2),
@@ -174,7 +174,7 @@ def _spare(heads: int) -> NDArray:
 
 SLOPES: Mapping[str, Callable[[int], NDArray]] = {
     "2^(-8 h / H), h = 1 .. H": _powers,
-    "2^(-8 h / H) of the power of 2 below H, for further heads those in between": _spare,
+    "2^(-8 h / H), h = 1 .. H, made for an H that is no power of 2 as ALiBi does": _spare,
     "2^(-h), h = 1 .. H": lambda heads: 0.5 ** np.arange(1, heads + 1),
     "2^(-8 h / H), h = 0 .. H - 1": lambda heads: 2.0 ** (-8.0 / heads * np.arange(heads)),
     "2^(-8 h / H), h = H .. 1": lambda heads: _powers(heads)[::-1],
@@ -184,13 +184,16 @@ SLOPES: Mapping[str, Callable[[int], NDArray]] = {
 
 
 def _distances() -> Iterator[Bug]:
-    fix = "Leave this out; or give it as the additive bias."
     for slope, words, q in product(SLOPES, DISTANCES, ("offset + i", "i", "i + Lk - Lq")):
-        said = f"ALiBi is added to the scores: the head's slope ({slope}) times {words}, where query i stands at {q}."
-        yield bug_of(said, said, fix, {"scores": partial(_biased, SLOPES[slope], DISTANCES[words], masks.QUERIES[q])})
+        yield _bias(slope, f"{words}, where query i stands at {q}", DISTANCES[words], masks.QUERIES[q])
     for slope in SLOPES:
-        said = f"ALiBi: slopes ({slope}) times the key's position j are added to the scores."
-        yield bug_of(said, said, fix, {"scores": partial(_biased, SLOPES[slope], lambda d: -d, lambda s: 0)})
+        yield _bias(slope, "j, or (j - i), which a softmax does not tell apart", lambda d: -d, lambda s: 0)
+
+
+def _bias(slope: str, words: str, distance: Callable[[Any], Any], query: masks.Term) -> Bug:
+    said = f"A bias by position, as ALiBi's, is added to the scores. In detail: slope * {words}; slopes: {slope}."
+    fix = "Remove this; or pass it as the additive bias."
+    return bug_of(said, said, fix, {"scores": partial(_biased, SLOPES[slope], distance, query)})
 
 
 def _biased(

@@ -61,6 +61,14 @@ QUERIES: Mapping[str, Term] = {
 }
 """Positions that query i may have."""
 
+STANDS = {
+    "i": ": query 0 stands at key 0",
+    "i + Lk - Lq": ": the last query stands at the last key",
+    "i + valid_len - Lq": ": the last query stands at the item's last valid key",
+    "i + past length": ": query 0 stands behind the past",
+}
+"""Positions of queries -> where they stand."""
+
 KEYS: Mapping[str, Term] = {"j": key_number, "j - past length": lambda s: key_number(s) - s.sizes.past_len}
 """Positions that key j may have."""
 
@@ -131,7 +139,7 @@ BESIDES: Mapping[str, Term] = {
         for n in BLOCKS
         for words, rule in (
             ("Keys j < {}", lambda n, s: key_number(s) < n),
-            ("Past keys but the last {}", lambda n, s: key_number(s) < s.sizes.past_len - n),
+            ("Past keys before the last {}", lambda n, s: key_number(s) < s.sizes.past_len - n),
             ("Keys j < Lk - {}", lambda n, s: key_number(s) < s.sizes.key_len - n),
             ("Keys j >= Lk - {}", lambda n, s: key_number(s) >= s.sizes.key_len - n),
             ("Keys more than {} away", lambda n, s: abs(key_number(s) - position(s)) > n),
@@ -155,8 +163,8 @@ def _but_not_all(right: NDArray, some: NDArray) -> NDArray:
 
 
 ALL = "Let a query attend to every key that all sources of the mask let in, and to no other."
-SEES = "Let query i see key j where j <= offset + i."
-WITHIN = "Let query i see key j where offset + i - left <= j <= offset + i + right."
+SEES = "Let query i see key j where j <= query_offset + i."
+WITHIN = "Let query i see key j where -left <= j - (query_offset + i) <= right."
 VALID = "Let key j in where j < valid_len."
 EMPTY = "Give a row without an allowed key the weights 0."
 
@@ -164,7 +172,7 @@ EMPTY = "Give a row without an allowed key the weights 0."
 def rules_of_sources() -> Iterator[Bug]:
     """Yield one source of the mask by another rule."""
     for (k, q), more in product(POSITIONS, (0, 1, -1)):
-        said = f"Under causal, query i sees key j where {k} <= {q}{('', ' + 1', ' - 1')[more]}."
+        said = f"Under causal, query i sees key j where {k} <= {q}{('', ' + 1', ' - 1')[more]}{STANDS.get(q, '')}."
         yield _of_keys(said, partial(_causal, KEYS[k], QUERIES[q], more), np.logical_and, "causal", SEES)
     for (k, q), (words, within) in product(POSITIONS, WINDOWS.items()):
         said = f"In a window (left, right), query i sees key j where {words.format(q=q, k=k)}."
@@ -231,7 +239,8 @@ def rules_of_empty() -> Iterator[Bug]:
     for words, some in OF_EMPTY.items():
         yield _of_keys(f"A row without an allowed key attends to {words}.", some, _unless_empty, fix=EMPTY)
     said = "A valid_len of 0 is taken for 1: the first key is attended to where none should be."
-    yield _of_keys(said, LENGTHS["j < max(valid_len, 1)"], np.logical_and, "valid_lens", EMPTY)
+    fix = f"Do not raise valid_len to 1. {EMPTY}"
+    yield _of_keys(said, LENGTHS["j < max(valid_len, 1)"], np.logical_and, "valid_lens", fix)
 
 
 def _unless_empty(right: NDArray, some: NDArray) -> NDArray:
@@ -335,22 +344,22 @@ def _reordered(change: Change, axes: tuple[str, ...], place: int, array: NDArray
 
 
 READ: Mapping[str, Callable[[NDArray, State], NDArray | None]] = {
-    "three axes are read as (B, Lq, Lk) where there are as many items as heads": lambda x, s: (
+    "Three axes of {} are read as (B, Lq, Lk), not as (H, Lq, Lk), where B = H": lambda x, s: (
         x[:, None] if x.ndim == 3 and len(x) == s.sizes.batch == s.config.num_heads else None
     ),
-    "two axes are read as (B, Lk) where there are as many items as queries": lambda x, s: (
+    "Two axes of {} are read as (B, Lk), not as (Lq, Lk), where B = Lq": lambda x, s: (
         x[:, None, None] if x.ndim == 2 and len(x) == s.sizes.batch == s.sizes.query_len else None
     ),
-    "two axes are read as (H, Lk) where there are as many heads as queries": lambda x, s: (
+    "Two axes of {} are read as (H, Lk), not as (Lq, Lk), where H = Lq": lambda x, s: (
         x[:, None] if x.ndim == 2 and len(x) == s.config.num_heads == s.sizes.query_len else None
     ),
-    "items and heads are exchanged where there are as many": lambda x, s: (
+    "Items and heads of {} are exchanged where B = H": lambda x, s: (
         x.swapaxes(0, 1) if x.ndim == 4 and s.sizes.batch == s.config.num_heads else None
     ),
-    "queries and keys are exchanged where there are as many": lambda x, s: (
+    "Queries and keys of {} are exchanged where Lq = Lk": lambda x, s: (
         x.swapaxes(-1, -2) if x.ndim > 1 and s.sizes.query_len == s.sizes.key_len else None
     ),
-    "heads and queries are exchanged where there are as many": lambda x, s: (
+    "Heads and queries of {} are exchanged where H = Lq": lambda x, s: (
         x.swapaxes(1, 2) if x.ndim == 4 and s.config.num_heads == s.sizes.query_len else None
     ),
 }
@@ -360,7 +369,7 @@ READ: Mapping[str, Callable[[NDArray, State], NDArray | None]] = {
 def coinciding() -> Iterator[Bug]:
     """Yield arrays of a mask whose axes are taken for others of the same size."""
     for (words, read), source in product(READ.items(), ("allowed", "bias")):
-        said = f"In {source}, {words}."
+        said = f"{words.format(source)}."
         yield bug_of(said, said, BY_NUMBER, dict.fromkeys(STEPS[source], partial(_read, source, read)))
 
 

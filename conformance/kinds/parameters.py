@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,13 @@ def parameters() -> Iterator[Bug]:
             said = f"The projection of {stage} has the {words} of {other}."
             steps = {own: partial(_tied, own, other, kinds[words])}
             yield bug_of(said, said, f"Use {own} for {stage}.", steps, stage=stage)
+    for others, words in product(permutations(names), ("weight and bias", "weight")):
+        moved = {own: other for own, other in zip(names, others, strict=True) if own != other}
+        if len(moved) > 1:
+            first, *rest = (own[0] for other in names for own in names if moved.get(own, own) == other)
+            said = f"The packed {words}: the first block is used as {first}, the others as {' and '.join(rest)}."
+            steps = {own: partial(_tied, own, other, kinds[words]) for own, other in moved.items()}
+            yield bug_of(said, said, "The blocks are q, k and v, in this order.", steps)
     said = "The queries of a head are added to its weighted sum."
     yield bug_of(said, said, "Add nothing to the heads.", {"heads": _with_queries})
 
@@ -94,16 +101,15 @@ def reordered() -> Iterator[Bug]:
     for (words, rows), (names, some), kinds in product(OF_HEADS.items(), SETS.items(), KINDS):
         if kinds == "biases" and OUTPUT in some:  # whose channels belong to no head
             continue
-        said = f"The {kinds} of {names} are read in another order: {words}."
-        said += " Or it is the weights that are, and not the biases." * (kinds == "biases")
+        said = f"The {kinds} of {names} are read in another order{' than the weights' * (kinds == 'biases')}: {words}."
         steps = {PROJECTED[name][1]: partial(_by_heads, rows, KINDS[kinds], name) for name in some}
         yield bug_of(said, said, "Read each parameter in the order in which it was written.", steps)
     for (names, some), back in product(SETS.items(), (False, True)):
         if len(some) > 1:
-            how = "read in the memory order of their transposes" if back else "transposed"
+            how = "read in the memory order of their transposes" if back else "used transposed, as (in, out)"
             said = f"The weights of {names} are {how}."
             steps = {PROJECTED[name][1]: partial(_transposed, back, name) for name in some}
-            yield bug_of(said, said, "Store each weight as (out, in).", steps)
+            yield bug_of(said, said, "Transpose each weight once, when it is loaded: it is (out, in).", steps)
     for parts, kinds, back in product((2, 4, 0), KINDS, (False, True)):
         whole = "[q; k; v]"
         split = f"[q; k; v] of each {f'of {parts} blocks of heads' if parts else 'head'} in turn"

@@ -417,8 +417,9 @@ def dropouts() -> Iterator[Bug]:
         axes = [axis for axis in range(4) if count >> axis & 1]
         over = " and ".join(named[axis] for axis in axes)
         for kept in (False, True):
-            more = "; kept weights are divided by the share that is kept, not by 1 - p" * kept
-            sentence = f"Dropout is drawn once for all {over}: each has what the first one draws{more}."
+            shape = ", ".join("1" if axis in axes else size for axis, size in enumerate(("B", "H", "Lq", "Lk")))
+            more = " In detail: what is kept is divided by the share that is kept, not by 1 - p." * kept
+            sentence = f"Dropout is drawn once for all {over}, as a mask ({shape}).{more}"
             fix = "Draw dropout for each weight by itself, (B, H, Lq, Lk), and divide by 1 - p."
             yield bug_of(sentence, sentence, fix, {"kept_weights": partial(_shared, axes, kept)})
 

@@ -260,7 +260,12 @@ def _functions(samples: Sequence[Sample]) -> Iterator[Change]:
             yield Change(slug, EACH.format(formula), _with(partial(_times, function), number), LEAVE_OUT)
     for name, words, of, read in (
         ("plus", EACH.format("x + {}"), np.add, lambda x, y: float(np.mean(y - x))),
-        ("leaky", "multiplied by {} where they are below 0", lambda x, c: np.where(x < 0.0, c * x, x), _of_negative),
+        (
+            "leaky",
+            "multiplied by {} where they are below 0, as by a leaky ReLU",
+            lambda x, c: np.where(x < 0.0, c * x, x),
+            _of_negative,
+        ),
         ("clipped", "clipped at +-{}", lambda x, c: np.clip(x, -c, c), lambda x, y: float(np.abs(y).max())),
     ):
         for said in expressions_of([(read(*one.pairs), one.setting) for one in samples], unit=first.unit)[:2]:

@@ -52,7 +52,7 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     if first.probe.gradients:
         return Located(first.probe.stage, problem, tuple(_first_gradient(evidence, problem)))
     if moved := [one for one in first.differing if _are_items_moved(evidence, one)]:
-        return Located("output", moved[0])
+        return Located("output", moved[0], (MOVED,))
     if first.probe.stage:
         return _seen(evidence, first.probe.stage, first.differing)
     found = []
@@ -86,6 +86,7 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
 
 
 FACTOR = "a factor of "
+MOVED = "  The items' outputs are right, in another order of the items: as after a sort that is not undone."
 
 Reading = Callable[[Evidence, Problem], str | None]
 

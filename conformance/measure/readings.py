@@ -19,13 +19,14 @@ from conformance.kinds.expressions import Expression, expressions_of
 from conformance.kinds.places import PLACES
 from conformance.kinds.sums import exponentials, filled, with_sum, without_sum
 from conformance.measure.changes import by_head, table_of_heads
-from conformance.measure.designs import NO_BIASES, generic
+from conformance.measure.designs import NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence, PlacedCall
 from conformance.measure.probes import Probe
 from conformance.measure.problems import SMALL, of_layer
 from conformance.measure.solve import weights_of
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask
+from mha_core.errors import listed
 from mha_core.reference.state import State
 
 TOLERANCE, LITTLE, ROUNDOFFS = 1e-8, 1e-9, 32.0
@@ -151,7 +152,8 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     drawing = [
         f"    query {i}:  {_marks(own)}   allowed: {_marks(right)}" for i, (own, right) in rows if (own != right).any()
     ]
-    return [f"  Keys that have a weight, in item {item}, head {head}, with {_sources(problem)}:", *drawing]
+    place = f"item {item} of {len(let_in)}, head {head} of {problem.config.num_heads}, counted from 0"
+    return [f"  Keys with a weight (#), {place}, with {_sources(problem)}:", *drawing]
 
 
 def _marks(row: NDArray) -> str:
@@ -177,8 +179,21 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
         wrong = ~(np.abs(output - right) <= evidence.allowed(right))
         sums = None if found is None else np.where(found[2].any(axis=-1), found[0].sum(axis=-1), 1.0)
         ratio = output / right
-    lines = (f"  {said}" for said in _facts(output, np.asarray(right), wrong, ratio, sums))
-    return list(lines)[:1]
+    lines = (*_unmoved(evidence, problem), *_facts(output, np.asarray(right), wrong, ratio, sums))
+    return [f"  {said}" for said in lines][:1]
+
+
+def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[str]:
+    """Yield a line on the inputs whose change moves the right output of a problem, and not the subject's."""
+    names = []
+    for name in ("queries", "keys", "values"):
+        other = changed(problem, **{name: 1.0 - getattr(problem.inputs, name)})
+        rights = [np.asarray(evidence.asker.wanted(one).trace.output) for one in (problem, other)]
+        own, moved = (evidence.asker.output(one) for one in (problem, other))
+        same = own is not None and moved is not None and bool((np.abs(own - moved) <= evidence.allowed(own)).all())
+        names += [name] * (same and bool((np.abs(rights[0] - rights[1]) > evidence.allowed(rights[0])).any()))
+    if names:
+        yield f"In one call the output does not depend on the {' and the '.join(names)}."
 
 
 def _facts(output: NDArray, right: NDArray, wrong: NDArray, ratio: NDArray, sums: NDArray | None) -> Iterator[str]:
@@ -188,8 +203,8 @@ def _facts(output: NDArray, right: NDArray, wrong: NDArray, ratio: NDArray, sums
     for axis, name in enumerate(("items", "queries", "output channels")):
         off = wrong.any(axis=tuple(other for other in range(3) if other != axis))
         if off.any() and not off.all():
-            some = ", ".join(map(str, np.flatnonzero(off)[: 2 * ROWS]))
-            yield f"Of {len(off)} {name}, {int((~off).sum())} are right; the first that are not: {some}."
+            some = listed(list(map(str, np.flatnonzero(off))), 2 * ROWS)
+            yield f"In one call {name} {some} (of {len(off)}, counted from 0) are wrong, and the others right."
     if np.isfinite(ratio).all() and np.ptp(ratio) <= TOLERANCE * np.abs(ratio).max():
         yield f"Every number of an output is the right one times {ratio.flat[0]:.6g}."
     if sums is not None and (np.abs(sums - 1.0) > TOLERANCE).any():

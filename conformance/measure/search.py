@@ -114,6 +114,7 @@ class Probing:
         like: problems whose features, such as a past, the isolating ones may have; None: all.
         progress: is told what is being done.
         known: model, problem and kind of arrays -> whether the model gives them.
+        nearly: the models that give every answer, and not what else is known.
     """
 
     asker: Asker
@@ -124,6 +125,7 @@ class Probing:
     variants: Variants = field(default_factory=Variants)
     outcomes: tuple[ProbeResult, ...] = ()
     known: dict[object, bool] = field(default_factory=dict, repr=False)
+    nearly: list[Model] = field(default_factory=list, repr=False)
 
     @cached_property
     def _features(self) -> frozenset[str]:
@@ -198,8 +200,10 @@ class Probing:
         """Return the models of bugs on file that give every ordinary answer, and the number of these answers.
 
         With a bug of rows without a key beside them, if that gives more. None are looked for where no extreme answer
-        differs: they would be what gives every answer.
+        differs: they would be what gives every answer, as what was measured may that no extreme case confirms.
         """
+        if nearly := list(filter(suffices, dict.fromkeys(self.nearly))):
+            return nearly, sum(len(row.asked) for row in self.outcomes)
 
         def kept(problems: Sequence[Problem]) -> tuple[Problem, ...]:
             return tuple(one for one in problems if EXTREME not in features_of(one))
@@ -253,7 +257,11 @@ class Probing:
         return []
 
     def _is_whole(self, model: Model) -> bool:
-        return self._against(model) is None and self.suffices(model)
+        if self._against(model) is not None:
+            return False
+        found = self.suffices(model)
+        self.nearly += [model] * (not found)
+        return found
 
     @cached_property
     def _companions(self) -> list[Model]:

@@ -91,7 +91,10 @@ def _per_channel(packed: NDArray, num_heads: int) -> NDArray:
     return packed.reshape(-1, 3, packed.shape[-1]).swapaxes(0, 1)
 
 
-_weight = Table("queries", "A weight is (out, in): compute x @ weight.T.")
+_weight = Table(
+    "queries",
+    "A weight is (out, in): compute x @ weight.T; transpose one that is stored as (in, out) when it is loaded.",
+)
 _third = Table("queries", "Take the packed weight apart into thirds first, then into heads.")
 _bias = Table("output", "Add out_proj.bias once.")
 

@@ -92,7 +92,7 @@ def test_what_fails_in_an_expensive_case_alone_is_diagnosed(command):
     assert (
         "Large float64: 1 of 3 differ" if command == "check" else "Large (float64) differs in 1 of 3 cases: blocks-"
     ) in said
-    assert "Likely: this explains what fails, though it would show in 1 case that passes as well:" in said
+    assert "How sure: this explains what fails, though it would show in 1 case that passes as well." in said
     assert "weights: The window is ignored. " in said
     assert "(window-ignored)" in said
 

@@ -199,7 +199,7 @@ def test_what_explains_all_but_a_few_cases_is_named_with_these(runs):
     assert {miss.case for miss in best.misses} == changed
     assert (best.explained, best.failing) == (best.total - 4, best.of_failing - 4)
     text = describe(found)
-    assert f"Likely: this explains {best.failing} of {best.of_failing} failing cases, {best.explained} of" in text
+    assert f"How sure: this explains {best.failing} of {best.of_failing} failing cases, {best.explained} of" in text
     assert "nan-in-open-key, where output[0, 1, 0] is 0.5 and this gives nan" in text
 
 
@@ -226,7 +226,7 @@ def test_what_is_wrong_in_ordinary_calls_is_named_beside_what_nothing_explains_i
     assert [miss.case for miss in best.misses] == ["nan-in-padding"]
     assert found.ordinary > 100
     said = describe(found)
-    assert f"Cause in every ordinary case ({found.ordinary} further calls confirm it; of all that fail, 4 of 5" in said
+    assert f"How sure: {found.ordinary} further calls confirm it; it explains 4 of 5 cases that fail." in said
     assert "Not explained: 1 with NaN, infinity or a size of 0 (nan-in-padding)." in said
 
 
@@ -290,7 +290,7 @@ def test_a_bug_in_one_expensive_case_alone_is_diagnosed(runs):
     found = diagnose(InLargeCases(bug), [*FEW, WINDOW, LONG], runs=runs)
     assert found.failing == ("blocks-long",)
     assert [best.name for best in found.partly] == [bug.id]
-    assert "Likely: this explains what fails, though it would show in" in describe(found)
+    assert "How sure: this explains what fails, though it would show in" in describe(found)
 
 
 def test_what_cannot_be_run_is_left_out_with_its_reason(runs):

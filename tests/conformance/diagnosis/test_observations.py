@@ -67,7 +67,7 @@ def test_what_the_likely_cause_does_not_explain_is_said_by_kind():
     subject = BuggySubject(BY_ID["causal-ignored"], BY_ID["empty-row-nan"])
     cases = [*SOME, *select(["square-causal"])]
     told = brief(diagnose(subject, cases, bugs=[BY_ID["causal-ignored"]]))
-    assert told.sure == "Likely: this explains 2 of 4 failing cases, 4 of 6 in all:"
+    assert told.sure == "How sure: this explains 2 of 4 failing cases, 4 of 6 in all."
     assert told.seen == ("Not explained: 2 with a row without a key (one-key, ragged-square).",)
 
 

@@ -273,7 +273,7 @@ def test_all_that_was_printed_before_is_there_when_it_is_asked_for(own):
         "5 of 5 cases",
     ):
         assert part in text
-    assert "\nscores: Scores are divided" in text
+    assert "\nCause, at the scores: Scores are divided" in text
 
 
 def test_a_narrow_terminal_and_random_cases(own):
@@ -289,7 +289,7 @@ def test_the_diagnosis_alone_has_at_most_a_dozen_rows_unless_all_is_asked_for(ow
     status, text = said("diagnose", "--subject", f"{own}:input_width", *FEW)
     assert status == 1
     assert text.startswith(
-        "input_width (float64) differs in 5 of 5 cases: prime, no-bias, valid-lens and 2\nmore.\nCause (it"
+        "input_width (float64) differs in 5 of 5 cases: prime, no-bias, valid-lens and 2\nmore.\nCause, at the scores: "
     )
     assert len(text.splitlines()) <= 12
     arguments = ["diagnose", "--subject", f"{own}:input_width", *FEW, "--details", "--workers", "0"]
@@ -315,7 +315,7 @@ def test_the_diagnosis_stands_in_every_report(own):
     assert cause["stage"] == "scores"
     assert cause["bugs"] == ["scale-query-dim"]
     assert cause["change"].startswith("Multiply queries")
-    assert "the same numbers in all 5 cases" in told["sure"]
+    assert "in all 5 cases and in 186 further calls" in told["sure"]
     assert said("check", "--subject", f"{own}:input_width", *FEW, *named, "--no-diagnosis")[0] == 1
     assert json.loads(files["--json"].read_text())["diagnoses"] == []
     assert not any("Scores are divided" in path.read_text() for path in files.values())
