@@ -1,10 +1,16 @@
-"""Find the modules of a package, so that a new file of bugs or of cases is registered by being there."""
+"""Find the bugs and cases in the modules of a package, each of which is registered by being there; choose by name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
+from typing import Protocol, TypeVar
+
+from mha_core import SpecError
+from mha_core.errors import meant
 
 
 def members(package: ModuleType, *, folders: bool = False, but: frozenset[str] = frozenset()) -> list[ModuleType]:
@@ -20,3 +26,38 @@ def members(package: ModuleType, *, folders: bool = False, but: frozenset[str] =
     found = {member.name for member in iter_modules(package.__path__) if member.ispkg == folders}
     others = sorted(found - set(order))
     return [import_module(f"{package.__name__}.{name}") for name in (*order, *others) if name not in but]
+
+
+class Named(Protocol):
+    """Anything with an id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=Named)
+
+
+def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> list[T]:
+    """Those whose id matches one of the patterns (shell wildcards), in their order; all of them without a pattern.
+
+    Args:
+        things: the cases or bugs to choose from.
+        patterns: of ids.
+        unknown: what SpecError says of a pattern that nothing matches, with "{}" for the pattern in quotes. An id that
+            is nearly the pattern follows.
+
+    >>> from types import SimpleNamespace
+    >>> shelf = [SimpleNamespace(id=name) for name in ("one-query", "one-key", "long")]
+    >>> [thing.id for thing in select_by_id(shelf, ("one-*",), "{} is not here")]
+    ['one-query', 'one-key']
+    >>> select_by_id(shelf, ("two-*",), "{} is not here")
+    Traceback (most recent call last):
+    ...
+    mha_core.errors.SpecError: 'two-*' is not here
+    """
+    patterns = tuple(patterns)
+    for pattern in patterns:
+        if not any(fnmatchcase(thing.id, pattern) for thing in things):
+            raise SpecError(unknown.format(repr(pattern)) + meant(pattern, (thing.id for thing in things)))
+    return [thing for thing in things if not patterns or any(fnmatchcase(thing.id, pattern) for pattern in patterns)]

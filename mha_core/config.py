@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, overload
 
+from mha_core.dtypes import check_dropout, positive, real
 from mha_core.errors import SpecError
 from mha_core.heads import HeadShapes
-from mha_core.numbers import check_dropout, positive, real
 from mha_core.parts import PARTS
 from mha_core.parts.query_key_norm import QueryKeyNorm
 from mha_core.parts.rotary import Rotary

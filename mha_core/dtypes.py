@@ -1,6 +1,8 @@
-"""The four dtypes of the definition, by name, and rounding to them in NumPy."""
+"""The four dtypes of the definition, by name, rounding to them in NumPy, and numbers of a config as floats."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,3 +83,43 @@ def _drop_16_bits(array: NDArray[np.float32]) -> NDArray[np.float32]:
     nearest = (bits + np.uint32(0x7FFF) + upper_is_odd) & np.uint32(0xFFFF0000)
     # Adding to a NaN's bits could carry it over into a number.
     return np.where(np.isnan(array), array, nearest.view(np.float32))
+
+
+def real(name: str, value: float) -> float:
+    """Return `value` as a float if it is a finite number; raise SpecError otherwise.
+
+    >>> real("scale", 2)
+    2.0
+    """
+    try:
+        finite = not isinstance(value, bool) and hasattr(value, "__float__") and math.isfinite(value)
+    except OverflowError as error:  # an integer that no float holds
+        raise SpecError(f"{name} must be a finite number. Got an integer beyond the range of floats.") from error
+    if not finite:
+        raise SpecError(f"{name} must be a finite number. Got {value!r}.")
+    return float(value)
+
+
+def positive(name: str, value: float) -> float:
+    """As `real`, of a number above 0."""
+    number = real(name, value)
+    if number <= 0.0:
+        raise SpecError(f"{name} must be positive. Got {number!r}.")
+    return number
+
+
+def check_dropout(value: float) -> float:
+    """Return `value` as a float if it is a dropout probability; raise SpecError otherwise."""
+    rate = real("dropout", value)
+    if not 0.0 <= rate < 1.0:
+        raise SpecError(f"dropout must lie in 0 <= dropout < 1. Got {rate!r}.")
+    return rate
+
+
+def divisors(size: int) -> tuple[int, ...]:
+    """Return the numbers that divide a size, from 1 to itself; none of 0.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    return tuple(one for one in range(1, size + 1) if size % one == 0)

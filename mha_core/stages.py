@@ -24,7 +24,7 @@ STAGES = ("queries", "keys", "values", "scores", "weights", "heads", "output")
 DONE_AT: Mapping[str, str] = {
     "queries": "the projection of the queries, its split into heads, and all that is done to them before the scores",
     "keys": "how the past is joined, the projection of the keys, its split into heads, and all that is done to them",
-    "values": "how the past is joined, the projection of the values, its split into heads, and all that is done to them",
+    "values": "how the past is joined, the projection of the values, its split into heads, and all done to them",
     "scores": "the scale, the softcap, all that is added to the scores, and which key head a query head reads",
     "weights": "the masks and the softmax",
     "heads": "dropout, and which value head a query head reads",

@@ -10,7 +10,7 @@ from jax import Array
 
 from backends.jax.ops.framework import any_rank, as_jax, check_enabled, describe
 from mha_core.call.positions import check_encoded, sinusoidal_positions
-from mha_core.numbers import check_dropout
+from mha_core.dtypes import check_dropout
 
 # A linen module cannot keep the table from one `apply` to the next.
 _positions = lru_cache(maxsize=8)(sinusoidal_positions)

@@ -7,7 +7,7 @@ from typing import Any
 from backends.mxnet.ops.attention import drop_at_random
 from backends.mxnet.ops.framework import as_mxnet, check_computes, context_of_call, describe, mx
 from mha_core.call.positions import check_encoded, sinusoidal_positions
-from mha_core.numbers import check_dropout
+from mha_core.dtypes import check_dropout
 
 
 @mx.util.use_np

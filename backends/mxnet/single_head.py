@@ -14,7 +14,7 @@ from mha_core.call.call import Call, LayerSpec, Widths
 from mha_core.call.checks import check_dropout_keep, check_same_width
 from mha_core.call.masks import AttentionMask
 from mha_core.config import check_size
-from mha_core.numbers import check_dropout
+from mha_core.dtypes import check_dropout
 
 
 @mx.util.use_np

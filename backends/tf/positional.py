@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from backends.tf.ops.framework import as_tensor, describe, spec_errors_kept
 from mha_core.call.positions import check_encoded, sinusoidal_positions
-from mha_core.numbers import check_dropout
+from mha_core.dtypes import check_dropout
 
 
 @keras.saving.register_keras_serializable(package="mha")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from backends.torch.ops.framework import as_tensor, describe, dtype_name
 from mha_core.call.positions import check_encoded, sinusoidal_positions
-from mha_core.numbers import check_dropout
+from mha_core.dtypes import check_dropout
 
 
 class PositionalEncoding(nn.Module):

@@ -9,11 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.bounds.bounded import Bounded, Rounding
+from conformance.bounds.bounded import Bound, Bounded, Bounds, Rounding
 from conformance.bounds.forward import TANH_ULPS, before_cap, exact, kept, merged, scaled_product, split
 from conformance.bounds.query_key_norm import NormBounds, back_through
 from conformance.bounds.rotary import rotated
-from conformance.bounds.steps import Bound, Bounds
 from mha_core.heads import split_heads
 from mha_core.parts.query_key_norm import NORMS
 from mha_core.reference.backward import NORMED

@@ -12,11 +12,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.bounds.bounded import Bounded, Rounding
+from conformance.bounds.bounded import Bound, Bounded, Bounds, Rounding
 from conformance.bounds.query_key_norm import bounded_norm
 from conformance.bounds.rotary import rotated
 from conformance.bounds.softmax import heads, weights
-from conformance.bounds.steps import Bound, Bounds
 from mha_core.call.masks import additive_bias
 from mha_core.heads import merge_heads, split_heads
 from mha_core.reference.forward import PROJECTED, cap, dropout_factor

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.bounds.bounded import Bounded, Rounding
-from conformance.bounds.steps import Bounds
+from conformance.bounds.bounded import Bounded, Bounds, Rounding
 from mha_core.parts.query_key_norm import QueryKeyNorm, by_head, mean_axes, norm, norm_back, to_parameter
 
 ROOT_ULPS = 4.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.bounds.bounded import Bounded
-from conformance.bounds.steps import Bounds
+from conformance.bounds.bounded import Bounded, Bounds
 from mha_core.parts.rotary import Rotary, Table, pairs
 
 ANGLE_ULPS = 4.0

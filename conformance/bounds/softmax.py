@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.bounds.bounded import Bounded, Rounding
-from conformance.bounds.steps import Bounds
+from conformance.bounds.bounded import Bounded, Bounds, Rounding
 
 QUOTIENT_ROUNDINGS = 2
 """Roundings of one weight after its exponential: the reciprocal of the sum, and the product with it."""

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
 from conformance.bounds.backward import BACKWARD_BOUNDS
-from conformance.bounds.bounded import Bounded, Rounding
+from conformance.bounds.bounded import Bound, Bounded, Bounds, Rounding
 from conformance.bounds.forward import FORWARD_BOUNDS
 from conformance.bounds.precision import Precision
-from conformance.bounds.steps import Bound, Bounds
 from mha_core.reference.backward import collect_gradients
 from mha_core.reference.state import State
 from mha_core.stages import GRADIENT, STAGES, is_gradient

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mha_core import AttentionConfig
-from mha_core.call.sizes import CallSizes
+from mha_core.call.arguments import CallSizes
 from mha_core.config import PROJECTIONS
 from mha_core.parts.query_key_norm import QueryKeyNorm
 from mha_core.parts.rotary import Rotary

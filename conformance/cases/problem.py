@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core import AttentionConfig, AttentionInputs
+from mha_core.call.arguments import CallSizes
 from mha_core.call.masks import allowed_keys, padding_keys
-from mha_core.call.sizes import CallSizes
 from mha_core.heads import split_heads
 from mha_core.weights import Weights, check_weights, rounded_weights
 

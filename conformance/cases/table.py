@@ -6,9 +6,8 @@ from functools import cache
 
 from conformance.cases import sequences, topics
 from conformance.cases.case import Case
-from conformance.cases.select import select_by_id
 from conformance.cases.sequence import Asked, CallSequence
-from conformance.discovery import members
+from conformance.discovery import members, select_by_id
 
 
 @cache

@@ -75,8 +75,7 @@ def diagnosed(
 MAY_BE_KEPT = "A later call differs, alone or because something is kept, or items are mixed: which is not known."
 """The sentence on a later call that differs, where nothing shows what is kept."""
 
-SHOWN = 3
-"""Most cases that are named."""
+SHOWN = 3  # most cases that are named
 
 
 def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> Brief:

@@ -16,50 +16,29 @@ from mha_core import STAGES
 from mha_core.errors import listed, wrapped
 from mha_core.stages import DONE_AT
 
-ROWS = 12
-"""Most rows of a diagnosis on one screen, of 80 columns."""
-
+ROWS = 12  # most rows of a diagnosis on one screen, of 80 columns
 ONLY_EXTREME = "Right in every ordinary case: wrong only where {}. So are many layers of frameworks (mha deviations)."
-
 EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers NaN or infinite"}
 
-OWN_LAYERS = frozenset(
-    (
-        *("scale-in-float32", "fill-lowest", "fill-1e9-averaged", "empty-row-nan"),
-        *("padding-not-zeroed", "padding-of-values-not-zeroed"),
-    )
-)
-"""Bugs on file that layers of frameworks have, as is listed."""
-
-COMMON = OWN_LAYERS | {"fill-added-1e9"}
-"""Bugs on file that much code has: beside others these are said last, and in short."""
-
+_OWN = "scale-in-float32 fill-lowest fill-1e9-averaged empty-row-nan padding-not-zeroed padding-of-values-not-zeroed"
+OWN_LAYERS = frozenset(_OWN.split())  # bugs on file that layers of frameworks have, as is listed
+COMMON = OWN_LAYERS | {"fill-added-1e9"}  # that much code has: beside others these are said last, and in short
 AS_OWN_LAYERS = "Frameworks' own layers do all of this too, as is listed: mha deviations."
-
-READINGS = 2
-"""Most readings of one fault that are said, and most of which the ids are."""
-
-MEASURED = "measured"
-"""In place of the id of a bug that is not on file."""
-
-DETAIL = " In detail: "
-"""What stands in a sentence between the fault and how it is made, which is said last."""
-
+READINGS = 2  # most readings of one fault that are said, and most of which the ids are
+MEASURED = "measured"  # in place of the id of a bug that is not on file
+DETAIL = " In detail: "  # what stands in a sentence between the fault and how it is made, which is said last
 FIRST = "This is the first wrong step"
 NO_CAUSE = "No known bug explains it, alone or with another."
-
+# Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
 NEXT = f"Next: look at {{}}; or return a dict of stages ({', '.join(STAGES)}), which tells more."
-"""Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage."""
-
 MUST_BE = "and must be (B, Lq, Do)"
 
-FIXES = {
+FIXES = {  # words of a remark -> what to change
     "dropout is active": "Switch dropout off outside training.",
     "added up": "Set gradients to zero before each call.",
     "kept": "Keep nothing of one layer for another.",
     "keeps": "Keep nothing of one call for the next.",
 }
-"""Words of a remark -> what to change."""
 
 
 @dataclass(frozen=True)

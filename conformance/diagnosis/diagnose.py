@@ -23,12 +23,10 @@ from conformance.judging.compare import Mismatch
 from conformance.judging.repeats import can_be_asked_again
 from conformance.kinds.change import Setting
 from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
-from conformance.measure.asker import Asker
-from conformance.measure.behaviour import Behaviour, rounds_inside
+from conformance.measure.asker import Asker, Behaviour, rounds_inside
 from conformance.measure.probes import PROBES
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
-from conformance.subjects.ask import SubjectFailed
-from conformance.subjects.in_time import in_time
+from conformance.subjects.ask import SubjectFailed, in_time
 from conformance.subjects.seen import Form, Reformed, SecondCall, Seen, form_of
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
@@ -41,8 +39,7 @@ from mha_core.parts import PARTS
 ALL_NAN = "Every number of every output is NaN or infinite."
 """A sentence in the place of a cause: whatever gives NaN would explain it."""
 
-LONGEST = 600.0
-"""Seconds that the search for a reason may take; what differs is said in any case."""
+LONGEST = 600.0  # seconds that the search for a reason may take; what differs is said in any case
 
 Known = Callable[[Observation], Sequence[str]]
 """The ids of listed deviations that account for all that differs in one case; none if they don't."""
@@ -402,7 +399,7 @@ def _extremes(failing: Sequence[Observation], observations: Sequence[Observation
 
 def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) -> str:
     """Return what the cases that fail have, and none of the others, in words; "" if nothing, or if it is a length."""
-    from conformance.kinds.where import conditions_of
+    from conformance.kinds.change import conditions_of
 
     wrong, right = (
         [Setting.of(one.wanted.problem) for one in observations if (one in failing) is some] for some in (True, False)

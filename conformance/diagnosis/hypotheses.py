@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision, narrower
 from conformance.diagnosis.observations import Observation, Runs
-from conformance.judging.distance import worst
+from conformance.judging.distance import Nearness, worst
 from conformance.judging.expected import expected
-from conformance.judging.near import Nearness
 from conformance.kinds.made import Model, is_measured
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug, compatible

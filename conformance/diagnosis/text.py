@@ -14,9 +14,7 @@ from mha_core.errors import listed
 
 ENDED = "The diagnosis ended early, so no reason is known:"
 ENDED_AFTER = "The diagnosis ended early, so other reasons are possible:"
-
 NOTHING = " There is nothing to explain."
-
 CASES_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 3, 2, 12
 
 
@@ -100,10 +98,8 @@ def precision(diagnosis: Diagnosis) -> str:
 def label(diagnosis: Diagnosis) -> str:
     """Return what the bugs that are told are: "Cause", "Likely cause", or "" of none."""
     if diagnosis.explanations:
-        return "Cause" if diagnosis.explanations[0].bugs else ""
-    if not diagnosis.partly:
-        return ""
-    return "Cause in every ordinary case" if diagnosis.ordinary else "Likely cause"
+        return "Cause" * bool(diagnosis.explanations[0].bugs)
+    return ("Cause in every ordinary case" if diagnosis.ordinary else "Likely cause") * bool(diagnosis.partly)
 
 
 def how_sure(diagnosis: Diagnosis) -> str:

@@ -22,7 +22,7 @@ from mha_core.reference.state import State, Step
 from mha_core.stages import STAGES
 
 if TYPE_CHECKING:
-    from conformance.kinds.where import Where
+    from conformance.kinds.change import Where
 
 PREFIX = "measured:"
 

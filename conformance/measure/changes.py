@@ -17,8 +17,7 @@ from conformance.kinds.orders import Order, change_of, indices_of, orders
 from conformance.zoo.bug import DoesNotApply
 from conformance.zoo.forward.precision import FORMATS, to_integers
 
-APART = 1000.0
-"""Roundoffs of the largest number that two numbers may be apart and count as equal."""
+APART = 1000.0  # roundoffs of the largest number that two numbers may be apart and count as equal
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +71,12 @@ class Sample:
         return bool(self.off(self.expected).any())
 
 
-MOST, FEW = 6, 4
-"""Changes that are returned: more can't be told apart by these samples. Numbers of many that are said."""
+MOST, FEW = 6, 4  # changes that are returned: more can't be told apart by these samples. Numbers of many that are said
 
 LEAST_HEADS, CLOSE = 8, 1e-7
 """Heads of a layer in which what each has of its own is told, and how near two readings of it must be."""
 
 PRECISION = "Keep these numbers in the precision of the inputs."
-
 INTEGER_BITS = (8, 4)
 
 

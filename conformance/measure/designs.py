@@ -36,14 +36,12 @@ CONFIGS: tuple[AttentionConfig, ...] = (
 MANY_HEADS = _all_different(13, 12, 12, 3, 2, 9, 7, 10, 11)
 """A layer of more heads than those: what each head has of its own is read in it."""
 
-ONE_WIDTH = AttentionConfig(12, 4, bias=True)
-"""A layer as most are: of one width, with as many key heads as heads."""
+ONE_WIDTH = AttentionConfig(12, 4, bias=True)  # A layer as most are: of one width, with as many key heads as heads
 
-BARE = tuple(
+BARE = tuple(  # layers whose inputs are the heads
     AttentionConfig(width, heads, num_kv_heads=groups, head_dim=d, value_head_dim=dv, projections=False)
     for width, heads, groups, d, dv in ((12, 4, 2, 3, 5), (10, 2, 2, 5, 3))
 )
-"""Layers whose inputs are the heads."""
 
 BATCH, QUERY_LEN, KEY_LEN = 1, 3, 5
 """Sizes of a problem unless it says others: a batch of one, so that what items do to each other has its own probe."""

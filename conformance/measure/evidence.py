@@ -15,8 +15,7 @@ from conformance.kinds.places import Place
 from conformance.measure.asker import Asker
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import DoesNotApply, OnTop, pipelines
-from conformance.zoo.rerun import Reads, noted_run, rerun
-from conformance.zoo.variants import Variants
+from conformance.zoo.variants import Reads, Variants, noted_run, rerun
 from mha_core.reference.state import State, Step
 from mha_core.stages import is_gradient
 
@@ -68,8 +67,7 @@ def gives(asker: Asker, variants: Variants, problem: Problem, model: Model, *, g
     return all(name in made and near(made[name], arrays[name], allowed[name]) for name in names)
 
 
-LARGEST = 1e20
-"""Scores from here on are those of numbers that stand for nothing, as in padding."""
+LARGEST = 1e20  # scores from here on are those of numbers that stand for nothing, as in padding
 
 
 def _hangs_on_rounding(made: Mapping[str, NDArray], unit: float) -> bool:

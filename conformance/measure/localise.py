@@ -26,11 +26,8 @@ from conformance.measure.solve import CODE, logs, read_weights, solved, weights_
 from conformance.zoo.variants import Variants
 from mha_core import STAGES, AttentionMask
 
-NEAR = 1e-6
-"""Relative differences up to which what is read is equal."""
-
-LONGEST, MOST_CASES = 16, 3
-"""Most keys of a failing case that is read, and most of such cases."""
+NEAR = 1e-6  # relative differences up to which what is read is equal
+LONGEST, MOST_CASES = 16, 3  # most keys of a failing case that is read, and most of such cases
 
 
 def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | None:
@@ -110,13 +107,12 @@ def _told(way: Reading, evidence: Evidence, problem: Problem) -> str | None:
         return None  # numbers that can't be read tell nothing
 
 
-OF_FEATURES = {
+OF_FEATURES = {  # the stage of calls that go wrong only with some of these
     "scores": frozenset(("bias", "softcap", "scale", "dot", "additive")),
     "weights": frozenset(MASKS),
     "heads": frozenset(("dropout_keep",)),
     "keys": frozenset(("past",)),
 }
-"""The stage of calls that go wrong only with some of these."""
 
 
 def _of_cases(evidence: Evidence, failing: list[Problem]) -> Located | None:
@@ -396,10 +392,9 @@ def _first_gradient(evidence: Evidence, problem: Problem) -> list[str]:
     return [f"{said}; those of {', '.join(right)} are right."] if wrong and right else [f"{said}."] * bool(wrong)
 
 
-READ: dict[str, Reading] = {
+READ: dict[str, Reading] = {  # the rows that are read also where they are not the first that differs: how
     "no-values": _of_values,
     "value-bias": _of_values,
     "one-key": _of_values,
     "scores": _of_scores,
 }
-"""The rows that are read also where they are not the first that differs: how."""

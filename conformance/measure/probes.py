@@ -38,7 +38,6 @@ VALUES = "output merged heads projected_values value_inputs"
 SCORES = "scale similarity queries new_keys keys query_inputs key_inputs cosines nearness weights"
 BIASES = "q_proj.bias k_proj.bias queries"
 ITEMS = "output heads weights values queries keys"
-
 NO_VALUES = p.of(NO_BIASES, values=0.0)
 PLAIN, LARGER, BIASED = p.of(NO_BIASES), p.of(NO_BIASES, values=10.0), p.of({})
 UNIFORM, UNIFORM_BIASED = p.of(NO_BIASES, queries=0.0), p.of({"q_proj.bias": 0.0}, queries=0.0)

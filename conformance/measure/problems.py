@@ -25,10 +25,7 @@ from mha_core import AttentionConfig, AttentionMask, reference
 from mha_core.errors import SpecError
 
 Problems = Callable[[Asker], Sequence[Problem]]
-
-
-SMALL, WIDE, SQUARE, LARGE, ONE = (3, 5), (4, 7), (4, 4), (6, 11), (1, 5)
-"""(Lq, Lk) of most calls."""
+SMALL, WIDE, SQUARE, LARGE, ONE = (3, 5), (4, 7), (4, 4), (6, 11), (1, 5)  # (Lq, Lk) of most calls
 
 
 def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Problems:
@@ -117,8 +114,7 @@ def bare(asker: Asker) -> list[Problem]:
 Masks = list[tuple[tuple[int, int], dict[str, Any]]]
 """(Lq, Lk), and the fields of a mask."""
 
-EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}
-"""What makes all scores equal, for `generic`."""
+EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}  # what makes all scores equal, for `generic`
 
 
 def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
@@ -385,8 +381,7 @@ def padding(name: str) -> Problems:
     return problems
 
 
-MOST = 12
-"""The greatest of the lengths that are asked one by one."""
+MOST = 12  # the greatest of the lengths that are asked one by one
 
 
 def every_length(asker: Asker) -> list[Problem]:
@@ -399,8 +394,7 @@ def every_length(asker: Asker) -> list[Problem]:
     return [*found, *(generic(config, batch=n) for n in few), *(with_past(config, n, 2) for n in few)]
 
 
-DRAWN = 100
-"""Calls that are drawn."""
+DRAWN = 100  # calls that are drawn
 
 
 def drawn(asker: Asker) -> list[Problem]:
@@ -431,7 +425,9 @@ def _one_of(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, ...]
     return [shape, (b, 1, q, k), (b, 1, 1, k), (h, q, k), (h, 1, k), (q, k)][rng.integers(6)]
 
 
-OF_MASKS: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
+OF_MASKS: Mapping[
+    str, Callable[[np.random.Generator, tuple[int, ...]], Any]
+] = {  # source of a mask -> one that is drawn for (B, H, Lq, Lk); some rows have no key then
     "causal": lambda rng, shape: True,
     "window": lambda rng, shape: (int(rng.integers(0, 5)), [None, 0, 1, 2][rng.integers(4)]),
     "valid_lens": lambda rng, shape: rng.integers(
@@ -442,7 +438,6 @@ OF_MASKS: Mapping[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = 
         rng.random(some := _one_of(rng, shape)) < rng.choice([0.0, 0.15]), -np.inf, rng.normal(size=some)
     ),
 }
-"""Source of a mask -> one that is drawn for (B, H, Lq, Lk); some rows have no key then."""
 
 
 def with_gradients(asker: Asker) -> list[Problem]:

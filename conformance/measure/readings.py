@@ -17,7 +17,7 @@ from conformance.cases.problem import Problem
 from conformance.kinds.change import Setting
 from conformance.kinds.expressions import Expression, expressions_of
 from conformance.kinds.places import PLACES
-from conformance.kinds.sums import exponentials, filled, with_sum, without_sum
+from conformance.kinds.shapes import exponentials, filled, with_sum, without_sum
 from conformance.measure.changes import by_head, table_of_heads
 from conformance.measure.designs import NO_BIASES, changed, generic
 from conformance.measure.evidence import Evidence, PlacedCall
@@ -130,8 +130,7 @@ def _fills(calls: Sequence[Weighed], unit: float) -> Iterator[Bug]:
                 yield filled(one.words, one.slug, _at(one), added)
 
 
-LONGEST, ROWS = 12, 2
-"""Most keys of a drawing, and most queries from either end of it."""
+LONGEST, ROWS = 12, 2  # most keys of a drawing, and most queries from either end of it
 
 
 def drawn(evidence: Evidence, problem: Problem) -> list[str]:

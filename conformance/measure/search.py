@@ -19,8 +19,7 @@ import numpy as np
 from conformance.cases.problem import Problem
 from conformance.kinds.change import MASKS, Setting
 from conformance.kinds.made import TROUBLE, Model, is_measured, only_in, unwarned
-from conformance.measure.asker import Asker
-from conformance.measure.behaviour import Behaviour, observe
+from conformance.measure.asker import Asker, Behaviour, observe
 from conformance.measure.evidence import Evidence, gives
 from conformance.measure.probes import PROBES, Probe
 from conformance.zoo.bug import Bug
@@ -313,7 +312,7 @@ class Probing:
 
     def _conditioned(self, base: Model, bug: Bug, outcome: ProbeResult) -> Iterator[Model]:
         """Yield the models with a bug in calls like those that differ alone, told by those that it would break."""
-        from conformance.kinds.where import conditions_of
+        from conformance.kinds.change import conditions_of
 
         wrong, right = [], []
         for one in self.outcomes:

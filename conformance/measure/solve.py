@@ -29,17 +29,10 @@ from conformance.measure.designs import changed
 from conformance.measure.evidence import ROUNDOFFS, Evidence, PlacedCall
 from conformance.zoo.bug import DoesNotApply
 
-STEPS = 16
-"""Most steps of Gauss and Newton."""
-
-RANK = 1e-7
-"""Singular values below this part of the largest count as 0."""
-
-CLOSE = 1e-13
-"""Of the numbers that are wanted, what may be left when no further step is made."""
-
-AGAIN = 0.03
-"""While a step leaves less than this of what was left, the next one takes the same slopes."""
+STEPS = 16  # most steps of Gauss and Newton
+RANK = 1e-7  # singular values below this part of the largest count as 0
+CLOSE = 1e-13  # of the numbers that are wanted, what may be left when no further step is made
+AGAIN = 0.03  # while a step leaves less than this of what was left, the next one takes the same slopes
 
 
 class Descent(NamedTuple):

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 import mha_core
 from mha_core import STAGES, AttentionConfig, AttentionInputs, Trace
+from mha_core.call.arguments import CallSizes
 from mha_core.call.call import LEAVES
-from mha_core.call.sizes import CallSizes
 from mha_core.errors import LONGEST_MESSAGE, shown
 from mha_core.stages import GRADIENT, stage_shapes
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from conformance import zoo
-from conformance.cases.select import select_by_id
-from conformance.discovery import members
+from conformance.discovery import members, select_by_id
 from conformance.zoo import parts
 from conformance.zoo.bug import Bug
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from conformance.judging.expected import Expected
 from conformance.zoo.bug import GRADIENTS, Bug, pipelines, rounded_array
-from conformance.zoo.rerun import Reads, noted_run, rerun
+from conformance.zoo.variants import Reads, noted_run, rerun
 from mha_core import STAGES
 from mha_core.reference.backward import collect_gradients
 from mha_core.reference.state import State

@@ -28,9 +28,8 @@ from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.capture import ReadCall
 from mha_core.config import PROJECTIONS
-from mha_core.dtypes import round_to
+from mha_core.dtypes import divisors, round_to
 from mha_core.layouts import config_of
-from mha_core.numbers import divisors
 from mha_core.parts.angles import in_words, positions_in
 from mha_core.weights import Weights, check_weights
 

@@ -17,10 +17,10 @@ from mha.formats import open_checkpoint
 from mha.formats.checkpoint import spec_errors
 from mha.formats.readers import npz
 from mha_core import AttentionMask, SpecError
+from mha_core.call.arguments import CallSizes
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_call, check_valid_lens
 from mha_core.call.masks import allowed_keys
-from mha_core.call.sizes import CallSizes
 from mha_core.dtypes import DTYPES, check_dtype, check_held, round_to
 from mha_core.errors import shown
 from mha_core.files.tensorfile import read_tensors

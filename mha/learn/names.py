@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
-from conformance.judging.near import RELATIVE, SLACK
+from conformance.judging.distance import RELATIVE, SLACK
 from conformance.zoo.bug import Bug, DoesNotApply, compatible, pipelines
 from conformance.zoo.registry import all_bugs
 from mha.learn.bench import PRECISION, Bench, Place, bench, distance

@@ -29,8 +29,8 @@ from mha.port.encoder import (
 from mha.port.gguf import read_llama
 from mha_core import AttentionInputs, AttentionMask, SpecError, Trace
 from mha_core.backend import Run
+from mha_core.call.arguments import CallSizes
 from mha_core.call.masks import additive_bias, allowed_keys
-from mha_core.call.sizes import CallSizes
 from mha_core.errors import install_command, one_line
 from mha_core.files.outside import parse_json_object
 

@@ -16,7 +16,7 @@ from conformance.deviations.known import accounting, load
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.diagnosis.observations import Observation
-from conformance.judging.near import Nearness
+from conformance.judging.distance import Nearness
 from conformance.measure.asker import SECONDS, Asker
 from conformance.measure.designs import generic
 from conformance.subjects.ask import CannotExpress, SubjectFailed, ask

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from mha.recordings.modules.numbers import is_constant, numbers_of, order_of
 from mha.recordings.modules.recording import Parameter
-from mha_core.dtypes import round_to
+from mha_core.dtypes import divisors, round_to
 from mha_core.errors import listed
-from mha_core.numbers import divisors
 
 InOrder = Literal["same", "reordered", "unseen"]
 

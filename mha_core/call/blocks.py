@@ -12,8 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_core.call.arguments import CallSizes
 from mha_core.call.masks import AttentionMask, interval
-from mha_core.call.sizes import CallSizes
 
 Array = TypeVar("Array")
 Part = TypeVar("Part")

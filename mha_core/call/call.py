@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from mha_core.call.arguments import settled
+from mha_core.call.arguments import Dim, settled
 from mha_core.call.masks import AttentionMask, keep_for_one_head
 from mha_core.call.rotary import RotaryInputs
-from mha_core.call.sizes import Dim
 from mha_core.config import AttentionConfig
 from mha_core.heads import HeadShapes
 from mha_core.parts.rotary import Rotary

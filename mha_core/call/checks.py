@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from mha_core.call.arguments import holds_long_integers
+from mha_core.call.arguments import ArraySpec, CallSizes, Dim, describe_array, holds_long_integers
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.masks import AttentionMask
 from mha_core.call.rotary import check_rotary
-from mha_core.call.sizes import ArraySpec, CallSizes, Dim, describe_array
 from mha_core.dtypes import DTYPES
 from mha_core.errors import SpecError
 from mha_core.heads import HeadShapes

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.call.arguments import is_numbers, settled, with_fields
+from mha_core.call.arguments import CallSizes, is_numbers, settled, with_fields
 from mha_core.call.call import FLOATS, LEAVES, Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
 from mha_core.call.masks import AttentionMask
 from mha_core.call.rotary import TABLES, RotaryInputs, as_tables, tables_of_call
-from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES, round_to
 from mha_core.errors import SpecError

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.call.arguments import is_numbers, numbers_as, settled, settled_window
-from mha_core.call.sizes import CallSizes
+from mha_core.call.arguments import CallSizes, is_numbers, numbers_as, settled, settled_window
 from mha_core.dtypes import DTYPES
 
 ARRAY_SOURCES = ("valid_lens", "allowed", "bias", "query_offset")
@@ -44,7 +43,7 @@ class AttentionMask:
         SpecError: a list that is no array.
 
     >>> mask = AttentionMask(valid_lens=np.array([1, 3]), causal=True)
-    >>> from mha_core.call.sizes import CallSizes
+    >>> from mha_core.call.arguments import CallSizes
     >>> allowed_keys(mask, CallSizes(batch=2, query_len=2, key_len=3), num_heads=1)[:, 0].astype(int)
     array([[[1, 0, 0],
             [1, 0, 0]],
@@ -176,7 +175,7 @@ def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDAr
     That is for layers whose only mask is lengths. Integers (B, Lq), or `valid_lens` itself where there is no other
     source. Of the bias only -inf counts: what else it holds, lengths can't say.
 
-    >>> from mha_core.call.sizes import CallSizes
+    >>> from mha_core.call.arguments import CallSizes
     >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
     >>> as_valid_lens(AttentionMask(causal=True, query_offset=1), sizes, num_heads=4)
     array([[2, 3]])

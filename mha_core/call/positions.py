@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_core.call.arguments import ArraySpec, describe_array
 from mha_core.call.checks import check_layer_dtype, describe_argument
-from mha_core.call.sizes import ArraySpec, describe_array
 from mha_core.dtypes import DTYPES
 from mha_core.errors import SpecError
 

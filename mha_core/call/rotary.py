@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.call.arguments import settled
-from mha_core.call.sizes import ArraySpec, CallSizes
+from mha_core.call.arguments import ArraySpec, CallSizes, settled
 from mha_core.errors import SpecError
 from mha_core.parts.frequencies import rule_of
 from mha_core.parts.rotary import Rotary, Table, tables

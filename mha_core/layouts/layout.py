@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from mha_core import features
 from mha_core.config import PROJECTIONS, AttentionConfig
+from mha_core.dtypes import divisors
 from mha_core.errors import SpecError, listed
-from mha_core.numbers import divisors
 from mha_core.weights import CheckedWeights, Weights, check_weights, weight_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_core.call.arguments import CallSizes
 from mha_core.call.inputs import AttentionInputs, read_only
-from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
 from mha_core.errors import SpecError
 from mha_core.reference.backward import BACKWARD, collect_gradients

@@ -8,8 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from mha_core.call.arguments import CallSizes
 from mha_core.call.inputs import AttentionInputs
-from mha_core.call.sizes import CallSizes
 from mha_core.config import AttentionConfig
 from mha_core.heads import repeat_kv_heads
 from mha_core.weights import Weights

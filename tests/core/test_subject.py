@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha_core.call.arguments import CallSizes
 from mha_core.call.masks import as_valid_lens
-from mha_core.call.sizes import CallSizes
 from mha_core.subject import Capabilities, one_width
 
 SIZES = CallSizes(batch=2, query_len=3, key_len=4)

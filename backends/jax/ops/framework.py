@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.call.arguments import holds_arrays, is_convertible, settled
-from mha_core.call.sizes import ArraySpec, describe_array
+from mha_core.call.arguments import ArraySpec, describe_array, holds_arrays, is_convertible, settled
 from mha_core.dtypes import DTYPES
 from mha_core.errors import SpecError
 

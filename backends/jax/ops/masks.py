@@ -12,11 +12,11 @@ from flax import struct
 from jax import Array, lax
 
 from backends.jax.ops.framework import as_jax, check_enabled, describe, has_values, numbers
+from mha_core.call.arguments import CallSizes
 from mha_core.call.blocks import Block
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import LONGEST, OFFSETS, check_call, check_numbers
 from mha_core.call.masks import AttentionMask
-from mha_core.call.sizes import CallSizes
 
 Window = tuple[int | None, int | None]
 

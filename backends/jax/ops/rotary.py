@@ -11,6 +11,7 @@ from jax import Array
 
 from backends.jax.ops.framework import has_values, numbers
 from backends.jax.ops.masks import within
+from mha_core.call.arguments import CallSizes
 from mha_core.call.call import Call
 from mha_core.call.rotary import (
     RotaryInputs,
@@ -20,7 +21,6 @@ from mha_core.call.rotary import (
     table_to_look_up,
     tables_of_call,
 )
-from mha_core.call.sizes import CallSizes
 from mha_core.parts.rotary import Rotary, Table
 
 

@@ -20,10 +20,10 @@ from backends.mxnet.ops.framework import (
     select,
     to_array,
 )
+from mha_core.call.arguments import CallSizes
 from mha_core.call.blocks import Block, Reach, reach
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_call, check_numbers
-from mha_core.call.sizes import CallSizes
 
 Window = tuple[int | None, int | None]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from backends.mxnet.ops.framework import mx, numbers, to_array
 from backends.mxnet.ops.heads import swap
 from backends.mxnet.ops.operators import operator, record, row_range, view
+from mha_core.call.arguments import CallSizes
 from mha_core.call.call import Call
 from mha_core.call.rotary import Tables, counted_tables, tables_of_call
-from mha_core.call.sizes import CallSizes
 from mha_core.parts.rotary import Rotary, Table
 
 _cut, _assign = operator("slice_axis", axis=-1), operator("_slice_assign")

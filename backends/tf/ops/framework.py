@@ -13,8 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from mha_core.call.arguments import holds_arrays, is_convertible, settled
-from mha_core.call.sizes import ArraySpec, describe_array
+from mha_core.call.arguments import ArraySpec, describe_array, holds_arrays, is_convertible, settled
 from mha_core.dtypes import DTYPES
 from mha_core.errors import BackendError, SpecError
 

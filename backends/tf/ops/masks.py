@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from backends.tf.ops.cuts import Span, cut, cut_source
 from backends.tf.ops.framework import arange, as_tensor, describe, numbers, shape_of, within
+from mha_core.call.arguments import CallSizes
 from mha_core.call.blocks import Block, Reach, reach
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import OFFSETS, check_call, check_numbers
 from mha_core.call.masks import AttentionMask
-from mha_core.call.sizes import CallSizes
 
 Window = tuple[int | None, int | None]
 Part = Block[Span | None]

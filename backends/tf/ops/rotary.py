@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from backends.tf.ops.framework import arange, numbers, shape_of, within
+from mha_core.call.arguments import CallSizes
 from mha_core.call.call import Call
 from mha_core.call.checks import OFFSETS
 from mha_core.call.rotary import RotaryInputs, Tables, counted_tables, table_to_look_up, tables_of_call
-from mha_core.call.sizes import CallSizes
 from mha_core.parts.rotary import Rotary, Table
 
 

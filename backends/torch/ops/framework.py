@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from mha_core.call.arguments import holds_arrays, is_convertible, settled
-from mha_core.call.sizes import ArraySpec, describe_array
+from mha_core.call.arguments import ArraySpec, describe_array, holds_arrays, is_convertible, settled
 from mha_core.dtypes import DTYPES
 from mha_core.errors import SpecError
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from backends.torch.ops.framework import constant_result, numbers, transforms_are_active
+from mha_core.call.arguments import CallSizes
 from mha_core.call.call import Call
 from mha_core.call.rotary import RotaryInputs, Tables, check_positions, counted_tables, table_to_look_up, tables_of_call
-from mha_core.call.sizes import CallSizes
 from mha_core.parts.rotary import Rotary, Table
 
 

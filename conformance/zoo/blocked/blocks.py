@@ -17,9 +17,9 @@ from conformance.zoo.bug import Bug
 from conformance.zoo.forward.softmax import has_key, highest_of, open_scores
 from conformance.zoo.rows import Steps, Table, after, keys_of
 from mha_core import AttentionMask
+from mha_core.call.arguments import CallSizes
 from mha_core.call.blocks import Reach, query_blocks, reach
 from mha_core.call.masks import additive_bias, allowed_keys
-from mha_core.call.sizes import CallSizes
 from mha_core.reference.state import State, Step
 
 QUERIES, KEYS = 2, 3

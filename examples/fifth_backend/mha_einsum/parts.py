@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core import AttentionConfig, AttentionInputs
+from mha_core.call.arguments import CallSizes
 from mha_core.call.rotary import tables_of_call
-from mha_core.call.sizes import CallSizes
 from mha_core.parts.query_key_norm import Normed, norm, norm_back
 from mha_core.parts.rotary import Table, rotate, rotate_back
 from mha_core.weights import Weights

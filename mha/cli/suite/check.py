@@ -451,7 +451,7 @@ def _selected_cases(patterns: tuple[str, ...], count: int | None, seed: int) -> 
     """The cases and sequences of the table that match, or random cases."""
     from conformance.cases import table as cases
     from conformance.cases.random import case_from_text, is_case_text, random_cases
-    from conformance.cases.select import select_by_id
+    from conformance.discovery import select_by_id
 
     if count is not None:
         from hypothesis.configuration import set_hypothesis_home_dir

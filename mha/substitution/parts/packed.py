@@ -18,7 +18,7 @@ from mha.substitution.original import OriginalCall
 from mha.substitution.parts.lines import Lines
 from mha.substitution.parts.runs import Parts
 from mha_core import SpecError
-from mha_core.numbers import divisors
+from mha_core.dtypes import divisors
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_core.numbers import divisors
+from mha_core.dtypes import divisors
 
 WORDS = "patches of"
 """How the words of these layouts begin."""

@@ -17,8 +17,8 @@ from backends.torch.native.subjects import ignored_keys, only_causal
 from conformance.cases.parts import every_source
 from conformance.cases.table import select
 from mha_core import AttentionConfig, AttentionMask, SpecError, init_weights
+from mha_core.call.arguments import CallSizes
 from mha_core.call.masks import allowed_keys
-from mha_core.call.sizes import CallSizes
 
 pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
 

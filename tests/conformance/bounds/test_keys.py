@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from conformance.bounds.backward import BACKWARD_BOUNDS
-from conformance.bounds.bounded import Bounded, Rounding
+from conformance.bounds.bounded import Bounded, Bounds, Rounding
 from conformance.bounds.forward import FORWARD_BOUNDS, WITHOUT_BOUND
 from conformance.bounds.precision import Precision
-from conformance.bounds.steps import Bounds
 from conformance.bounds.tolerance import of_all
 from conformance.cases.table import all_cases
 from mha_core.reference import BACKWARD, FORWARD

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha_core import AttentionConfig, AttentionInputs
+from mha_core.call.arguments import CallSizes
 from mha_core.call.masks import allowed_keys, padding_keys
-from mha_core.call.sizes import CallSizes
 
 
 @dataclass(frozen=True, eq=False)

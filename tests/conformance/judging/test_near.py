@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision
-from conformance.cases.select import select_by_id
 from conformance.cases.table import all_cases
+from conformance.discovery import select_by_id
+from conformance.judging.distance import Nearness
 from conformance.judging.expected import answer
-from conformance.judging.near import Nearness
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import select
 from conformance.zoo.variants import Variants

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from conformance.bounds.precision import narrower
-from conformance.measure.asker import Asker
-from conformance.measure.behaviour import observe, rounds_inside
+from conformance.measure.asker import Asker, observe, rounds_inside
 from conformance.measure.designs import CONFIGS
 from conformance.measure.search import Probing
 from conformance.zoo.bug import BuggySubject

@@ -20,8 +20,8 @@ from conformance.zoo import backward
 from conformance.zoo.bug import GRADIENTS, Bug, BuggySubject, Contradiction, DoesNotApply, pipelines
 from conformance.zoo.kill import first_difference, kill, smallest_cover
 from conformance.zoo.registry import all_bugs, select
-from conformance.zoo.rerun import noted_run, rerun
 from conformance.zoo.rows import Table
+from conformance.zoo.variants import noted_run, rerun
 from mha.cli.suite.bugs import bugs as command
 from mha_core import STAGES, SpecError
 from mha_core.reference import forward

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mha_core import AttentionMask
+from mha_core.call.arguments import CallSizes
 from mha_core.call.blocks import SMALLEST_BLOCK, query_block, query_blocks, reach
 from mha_core.call.masks import allowed_keys
-from mha_core.call.sizes import CallSizes
 
 SIZES = CallSizes(batch=3, query_len=7, key_len=5)
 PER_QUERY = np.array([[0, 0, 5, 2, 0, 4, 1], [5, 3, 0, 0, 0, 2, 5], [4, 4, 4, 4, 4, 4, 0]])

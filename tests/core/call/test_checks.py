@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError
+from mha_core.call.arguments import ArraySpec
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import check_call, check_dropout_keep, check_same_width
-from mha_core.call.sizes import ArraySpec
 
 CONFIG = AttentionConfig(12, 3, query_dim=5, key_dim=7, value_dim=11)
 RNG = np.random.default_rng(0)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mha_core.call.arguments import CallSizes
 from mha_core.call.masks import AttentionMask, additive_bias, allowed_keys, padding_keys
-from mha_core.call.sizes import CallSizes
 from tests.core.reference.loop_reference import is_padding, may_attend
 
 SIZES = CallSizes(2, 4, 6)
