@@ -296,10 +296,10 @@ def _either(readings: list[list[Bug]], label: str) -> Cause:
     if len(readings) > READINGS:
         more = len(readings) - READINGS
         some = details if len(sentences) == 1 and details else sentences
-        some[f"{more} more reading{'s' * (more > 1)}, which nothing tells apart."] = None
+        some[f"{more} more reading{'s' * (more > 1)}."] = None
     fixes = dict.fromkeys(bug.fix for one in told_here for bug in one if bug.fix)
     ids = [" + ".join(MEASURED if is_measured(bug) else bug.id for bug in one) for one in readings]
-    what = " Or (no call told them apart): ".join(sentences) + f"{DETAIL}{' Or: '.join(details)}" * bool(details)
+    what = " Or: ".join(sentences).replace(" Or: ", " Or (no call told them apart): ", 1) + f"{DETAIL}{' Or: '.join(details)}" * bool(details)
     return Cause(" or ".join(stages), what, " Or: ".join(fixes), tuple(ids), label=label)
 
 

@@ -26,7 +26,8 @@ from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
 from conformance.measure.asker import Asker, Behaviour, rounds_inside
 from conformance.measure.probes import PROBES
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
-from conformance.subjects.ask import SubjectFailed, in_time
+from conformance.subjects.ask import SubjectFailed
+from conformance.subjects.in_time import in_time
 from conformance.subjects.seen import Form, Reformed, SecondCall, Seen, form_of
 from conformance.subjects.subject import Subject
 from conformance.zoo.bug import Bug
@@ -36,9 +37,8 @@ from mha_core import STAGES, SpecError
 from mha_core.errors import one_line
 from mha_core.parts import PARTS
 
+# A sentence in the place of a cause: whatever gives NaN would explain it.
 ALL_NAN = "Every number of every output is NaN or infinite."
-"""A sentence in the place of a cause: whatever gives NaN would explain it."""
-
 LONGEST = 600.0  # seconds that the search for a reason may take; what differs is said in any case
 
 Known = Callable[[Observation], Sequence[str]]

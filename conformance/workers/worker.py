@@ -14,7 +14,7 @@ import time
 from functools import cache
 from typing import Any, TextIO
 
-from conformance.subjects.ask import abandoned_threads
+from conformance.subjects.in_time import abandoned_threads
 from conformance.workers.answering import LOOKS, answered
 from conformance.workers.described import use_line
 from conformance.workers.interpreters import Home

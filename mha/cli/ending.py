@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import click
 
-from conformance.subjects.ask import idle_threads
+from conformance.subjects.in_time import idle_threads
 from conformance.subjects.surroundings import spare_streams
 from mha.cli.common import COULD_NOT_RUN, EQUAL
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
-from conformance.subjects.ask import TookTooLong, in_time
+from conformance.subjects.in_time import TookTooLong, in_time
 from mha.invariance.allowance import Allowance, Apart, apart, measure
 from mha.invariance.caches import Cache, find_cache
 from mha.invariance.causality import find_flag, influence, is_causal, says_causal

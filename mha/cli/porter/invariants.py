@@ -74,7 +74,7 @@ def invariants(asked: InvariantsOptions) -> None:
 
 def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]:
     """The model that is named, what makes it, and the inputs that came with it."""
-    from conformance.subjects.ask import TookTooLong, in_time
+    from conformance.subjects.in_time import TookTooLong, in_time
     from conformance.subjects.load import load_object
     from mha_core.errors import one_line
 
@@ -128,7 +128,7 @@ def makes(named: Any) -> bool:
 
 def load_step(spec: str, seconds: float) -> Any:
     """The function step(tokens, state) that is named."""
-    from conformance.subjects.ask import in_time
+    from conformance.subjects.in_time import in_time
     from conformance.subjects.load import load_object
 
     step = in_time(lambda: load_object(spec, "--cache"), seconds)

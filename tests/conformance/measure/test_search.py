@@ -81,7 +81,7 @@ FAULTS = {
     "a norm": (
         "queries",
         lambda s, x: x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + 1e-6),
-        "Queries are divided by the root of their mean square over their head",
+        "Queries are normed (RMSNorm over their head, eps 1e-06), and the config has no query-key norm.",
     ),
     "a sum with the neighbour": (
         "keys",

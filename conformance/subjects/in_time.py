@@ -1,0 +1,111 @@
+"""A time limit: work runs in another thread, which is abandoned if it does not finish in time."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+
+class TookTooLong(RuntimeError):
+    """The work did not finish within the limit, which the message names.
+
+    Attributes:
+        threads: those that were at work, and still are.
+    """
+
+    threads: tuple[threading.Thread, ...] = ()
+
+
+Answer = tuple[Any, BaseException | None]
+"""(the result of a job, None), or (None, the exception that it raised)."""
+
+_idle: list[_Worker] = []
+"""Threads that wait for work. One is enough unless subjects ask subjects."""
+
+_abandoned: list[threading.Thread] = []
+"""Threads whose work did not finish in time."""
+
+
+class _Worker:
+    """A daemon thread that does one job after another.
+
+    It is kept from case to case: frameworks hold state and thread pools per thread.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self.answers: SimpleQueue[Answer] = SimpleQueue()
+        self.thread = threading.Thread(target=self._loop, name="mha-subject", daemon=True)
+        self.thread.start()
+
+    def _loop(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            try:
+                self.answers.put((job(), None))
+            except BaseException as error:  # it belongs to whoever waits for the answer
+                self.answers.put((None, error))
+            del job
+
+
+def in_time(work: Callable[[], Any], seconds: float) -> Any:
+    """Run `work()` in another thread, and return or raise as it does; TookTooLong after `seconds`.
+
+    A thread can't be stopped: it is abandoned then, and ends with the process at the latest.
+    """
+    return all_in_time([work], seconds)[0]
+
+
+def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]:
+    """As `in_time`, each work in a thread of its own and all at once; the first error that one raises."""
+    workers = [_idle.pop() if _idle else _Worker() for _ in works]
+    for worker, work in zip(workers, works, strict=True):
+        worker.jobs.put(partial(contextvars.copy_context().run, work))
+    busy, found = list(workers), []
+    deadline = time.monotonic() + seconds
+    try:
+        while busy:
+            found.append(_wait(busy[0].answers, deadline))
+            busy.pop(0)
+    except BaseException as error:  # out of time; or an interrupt, while they were busy
+        for worker in busy:
+            worker.jobs.put(None)
+        if not isinstance(error, Empty):
+            raise
+        _abandoned.extend(worker.thread for worker in busy)
+        late = TookTooLong(f"no answer within {seconds:g} s")
+        late.threads = tuple(worker.thread for worker in busy)
+        raise late from None
+    finally:
+        # The first comes last, so that it is the first the next time: one thread asks from case to case.
+        _idle.extend(reversed([worker for worker in workers if worker not in busy]))
+    for _, failure in found:
+        if failure is not None:
+            raise failure
+    return [answer for answer, _ in found]
+
+
+def idle_threads() -> list[threading.Thread]:
+    """The threads that wait for work; none of them is in a subject's code."""
+    return [worker.thread for worker in _idle]
+
+
+def abandoned_threads() -> list[threading.Thread]:
+    """The threads that were abandoned and are still at work."""
+    _abandoned[:] = [thread for thread in _abandoned if thread.is_alive()]
+    return list(_abandoned)
+
+
+def _wait(answers: SimpleQueue[Answer], deadline: float) -> Answer:
+    """The next answer; Empty if there is none in time. It waits in short steps, so that an interrupt gets through."""
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return answers.get(timeout=max(0.0, min(left, 0.1)))
+        except Empty:
+            if left <= 0.1:
+                raise
