@@ -30,7 +30,8 @@ DETAIL = " In detail: "  # what stands in a sentence between the fault and how i
 FIRST = "This is the first wrong step"
 NO_CAUSE = "No known bug explains it, alone or with another."
 # Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
-NEXT = f"Next: look at {{}}; or return a dict of stages ({', '.join(STAGES)}), which tells more."
+NEXT = f"Next: return a dict of stages ({', '.join(STAGES)}), which shows where; or look at {{}}."
+ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
 MUST_BE = "and must be (B, Lq, Do)"
 
 FIXES = {  # words of a remark -> what to change
@@ -212,7 +213,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         told,
         sure=sure,
         causes=found,
-        seen=(*ended, *extreme, *text.unexplained(seen), *text.closest(seen), *located, *right_in),
+        seen=(*ended, *extreme, *text.unexplained(seen), *located, *right_in),
         more=(*[again] * (seen is not diagnosis), *text.example(diagnosis), *text.left_out(diagnosis)),
         details=(*text.others(seen), *text.missed(seen), *_unasked(seen), *told.details),
     )
@@ -226,7 +227,8 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
 def _advice(diagnosis: Diagnosis, stage: str) -> str:
     is_shown = diagnosis.visible != ("output",) or diagnosis.recorded
     alone = f", in {diagnosis.alone}" * bool(diagnosis.alone)
-    return "" if is_shown else NEXT.format(f"{DONE_AT.get(stage, 'that')}{alone}")
+    done = ADDITIVE if "score 'additive'" in alone else f"{DONE_AT.get(stage, 'that')}{alone}"
+    return "" if is_shown else NEXT.format(done)
 
 
 def _unasked(diagnosis: Diagnosis) -> list[str]:
@@ -256,7 +258,8 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
     step = None if diagnosis.located is None else diagnosis.first_step
     if step is not None and not diagnosis.explanations and not diagnosis.remarks:
         alone = f", and only {diagnosis.alone} are wrong" if diagnosis.alone and len(diagnosis.failing) > 1 else ""
-        told_by = ", as far as its output tells" * (diagnosis.visible == ("output",) and not diagnosis.recorded)
+        hidden = step not in ("queries", "output") and diagnosis.visible == ("output",) and not diagnosis.recorded
+        told_by = " that its output shows; an earlier one may be wrong instead" * hidden
         what = " ".join(filter(None, (f"{FIRST}{told_by}{alone}.", fact.strip(), NO_CAUSE * (not told))))
         yield Cause(step, what, "" if told else _advice(diagnosis, step))
     for bug in sorted(common, key=_position):
@@ -299,7 +302,9 @@ def _either(readings: list[list[Bug]], label: str) -> Cause:
         some[f"{more} more reading{'s' * (more > 1)}."] = None
     fixes = dict.fromkeys(bug.fix for one in told_here for bug in one if bug.fix)
     ids = [" + ".join(MEASURED if is_measured(bug) else bug.id for bug in one) for one in readings]
-    what = " Or: ".join(sentences).replace(" Or: ", " Or (no call told them apart): ", 1) + f"{DETAIL}{' Or: '.join(details)}" * bool(details)
+    what = " Or: ".join(sentences).replace(
+        " Or: ", " Or (no call told them apart): ", 1
+    ) + f"{DETAIL}{' Or: '.join(details)}" * bool(details)
     return Cause(" or ".join(stages), what, " Or: ".join(fixes), tuple(ids), label=label)
 
 

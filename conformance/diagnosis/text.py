@@ -107,12 +107,6 @@ def how_sure(diagnosis: Diagnosis) -> str:
     return _wholly(diagnosis) if diagnosis.explanations else _nearly(diagnosis) if diagnosis.partly else ""
 
 
-def closest(diagnosis: Diagnosis) -> list[str]:
-    """Return one line about the one bug that explains the most, which is no cause."""
-    best = next((one for one in diagnosis.closest if len(one.bugs) == 1 and not diagnosis.partly), None)
-    return [f"Closest on file: {best.name}, which gives {best.failing} of {best.of_failing} that fail."] if best else []
-
-
 def _wholly(diagnosis: Diagnosis) -> str:
     total = len(diagnosis.failing) + len(diagnosis.passing)
     if not diagnosis.explanations[0].bugs and diagnosis.inside is None:

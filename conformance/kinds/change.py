@@ -104,7 +104,7 @@ def elementwise(slug: str, words: str, function: Callable[[NDArray], NDArray]) -
     return Change(slug, words, lambda array, axes, setting: function(array))
 
 
-LEAVE_OUT = "Remove what does this."
+LEAVE_OUT = "Remove this."
 
 FUNCTIONS: dict[str, tuple[str, Callable[[NDArray], NDArray]]] = {
     "relu": ("max(x, 0)", lambda x: np.maximum(x, 0.0)),

@@ -28,8 +28,8 @@ def parameters() -> Iterator[Bug]:
     for others, words in product(permutations(names), ("weight and bias", "weight")):
         moved = {own: other for own, other in zip(names, others, strict=True) if own != other}
         if len(moved) > 1:
-            first, *rest = (own[0] for other in names for own in names if moved.get(own, own) == other)
-            said = f"The packed {words}: the first block is used as {first}, the others as {' and '.join(rest)}."
+            read = [own[0] for other in names for own in names if moved.get(own, own) == other]
+            said = f"The rows [q; k; v] of the packed {words} are read as [{'; '.join(read)}]."
             steps = {own: partial(_tied, own, other, kinds[words]) for own, other in moved.items()}
             yield bug_of(said, said, "The blocks are q, k and v, in this order.", steps)
     said = "The queries of a head are added to its weighted sum."
@@ -112,7 +112,8 @@ def reordered() -> Iterator[Bug]:
             yield bug_of(said, said, "Transpose each weight once, when it is loaded: it is (out, in).", steps)
     for parts, kinds, back in product((2, 4, 0), KINDS, (False, True)):
         whole = "[q; k; v]"
-        split = f"[q; k; v] of each {f'of {parts} blocks of heads' if parts else 'head'} in turn"
+        shards = "; ".join(f"q{n}; k{n}; v{n}" for n in range(1, parts + 1))
+        split = f"[{shards}] ({parts} shards of heads)" if parts else "[q; k; v] of each head in turn"
         read, written = (split, whole) if back else (whole, split)
         said = f"The rows of the packed {kinds} lie as {written}, and are read as {read}."
         steps = {PROJECTED[name][1]: partial(_of_shards, parts, back, KINDS[kinds], name) for name in INPUTS}

@@ -71,7 +71,9 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
         and behind
         and any(_weights_differ(evidence, one) for one in scored)
     ):
-        return _seen(evidence, "queries", scored)  # what all projections have
+        return Located("queries", scored[0], (COMMON,))
+    if f"{FACTOR}values" in stages and "scores" in stages:  # one number in both
+        return Located("queries", scored[0], (COMMON,))
     if f"{FACTOR}output" in stages:  # numbers in another order
         return _seen(evidence, "output", first.differing)
     bent = "values" in stages or "heads" in stages
@@ -83,6 +85,7 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
 
 
 FACTOR = "a factor of "
+COMMON = "  Values are wrong as well: look at what all projections have in common."
 MOVED = "  The items' outputs are right, in another order of the items: as after a sort that is not undone."
 
 Reading = Callable[[Evidence, Problem], str | None]

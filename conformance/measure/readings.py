@@ -24,6 +24,7 @@ from conformance.measure.evidence import Evidence, PlacedCall
 from conformance.measure.probes import Probe
 from conformance.measure.problems import SMALL, of_layer
 from conformance.measure.solve import weights_of
+from conformance.subjects.items import items_of
 from conformance.zoo.bug import Bug
 from mha_core import AttentionMask
 from mha_core.errors import listed
@@ -183,16 +184,26 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
 
 
 def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[str]:
-    """Yield a line on the inputs whose change moves the right output of a problem, and not the subject's."""
-    names = []
-    for name in ("queries", "keys", "values"):
-        other = changed(problem, **{name: 1.0 - getattr(problem.inputs, name)})
-        rights = [np.asarray(evidence.asker.wanted(one).trace.output) for one in (problem, other)]
-        own, moved = (evidence.asker.output(one) for one in (problem, other))
-        same = own is not None and moved is not None and bool((np.abs(own - moved) <= evidence.allowed(own)).all())
-        names += [name] * (same and bool((np.abs(rights[0] - rights[1]) > evidence.allowed(rights[0])).any()))
+    """Yield a line on inputs that move the right output of a problem and not the subject's, or that of another item."""
+    sides = ("queries", "keys", "values")
+    others = {name: changed(problem, **{name: 1.0 - getattr(problem.inputs, name)}) for name in sides}
+    names = [name for name, other in others.items() if _moves(evidence, problem, other) == (False, True)]
     if names:
         yield f"In one call the output does not depend on the {' and the '.join(names)}."
+    if _moves(evidence, problem, items_of(problem, np.array([0]))) == (True, False):
+        yield "The output of an item depends on the other items of the batch."
+
+
+def _moves(evidence: Evidence, problem: Problem, other: Problem) -> tuple[bool, bool]:
+    """Return whether item 0 of the subject's output is another one in the other problem, and of the right output."""
+    asker = evidence.asker
+    owns = [asker.output(one) for one in (problem, other)]
+    rights = [asker.wanted(one).trace.output for one in (problem, other)]
+    if any(one is None for one in owns):
+        return False, False
+    pairs = ((np.asarray(a)[0], np.asarray(b)[0]) for a, b in (owns, rights))
+    own, right = ((np.abs(a - b) > evidence.allowed(b)).any() for a, b in pairs)
+    return bool(own), bool(right)
 
 
 def _facts(output: NDArray, right: NDArray, wrong: NDArray, ratio: NDArray, sums: NDArray | None) -> Iterator[str]:

@@ -332,7 +332,7 @@ OFFSET = (
 _row = Table(
     "weights",
     "Key j is allowed iff position - left <= j <= position + right, position = query_offset + i; "
-    "the query's own place is not counted, and None is unbounded.",
+    "left and right leave out the query's own key, and None is unbounded.",
 )
 
 WINDOW = (

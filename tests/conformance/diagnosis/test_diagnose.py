@@ -345,7 +345,7 @@ def test_of_outputs_with_exchanged_axes_that_is_said_and_what_else_is_wrong():
     turned = describe(diagnose(Moved.by((0, 2, 1), bug), FEW, runs=RUNS))
     assert "Every output is (B, Do, Lq), and must be (B, Lq, Do). Change: Exchange axes 1 and 2." in turned
     rolled = describe(diagnose(Moved.by((2, 0, 1)), FEW, runs=RUNS))
-    assert "output: Every output is (Do, B, Lq), and must be (B, Lq, Do). Change: Transpose it by (1, 2, 0)." in rolled
+    assert "output: Every output is (Do, B, Lq), and must be (B, Lq, Do).\nChange: Transpose it by (1, 2, 0)." in rolled
     right = diagnose(Moved(), FEW, runs=RUNS)
     assert right.differs
     assert "All is right then in 28 cases:\noutput: Every output is (Lq, B, Do)" in describe(right)
