@@ -340,7 +340,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         plain = [one for one in observations if one.extremity == 0]
         usual, calls = probing.ordinary(Search(plain, search.evidence).explained)
         if usual:
-            told = tuple(map(search.hypothesis, usual[:SHOWN]))
+            told = tuple(map(search.hypothesis, preferred(usual)[:SHOWN]))
             yield replace(found, partly=told, ordinary=calls)
             return
     if found.measured is not None:
