@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
@@ -119,43 +119,36 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 NIGHTLY = {
     "tests/backends/test_linear_memory.py": "memory grows with the length, and not with its square",
     "tests/conformance/calibration": "no right formulation is outside its bound",
-    "tests/conformance/cases/test_random_cases.py::test_every_backend_is_equal_in_random_cases": "every backend is equal in random cases",
     "tests/conformance/conditions": "the cases meet nearly every condition of a user's call",
     "tests/conformance/diagnosis/test_bugs_in_other_code.py": "bugs of other people's code are named",
-    "tests/conformance/diagnosis/test_diagnose.py::test_a_bug_in_one_expensive_case_alone_is_diagnosed": "a bug of large cases alone is named",
-    "tests/conformance/diagnosis/test_diagnose.py::test_at_least_8_of_10_random_pairs_are_named": "two bugs at once are named",
-    "tests/conformance/diagnosis/test_diagnose.py::test_of_an_unknown_bug_nothing_is_called_close": "no bug on file is named for an unknown one",
     "tests/conformance/heldout": "the held-out layers are what they say, and are measured as docs/experiments.md says",
-    "tests/conformance/onnx/test_onnx.py::test_every_vector_on_a_backend": "every backend agrees with ONNX's own vectors",
-    "tests/conformance/subjects/test_native_subjects.py": "what frameworks' own layers do otherwise is listed, and nothing else",
+    "tests/conformance/subjects/test_native_subjects.py": "what frameworks' own layers do otherwise is listed",
     "tests/conformance/test_fast_branches.py": "the fast path's cases take every branch",
     "tests/conformance/test_twice.py": "the same question has the same answer to the bit",
     "tests/conformance/zoo/test_twice.py": "two cases or more show every bug of the zoo",
-    "tests/docs/test_site.py::test_the_second_build_gives_the_same_bytes": "the site is the same from the same sources",
     "tests/fuzz": "no odd call and no damaged file gives a wrong number or a traceback",
     "tests/lessons": "every notebook runs, and its exercises are judged rightly",
     "tests/mha/convert/test_convert_decoders.py": "a decoder's layers are converted as its family computes them",
     "tests/mha/learn/test_beginners.py": "a beginner's wrong answer is named",
     "tests/mha/learn/test_solutions.py": "other people's right answers are right",
-    "tests/mha/phrases/test_said.py::test_what_is_said_gives_what_was_measured": "the phrasebook says what the frameworks do",
     "tests/mha/port/test_decoder.py": "SmolLM2 gives its own text with each backend's attention",
     "tests/mha/port/test_decoder_families.py": "each family of decoders is ported",
     "tests/mha/port/test_decoder_folders.py": "folders of decoders are ported or refused",
     "tests/mha/recipes/test_decoders.py": "each family of decoders is read as it computes",
     "tests/mha/recordings/test_stock_layers.py": "frameworks' own layers are recorded as they compute",
-    "tests/mha/substitution/test_derived.py::test_right_numbers_of_all_frameworks_are_within": "no right part of a model is outside its allowance",
     "tests/mha/test_fifth_backend.py": "a fifth backend is added as its page says",
 }
 """Tests that take minutes -> the promise that they protect; those with the mark `nightly` are others."""
 
 
 def _promise(item: pytest.Item) -> str:
-    """Return the promise that a nightly test protects, by NIGHTLY or since it asks for a browser; "" for others."""
+    """Return the promise that a nightly test protects, by its mark, by NIGHTLY or for a browser; "" for others."""
     if "browser" in getattr(item, "fixturenames", ()):
         return "what a page draws is seen in a browser"
+    if (mark := item.get_closest_marker("nightly")) and mark.args:
+        return str(mark.args[0])
     path = item.path.relative_to(item.config.rootpath).as_posix()
-    names = {path, f"{path}::{item.name.partition('[')[0]}", *(f.as_posix() for f in PurePosixPath(path).parents)}
-    return next((promise for some, promise in NIGHTLY.items() if some in names), "")
+    return next((promise for some, promise in NIGHTLY.items() if path == some or path.startswith(f"{some}/")), "")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

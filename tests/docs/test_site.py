@@ -40,6 +40,7 @@ def test_pages_are_small_and_ask_no_other_host(site):
         assert not re.search(r"(?:@import|url\()\s*['\"]?(?:https?:)?//", sheet.read_text()), sheet.name
 
 
+@pytest.mark.nightly("the site is the same from the same sources")
 def test_the_second_build_gives_the_same_bytes(site, tmp_path):
     done = build(ROOT / "docs", tmp_path / "again")
     assert done.returncode == 0, done.stderr

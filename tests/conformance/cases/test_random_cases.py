@@ -59,6 +59,7 @@ def test_random_cases_use_every_feature():
     assert any(case.build().inputs.dropout_keep is not None for case in cases)
 
 
+@pytest.mark.nightly("every backend is equal in random cases")
 def test_every_backend_is_equal_in_random_cases(backend):
     count = 8 if backend.name == "jax" else 30  # JAX compiles each shape
     subject = BackendSubject(backend, "float64", "cpu")

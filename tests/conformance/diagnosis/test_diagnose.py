@@ -91,6 +91,7 @@ def random_pairs(count):
     return [pairs[int(index)] for index in chosen]
 
 
+@pytest.mark.nightly("two bugs at once are named")
 def test_at_least_8_of_10_random_pairs_are_named(runs):
     right = 0
     for pair in random_pairs(10):
@@ -160,6 +161,7 @@ def test_a_right_subject_has_nothing_to_explain(runs):
     assert "There is nothing to explain" in describe(found)
 
 
+@pytest.mark.nightly("no bug on file is named for an unknown one")
 def test_of_an_unknown_bug_nothing_is_called_close(runs):
     """What "explains" only cases that are right anyway is no hypothesis."""
 
@@ -280,6 +282,7 @@ class InLargeCases(Showing):
         return lambda inputs: (wrong if inputs.keys.shape[1] > 50 else right)(inputs)
 
 
+@pytest.mark.nightly("a bug of large cases alone is named")
 def test_a_bug_in_one_expensive_case_alone_is_diagnosed(runs):
     bug = next(bug for bug in bugs_of_large_blocks() if bug.id == "online-never-rescaled-of-64")
     found = diagnose(Showing(bug), [*FEW, WINDOW, LONG], runs=runs)

@@ -37,6 +37,7 @@ def test_every_vector_is_translated_and_agrees_with_the_reference():
 
 # The releases of PyTorch and TensorFlow are the same there.
 @pytest.mark.same_on_newest_of("torch", "tf")
+@pytest.mark.nightly("every backend agrees with ONNX's own vectors")
 def test_every_vector_on_a_backend(backend_name):
     mine = runs(all_cases(), [load(backend_name)])[len(all_cases()) :]
     results = [run_case(case, subject) for case, subject in mine]

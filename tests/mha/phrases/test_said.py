@@ -39,6 +39,7 @@ def natives(backend_name: str):
 
 # The releases of PyTorch and TensorFlow are the same there.
 @pytest.mark.same_on_newest_of("torch", "tf")
+@pytest.mark.nightly("the phrasebook says what the frameworks do")
 def test_what_is_said_gives_what_was_measured(backend_name):
     for native in natives(backend_name):
         found, committed = measure.of_native(native), measure.recorded()["said"][native.id]
