@@ -135,13 +135,13 @@ BESIDES: Mapping[str, Term] = {
     "Keys j >= Lq": lambda s: key_number(s) >= s.sizes.query_len,
     "New keys behind the first": lambda s: key_number(s) > (s.sizes.past_len or s.sizes.key_len),
     **{
-        words.format(n): partial(rule, n)
+        words.format(n, keys="key" if n == 1 else f"{n} keys"): partial(rule, n)
         for n in BLOCKS
         for words, rule in (
-            ("Keys j < {}", lambda n, s: key_number(s) < n),
-            ("Past keys before the last {}", lambda n, s: key_number(s) < s.sizes.past_len - n),
-            ("Keys j < Lk - {}", lambda n, s: key_number(s) < s.sizes.key_len - n),
-            ("Keys j >= Lk - {}", lambda n, s: key_number(s) >= s.sizes.key_len - n),
+            ("The first {keys}", lambda n, s: key_number(s) < n),
+            ("Past keys before the last {0}", lambda n, s: key_number(s) < s.sizes.past_len - n),
+            ("All keys before the last {0}", lambda n, s: key_number(s) < s.sizes.key_len - n),
+            ("The last {keys}", lambda n, s: key_number(s) >= s.sizes.key_len - n),
             ("Keys more than {} away", lambda n, s: abs(key_number(s) - position(s)) > n),
             ("Keys more than {} back", lambda n, s: position(s) - key_number(s) > n),
             ("Keys of other blocks of {}", lambda n, s: key_number(s) // n != position(s) // n),
@@ -186,9 +186,10 @@ def rules_beside() -> Iterator[Bug]:
     said = "Lengths, allowed, causal and window are not applied; of the mask only -inf in the additive bias is."
     yield bug_of(said, said, ALL, {"allowed": _bias_alone, "padding": _given_padding}, stage="weights")
     for words, some in BESIDES.items():
-        yield _of_keys(f"{words} are left out, whatever the mask says.", some, _but)
-        yield _of_keys(f"{words} are left out, unless the row has no other.", some, _but_not_all)
-        yield _of_keys(f"{words} are let in, whatever the mask says.", some, np.logical_or)
+        some_are = f"{words} {'is' if words.endswith(' key') else 'are'}"
+        yield _of_keys(f"{some_are} left out, whatever the mask says.", some, _but)
+        yield _of_keys(f"{some_are} left out, unless the row has no other.", some, _but_not_all)
+        yield _of_keys(f"{some_are} let in, whatever the mask says.", some, np.logical_or)
 
 
 SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None, "causal": False, "window": None}

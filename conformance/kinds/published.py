@@ -165,9 +165,7 @@ WEIGHTINGS: Mapping[str, Weigh] = {
         )
         for eps in (1e-8, 1e-6, 0.0)
     },
-    "the softmax of |s|, with the sign of each score s": lambda s: (
-        np.sign(s["scores"]) * _softmax(s, np.abs(s["scores"]))
-    ),
+    "sign(s) * softmax(|s|) of the scores s": lambda s: np.sign(s["scores"]) * _softmax(s, np.abs(s["scores"])),
     "0.5 * (1 + erf((s - sqrt(0.5)) / sqrt(0.5 / pi))) of each score s (the Laplace function of MEGA)": _laplace,
     "sigmoid(s) of what the keys behind leave (stick-breaking)": partial(_broken, True),
     "sigmoid(s) of what the keys before leave (stick-breaking)": partial(_broken, False),
