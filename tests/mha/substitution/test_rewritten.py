@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import flax.linen as nn_linen
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 from torch import nn
 
 import mha
 from mha.substitution.reports.text import findings
-from tests.mha.substitution.structures.original import HEADS, batch, original
+from tests.mha.substitution.structures.linen_port import Attention, parameters_of
+from tests.mha.substitution.structures.original import HEADS, HIDDEN, LONGEST, VOCABULARY, WIDTH, batch, original
 from tests.mha.substitution.structures.otherwise import WAYS
 
 
@@ -149,3 +153,63 @@ def test_of_two_faults_each_is_named_or_said_to_be_open(way, first, second, tmp_
     status = {one.name: one.status for one in report.results}
     for one in true:
         assert any(holds(named, one) for named in report.wrong) or status[one] == "not judged"
+
+
+class LinenBlock(nn_linen.Module):
+    """A block whose norms, mask and folds are asked for."""
+
+    epsilon: float = 1e-5
+    inverted: bool = False
+
+    @nn_linen.compact
+    def __call__(self, x, mask):
+        first, second = (nn_linen.LayerNorm(epsilon=e, name=n) for e, n in ((self.epsilon, "ln1"), (1e-5, "ln2")))
+        up, down = nn_linen.Dense(HIDDEN, name="fc1"), nn_linen.Dense(WIDTH, name="fc2")
+        mask = ~mask | jnp.eye(mask.shape[-1], dtype=bool) if self.inverted else mask
+        x = x + Attention(name="attention")(first(x), mask)
+        return x + down(jax.nn.gelu(up(second(x)), approximate=False))
+
+
+class LinenPort(nn_linen.Module):
+    epsilons: tuple
+    inverted: tuple
+
+    @nn_linen.compact
+    def __call__(self, ids, mask):
+        at = jnp.arange(ids.shape[1])
+        x = nn_linen.Embed(VOCABULARY, WIDTH, name="wte")(ids) + nn_linen.Embed(LONGEST, WIDTH, name="wpe")(at)
+        allowed = mask[:, None, None, :].astype(bool) & (at[:, None] >= at)
+        for i, (epsilon, inverted) in enumerate(zip(self.epsilons, self.inverted, strict=True)):
+            x = LinenBlock(epsilon, inverted, name=f"h_{i}")(x, allowed)
+        return nn_linen.Dense(VOCABULARY, name="lm")(nn_linen.LayerNorm(epsilon=1e-5, name="ln_f")(x))
+
+
+def folded(params):
+    """Scale and shift of each norm stand in the projections behind it."""
+    for block in (params["h_0"], params["h_1"]):
+        attention = block["attention"]
+        for norm, behind in (("ln1", [attention[name] for name in ("query", "key", "value")]), ("ln2", [block["fc1"]])):
+            scale, shift = block[norm]["scale"], block[norm]["bias"]
+            for one in behind:
+                one["bias"] = one["bias"] + shift @ one["kernel"]
+                one["kernel"] = scale[:, None] * one["kernel"]
+            block[norm] = {"scale": jnp.ones_like(scale), "bias": jnp.zeros_like(shift)}
+    return params
+
+
+@pytest.mark.parametrize("fold", [folded, dict])
+@pytest.mark.parametrize(
+    ("epsilons", "inverted", "wrong"),
+    [
+        ((1e-5, 1e-5), (False, False), ()),
+        ((1e-3, 1e-3), (False, False), ("h_0/ln1", "h_1/ln1")),
+        ((1e-5, 1e-5), (False, True), ("h_1",)),
+        ((1e-3, 1e-5), (False, True), ("h_0/ln1", "h_1")),
+    ],
+)
+def test_folded_norms_in_another_framework_hide_no_fault(fold, epsilons, inverted, wrong, tmp_path):
+    model, path = original(), tmp_path / "port.safetensors"
+    port = LinenPort(epsilons, inverted).bind({"params": fold(parameters_of(model))})
+    with mha.capture(port, path, modules=True):
+        port(*map(jnp.asarray, batch().values()))
+    assert mha.where(model, path, inputs=batch()).wrong == wrong
