@@ -154,7 +154,8 @@ class Elsewhere:
         self.taken = taken = list[int]()
         for one in (*inner, *deeper[:MOST]):
             around = any(one == other or one in self.parts.inside[other] for other in taken)
-            if around or one in agreeing or not self._wrong_behind(one, agreeing):
+            done = one not in inner and not {*inner}.isdisjoint(taken)  # deeper ones are for where none of these helps
+            if around or done or one in agreeing or not self._wrong_behind(one, agreeing):
                 continue
             other = instead | self._gave(one)
             then = self._run(other)
