@@ -30,6 +30,7 @@ RULES = {
     "unsupported": "It can't express the case.",
     "diagnosed": "Why the subject differs, and what to change.",
     "could-not-run": "Something could not run, or nothing was judged.",
+    "wrong-in-its-parts": "One or more of its parts are wrong, which are written otherwise together.",
     "wrong-by-itself": "The module gives something else than its original on what it was given.",
     "wrong-in-its-own-lines": "The module's parts are right, and what it does between them is not.",
     "wrong-backward": "The module is right forward, and its gradients are not.",
@@ -124,7 +125,8 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
     one = found.results[number]
     status: Status = "skipped"
     if one.status == "wrong":
-        status, rule = "failure", "wrong-in-its-own-lines" if one.own_lines else "wrong-by-itself"
+        inside = "wrong-in-its-parts" if one.among else "wrong-by-itself"
+        status, rule = "failure", "wrong-in-its-own-lines" if one.own_lines else inside
     elif one.wrong_backward:
         status, rule = "failure", "wrong-backward"
     elif one.name in found.uncovered and not found.equal:

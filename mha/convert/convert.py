@@ -26,6 +26,7 @@ from mha.formats import FORMATS, Checkpoint, Format, create, format_of, framewor
 from mha.formats.checkpoint import bfloat16
 from mha.formats.find import FoundLayer, caveats, choose, find_layers, settle_layout
 from mha.formats.layer import Arrays, check_same, read_layer
+from mha.formats.stacked import open_layers
 from mha.formats.survey import Survey, survey
 from mha.models.standing import MOVED, About, Standing, metadata_of
 from mha.undetectable_bugs.find import UndetectableBugs, undetectable_bugs
@@ -94,7 +95,7 @@ def list_layers(source: str | Path) -> list[FoundLayer]:
     Raises:
         SpecError: as `mha.formats.open_checkpoint`.
     """
-    with open_checkpoint(source) as checkpoint:
+    with open_layers(source) as checkpoint:
         return find_layers(checkpoint)
 
 
@@ -158,7 +159,7 @@ def convert(
     source, out = Path(source), Path(out)
     target, form = check_choices(to_layout, out, from_layout, dtype)
     out = check_output(out, what="out", force="" if force else "force (--force)")
-    with open_checkpoint(source) as checkpoint:
+    with open_layers(source) as checkpoint:
         seen = survey(checkpoint, source)
         seen.refuse_incomplete(prefix, from_layout)
         found, numbers = list(seen.layers), seen.numbers(from_layout if every else None)

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mha.formats import SUFFIXES, open_checkpoint
+from mha.formats import SUFFIXES
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import MOST_SHOWN, FoundLayer, find_layers, sizes_fit
 from mha.formats.folder import passed_over
 from mha.formats.order import in_order
+from mha.formats.stacked import open_layers
 from mha.formats.strays import Stray, find_strays, find_uneven, refuse_strays
 from mha_core import SpecError
 from mha_core.errors import listed
@@ -157,7 +158,7 @@ def survey_file(path: str | Path) -> Survey:
     Raises:
         SpecError: as `mha.formats.open_checkpoint`.
     """
-    with open_checkpoint(path) as checkpoint:
+    with open_layers(path) as checkpoint:
         return survey(checkpoint, path)
 
 

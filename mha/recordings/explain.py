@@ -17,10 +17,10 @@ from conformance.runner import run_case
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
-from mha.formats import open_checkpoint
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import find_layers, settle_layout
 from mha.formats.layer import read_layer
+from mha.formats.stacked import open_layers
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
 from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
@@ -305,7 +305,7 @@ def meant_by(
     try:
         recording = Recording.load(path)
     except SpecError:
-        with open_checkpoint(os.fspath(path)) as checkpoint:
+        with open_layers(os.fspath(path)) as checkpoint:
             found = {name: read_layer(checkpoint, get("canonical"), name)[:2] for name in checkpoint.configs}
             found = found or _with_heads_of(checkpoint, recorded)
         if found:

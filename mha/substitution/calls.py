@@ -27,7 +27,7 @@ class Part(NamedTuple):
         instead: of each call, what stands in place of what the port's gave; () for that itself.
         active: what is done to what the port's gave; None for nothing.
         again: whether the port's is given different arrays where the original's is given one twice.
-        asked: whether what is given to it is judged.
+        asked: whether the numbers that are given to it are judged; its mask and indices are in any case.
     """
 
     original: int

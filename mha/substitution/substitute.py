@@ -184,13 +184,13 @@ class Substitution:
         notes: list[str] = []
         for part in parts:
             for turn, (_, theirs) in enumerate(part.calls):
-                if theirs is None or not part.asked:
+                if theirs is None:
                     continue
                 start = (PASSED, str(part.original), str(turn))
                 given = {place: one for place, one in exact.items() if place[:3] == start and _has_numbers(one)}
                 got = self._floating(theirs.given)
-                pairs = match(given, got, tables=True)
-                if part.again:
+                pairs = match(given, got, tables=True) if part.asked else []
+                if part.again and part.asked:
                     pairs += given_apart(given, got, pairs)
                 for one in pairs:
                     judged[(f"what it gives to {part.name}", *one.port)] = found = self._judged(one, runs)

@@ -263,7 +263,12 @@ class _Judge(Blame):
             still = any(self.results[one].status not in RIGHT for one in inner)
             if alone is None and status == "wrong":
                 worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")
-            if status == "wrong" and alone is not None and not alone.worst[1].equal:
+            if (
+                status == "wrong"
+                and alone is not None
+                and not alone.worst[1].equal
+                and not self.is_explained(port, alone)
+            ):
                 worst = self.in_lines[port] = alone
             else:
                 status, own_lines = "through its parts" if still else "equal", False

@@ -19,7 +19,8 @@ CASES = [
     case("valid-lens-per-query", "(B, Lq) lengths read as (B,)", valid_lens=OF_EACH_QUERY),
     case(
         "valid-lens-as-many-items-as-queries",
-        "lengths (B,) taken for those of the queries, where there are as many",
+        "lengths (B,) taken for those of the queries or of the heads, where there are as many",
+        num_heads=5,
         batch=5,
         valid_lens=[7, 3, 5, 2, 6],
         same_sizes=COINCIDE,

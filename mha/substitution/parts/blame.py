@@ -14,6 +14,7 @@ from mha.substitution.pairing.pairs import Pairs
 from mha.substitution.parts.elsewhere import Elsewhere
 from mha.substitution.parts.otherwise import Instead
 from mha.substitution.parts.packed import Packed, packed_in
+from mha.substitution.parts.rewritten import Rewritten
 from mha.substitution.parts.runs import Calls, Parts, Ready
 from mha.substitution.reports.report import ModuleResult, Status
 
@@ -32,6 +33,7 @@ class Blame(Parts):
         in_lines: position of a module that is wrong in its own lines -> its worst call with what its parts gave.
         unseen: what the calls would not have shown.
         spared: positions of the parts for which others make up.
+        explained: position of a module that gives what its original gives with some wrong parts -> these.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Blame(Parts):
         self.unseen: list[Unseen] = []
         self.spared: set[int] = set()
         self.in_lines: dict[int, CallJudgement] = {}
+        self.explained: dict[int, Elsewhere] = {}
 
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
         """The verdict on a module that is wrong in its own lines, where those stand in modules without an original."""
@@ -123,7 +126,9 @@ class Blame(Parts):
         if not wrong or len(self.ready[port][0]) != 1 or not (right or lines or (len(wrong) > 1 and not alike)):
             return []
         outer = [one for one in self.inside[port] if self.results[one].status == "through its parts"]
-        found = Elsewhere(self, port, sorted((*wrong, *outer)), right=right).reasons()
+        elsewhere = Elsewhere(self, port, sorted((*wrong, *outer)), right=right)
+        found = elsewhere.reasons()
+        self._spare_lines(port, elsewhere)
         for one, reason in found.items():
             self.take_back(one, reason)
         self.spared |= {*found}
@@ -134,6 +139,22 @@ class Blame(Parts):
                 reason = "its parts are written otherwise than its original's; see these"
                 self.results[one] = replace(self.results[one], status="divided otherwise", reason=reason)
         return list(found)
+
+    def _spare_lines(self, port: int, found: Elsewhere) -> None:
+        """Take back that the lines of a module are wrong, or of one in it, where its wrong parts explain all."""
+        outer = {one for cause in found.causes for one in self.modules[cause].within if one in self.inside[port]}
+        for one in outer:
+            worst = self.in_lines.get(one)
+            wrong = [] if worst is None else [place for place, each in worst.arrays.items() if not each.equal]
+            if self.results[one].own_lines and wrong and found.are_explained(wrong):
+                self.results[one] = replace(self.results[one], status="through its parts", own_lines=False, unpaired=())
+        if found.causes:
+            self.explained[port] = found
+
+    def is_explained(self, port: int, alone: CallJudgement) -> bool:
+        """Return whether what is wrong of a module with its parts in place is what its wrong parts explain."""
+        wrong = [place for place, each in alone.arrays.items() if not each.equal]
+        return port in self.explained and self.explained[port].are_explained(wrong)
 
     def without(
         self, found: CallJudgement, spared: Sequence[int], inner: Sequence[int], ready: Ready, calls: Calls
@@ -158,8 +179,8 @@ class Blame(Parts):
         """Take back that modules are wrong of which that can't be known before others are right.
 
         These have other parameters than their originals, for which lines around them may make up that are wrong; or
-        they are written as others of their class, which are right with the lines around them, and come behind what is
-        wrong.
+        they are written as others of their class, which are right with the lines around them, or give more than their
+        originals, and come behind what is wrong.
         """
         wrong = {one for one, result in self.results.items() if result.status == "wrong"}
         otherwise = {
@@ -177,10 +198,13 @@ class Blame(Parts):
                 reason = f"its parameters are others, and lines of {around}, which are wrong, may make up for that"
             elif like is not None and result.parameters == "same" and self._solid_before(one, wrong - found.keys()):
                 reason = f"it is written as {self.modules[like].name} is, and stands behind what is wrong"
+            elif result.own_lines and result.uncompared and self._solid_before(one, wrong - found.keys()):
+                reason = "it gives more than its original, and stands behind what is wrong"
             else:
                 continue
             found[one] = replace(result, status="not judged", reason=reason)
         self.results |= found
+        self.results |= Rewritten(self).verdicts()
 
     def _has_partner(self, part: int, around: int) -> bool:
         """Return whether a part may have other parameters than its original, and so a module beside it in another one.

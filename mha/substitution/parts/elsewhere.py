@@ -20,6 +20,7 @@ from mha.substitution.allowance import FACTOR, Runs
 from mha.substitution.calls import holds
 from mha.substitution.matching import match
 from mha.substitution.original import GAVE
+from mha.substitution.parts.lines import GIVES
 from mha.substitution.parts.runs import Parts
 from mha_core import SpecError
 
@@ -54,13 +55,26 @@ class Elsewhere:
         port: position of a module that was judged in one call.
         wrong: positions of the parts inside it, at any depth, that are wrong.
         right: whether what it gives is right.
+
+    Attributes:
+        taken: parts with whose numbers most of the original's agrees with the port.
+        agreeing: the parts that do.
+        causes: the wrong modules that these are, or in which they stand, if all that the module gives agrees then.
     """
 
     def __init__(self, parts: Parts, port: int, wrong: Sequence[int], *, right: bool) -> None:
         self.parts, self.port, self.wrong, self.right = parts, port, wrong, right
         (self.call,), ((self.mine, self.theirs),) = parts.ready[port]
-        around = {port, *(outer for one in wrong for outer in parts.modules[one].within if outer in parts.inside[port])}
+        lines = [one for one in wrong if parts.results[one].own_lines]
+        around = {
+            port,
+            *lines,
+            *(outer for one in wrong for outer in parts.modules[one].within if outer in parts.inside[port]),
+        }
         inner = [one for outer in sorted(around) for one in parts.outermost_inside(outer, judged=True)]
+        self.causes: list[int] = []
+        self.taken: list[int] = []
+        self.agreeing: set[int] = set()
         self.told = {one: pairs for one in dict.fromkeys((*wrong, *inner)) if (pairs := self._pairs(one))}
 
     def reasons(self) -> dict[int, str]:
@@ -68,13 +82,59 @@ class Elsewhere:
         try:
             instead, runs, agreeing = self._what_agrees()
             found = {one: GIVEN_OTHERWISE for one in self.wrong if one in agreeing and self._is_seen(one, runs)}
+            self.causes, self.agreeing = self._causes(runs), agreeing
+            explained = {outer for one in self.causes for outer in (one, *self.parts.modules[one].within)}
             for one in self.wrong:
-                if one not in found and one in self.told and not self._holds_any(one, found):
-                    found |= self._of_deviation(one, instead, runs, agreeing)
+                if one in {*found, *explained} or one not in self.told or self._holds_any(one, found):
+                    continue
+                if not self._holds_any(one, self.causes):
+                    found |= self._made_up_for(one, instead, runs, agreeing)
+                if one not in found and not self._is_visible(one):
+                    found[one] = NOT_SEEN
         except SpecError:
             return {}
         around = self.parts.modules[self.port].name or "the model"
         return {one: reason.format(around) for one, reason in found.items()}
+
+    def _causes(self, runs: Runs) -> list[int]:
+        """Return the wrong modules with which the original gives what the port's module gave; [] if it does not."""
+        gave = self.call.gave_at()
+        ends = [place for place in runs.exact if place[:1] != (GAVE,)]
+        right = bool(ends) and all(
+            place in gave
+            and gave[place].shape == runs.exact[place].shape
+            and self.call.is_right(gave[place], place, runs)
+            for place in ends
+        )
+        found = []
+        for one in self.taken if right else ():
+            wrong = [outer for outer in (one, *self.parts.modules[one].within) if outer in self.wrong]
+            if not wrong:
+                return []  # lines of the module itself
+            found.append(wrong[0])
+        return found
+
+    def are_explained(self, places: Iterable[Place]) -> bool:
+        """Return whether what is wrong of a module at some places is seen to be right with the causes in place.
+
+        That is what it gives, or gives to parts behind the causes, or to such as give what is right, or hold such.
+        """
+        if not self.causes:
+            return False
+        last = max(self.told[one][-1].port for one in self.taken)
+        names = {place[0].partition(GIVES)[2] for place in places if place and GIVES in place[0]}
+        for one in (one for one in self.parts.inside[self.port] if self.parts.modules[one].name in names):
+            inside = {other for other in self.parts.inside[one] if other in self.told} - self._around
+            inside -= {other for outer in self.taken for other in self.parts.inside[outer]}
+            behind = self.parts.calls[one][0] > last
+            if not (behind or one in self.agreeing or (inside and inside <= {*self.agreeing, *self.taken})):
+                return False
+        return True
+
+    @property
+    def _around(self) -> set[int]:
+        """The modules around those taken."""
+        return {outer for one in self.taken for outer in self.parts.modules[one].within}
 
     def _holds_any(self, one: int, found: Iterable[int]) -> bool:
         return any(outer in found for outer in self.parts.modules[one].within)
@@ -89,14 +149,22 @@ class Elsewhere:
         runs = self._alone
         agreeing = self._agreeing(runs)
         inner = [one for one in self.parts.outermost_inside(self.port, judged=True) if one in self.told]
-        for one in inner if len(inner) <= MOST else ():
-            if one in agreeing or not self._wrong_behind(one, agreeing):
+        inner = inner if len(inner) <= MOST else []
+        deeper = [one for one in sorted(self.told) if one not in inner and one not in agreeing]
+        self.taken = taken = list[int]()
+        for one in (*inner, *deeper[:MOST]):
+            around = any(one == other or one in self.parts.inside[other] for other in taken)
+            done = one not in inner and not {*inner}.isdisjoint(taken)  # deeper ones are for where none of these helps
+            if around or done or one in agreeing or not self._wrong_behind(one, agreeing):
                 continue
             other = instead | self._gave(one)
             then = self._run(other)
+            taken.append(one)
             agree = self._agreeing(then)
             if len(agree) > len(agreeing):
                 instead, runs, agreeing = other, then, agree
+            else:
+                taken.pop()
         return instead, runs, agreeing
 
     def _wrong_behind(self, part: int, agreeing: set[int]) -> bool:
@@ -104,8 +172,8 @@ class Elsewhere:
         first = self.told[part][0].port
         return any(one not in agreeing and self.told[one][-1].port > first for one in self.wrong if one in self.told)
 
-    def _of_deviation(self, one: int, instead: Instead, runs: Runs, agreeing: set[int]) -> dict[int, str]:
-        """The reason why a part is not wrong, by what the module makes of its deviation: {} without any."""
+    def _made_up_for(self, one: int, instead: Instead, runs: Runs, agreeing: set[int]) -> dict[int, str]:
+        """The reason why a part is not wrong, by what parts that agree make of its deviation: {} without any."""
         if self._original(one) in instead:
             instead = {part: calls for part, calls in instead.items() if part != self._original(one)}
             runs = self._run(instead)
@@ -113,15 +181,16 @@ class Elsewhere:
         moved = self._run({**instead, **self._deviating(one, runs, turned=False)})
         if self.right and self._moves(runs, moved) > FACTOR:
             return {one: MADE_UP_FOR}
-        for other in agreeing - {one, *self.parts.inside[one]}:
-            if not self._equal(other, runs, moved.exact):
-                return {one: MADE_UP_FOR}
+        others = agreeing - {one, *self.parts.inside[one]}
+        return {} if all(self._equal(other, runs, moved.exact) for other in others) else {one: MADE_UP_FOR}
+
+    def _is_visible(self, one: int) -> bool:
+        """Return whether what the module gives shows the deviation of a part, or would not show others of its size."""
         small = self._moves(self._alone, self._run(self._deviating(one, self._alone, turned=False)))
-        if small <= FACTOR:
-            turned = self._run(self._deviating(one, self._alone, turned=True))
-            if self._moves(self._alone, turned) > max(FACTOR, CONTRAST * small):
-                return {one: NOT_SEEN}
-        return {}
+        if small > FACTOR:
+            return True
+        turned = self._run(self._deviating(one, self._alone, turned=True))
+        return self._moves(self._alone, turned) <= max(FACTOR, CONTRAST * small)
 
     @cached_property
     def _alone(self) -> Runs:
@@ -149,7 +218,7 @@ class Elsewhere:
 
     def _agreeing(self, runs: Runs) -> set[int]:
         gave = {one: self._arrays(one) for one in self.told}
-        return {one for one in self.told if self._equal(one, runs, gave[one])}
+        return {one for one in self.told if one not in self._around and self._equal(one, runs, gave[one])}
 
     def _arrays(self, part: int) -> dict[Place, NDArray]:
         """Return what the port's part gave, at the places of what is told of the original's."""

@@ -96,6 +96,7 @@ class ModuleResult:
         parameters_of: if they are another's, the name of the original's module that has them.
         own_lines: whether it is wrong with right parts, so in its own lines.
         unpaired: the modules inside whose lines count as its own, because they have no original.
+        among: parts of which one or more are wrong, if it is named because which of them is not known.
         padding: how many rows of an equal module are not counted and differ: of padding, of which it was seen that no
             other row depends on them, and of queries without a key.
         uncompared: what it gives of which nothing of the original's is known to be it; and integers that are others.
@@ -124,6 +125,7 @@ class ModuleResult:
     parameters_of: str = ""
     own_lines: bool = False
     unpaired: tuple[str, ...] = ()
+    among: tuple[str, ...] = ()
     padding: int = 0
     uncompared: tuple[str, ...] = ()
     backward: Backward | None = None

@@ -178,7 +178,12 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
         own = f"{_name(one.name)} ({one.kind}) is wrong in its own lines"
         return f"{own}: {one.place} excludes other keys ({one.got:g} entries)."
     what = "by itself"
-    if one.own_lines:
+    if one.among:
+        what = (
+            f"in one or more of its parts {_some(one.among)}: they are written otherwise than their originals, and "
+            "should make up for one another"
+        )
+    elif one.own_lines:
         others = f", or in those of {_some(one.unpaired)}, which have no original" if one.unpaired else ""
         what = f"in its own lines{others} (errors of its parts are taken out)"
     unless = "" if around is None else f", unless what differs stands in lines of {_name(around)} in the other model"
@@ -191,7 +196,7 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
         if one.parameters_of
         else f" Its parameters are not the original's{one.order and ': '}{one.order}.",
         "": "",
-    }[one.parameters if not one.own_lines else ""]
+    }[one.parameters if not (one.own_lines or one.among) else ""]
     notes = "".join(f"\n  {note}" for note in (*one.notes, *(f"not compared: {name}" for name in one.uncompared)))
     far = [times_rounding(one.ratio or 0.0)]
     if one.bound is not None and one.bound > 1.0:

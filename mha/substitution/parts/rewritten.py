@@ -1,0 +1,155 @@
+"""Wrong parts of a layer that are written otherwise together: which of them is wrong is not known, one of them is.
+
+A norm whose scale stands in the projections behind it, heads in another order, values without their bias: each of such
+parts differs from its original, and the others make up for that. If one of them is wrong, they do so no longer, and
+every one is wrong by itself. So the module around them all is named in their place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from conformance.any_numbers import any_numbers
+from mha.recordings.modules.numbers import is_constant
+from mha.substitution.allowance import FACTOR
+from mha.substitution.parts.runs import Parts
+from mha.substitution.reports.report import ModuleResult
+
+RESCALED = "what it gives is its original's with another scale and shift for each channel; see what follows"
+
+ROWS = 4
+"""Rows from which a scale and a shift of each channel can be told from another fault."""
+
+VAGUE = "in another order"
+"""How the words of orders end that a port may have chosen on purpose, in each of several parts."""
+
+
+class Rewritten:
+    """The wrong parts that may be written otherwise.
+
+    Args:
+        parts: both models, with a verdict on every module.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.results = parts, dict(parts.results)
+        self.others = [one for one in parts.results if self._has_others(one)]
+
+    def verdicts(self) -> dict[int, ModuleResult]:
+        """Return the other verdicts, of parts and of the modules around them."""
+        found = {}
+        for one in [one for one in self.others if self._is_bare(one) and self._is_rescaled(one)]:
+            found[one] = replace(self.results[one], status="divided otherwise", reason=RESCALED)
+            self.results[one] = found[one]
+            self.others.remove(one)
+        layers: dict[str, list[int]] = defaultdict(list)
+        for one in sorted(self.others):
+            layers[_layer(self.results[one].original or "")].append(one)
+        for each in layers.values():
+            some = [one for one in each if self._is_rewritten(one, each)]
+            around = self._around(some) if len(some) > 1 else None
+            if around is not None:
+                certain = [one for one in some if self._is_scale(one) and not self._is_rescaled(one)]
+                found |= self._of_group([one for one in some if one not in certain], around)
+        return found
+
+    def _of_group(self, group: Sequence[int], around: int) -> dict[int, ModuleResult]:
+        """The verdicts on parts of which one or more are wrong, and on the module around them."""
+        name = self.parts.modules[around].name or "the model"
+        beside = [
+            one
+            for one in (around, *self.parts.inside[around])
+            if self.results[one].status == "wrong" and one not in group
+        ]
+        reason = f"it and other parts of {name} are written otherwise than their originals, and one or more are wrong"
+        if beside:
+            which = self.parts.modules[beside[0]].name or "the model"
+            reason = f"it and other parts of {name} are written otherwise than their originals; mend {which} first"
+        found = {one: replace(self.results[one], status="not judged", reason=reason) for one in group}
+        if not beside:
+            names = tuple(self.parts.modules[one].name for one in group)
+            found[around] = replace(self.results[around], status="wrong", among=names)
+        return found
+
+    def _has_others(self, port: int) -> bool:
+        """Return whether a part is wrong, and has numbers of its own, or lacks some of its original's."""
+        found = self.results[port]
+        known = bool(found.parameters_of) or (found.order and not found.order.endswith(VAGUE) and "has" in found.order)
+        if found.status != "wrong" or found.own_lines or self.parts.pairs.original_of(port) is None or known:
+            return False
+        return found.parameters not in ("", "same") or self._is_bare(port)
+
+    def _is_bare(self, port: int) -> bool:
+        """Return whether a part has no numbers, or zeros and ones, where its original has others."""
+        original = self.parts.pairs.original_of(port)
+        own = [] if original is None else [*self.parts.pairs.originals[original].each]
+        theirs = self.parts.modules[port].each
+        return any(not is_constant(one) for one in own) and all(is_constant(one) for one in theirs)
+
+    def _is_scale(self, port: int) -> bool:
+        """Return whether a part's parameters are vectors in both models, or it has none."""
+        original = self.parts.pairs.original_of(port)
+        assert original is not None
+        both = (self.parts.own.modules[original].parameters, self.parts.recording.modules[port].parameters)
+        return all(len(one.shape) < 2 for each in both for one in each.values())
+
+    def _is_rescaled(self, port: int) -> bool:
+        """Return whether what a part gives is its original's with another scale and shift for each channel."""
+        for call in self.parts.ready[port][0]:
+            gave = call.gave_at()
+            for place, exact in call.exact.items():
+                if place not in gave or gave[place].shape != exact.shape or exact.size < ROWS * exact.shape[-1]:
+                    return False
+                own, theirs = (array.reshape(-1, exact.shape[-1]).astype(np.float64) for array in (exact, gave[place]))
+                means = own.mean(0), theirs.mean(0)
+                centred = own - means[0], theirs - means[1]
+                with any_numbers:
+                    factor = np.square(centred[1]).sum(0) / (centred[0] * centred[1]).sum(0)
+                    meant = centred[1] / factor + means[0]
+                if not call.ratio_of({place: meant.reshape(exact.shape)}) <= FACTOR:
+                    return False
+        return True
+
+    def _is_rewritten(self, port: int, beside: Sequence[int]) -> bool:
+        """Return whether a part seems to be written otherwise on purpose.
+
+        The same part of another layer is; or each layer has it with other numbers; or a norm in the same layer has
+        lost its own, or this one has, and others have other ones.
+        """
+        like = [one for one in self.results if one != port and self._key(one) == self._key(port)]
+        if any(self.results[one].status == "divided otherwise" for one in like):
+            return True
+        each = like and all(one in self.others or self._is_open(one) for one in like)
+        return len(beside) > 1 and (bool(each) or any(map(self._is_bare, beside)))
+
+    def _is_open(self, port: int) -> bool:
+        """Return whether a part has other parameters, and is not known to be wrong."""
+        found = self.results[port]
+        return found.status == "not judged" and found.parameters not in ("", "same")
+
+    def _key(self, port: int) -> tuple[str, str]:
+        return _in_any_layer(self.parts.modules[port].name), _in_any_layer(self.results[port].original or "")
+
+    def _around(self, group: Sequence[int]) -> int | None:
+        """The innermost module around all parts that was judged; None where it is right with its parts."""
+        shared = set.intersection(*({*self.parts.modules[one].within} for one in group)) if group else set()
+        found = next((one for one in self.parts.modules[group[0]].within if one in shared), None)
+        while found is not None and found in shared and not self.parts.is_judged(found):
+            found = next((one for one in self.parts.modules[found].within), None)
+        return found if found is not None and self.results[found].status in ("through its parts", "wrong") else None
+
+
+def _layer(name: str) -> str:
+    """The name of the layer in which a module stands: up to the first number in it."""
+    found = re.match(r".*?[0-9]+", name)
+    return found[0] if found else ""
+
+
+def _in_any_layer(name: str) -> str:
+    """A name without the number of its layer."""
+    return re.sub(r"[0-9]+", "", name, count=1)
