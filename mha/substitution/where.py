@@ -263,8 +263,13 @@ class _Judge(Blame):
             still = any(self.results[one].status not in RIGHT for one in inner)
             if alone is None and status == "wrong":
                 worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")
+            misread = None
+            if status == "wrong" and division.spared is None and alone is not None and alone.worst[1].equal:
+                misread = self.beside_masks(port, inner, ready, calls)
             if status == "wrong" and alone is not None and not alone.worst[1].equal:
                 worst = self.in_lines[port] = alone
+            elif misread is not None and not self.blame_for_masks(port):
+                worst = self.in_lines[port] = misread
             else:
                 status, own_lines = "through its parts" if still else "equal", False
                 worst = alone if alone is not None and parts else worst
