@@ -257,6 +257,7 @@ def _describe_call(
         "mask": {name: add(name, value) for name, value in _given(call.inputs.mask).items()},
         **({} if rotary is None else {"rotary": {name: add(name, value) for name, value in _given(rotary).items()}}),
         "outputs": {name: add(name, value) for name, value in call.outputs.items()},
+        **({"assumed": call.assumed} if call.assumed else {}),
     }
 
 

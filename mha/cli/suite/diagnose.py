@@ -28,6 +28,12 @@ OWN_WEIGHTS = (
 )
 
 
+ASSUMED = (
+    "Assumed of {0}: {1}. Nothing said it, and the numbers do not confirm it: what follows hangs on it. Say it in "
+    "mha.Projections, and record again.\n"
+)
+
+
 class DiagnoseOptions(Apart):
     """The argument and options of `mha diagnose`."""
 
@@ -169,6 +175,9 @@ def _of_file(
     left = "" if recording.coverage is None or patterns else recording.coverage.not_judged
     if recording.coverage is not None and recording.coverage.unread and not left:
         click.echo(f"{recording.coverage.line}.\n")
+    assumed = {call.assumed: recording.layers[call.layer].name for call in reversed(recording.calls) if call.assumed}
+    for settings, name in reversed(assumed.items()):
+        click.echo(ASSUMED.format(name or "the layer", settings))
     compared = None
     if weights is not None:
         if compare:
