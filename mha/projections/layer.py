@@ -271,8 +271,9 @@ class ProjectedLayer:
 
 def _own_names(inside: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield projections by the names that they say they have, as Keras' layers do: recordings of modules hold these."""
-    names = Counter(name for part in inside.values() if isinstance(name := getattr(part, "name", None), str))
-    yield from ((part.name, part) for part in inside.values() if names[getattr(part, "name", "")] == 1)
+    named = [(name, part) for part in inside.values() if isinstance(name := getattr(part, "name", None), str)]
+    often = Counter(name for name, _ in named)
+    yield from (one for one in named if often[one[0]] == 1)
 
 
 def heads_of(layer: Any) -> int:
