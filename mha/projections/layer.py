@@ -146,9 +146,11 @@ class ProjectedLayer:
                     nearest, closest = (far, reason or words), (reading, call)
                 if reason is None:
                     found.append((reading, call))
+        scale = self._other_scale(closest[1]) if closest is not None and not found else ""
+        nearest = (nearest[0], nearest[1] + scale)
         if not found and self.sure and closest is not None:
             self.doubt = f"it differs from its own weights: {nearest[1]}"
-            assumed = self._assumed(*closest, arguments)
+            assumed = "" if scale else self._assumed(*closest, arguments)
             self.doubt += f" (assumed: {assumed}; say it in mha.Projections)" if assumed else ""
             return closest[1]._replace(assumed=assumed)
         if not found:
@@ -160,6 +162,16 @@ class ProjectedLayer:
         self.settled, call = found[0]
         self._look_beyond(output, calls[self.said.output][0][1])
         return call
+
+    def _other_scale(self, call: ReadCall) -> str:
+        """Return which other scale of the scores gives a call, as the end of a message; "" if none that is tried."""
+        width, whole = call.config.head_dim, call.inputs.queries.shape[-1]
+        scales = {"not scaled": 1.0, f"divided by {width}": 1.0 / width, f"divided by sqrt({whole})": whole**-0.5}
+        for words, scale in scales.items() if self.said.scale is None else ():
+            if self.judge(self.name, call._replace(config=replace(call.config, scale=scale))) is None:
+                what = f"they are {words}, where sqrt({width}) is due. If that is meant, say scale={scale:.6g}"
+                return f". Its scores alone differ: {what}"
+        return ""
 
     def _assumed(self, reading: _Reading, call: ReadCall, arguments: Mapping[str, Any]) -> str:
         """Return which settings nothing said and this reading has, in words; "" where all are said."""

@@ -11,6 +11,7 @@ from itertools import chain
 from conformance.case_unit import NOT_ASKED
 from conformance.diagnosis.apart import MAY_BE_KEPT
 from conformance.diagnosis.brief import FIXES, MUST_BE, ROWS, Brief, Cause
+from conformance.diagnosis.diagnose import ALL_NAN
 from conformance.diagnosis.text import shown as shown_place
 from conformance.judging.result import Result
 from conformance.reports.looked_at import LookedAt
@@ -44,6 +45,11 @@ OF_SIZE = re.compile(r"reshape.*(size 0\b|\b0 elements|empty tensor)")
 WHY_SIZE = "  Write every size, none as -1: an empty array does not tell it."
 
 WHY_WRITES = "  Write x = x * y, not x *= y: the caller has the same array."
+
+WHY_NAN = (
+    "Most often NaN begins at 0 / 0, or in a softmax over a row of -inf. NumPy names the line: begin the function with "
+    "np.seterr(invalid='raise')."
+)
 
 LEAST = 6
 """Rows that the causes have in any case."""
@@ -105,7 +111,13 @@ def about(
     raised = _raised(results)
     if not any(one.status in ("different", "equal", "deviates") for one in results):  # that is the answer then
         before, raised = [*raised, *before], []
-    after = [*float64_lines(results), *raised, *([] if catches is None else _of_one(results, catches))]
+    is_nan = told is not None and any(one.what == ALL_NAN for one in told.causes)
+    after = [
+        *[WHY_NAN] * is_nan,
+        *float64_lines(results),
+        *raised,
+        *([] if catches is None else _of_one(results, catches)),
+    ]
     after += [*gradient_lines(results), *deviation_lines(results)]
     rows = [row for line in before for row in wrapped(shown(line, 4 * width), width, "  ")]
     last = [row for line in after for row in _in_rows(line, width)]
