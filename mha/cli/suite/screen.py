@@ -6,11 +6,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from conformance.case_unit import NOT_ASKED
 from conformance.diagnosis.apart import MAY_BE_KEPT
-from conformance.diagnosis.brief import FIXES, MUST_BE, ROWS, Brief, Cause
+from conformance.diagnosis.brief import FIXES, MUST_BE, ONLY_EXTREME, ROWS, Brief, Cause
 from conformance.diagnosis.diagnose import ALL_NAN
 from conformance.diagnosis.text import shown as shown_place
 from conformance.judging.result import Result
@@ -102,7 +103,9 @@ def about(
         undeclared: whether it says nowhere what it can express.
     """
     wrong = any(one.status in ("different", "failed") for one in results)
+    told, ordinary = _ordinary(told)
     before = [
+        *ordinary,
         *_of_shapes(results, told),
         *_kept(results),
         *([UNDECLARED] if undeclared and wrong else []),
@@ -127,6 +130,20 @@ def about(
     most = min(ROWS, max(LEAST, SCREEN - dtypes - taken))
     causes = [] if told is None else told.rows(width, most, head=False)
     return [*rows, *causes, *last]
+
+
+def _ordinary(told: Brief | None) -> tuple[Brief | None, list[str]]:
+    """Return a diagnosis without the line that all is right in ordinary cases, and this line, which stands first.
+
+    Of a subject whose outputs all have another form it is not said: that one is right in no case.
+    """
+    start = ONLY_EXTREME.partition(":")[0]
+    found = [] if told is None else [line for line in told.seen if line.startswith(start)]
+    if told is None or not found:
+        return told, []
+    rest = replace(told, seen=tuple(line for line in told.seen if line not in found))
+    formed = any(MUST_BE in cause.what for cause in told.causes)
+    return rest, [] if formed else found
 
 
 def _in_rows(line: str, width: int) -> list[str]:
