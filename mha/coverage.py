@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from mha_core import SpecError
-from mha_core.errors import shown
+from mha_core.errors import listed, shown
 
 Why = Literal["unknown", "uncalled", "unasked"]
 """Why a module was not read: nothing here knows its class, it was never called, or other layers were asked for."""
@@ -70,6 +70,21 @@ class Coverage:
                 more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
                 parts.append(f"{words}: {', '.join(names[:SHOWN] + more)}")
         return "; ".join(parts)
+
+    @property
+    def not_judged(self) -> str:
+        """What a verdict on the layers that were read leaves open, in one line; "" where all asked for were read.
+
+        >>> print(Coverage(("a",), (Unread("c", "mine.MHA", "uncalled"),)).not_judged)
+        Not judged: 1 of 2 modules that look like attention: c (never called).
+        """
+        if not self.unseen:
+            return ""
+        total = len(self.read) + len(self.unread)
+        why = {"unknown": "mha.capture reads {0.kind} with projections= alone", "uncalled": "never called"}
+        names = [f"{_shown(one.name)} ({why[one.why].format(one)})" for one in self.unseen]
+        which = f"{len(names)} of {total} module{'s' * (total > 1)} that look{'s' * (total == 1)} like attention"
+        return f"Not judged: {which}: {listed(names, SHOWN)}."
 
     def to_dict(self) -> dict[str, Any]:
         """The coverage as a dict of JSON values."""

@@ -33,6 +33,7 @@ class ReadCall(NamedTuple):
         outputs: its results by stage: `output`, and `weights` if it returned them per head.
         dtype: the dtype in which it computed, by name. bfloat16 numbers come in float32 arrays.
         parameters: the dtype of the weights, where the layer casts them to `dtype` as it computes.
+        assumed: which settings nothing said and the numbers do not confirm, in words, or "".
     """
 
     config: AttentionConfig
@@ -41,6 +42,7 @@ class ReadCall(NamedTuple):
     outputs: Mapping[str, NDArray]
     dtype: str
     parameters: str | None = None
+    assumed: str = ""
 
 
 class Pulled(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -57,6 +58,11 @@ class Result:
         """The command that runs this case alone again."""
         device = "" if self.device == "cpu" else f" --device {self.device}"
         selector = self.selector or f"--backend {self.subject}{device}"
+        if (
+            late := re.search(r"no answer within ([\d.e+]+) s", self.message)
+        ) is not None:  # the same limit shows no more
+            longer = f"--time-limit {10.0 * float(late[1]):g}"
+            selector = re.sub(r" --time-limit \S+|$", f" {longer}", selector, count=1)
         if self.case.startswith("onnx:"):  # its vectors have a dtype of their own
             return f"mha check --suite onnx {selector} --case {shlex.quote(self.case.partition('/')[0])}"
         return f"mha check {selector} --case {shlex.quote(self.case)} --dtype {self.dtype}"

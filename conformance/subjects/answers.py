@@ -109,7 +109,10 @@ def _by_known_name(what: str, given: Mapping[Any, Any], known: Collection[str]) 
     for name, value in given.items():
         plain = "".join((name, "")) if isinstance(name, str) else ""
         if plain not in known or plain in found:
-            raise SubjectFailed(f"{what} holds {name!r}, which is not known (known: {', '.join(known)})")
+            meant = ""
+            if "output" in known and "output" not in given:
+                meant = "; return the output alone, or as {'output': ...}"
+            raise SubjectFailed(f"{what} holds {name!r}, which is not known (known: {', '.join(known)}){meant}")
         found[plain] = value
     return found
 

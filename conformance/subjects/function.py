@@ -233,17 +233,22 @@ def around(name: str, parameters: list[inspect.Parameter]) -> str:
     >>> around("f", list(inspect.signature(lambda weights, queries, keys, values: 0).parameters.values()))
     'it lacks mask: it must take (weights, queries, keys, values, mask), in this order'
     >>> around("f", list(inspect.signature(lambda embed_dim: 0).parameters.values()))
-    'it is called without arguments: name one that needs none, def make(): return f(...)'
+    'it is called without arguments: name one that needs none, def make(): return f(...); if it computes attention, \
+put a function around it, def judged(weights, queries, keys, values, mask): return f(...)'
     """
     names = {parameter.name for parameter in parameters}
     absent = [name for name in ARGUMENTS if name not in names]
     rule = f"it must take ({', '.join(ARGUMENTS)})"
+    judged = f"put a function around it, def judged({', '.join(ARGUMENTS)}): return {name}(...)"
     if not names & INPUTS:
-        return f"it is called without arguments: name one that needs none, def make(): return {name}(...)"
+        return (
+            f"it is called without arguments: name one that needs none, def make(): return {name}(...); if it computes "
+            f"attention, {judged}"
+        )
     lacks = f"it lacks {', '.join(absent)}: " if absent else ""
     if len(absent) < 3:
         return f"{lacks}{rule}, in this order"
-    return f"{rule}: put a function around it, def judged({', '.join(ARGUMENTS)}): return {name}(...)"
+    return f"{rule}: {judged}"
 
 
 def is_plain(parameters: list[inspect.Parameter]) -> bool:

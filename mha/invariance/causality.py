@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mha.invariance.live import Live
 from mha.invariance.masks import MOVED
-from mha.invariance.trial import Size, Template, Trial
+from mha.invariance.trial import CantBeAsked, Size, Template, Trial
 
 FLAGS = ("is_causal", "causal", "use_causal_mask")
 """Arguments that make a call causal."""
@@ -30,7 +30,15 @@ def says_causal(live: Live) -> bool:
 
 def influence(live: Live, template: Template, more: dict[str, Any] | None = None) -> NDArray:
     """(L, L): how far other content at each column's position moves each row's output, over the largest output."""
-    size = Size(min(2, template.whole.batch), min(LONGEST, template.whole.length))
+    whole = template.whole
+    size = Size(min(2, whole.batch), min(LONGEST, whole.length))
+    try:
+        return _influence(live, template, more, size)
+    except CantBeAsked:  # an input that can't be cut
+        return _influence(live, template, more, whole)
+
+
+def _influence(live: Live, template: Template, more: dict[str, Any] | None, size: Size) -> NDArray:
     found = np.zeros((size.length, size.length))
     own = live.fresh()
     with own.running(live.dtype) as run:

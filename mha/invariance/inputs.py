@@ -141,6 +141,15 @@ def given(live: Live, inputs: Any) -> Template:
             fixed[name] = one
     if not sequences:
         raise SpecError("inputs must have an array of shape (batch, length, ...). Got none.")
+    both = [
+        name for name, one in fixed.items()
+        if isinstance(one, Given) and main in (one.array.shape, 2 * one.array.shape) and "len" not in name
+    ]  # fmt: skip
+    if main is not None and main[0] == main[1] > 1 and both:
+        raise SpecError(
+            f"inputs must have another number of items than of positions: of {listed(both, 4)} it can't be told which "
+            f"axis is which. Got {main[0]} of both."
+        )
     made = {"inputs": origin} if known and origin else {}
     return Template(sequences, fixed, (batch, length), (), made)
 
@@ -255,11 +264,7 @@ def _main(live: Live, template: Template, size: Size) -> tuple[str, ...]:
         trial = Trial(live, run, template, size, live.dtype)
         batch = template.axes[0]
         x = trial.x()
-        fixed = {
-            name: value[: size.batch] if isinstance(value, Given) and value.array.ndim else value
-            for name, value in template.fixed.items()
-        }
-        args, kwargs = trial._ordered({**x, **fixed})
+        args, kwargs = trial._ordered({**x, **trial.beside(x)})
         arrays = live.arrays(run(*args, **kwargs))
     for place, array in arrays.items():
         shape = array.shape

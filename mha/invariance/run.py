@@ -18,11 +18,11 @@ from conformance.subjects.in_time import TookTooLong, in_time
 from mha.invariance.allowance import Allowance, Apart, apart, measure
 from mha.invariance.caches import Cache, find_cache
 from mha.invariance.causality import find_flag, influence, is_causal, says_causal
-from mha.invariance.given import literal
+from mha.invariance.given import Given, literal
 from mha.invariance.inputs import find
 from mha.invariance.known import known_deviation
 from mha.invariance.live import Live, named_as
-from mha.invariance.masks import find_masks
+from mha.invariance.masks import NAMES, find_masks
 from mha.invariance.relations import decoding, hiding, implementations, returned, state
 from mha.invariance.relations.row import Known, Pair, Relation, check_same_shape, smallest
 from mha.invariance.report import Report, Result
@@ -173,7 +173,11 @@ def _asked(relation: Relation, known: Known, allowances: Allowances, named: str 
         return Result(relation.id, relation.group, relation.sentence, status, reason, seconds=took, **more)
 
     if (reason := relation.why_not(known)) is not None:
-        return result("not asked", reason)
+        given = [name for name in NAMES if isinstance(known.template.fixed.get(name), Given)]
+        lacks_mask = given and reason.startswith(("it has no mask", "it has no argument that hides"))
+        return result(
+            "not asked", f"{reason} besides {', '.join(given)}, which the inputs give" if lacks_mask else reason
+        )
     whole = known.template.whole
     size = Size(whole.batch, whole.length, relation.chunk)
     if size.length < relation.length or size.batch < relation.batch:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mha.invariance.given import Given, shown
 from mha.invariance.live import Live
 from mha.recordings.modules.values import Place, parts_of
 from mha_core import SpecError
+from mha_core.errors import listed, one_line
 
 Arguments = Mapping[str, Any]
 """Name -> Given, Ref or a plain value."""
@@ -59,6 +61,22 @@ class Template:
         shape = next(iter(self.sequences.values())).array.shape
         return Size(shape[self.axes[0]], shape[self.axes[1]])
 
+    def axes_of(self, array: NDArray[Any]) -> tuple[int | None, tuple[int, ...]]:
+        """Return the batch axis of a further array, or None, and its axes of the sequences' length, by their sizes.
+
+        >>> x = Template({"x": Given(np.zeros((2, 7, 12)), "x")})
+        >>> x.axes_of(np.ones((1, 1, 7, 7))), x.axes_of(np.ones((2, 1, 1, 7))), x.axes_of(np.ones((2, 5, 12)))
+        ((None, (2, 3)), (0, (3,)), (0, ()))
+        """
+        size, shape = self.whole, array.shape
+        order = (self.axes[0], 0) if len(shape) > 2 else (0, 1)[: len(shape)]
+        batch = next((axis for axis in order if shape[axis] == size.batch), None)
+        lengths = tuple(axis for axis, one in enumerate(shape) if one == size.length and axis != batch)
+        width = next(iter(self.sequences.values())).array.shape[2:]
+        if lengths == (len(shape) - 1,) and len(shape) > 2 and array.dtype.kind == "f" and width == (size.length,):
+            lengths = ()  # of channels
+        return batch, lengths
+
     @property
     def tokens(self) -> bool:
         """Whether sequences are of integers."""
@@ -89,6 +107,8 @@ class Trial:
         self.lines: list[str] = []
         self.calls = 0
         self.name = "model"
+        self._starts: dict[str, int] = {}
+        """The text of a sequence -> the position of the whole in which it begins."""
 
     def x(self, start: int | None = None, stop: int | None = None, items: slice | None = None) -> dict[str, Given]:
         """The sequences of the trial's size, or the part from `start` to `stop` of these items."""
@@ -100,7 +120,9 @@ class Trial:
             length_axis: slice(start or None, None if stop == size.length else stop),
         }
         key = tuple(cuts[axis] for axis in sorted(cuts))
-        return {name: whole[key] for name, whole in self.template.sequences.items()}
+        found = {name: whole[key] for name, whole in self.template.sequences.items()}
+        self._starts |= {one.text: start or 0 for one in found.values()}
+        return found
 
     def other(self, x: Mapping[str, Given], start: int, stop: int | None = None) -> dict[str, Given]:
         """Sequences with other content from `start` to `stop`, and the same before and after."""
@@ -119,6 +141,7 @@ class Trial:
                 self.lines.append(f"{label} = {one.text}.copy()")
                 self.lines.append(f"{label}{base[len(one.text) :]} = {what}")
                 same = Given(array, label)
+                self._starts[label] = self._starts.get(one.text, 0)
             done[name] = same
         return done
 
@@ -129,12 +152,58 @@ class Trial:
 
     def call(self, x: Mapping[str, Given], more: Arguments | None = None, *, by: Any = None, text: str = "") -> Answer:
         """Call the model, or `by`, which `text` names, with sequences and more arguments."""
-        batch = next(iter(x.values())).array.shape[self.template.axes[0]]
-        fixed = {
-            name: value[:batch] if isinstance(value, Given) and value.array.ndim else value
-            for name, value in self.template.fixed.items()
-        }
-        return self.ask({**x, **fixed, **(more or {})}, by=by, text=text)
+        fixed = self.beside(x, more or ())
+        try:
+            return self.ask({**x, **fixed, **(more or {})}, by=by, text=text)
+        except Exception as error:
+            whole, size = self.template.whole, self._size_of(x)
+            left = [f"{name} {one.array.shape}" for name, one in self._uncut(size) if name in fixed]
+            if not left or isinstance(error, SpecError):
+                raise
+            raise CantBeAsked(
+                f"asked of {size.batch} of {whole.batch} items and {size.length} of {whole.length} positions, it "
+                f"raises {one_line(error)}; not cut, as no axis tells how: {listed(left, 4)}"
+            ) from error
+
+    def beside(self, x: Mapping[str, Given], more: Container[str] = ()) -> dict[str, Any]:
+        """The further arguments of a call of these sequences, cut along the same axes, but for those named in `more`.
+
+        Raises:
+            CantBeAsked: the sequences go on behind others, and a mask among the arguments would have to say which of
+                the keys it means that the model keeps.
+        """
+        start = self._starts.get(next(iter(x.values())).text, 0)
+        size, found = self._size_of(x), dict[str, Any]()
+        for name, value in self.template.fixed.items():
+            if name in more or not isinstance(value, Given):
+                found[name] = value
+                continue
+            batch, lengths = self.template.axes_of(value.array)
+            if start and (len(lengths) > 1 or (lengths and "mask" in name)):
+                raise CantBeAsked(
+                    f"how {name} {value.array.shape} goes on behind the first {start} positions is not known"
+                )
+            cuts = [slice(None)] * value.array.ndim
+            if batch is not None and size.batch != self.template.whole.batch:
+                cuts[batch] = slice(None, size.batch)
+            for axis in lengths if size.length != self.template.whole.length else ():
+                cuts[axis] = slice(start or None, start + size.length)
+            found[name] = value[tuple(cuts)]
+        return found
+
+    def _uncut(self, size: Size) -> Iterator[tuple[str, Given]]:
+        """Yield the further arrays that have no axis along which they are cut for inputs of this size."""
+        whole = self.template.whole
+        for name, one in self.template.fixed.items():
+            if isinstance(one, Given) and one.array.ndim:
+                batch, lengths = self.template.axes_of(one.array)
+                items = size.batch < whole.batch and batch is None and 0 not in lengths and len(one.array) > 1
+                if items or (size.length < whole.length and not lengths):
+                    yield name, one
+
+    def _size_of(self, x: Mapping[str, Given]) -> Size:
+        shape = next(iter(x.values())).array.shape
+        return Size(shape[self.template.axes[0]], shape[self.template.axes[1]])
 
     def ask(self, arguments: Arguments, *, by: Any = None, text: str = "") -> Answer:
         """Call the model with these arguments alone."""

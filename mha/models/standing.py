@@ -326,13 +326,8 @@ def refusal(source: Path, unsettled: Mapping[str, str], command: str, *, needs_h
         return SpecError(f"{start.strip()}\nTo move the bits alone, with nothing said of what they compute: {moved}")
     return SpecError(
         f"{start}Layers that compute something else have arrays of the same names.\n"
-        "To prove what is computed, record a call where the original runs, and give it:\n"
-        '    with mha.capture(model, "calls.safetensors"): model(...)\n'
+        'To prove what is computed, record a call: with mha.capture(model, "calls.safetensors"): model(...); then\n'
         f"    {command} --recorded calls.safetensors\n"
-        "For a class that mha.capture does not know, say where its projections are (docs/recordings.md), as\n"
-        '    mha.capture(model, "calls.safetensors", layers={"NAME": mha.Projections(query="q_proj", key="k_proj", '
-        'value="v_proj", output="out_proj")})\n'
-        "or record a call of it yourself: "
-        'numpy.savez("call.npz", queries=x, output=y)\n'
+        "  (of a class that mha.capture does not know: docs/convert.md, To prove a layer)\n"
         f"To move the bits alone, with nothing said of what they compute: {moved} (docs/convert.md)"
     )

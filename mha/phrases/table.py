@@ -74,8 +74,12 @@ def find(name: str) -> Native:
             choices = ", ".join(f"{native.id} ({native.path})" for native in found)
             raise SpecError(f"{shown(name)!r} is the name of several: {choices}")
     near = get_close_matches(wanted, [text.lower() for text in (*NATIVES, *_others())], n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise SpecError(f"no attention is called {shown(name)!r} (there are: {', '.join(NATIVES)}){hint}")
+    if near:
+        meant = find(near[0])
+        raise SpecError(
+            f"no attention is called {shown(name)!r}: did you mean {near[0]} ({meant.path})? `mha phrase` lists all"
+        )
+    raise SpecError(f"no attention is called {shown(name)!r} (there are: {', '.join(NATIVES)})")
 
 
 def _others() -> list[str]:

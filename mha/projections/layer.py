@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.coverage import HEADS, kind_of
-from mha.projections.readings import distance, in_order, is_same, mask_readings
+from mha.projections.readings import begins_right, distance, in_order, is_same, mask_readings
 from mha.projections.said import Projections
 from mha_core import AttentionInputs, AttentionMask, SpecError
 from mha_core.capture import ReadCall, one_dtype
@@ -20,6 +21,10 @@ from mha_core.layouts import config_of
 
 NEAR = 0.25
 """A reading whose output is further off than this part of the largest element is not judged by its bound."""
+
+UNUSUAL = 2.0
+"""Where nothing confirms a reading, one with the length first, or without the mask that was given, is taken only if it
+is so many times nearer."""
 
 Judge = Callable[[str, ReadCall], str | None]
 """Compares a call with the reference under the bound of its dtype: None, or how they differ."""
@@ -41,7 +46,7 @@ class Parts(Protocol):
         """A copy in NumPy and the dtype by name; None for what is no array."""
 
 
-COUNTS = (*HEADS, "h", "H", "nh", "n_heads", "num_head", "_num_heads", "_n_heads")
+COUNTS = (*HEADS, "h", "H", "nh", "nheads", "num_head", "_num_heads", "_n_heads")
 """Attributes that hold the number of heads."""
 
 
@@ -93,12 +98,13 @@ class ProjectedLayer:
         self.hooks, self.name, self.said, self.judge, self.sure = hooks, name, said, judge, sure
         self.kind = kind_of(layer)
         inside = {own: part for own, part in hooks.modules_in(layer) if hooks.projects(part)}
+        inside |= {own: part for own, part in _own_names(inside) if own not in inside}
         unknown = [own for own in said.names if own not in inside]
         if unknown:
-            there = ", ".join(map(repr, inside)) or "none"
+            there = ", ".join(repr(own) for own, _ in hooks.modules_in(layer) if own in inside) or "none"
             raise SpecError(f"{self.kind} at {name or 'the top'} has no projection {unknown[0]!r} (it has: {there})")
         self.parts = {own: Part(self, own, inside[own]) for own in said.names}
-        self.num_heads = said.num_heads or _heads(layer)
+        self.num_heads = said.num_heads or heads_of(layer)
         self.settled: _Reading | None = None
         self.doubt = ""
         self.differs = False
@@ -117,26 +123,36 @@ class ProjectedLayer:
             if len(seen) != 1 or None in (seen[0][0], seen[0][1]):
                 raise SpecError(f"its projection {name!r} was called {len(seen)} times with one array, not once")
         found: list[tuple[_Reading, ReadCall]] = []
-        nearest, closest = (np.inf, ""), None
+        nearest: tuple[float, str] = (np.inf, "")
+        closest: tuple[_Reading, ReadCall] | None = None
         for reading in self._readings():
             try:
                 read = self._as_read(reading, {name: seen[0] for name, seen in calls.items()})
             except SpecError as error:
                 nearest = nearest if nearest[1] else (np.inf, str(error))
                 continue
-            for mask in self._masks(read, arguments):
+            masks = list(self._masks(read, arguments))
+            for mask in masks:
                 call = read._replace(inputs=replace(read.inputs, mask=mask))
                 if any(is_same(call, other) for _, other in found):
                     continue
                 off, words = distance(call)
                 reason = words if off > NEAR else self.judge(self.name, call)
-                if off < nearest[0]:
-                    nearest, closest = (off, reason or words), call
+                # A causal layer whose scores are wrong gives its first query the first value all the same.
+                unlikely = self.said.causal is None and mask.causal and not begins_right(call)
+                unused = _source(mask) is None and any(map(_source, masks))
+                far = off * UNUSUAL ** ((not reading.batch_first) + unused)
+                if far < nearest[0] and not unlikely:
+                    nearest, closest = (far, reason or words), (reading, call)
                 if reason is None:
                     found.append((reading, call))
+        scale = self._other_scale(closest[1]) if closest is not None and not found else ""
+        nearest = (nearest[0], nearest[1] + scale)
         if not found and self.sure and closest is not None:
             self.doubt = f"it differs from its own weights: {nearest[1]}"
-            return closest
+            assumed = "" if scale else self._assumed(*closest, arguments)
+            self.doubt += f" (assumed: {assumed}; say it in mha.Projections)" if assumed else ""
+            return closest[1]._replace(assumed=assumed)
         if not found:
             self.differs = closest is not None
             raise SpecError(f"it does not compute the definition from these projections: {nearest[1]}")
@@ -146,6 +162,42 @@ class ProjectedLayer:
         self.settled, call = found[0]
         self._look_beyond(output, calls[self.said.output][0][1])
         return call
+
+    def _other_scale(self, call: ReadCall) -> str:
+        """Return which other scale of the scores gives a call, as the end of a message; "" if none that is tried."""
+        width, whole = call.config.head_dim, call.inputs.queries.shape[-1]
+        scales = {"not scaled": 1.0, f"divided by {width}": 1.0 / width, f"divided by sqrt({whole})": whole**-0.5}
+        for words, scale in scales.items() if self.said.scale is None else ():
+            if self.judge(self.name, call._replace(config=replace(call.config, scale=scale))) is None:
+                what = f"they are {words}, where sqrt({width}) is due. If that is meant, say scale={scale:.6g}"
+                return f". Its scores alone differ: {what}"
+        return ""
+
+    def _assumed(self, reading: _Reading, call: ReadCall, arguments: Mapping[str, Any]) -> str:
+        """Return which settings nothing said and this reading has, in words; "" where all are said."""
+        packed, mask = len(self.said.names) < len(PROJECTIONS), call.inputs.mask
+        own, sizes = _source(mask), call.inputs.check(call.config)
+        full = (sizes.batch, call.config.num_heads, sizes.query_len, sizes.key_len)
+        masks = {
+            name: held[0]
+            for name, value in arguments.items()
+            if self.said.mask in (None, name)
+            and (held := self.hooks.as_array(value)) is not None
+            and mask_readings(held, full)
+        }
+        read = f"{' and '.join(masks)} not used as a mask"
+        if mask.allowed is not None:
+            as_given = any(np.array_equal(mask.allowed.ravel(), one.ravel() != 0) for one in masks.values())
+            read = f"{' or '.join(masks)} true where a key is {'attended to' if as_given else 'hidden'}"
+        elif own:
+            read = f"{' or '.join(masks)} used as {'lengths' if own == 'valid_lens' else 'numbers that are added'}"
+        left = {
+            f"causal={mask.causal}": self.said.causal is None and sizes.key_len > 1,
+            f"batch_first={reading.batch_first}": self.said.batch_first is None and self.settled is None,
+            f"by_head={reading.by_head}": self.said.by_head is None and packed and self.settled is None,
+            read: bool(masks) and (self.said.mask is None or own == "allowed"),
+        }
+        return ", ".join(words for words, is_open in left.items() if is_open)
 
     def _look_beyond(self, output: Any, projected: Any) -> None:
         """Note whether the layer returns something else than its output projection gives."""
@@ -229,7 +281,15 @@ class ProjectedLayer:
                 yield AttentionMask(**source, causal=causal)
 
 
-def _heads(layer: Any) -> int:
+def _own_names(inside: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield projections by the names that they say they have, as Keras' layers do: recordings of modules hold these."""
+    named = [(name, part) for part in inside.values() if isinstance(name := getattr(part, "name", None), str)]
+    often = Counter(name for name, _ in named)
+    yield from (one for one in named if often[one[0]] == 1)
+
+
+def heads_of(layer: Any) -> int:
+    """The number of heads that an attribute of a layer has. SpecError where none does."""
     for name in COUNTS:
         value = getattr(layer, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -237,8 +297,13 @@ def _heads(layer: Any) -> int:
     raise SpecError(f"{kind_of(layer)} has no attribute with its number of heads; say num_heads")
 
 
+def _source(mask: AttentionMask) -> str | None:
+    """Return by which field a mask says which keys count, or None."""
+    return next((name for name in ("allowed", "bias", "valid_lens") if getattr(mask, name) is not None), None)
+
+
 def _words(reading: _Reading, call: ReadCall) -> str:
     mask = call.inputs.mask
-    own = [name for name in ("allowed", "bias", "valid_lens") if getattr(mask, name) is not None]
-    said = f"causal={mask.causal}" + "".join(f", {name} given" for name in own)
+    own = _source(mask)
+    said = f"causal={mask.causal}" + (f", {own} given" if own else "")
     return f"{said}, batch_first={reading.batch_first}, by_head={reading.by_head}"

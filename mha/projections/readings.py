@@ -60,6 +60,15 @@ def distance(call: ReadCall) -> tuple[float, str]:
     return found.ratio, words
 
 
+def begins_right(call: ReadCall) -> bool:
+    """Whether the reference gives what the first query of each item got, to a thousandth of the largest element."""
+    wanted = reference.run(call.config, call.weights, call.inputs).output
+    given = call.outputs["output"].astype(np.float64)
+    if wanted is None or wanted.shape != given.shape:
+        return False
+    return bool((np.abs(given - wanted)[:, :1] <= 1e-3 * np.abs(wanted).max(initial=0.0)).all())
+
+
 def is_same(one: ReadCall, other: ReadCall) -> bool:
     """Whether two readings of a call have the same parameters and inputs, and give each key the same weight.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from mha import rotary
 from mha.coverage import kind_of
-from mha.projections.layer import Judge, Part, Parts, ProjectedLayer
+from mha.projections.layer import Judge, Part, Parts, ProjectedLayer, heads_of
 from mha.projections.said import Projections, found_by_name
 from mha_core import SpecError
 
@@ -45,6 +46,7 @@ class Unlisted:
             if not hasattr(hooks, "modules_in"):
                 raise SpecError(f"layers of {type(target).__qualname__} can't be read by their projections")
         self._hooks, self._is_known, self._said, self._judge = hooks, is_known, said, judge
+        self._target = target
         self._named = dict(_inside(hooks, target))
         self._found: dict[str, Projections] = {}
         self._parts: dict[int, Part] = {}
@@ -96,12 +98,18 @@ class Unlisted:
         why = f"{next(iter(self.refused.values()))}. " if self.refused else ""
         if self.as_they_are:
             return f"{why}{self.as_they_are} (docs/recordings.md)"
-        name = next(iter(self.refused), unread[0] if unread else "NAME")
+        own = [one for one, part in self._inside_of("") if self._hooks.projects(part) and "." not in one]
+        name = next(iter((*self.refused, *unread)), "NAME" if len(own) < 2 else "")
         found = self._found.get(name)
-        lacks = "names and number" if found is None else "" if found.num_heads else "number of heads"
+        says = found is not None and found.num_heads
+        with suppress(SpecError):
+            says = says or heads_of(self._named.get(name, self._target))
+        heads = "" if says else "its own number of heads"
+        which = "" if found is not None else "each name where it belongs"
+        lacks = " and ".join(filter(None, (which, heads)))
         return (
             f"{why}A class that is not listed is recorded by its projections, if their names are said: "
-            f"{self._line(name)}{lacks and ', with its own '}{lacks} (docs/recordings.md)"
+            f"{self._line(name)}{lacks and ', with '}{lacks} (docs/recordings.md)"
         )
 
     @property
@@ -117,10 +125,30 @@ class Unlisted:
 
     def _line(self, name: str) -> str:
         """The call of mha.capture that says where the projections of this layer, and its like, are."""
-        found = self._found.get(name, Projections("q_proj", "k_proj", "v_proj", "out_proj"))
+        found = self._found.get(name) or self._in_order(name)
         roles = ", ".join(f'{role}="{getattr(found, role)}"' for role in ("query", "key", "value", "output"))
-        said = f"mha.Projections({roles}, num_heads={found.num_heads or 8})"
+        said = f"mha.Projections({roles}, num_heads={found.num_heads or self._some_heads(name, found)})"
         return f'mha.capture(model, "calls.safetensors", layers={{{self._alike(name)!r}: {said}}})'
+
+    def _in_order(self, name: str) -> Projections:
+        """Projections in the order in which a layer has them, where no name says which is which."""
+        own = [own for own, part in self._inside_of(name) if self._hooks.projects(part)]
+        usual = ["q_proj", "k_proj", "v_proj", "out_proj"]
+        query, key, value, *_, output = own if len(own) > 3 else [*3 * own[:1], own[1]] if len(own) == 2 else usual
+        return Projections(query, key, value, output)
+
+    def _some_heads(self, name: str, found: Projections) -> int:
+        """The layer's number of heads; where nothing says it, one that the rows of its queries have, at most 8."""
+        with suppress(SpecError):
+            return heads_of(self._named.get(name, self._target))
+        module = dict(self._inside_of(name)).get(found.query)
+        rows = 8 if module is None else int(self._hooks.matrix_of(module)[0].shape[0])
+        rows //= 3 if found.query == found.key == found.value and rows % 3 == 0 else 1
+        return max(one for one in range(1, 9) if rows % one == 0)
+
+    def _inside_of(self, name: str) -> list[tuple[str, Any]]:
+        """The modules inside that of this name; of the target, where there is none."""
+        return _inside(self._hooks, self._named.get(name, self._target))
 
     def _alike(self, name: str) -> str:
         """A pattern for this layer and all others of its place in other blocks, if what is found holds for them all."""

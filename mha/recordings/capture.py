@@ -84,7 +84,7 @@ class Capture:
     def add(self, name: str, kind: str, call: ReadCall) -> None:
         """Record one call of a layer of this name and kind."""
         position = self._position(name, kind, call)
-        self.calls.append(RecordedCall(position, call.inputs, call.outputs))
+        self.calls.append(RecordedCall(position, call.inputs, call.outputs, call.assumed))
 
     def _position(self, name: str, kind: str, call: ReadCall) -> int:
         """Position of the layer among the recorded ones; it is added if it was not seen with these weights before."""

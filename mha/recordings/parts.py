@@ -51,11 +51,13 @@ class RecordedCall:
         layer: its position among the recording's layers.
         inputs: its arguments, in terms of the definition.
         outputs: its results by stage: `output`, and `weights` where it returned them per head.
+        assumed: which settings of the call nothing said and its numbers do not confirm, in words, or "".
     """
 
     layer: int
     inputs: AttentionInputs
     outputs: Mapping[str, NDArray]
+    assumed: str = ""
 
 
 def check_call(name: str, layer: RecordedLayer, call: RecordedCall) -> None:

@@ -92,7 +92,8 @@ def _call(call: Mapping[str, Any], layers: int, find: Find) -> RecordedCall:
     mask = _made(AttentionMask, call["mask"], find)
     rotary = _made(RotaryInputs, call["rotary"], find) if "rotary" in call else None
     inputs = _made(AttentionInputs, call["inputs"], find, mask=mask, rotary=rotary)
-    return RecordedCall(position, inputs, {name: find(value) for name, value in call["outputs"].items()})
+    outputs = {name: find(value) for name, value in call["outputs"].items()}
+    return RecordedCall(position, inputs, outputs, _text("what is assumed of a call", call.get("assumed", "")))
 
 
 def _end(end: Mapping[str, Any], calls: int, find: Find) -> RecordedEnd:

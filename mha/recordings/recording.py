@@ -30,6 +30,7 @@ from mha.recordings.tokens import Tokens
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype, check_held, round_to
 from mha_core.errors import one_line, shown
+from mha_core.files.mistaken import WEIGHTS
 from mha_core.files.tensorfile import read_header
 from mha_core.files.writing import check_output
 from mha_core.weights import Weights, check_weights
@@ -226,7 +227,12 @@ def _without_attention(path: str | os.PathLike[str]) -> str | None:
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """The absolute path. Raises SpecError if no file can be written there, or one exists that may not be replaced."""
+    """The absolute path. Raises SpecError if no file can be written there, or one exists that may not be replaced.
+
+    And for a suffix of another format, as which the file would not be read.
+    """
+    if Path(path).suffix in WEIGHTS and Path(path).suffix != ".safetensors":
+        raise SpecError(f"a recording is a .safetensors file. Got {shown(path)}: write {Path(path).stem}.safetensors")
     return check_output(path, what="a recording", force="" if overwrite else "overwrite=True")
 
 
@@ -257,6 +263,7 @@ def _describe_call(
         "mask": {name: add(name, value) for name, value in _given(call.inputs.mask).items()},
         **({} if rotary is None else {"rotary": {name: add(name, value) for name, value in _given(rotary).items()}}),
         "outputs": {name: add(name, value) for name, value in call.outputs.items()},
+        **({"assumed": call.assumed} if call.assumed else {}),
     }
 
 

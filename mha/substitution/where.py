@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mha.coverage import kind_of
 from mha.recordings.modules.arrays import ArraysRecording, open_modules
 from mha.recordings.modules.diagnosed import Suspect, diagnosed
 from mha.recordings.modules.recording import ModuleRecording
@@ -25,6 +26,9 @@ from mha.substitution.reports.report import Backward, ModuleResult, Status, Wher
 from mha.substitution.substitute import Substitution
 from mha_core import SpecError
 from mha_core.errors import listed
+
+TO_RECORD = 'with mha.capture(port, "port.safetensors", modules=True): port(x)'
+"""How a port is recorded."""
 
 
 def where(
@@ -65,19 +69,28 @@ def where(
     ...     where(model, folder + "/port.safetensors").wrong
     ('1',)
     """
-    if isinstance(original, (Recording, ModuleRecording, str, os.PathLike)):
+    is_file = (Recording, ModuleRecording, str, os.PathLike)
+    if not isinstance(recording, is_file):
+        first = "; the original comes first" if isinstance(original, is_file) else ""
+        raise SpecError(
+            f"the second argument of where must be a recording of the port. Got a {kind_of(recording)}: "
+            f"{TO_RECORD}{first}"
+        )
+    if isinstance(original, is_file):
         if inputs is not None:
             raise SpecError("inputs are what a live original is called with; this one was recorded")
         return recorded_apart(original, recording, pairs, progress)
     if isinstance(recording, Recording):
-        raise SpecError("a live original needs a recording of modules: mha.capture(port, FILE, modules=True)")
+        raise SpecError(f"a live original needs a recording of modules: {TO_RECORD}")
     if not isinstance(recording, ModuleRecording):
         recording = open_modules(recording)
     first = recording.modules[0].name
     if first:
         raise SpecError(f"the recording holds no call of the model itself, of {first!r} and others: call the model")
     if (often := sum(call.module == 0 for call in recording.calls)) > 1:
-        raise SpecError(f"the recording holds {often} calls of the model: record one")
+        raise SpecError(
+            f"the recording holds {often} calls of the model: record one, or each in a file of its own: {TO_RECORD}"
+        )
     if inputs is None:
         inputs = inputs_of(recording)
     progress("the original")
@@ -263,6 +276,9 @@ class _Judge(Blame):
             still = any(self.results[one].status not in RIGHT for one in inner)
             if alone is None and status == "wrong":
                 worst.notes.append("whether its own lines are right too can't be seen: its parts can't be replaced")
+            misread = None
+            if status == "wrong" and division.spared is None and alone is not None and alone.worst[1].equal:
+                misread = self.beside_masks(port, inner, ready, calls)
             if (
                 status == "wrong"
                 and alone is not None
@@ -270,6 +286,8 @@ class _Judge(Blame):
                 and not self.is_explained(port, alone)
             ):
                 worst = self.in_lines[port] = alone
+            elif misread is not None and not self.blame_for_masks(port):
+                worst = self.in_lines[port] = misread
             else:
                 status, own_lines = "through its parts" if still else "equal", False
                 worst = alone if alone is not None and parts else worst

@@ -62,6 +62,11 @@ def spec_meant(text: str, example: str = "attention") -> str:
 
     >>> spec_meant("layers/mine.py:attention")
     'name the module, without .py: write layers.mine:attention'
+    >>> import tempfile, contextlib
+    >>> with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    ...     Path("my-layer.py").touch()
+    ...     spec_meant("my-layer:attention")
+    'Python imports no module with a dash in its name: rename my-layer.py to my_layer.py, and write my_layer:attention'
     >>> spec_meant("no_such_file"), spec_meant("mine.py:", "make")
     ('it must read MODULE:NAME, such as mine:attention (`attention` in mine.py)', \
 'it must read MODULE:NAME, such as mine:make (`make` in mine.py)')
@@ -77,6 +82,11 @@ def spec_meant(text: str, example: str = "attention") -> str:
         module = ".".join(part for part in file.with_suffix("").parts if part != ".")
         more = f" ({file} has: {listed([shown(one) for one in there], MOST)})" if len(there) > 1 else ""
         return f"name what is in it, too: write {shown(module)}:{shown(there[0]) if there else 'NAME'}{more}"
+    if "-" in place and file.is_file():
+        right = str(file).replace("-", "_")
+        module = ".".join(part for part in Path(right).with_suffix("").parts if part != ".")
+        rename = f"rename {shown(file)} to {shown(right)}, and write {shown(module)}:{shown(name or example)}"
+        return f"Python imports no module with a dash in its name: {rename}"
     what = "it is a file, and no Python code; " if Path(text).is_file() else ""
     return f"{what}it must read MODULE:NAME, such as mine:{example} (`{example}` in mine.py)"
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,7 +148,7 @@ def _raw_header(path: Path) -> bytes:
             why = (
                 f"its first bytes are those of: {looks}"
                 if looks not in ("", "safetensors")
-                else "its header ends beyond it"
+                else "its header ends beyond it: it is cut off, or no such file"
             )
             raise SpecError(f"{path} is not a whole safetensors file: {why}")
         return file.read(length)
@@ -179,10 +180,27 @@ def looks_like(path: Path) -> str:
     )
     for signature, name in signatures:
         if start.startswith(signature):
-            return name
+            return _archive(path) or name if name.startswith("zip") else name
     if start[8:9] == b"{":
         return "safetensors"
     return "a text" if start.isascii() and start.decode("ascii").replace("\n", " ").isprintable() else ""
+
+
+ARCHIVES = {"data.pkl": (".pt", "torch.save"), "model.weights.h5": (".keras", "Keras"), ".npy": (".npz", "NumPy")}
+"""The end of a name in a zip archive -> the suffix of such archives, and what writes them."""
+
+
+def _archive(path: Path) -> str:
+    """What wrote a zip archive, in words, and what to call it; "" where that is not known."""
+    try:
+        with ZipFile(path) as archive:
+            names = archive.namelist()
+    except (BadZipFile, OSError, ValueError):
+        return ""
+    found = (one for end, one in ARCHIVES.items() if any(name.endswith(end) for name in names))
+    suffix, writer = next(found, ("", ""))
+    right = "" if path.suffix == suffix else f": rename it {shown(path.stem)}{suffix}"
+    return f"zip archive of {writer}{right}" if suffix else ""
 
 
 def as_arrays(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:

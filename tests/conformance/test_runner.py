@@ -199,6 +199,10 @@ def test_backends_say_how_to_run_them_again(backend):
     assert elsewhere.selector == f"--backend {backend.name} --path compiled --device gpu:1"
     assert elsewhere.name == f"{backend.name} compiled"
     spaced = replace(run_case(case, ReferenceSubject()), case="B=1 H=2")
+    late = replace(spaced, message="no answer within 2 s: it is at mine.py:3", selector="--subject m:f --time-limit 2")
+    assert late.rerun.startswith("mha check --subject m:f --time-limit 20 --case ")
+    late = replace(late, selector="--subject m:f")
+    assert late.rerun.startswith("mha check --subject m:f --time-limit 20 --case ")
     assert spaced.rerun == "mha check --backend reference --case 'B=1 H=2' --dtype float64"
 
 

@@ -42,7 +42,7 @@ def replay(asked: ReplayOptions) -> None:
     are then at most the sum of their bounds apart, although they never ran in one environment. Without
     --backend and --subject, every installed backend is run.
 
-    Exit status: 0 equal, 1 different, 2 could not run.
+    Exit status: 0 equal; 1 different; 2 could not run, or a module that looks like attention was not recorded.
     """
     from conformance.reports import text as report
     from mha.recordings.recording import Recording
@@ -72,7 +72,7 @@ def replay(asked: ReplayOptions) -> None:
     ):
         outcome = run(recording, found.subjects, patterns=patterns, same_dtype=not asked.dtypes, progress=advance)
     missed = undetectable_bugs(recording, selected(recording, patterns)) if asked.unseen is not False else None
-    _print(console, recording, outcome, asked.file)
+    _print(console, recording, outcome, asked)
     if missed is not None:
         say(console, missed.text(whole=bool(asked.unseen)))
     write_asked(
@@ -85,12 +85,18 @@ def replay(asked: ReplayOptions) -> None:
             **outcome.to_dict(),
         },
     )
-    status = status_by(outcome.results, also=outcome.recorded, failed=bool(found.broken))
+    left = bool(_left_open(recording, asked))
+    status = status_by(outcome.results, also=outcome.recorded, failed=bool(found.broken) or left)
     asked.write_outcomes(lambda: of_results(outcome.everything, found.broken), status)
     raise SystemExit(status)
 
 
-def _print(console: Console, recording: Recording, outcome: Replay, file: Path) -> None:
+def _left_open(recording: Recording, asked: ReplayOptions) -> str:
+    """Return which modules were not judged, in a line; "" for none, or where some calls were asked for by name."""
+    return "" if recording.coverage is None or asked.patterns else recording.coverage.not_judged
+
+
+def _print(console: Console, recording: Recording, outcome: Replay, asked: ReplayOptions) -> None:
     """Print what was recorded, the parity table, the distances from the recording, and every failure."""
     from conformance.reports import text as report
 
@@ -108,8 +114,9 @@ def _print(console: Console, recording: Recording, outcome: Replay, file: Path) 
     console.print()
     for result in outcome.everything:
         if result.status in ("different", "failed"):
-            say(console, _failure_text(result, file, recorded=result in outcome.recorded))
+            say(console, _failure_text(result, asked.file, recorded=result in outcome.recorded))
     say(console, *report.unsupported_lines(outcome.results), report.verdict(outcome.everything))
+    say(console, *filter(None, [_left_open(recording, asked)]))
 
 
 def _failure_text(result: Result, file: Path, *, recorded: bool) -> str:

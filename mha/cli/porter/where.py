@@ -128,7 +128,10 @@ def original_named(spec: str) -> Any:
     from mha.port import decoder
     from mha.port.encoder import PACKAGED, load_encoder
     from mha_core.errors import one_line
+    from mha_core.files.mistaken import spec_meant
 
+    if ":" not in spec and not Path(spec).exists() and Path(f"{spec}.py").is_file():
+        raise CouldNotRun(f"the original {spec!r}: {spec_meant(spec, 'original')}")
     if decoder.is_decoder_named(spec):
         return decoder.load_decoder(spec).model
     if spec in PACKAGED or ":" not in spec:

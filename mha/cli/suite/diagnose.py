@@ -28,6 +28,12 @@ OWN_WEIGHTS = (
 )
 
 
+ASSUMED = (
+    "Assumed of {0}: {1}. Nothing said it, and the numbers do not confirm it: what follows hangs on it. Say it in "
+    "mha.Projections, and record again.\n"
+)
+
+
 class DiagnoseOptions(Apart):
     """The argument and options of `mha diagnose`."""
 
@@ -97,14 +103,15 @@ def diagnose(asked: DiagnoseOptions) -> None:
     file with those that it was meant to hold, of weights or a recording of the original, and the calls are
     judged by these. With a recording, both are compared as `mha where` does as well: inputs, masks and outputs.
 
-    Exit status: 0 nothing to explain, 1 it differs, 2 could not run.
+    Exit status: 0 nothing to explain, 1 it differs, 2 could not run, or a module that looks like attention was not
+    recorded.
     """
     asked.check()
     if asked.file is None:
         told = _of_subject(str(asked.spec), asked)
         click.echo(told.text if asked.details else "\n".join(told.rows(consoles()[0].width)))
         asked.end(told.status, [told.text])
-    found, compared = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
+    found, compared, left = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
     texts = [text for one in found for text in _told(one, asked.file, asked.weights)]
     click.echo("\n\n".join(texts))
     differs = any(diagnosis.differs for one in found for _, diagnosis in one.found)
@@ -115,7 +122,9 @@ def diagnose(asked: DiagnoseOptions) -> None:
     parted = compared is not None and not compared.equal
     if parted and not differs:
         click.echo("\nThat is of its attention, on the inputs and masks that it was given. What differs is said above.")
-    asked.end(int(parted or differs), texts)
+    if left:
+        click.echo(f"\n{left}")
+    asked.end(int(parted or differs) or 2 * bool(left), texts)
 
 
 def _of_subject(spec: str, asked: DiagnoseOptions) -> Brief:
@@ -155,14 +164,20 @@ def _of_subject(spec: str, asked: DiagnoseOptions) -> Brief:
 
 def _of_file(
     file: Path, weights: Path | None, patterns: tuple[str, ...], compare: bool
-) -> tuple[list[LayersExplained], WhereReport | None]:
-    """Return what explains the recorded calls, for each dtype; and their comparison with the original's, or None."""
+) -> tuple[list[LayersExplained], WhereReport | None, str]:
+    """Return what explains the recorded calls, for each dtype; their comparison with the original's, or None; and what
+    was not recorded, in a line, or "".
+    """
     from mha.recordings.explain import explain_layers, intended
     from mha.recordings.recording import Recording
 
     recording = Recording.load(file)
-    if recording.coverage is not None and recording.coverage.unread:
+    left = "" if recording.coverage is None or patterns else recording.coverage.not_judged
+    if recording.coverage is not None and recording.coverage.unread and not left:
         click.echo(f"{recording.coverage.line}.\n")
+    assumed = {call.assumed: recording.layers[call.layer].name for call in reversed(recording.calls) if call.assumed}
+    for settings, name in reversed(assumed.items()):
+        click.echo(ASSUMED.format(name or "the layer", settings))
     compared = None
     if weights is not None:
         if compare:
@@ -170,7 +185,7 @@ def _of_file(
         recording, lines = intended(recording, weights)
         click.echo("\n".join([*lines, ""]))
     with consoles()[1].status("") as status:
-        return explain_layers(recording, patterns=patterns or ("*",), progress=says(status)), compared
+        return explain_layers(recording, patterns=patterns or ("*",), progress=says(status)), compared, left
 
 
 def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[str]:

@@ -6,11 +6,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from conformance.case_unit import NOT_ASKED
 from conformance.diagnosis.apart import MAY_BE_KEPT
-from conformance.diagnosis.brief import FIXES, MUST_BE, ROWS, Brief, Cause
+from conformance.diagnosis.brief import FIXES, MUST_BE, ONLY_EXTREME, ROWS, Brief, Cause
+from conformance.diagnosis.diagnose import ALL_NAN
 from conformance.diagnosis.text import shown as shown_place
 from conformance.judging.result import Result
 from conformance.reports.looked_at import LookedAt
@@ -44,6 +46,11 @@ OF_SIZE = re.compile(r"reshape.*(size 0\b|\b0 elements|empty tensor)")
 WHY_SIZE = "  Write every size, none as -1: an empty array does not tell it."
 
 WHY_WRITES = "  Write x = x * y, not x *= y: the caller has the same array."
+
+WHY_NAN = (
+    "Most often NaN begins at 0 / 0, or in a softmax over a row of -inf. NumPy names the line: begin the function with "
+    "np.seterr(invalid='raise')."
+)
 
 LEAST = 6
 """Rows that the causes have in any case."""
@@ -96,7 +103,9 @@ def about(
         undeclared: whether it says nowhere what it can express.
     """
     wrong = any(one.status in ("different", "failed") for one in results)
+    told, ordinary = _ordinary(told)
     before = [
+        *ordinary,
         *_of_shapes(results, told),
         *_kept(results),
         *([UNDECLARED] if undeclared and wrong else []),
@@ -105,7 +114,13 @@ def about(
     raised = _raised(results)
     if not any(one.status in ("different", "equal", "deviates") for one in results):  # that is the answer then
         before, raised = [*raised, *before], []
-    after = [*float64_lines(results), *raised, *([] if catches is None else _of_one(results, catches))]
+    is_nan = told is not None and any(one.what == ALL_NAN for one in told.causes)
+    after = [
+        *[WHY_NAN] * is_nan,
+        *float64_lines(results),
+        *raised,
+        *([] if catches is None else _of_one(results, catches)),
+    ]
     after += [*gradient_lines(results), *deviation_lines(results)]
     rows = [row for line in before for row in wrapped(shown(line, 4 * width), width, "  ")]
     last = [row for line in after for row in _in_rows(line, width)]
@@ -115,6 +130,20 @@ def about(
     most = min(ROWS, max(LEAST, SCREEN - dtypes - taken))
     causes = [] if told is None else told.rows(width, most, head=False)
     return [*rows, *causes, *last]
+
+
+def _ordinary(told: Brief | None) -> tuple[Brief | None, list[str]]:
+    """Return a diagnosis without the line that all is right in ordinary cases, and this line, which stands first.
+
+    Of a subject whose outputs all have another form it is not said: that one is right in no case.
+    """
+    start = ONLY_EXTREME.partition(":")[0]
+    found = [] if told is None else [line for line in told.seen if line.startswith(start)]
+    if told is None or not found:
+        return told, []
+    rest = replace(told, seen=tuple(line for line in told.seen if line not in found))
+    formed = any(MUST_BE in cause.what for cause in told.causes)
+    return rest, [] if formed else found
 
 
 def _in_rows(line: str, width: int) -> list[str]:

@@ -160,10 +160,10 @@ def _order(trial: Trial, known: Known) -> Pair:
     turned = (*(slice(None),) * axis, slice(None, None, -1))
     x = trial.x()
     first = trial.call(x).out
-    fixed = {
-        name: value[: trial.size.batch][::-1] for name, value in trial.template.fixed.items()
-        if isinstance(value, Given) and value.array.ndim
-    }  # fmt: skip
+    fixed = {}
+    for name, value in trial.beside(x).items():
+        own = trial.template.axes_of(value.array)[0] if isinstance(value, Given) else None
+        fixed[name] = value if own is None else value[(*(slice(None),) * own, slice(None, None, -1))]
     second = trial.call({name: one[turned] for name, one in x.items()}, fixed).out
     return Pair(first, second[turned])
 

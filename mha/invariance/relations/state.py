@@ -151,20 +151,13 @@ def _unchanged(trial: Trial, known: Known) -> Pair:
     name, one = next(iter(x.items()))
     before = trial.live.array(native[name])
     trial.lines.append(f"given = t({one.text}); before = n(given).copy()")
-    args, kwargs = trial._ordered({**native, **_fixed(trial)})
+    args, kwargs = trial._ordered({**native, **trial.beside(x)})
     trial.lines.append("model(given)")
     trial.run(*args, **kwargs)
     after = trial.live.array(native[name])
     assert before is not None
     assert after is not None
     return Pair(Given(before.astype(np.float64), "before"), Given(after.astype(np.float64), "n(given)"))
-
-
-def _fixed(trial: Trial) -> dict[str, Any]:
-    return {
-        name: value[: trial.size.batch] if isinstance(value, Given) and value.array.ndim else value
-        for name, value in trial.template.fixed.items()
-    }
 
 
 ROWS = (

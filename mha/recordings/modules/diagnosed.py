@@ -129,12 +129,12 @@ def _to_record(name: str, kind: str, called: Collection[str], recording: Recordi
     layers = () if recording is None else recording.layers
     heads = next((one.config.num_heads for one in layers if one.kind == kind), None)
     roles = ", ".join(f'{role}="{getattr(found, role)}"' for role in ("query", "key", "value", "output"))
-    said = f"{{{name!r}: mha.Projections({roles}, num_heads={heads or 'H'})}}"
-    with_heads = "" if heads else ", H being its number of heads"
+    said = f"{{{name!r}: mha.Projections({roles}{f', num_heads={heads}' if heads else ''})}}"
+    with_heads = "" if heads else ", num_heads"
     return (
         "It does not give what its projections give by the definition. For the cause, record the port once more, by "
-        f'mha.capture(port, "layer.safetensors", layers={said}){with_heads}, and batch_first, mask and causal said too '
-        "where it has them its own way; then `mha diagnose layer.safetensors`."
+        f'mha.capture(port, "layer.safetensors", layers={said}), with batch_first{with_heads}, mask and causal said '
+        "too where it has them its own way; then `mha diagnose layer.safetensors`."
     )
 
 

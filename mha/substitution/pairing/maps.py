@@ -17,7 +17,11 @@ def read_map(path: Path) -> dict[str, str]:
     Raises:
         SpecError: it is no such file.
     """
-    found = parse_toml(path.read_text(encoding="utf-8"), what=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise SpecError(f"{path} is no text: a map is one in TOML, which --map writes where there is no file") from None
+    found = parse_toml(text, what=str(path))
     pairs = found.get("pairs")
     if (
         set(found) != {"pairs"}

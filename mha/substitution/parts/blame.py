@@ -15,7 +15,7 @@ from mha.substitution.parts.elsewhere import Elsewhere
 from mha.substitution.parts.otherwise import Instead
 from mha.substitution.parts.packed import Packed, packed_in
 from mha.substitution.parts.rewritten import Rewritten
-from mha.substitution.parts.runs import Calls, Parts, Ready
+from mha.substitution.parts.runs import RIGHT, Calls, Parts, Ready
 from mha.substitution.reports.report import ModuleResult, Status
 
 ABOUT = ("name", "kind", "depth", "original", "original_kind", "how", "parameters", "parameters_of", "order")
@@ -229,6 +229,32 @@ class Blame(Parts):
         """Return whether lines around a part are wrong: a module's, or those of one in it without an original."""
         makers = (one for one in self.inside[around] if self.results[one].original is None and one != part)
         return any(self.results[one].status == "wrong" for one in (around, *makers))
+
+    def beside_masks(self, port: int, inner: Sequence[int], ready: Ready, calls: Calls) -> CallJudgement | None:
+        """Return a judgement on a module that its wrong parts do not explain: one of its right parts misreads a mask.
+
+        What reads its mask the other way is right by itself, so the port's numbers in its place would hide that it was
+        given the other mask. The original's runs in its place, on the mask that the original gives it. None if the
+        parts explain what is wrong, or that can't be seen.
+        """
+        readers = {one for one in self.inside[port] if one in self.other_masks and self.results[one].status in RIGHT}
+        parts: list[int] = []
+        left = [*inner]
+        while readers and left:
+            one = left.pop()
+            if readers.isdisjoint((one, *self.inside[one])):
+                parts.append(one)
+            elif self.results[one].status == "wrong":
+                return None  # by its own lines, which would run here as well
+            else:
+                left += self.outermost_inside(one, judged=True)
+        found = self.with_parts(sorted(parts), ready, calls) if readers else None
+        if found is None:
+            return None
+        if any(one.other_masks for one in found):
+            self.other_masks.add(port)
+        worst = max(found, key=lambda one: one.worst[1].ratio)
+        return None if worst.worst[1].equal else worst
 
     def blame_for_masks(self, port: int) -> bool:
         """Return whether a module that is wrong, its lines and parts right, has a part that reads its mask wrong.

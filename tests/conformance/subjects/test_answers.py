@@ -36,6 +36,8 @@ BAD_FUNCTIONS = {
     "return output, None": "returned a tuple; it must return its output alone, or {'output': ..., 'weights': ...}",
     "return output.tolist()": "returned a list; it must return its output alone, as an array: numpy.asarray(...), or",
     "return 3.5": "output is a float, not a NumPy array; convert it: numpy.asarray(output)",
+    "return {'out': output}": "its answer holds 'out', which is not known "
+    "(known: queries, keys, values, scores, weights, heads, output); return the output alone, or as {'output': ...}",
     "return {'output': output, 'attn': output}": "its answer holds 'attn', which is not known "
     "(known: queries, keys, values, scores, weights, heads, output)",
     "return {'weights': output}": "gave no output; it may leave out every other stage, but not that one",

@@ -391,7 +391,26 @@ def test_a_layer_that_is_wrong_in_no_ordinary_case_is_told_so(own):
         LAYERS + "\n\ndef averages(weights, queries, keys, values, mask, *, num_heads, padding):\n"
         "    mask = mask | ~mask.any(-1, keepdims=True)\n"
         "    return right(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)\n"
+        "\n\ndef averages_turned(weights, queries, keys, values, mask, *, num_heads, padding):\n"
+        "    output = averages(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)\n"
+        "    return output.swapaxes(0, 1)\n"
     )
     text = flat(said("check", "--subject", f"{own}:averages", *FEW, "-c", "ragged-square")[1])
     assert "Right in every ordinary case: wrong only where rows have no key" in text
+    assert text.index("Right in every ordinary case") < text.index("weights:")  # before what is wrong
+    text = flat(said("check", "--subject", f"{own}:averages_turned", *FEW, "-c", "ragged-square")[1])
+    assert "Every output is (Lq, B, Do), and must be (B, Lq, Do)" in text
+    assert "Right in every ordinary case" not in text  # it is right in none
     assert "Right in every ordinary case" not in flat(said("check", "--subject", f"{own}:input_width", *FEW)[1])
+
+
+def test_where_nan_begins_is_told_where_every_output_is_nan(own):
+    Path(f"{own}.py").write_text(
+        LAYERS + "\n\ndef lost(weights, queries, keys, values, mask, *, num_heads, padding):\n"
+        "    output = right(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)\n"
+        "    return output - output.max(initial=np.inf)\n"
+    )
+    text = flat(said("check", "--subject", f"{own}:lost", *FEW)[1])
+    assert "Every number of every output is NaN or infinite." in text
+    assert "NumPy names the line: begin the function with np.seterr(invalid='raise')." in text
+    assert "np.seterr" not in flat(said("check", "--subject", f"{own}:input_width", *FEW)[1])

@@ -157,6 +157,8 @@ def test_a_map_is_written_and_then_used(recorded):
     Path("pairs.toml").write_text("pairs = 3")
     done = run(f"{recorded}:original", "right.safetensors", "--map", "pairs.toml")
     assert "must hold one table, [pairs]" in done.output
+    done = run(f"{recorded}:original", "right.safetensors", "--map", "right.safetensors")
+    assert (done.exit_code, "right.safetensors is no text: a map is one in TOML" in done.output) == (2, True)
 
 
 def test_a_map_that_cannot_be_written_is_refused_before_the_original_runs(recorded):
@@ -183,6 +185,7 @@ def test_inputs_of_its_own(recorded):
         ),
         ("{}:broken", "right.safetensors", "can't be made: it raised ValueError: no weights"),
         ("nowhere", "right.safetensors", "no folder of that name exists"),
+        ("{}", "right.safetensors", "name what is in it, too: write "),
         ("{}:original", "weights.pt", "safetensors"),
         ("{}:original", "absent.safetensors", "no such file"),
     ],

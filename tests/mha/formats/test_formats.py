@@ -84,6 +84,14 @@ def test_a_refusal_says_what_the_file_looks_like(name, content, message, tmp_pat
     assert message in str(caught.value)
 
 
+def test_an_archive_under_another_name_is_told_what_to_be_called(tmp_path):
+    for suffix, form in ((".npz", "npz"), (".pt", "torch")):
+        path = tmp_path / f"{form}.safetensors"
+        path.write_bytes(write(tmp_path / f"real{suffix}", some_arrays()).read_bytes())
+        with pytest.raises(SpecError, match=rf"it looks like zip archive of \w+.*: rename it {form}{suffix}$"):
+            read(path)
+
+
 def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
     with pytest.raises(SpecError, match="there is no file"):
         read(tmp_path / "none.npz")

@@ -240,6 +240,61 @@ def test_inputs_without_a_length_are_refused():
         mha.invariants(lambda x: x, np.arange(3.0))
 
 
+def masked(x, mask):
+    """Attention without projections: any mask that is broadcast to (B, H, L, L) or (L, L)."""
+    scores = np.where(mask, x @ x.swapaxes(1, 2) if mask.ndim < 4 else (x @ x.swapaxes(1, 2))[:, None], -1e9)
+    exp = np.exp(scores - scores.max(-1, keepdims=True))
+    return (exp / exp.sum(-1, keepdims=True)).reshape(*x.shape[:2], x.shape[1]) @ x
+
+
+def placed(x, positions):
+    return x + positions[:, None]
+
+
+def biased(x, bias):
+    assert bias.shape[0] == 4 * len(x)
+    return x + bias[0].sum(-1)[:, None]
+
+
+CAUSAL = np.tri(7, dtype=bool)
+
+
+@pytest.mark.parametrize(
+    ("model", "other"),
+    [
+        (masked, CAUSAL),
+        (masked, CAUSAL[None]),
+        (masked, CAUSAL[None, None]),
+        (masked, np.broadcast_to(CAUSAL, (3, 1, 7, 7))),
+        (masked, np.arange(7)[None, None, None] < np.array([7, 4, 6])[:, None, None, None]),
+        (placed, np.linspace(0.0, 1.0, 7)),
+    ],
+)
+@pytest.mark.parametrize("width", [5, 7])
+def test_what_is_given_beside_the_sequences_is_cut_with_them(model, other, width):
+    x = np.random.default_rng(0).standard_normal((3, 7, width))
+    report = mha.invariants(model, (x, other))
+    assert report.holds
+    asked = {one.id for one in report.of("holds")}
+    assert {"batch-alone", "batch-order", "state-longer"} <= asked
+    assert "it raises" not in " ".join(report.lines())
+    if model is masked:
+        reasons = {one.id: one.reason for one in report.of("not asked")}
+        assert reasons["mask-none"] == "it has no mask argument besides mask, which the inputs give"
+
+
+def test_what_can_not_be_cut_is_named():
+    report = mha.invariants(biased, (np.ones((3, 7, 5)), np.ones((12, 7, 7))))
+    reason = next(one.reason for one in report.of("not asked") if one.id == "batch-alone")
+    assert reason.startswith("asked of 1 of 3 items and 7 of 7 positions, it raises AssertionError")
+    assert reason.endswith("; not cut, as no axis tells how: bias (12, 7, 7)")
+
+
+def test_a_mask_of_as_many_items_as_positions_is_refused():
+    with pytest.raises(SpecError, match="another number of items than of positions: of mask it can't be told"):
+        mha.invariants(masked, (np.ones((4, 4, 5)), np.tri(4, dtype=bool)))
+
+
 def test_short_inputs_are_named():
     report = mha.invariants(lambda x: np.cumsum(x, 1), np.ones((1, 1, 3)))
     reasons = {one.id: one.reason for one in report.of("not asked")}

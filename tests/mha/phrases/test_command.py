@@ -46,8 +46,8 @@ def test_all_are_listed():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("torhc", "keras"), "no attention is called 'torhc' (there are: torch-mha, "),
-        (("torhc", "keras"), "did you mean torch?"),
+        (("xyzzy", "keras"), "no attention is called 'xyzzy' (there are: torch-mha, "),
+        (("torhc", "keras"), "'torhc': did you mean torch (torch.nn.MultiheadAttention)? `mha phrase` lists all"),
         (("torch", "MultiHeadAttention"), "is the name of several: keras-mha (keras.layers.MultiHeadAttention), nnx"),
         (("torch",), "needs a second name, such as mha phrase torch keras"),
         (("torch", "keras", "--about", "masks"), "--about 'masks' is no concept (there are: made, called, padding"),

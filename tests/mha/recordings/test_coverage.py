@@ -136,9 +136,13 @@ def test_modules_of_unknown_classes_are_named_everywhere(backend_name, tmp_path)
     assert mha.Recording.load(path).coverage == found
 
     result = CliRunner().invoke(replay, [str(path), "-b", backend_name, "--json", str(tmp_path / "replay.json")])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 2, result.output  # what was recorded is equal, and that is not all of the model
+    assert "results are equal to the reference" in result.output
     assert f"{found.line}.\n" in result.output
+    assert f"\n{found.not_judged}\n" in result.output
     assert json.loads((tmp_path / "replay.json").read_text())["coverage"] == found.to_dict()
+    result = CliRunner().invoke(replay, [str(path), "-b", backend_name, "-c", "*"])
+    assert result.exit_code == 0, result.output  # these calls were asked for, and no others
     result = CliRunner().invoke(replay, [str(path), "-b", backend_name, "--strict"])
     assert result.exit_code == 2
     assert f"Error: {found.line}" in result.output

@@ -14,7 +14,7 @@ from conformance.runner import run_case
 from conformance.subjects.backend import ReferenceSubject
 from mha import Recording
 from mha.recordings.array_pool import ArrayPool
-from mha.recordings.recording import METADATA_KEY, RecordedCall, RecordedLayer
+from mha.recordings.recording import METADATA_KEY, RecordedCall, RecordedLayer, check_target
 from mha_core import AttentionConfig, AttentionInputs, AttentionMask, SpecError, init_weights, save_weights
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
@@ -178,6 +178,12 @@ def test_an_existing_file_is_replaced_only_when_told(tmp_path):
 def test_no_folder(tmp_path):
     with pytest.raises(SpecError, match="a recording needs an existing folder. There is no"):
         one().save(tmp_path / "absent" / "calls.safetensors")
+
+
+def test_a_recording_is_not_written_under_the_suffix_of_another_format(tmp_path):
+    for name in ("calls.npz", "calls.pt"):
+        with pytest.raises(SpecError, match=r"a recording is a \.safetensors file\. Got .*: write calls\.safetensors"):
+            check_target(tmp_path / name, overwrite=True)
 
 
 def test_weights_that_were_meant(tmp_path):

@@ -69,7 +69,7 @@ def test_what_records_a_layer_that_differs_from_its_projections_is_said(tmp_path
     said = found_in(tmp_path, scale=0.4)
     line = (
         'mha.capture(port, "layer.safetensors", layers={\'attention\': mha.Projections(query="q_proj", key="k_proj", '
-        'value="v_proj", output="out_proj", num_heads=H)}), H being its number of heads'
+        'value="v_proj", output="out_proj")}), with batch_first, num_heads, mask'
     )
     assert line in said
     assert "then `mha diagnose layer.safetensors`" in said

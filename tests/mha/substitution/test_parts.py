@@ -173,6 +173,34 @@ def test_an_attention_that_reads_its_mask_otherwise_than_others_of_its_class_is_
     assert any("the other way round than blocks." in note for note in result.notes)
 
 
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_a_wrong_part_in_any_block_does_not_hide_a_mask_that_is_misread(tmp_path, block):
+    model = randomized(Model())
+    port = ported(model, inverted=True)
+    port.blocks[block].norm_a.eps = 1e-2
+    report = report_of(model, port, tmp_path / "p.safetensors", texts(), keeping())
+    assert set(report.wrong) == {"blocks.1.attn", f"blocks.{block}.norm_a"}
+
+
+class Opposite(Model):
+    """The same model, whose blocks are all given the padding and exchange it themselves."""
+
+    def forward(self, x, keep):
+        return super().forward(x, ~keep)
+
+
+@pytest.mark.parametrize("block", [0, 2])
+def test_masks_that_all_of_a_port_write_otherwise_are_no_fault_beside_a_wrong_part(tmp_path, block):
+    model = randomized(Model())
+    port = Opposite().eval()
+    port.load_state_dict(model.state_dict())
+    for one in port.blocks:
+        one.attn.inverted = True
+    port.blocks[block].norm_b.eps = 1e-2
+    report = report_of(model, port, tmp_path / "p.safetensors", texts(), keeping())
+    assert report.wrong == (f"blocks.{block}.norm_b",)
+
+
 class Renaming(Attention):
     """The same, with other names of what it is given."""
 

@@ -260,6 +260,9 @@ def test_a_recording_must_hold_one_call_of_the_model(tmp_path):
         port(torch.randn(3, 6))
     with pytest.raises(SpecError, match="holds 2 calls of the model: record one"):
         mha.where(port, tmp_path / "twice.safetensors")
+    for arguments in ((port, port), (tmp_path / "twice.safetensors", port)):
+        with pytest.raises(SpecError, match="must be a recording of the port. Got a .*Sequential: with mha.capture"):
+            mha.where(*arguments)
     with mha.capture(port, tmp_path / "part.safetensors", modules=True):
         port[0](torch.randn(3, 6))
     with pytest.raises(SpecError, match="no call of the model itself, of '0'"):

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import mha
+from mha.cli.suite.diagnose import diagnose
 from mha.coverage import UnreadWarning
 from mha.recordings.replay import judge_recording
 from mha_core import SpecError
@@ -262,3 +264,80 @@ def test_an_unlisted_class_is_refused_with_the_way_to_record_it() -> None:
         mha.capture(layer),
     ):
         pass
+
+
+class Unscaled(nn.Module):
+    """Scores that are not scaled, with a mask of the keys that are attended to."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(12, 12) for _ in range(4))
+        self.fault = fault
+
+    def forward(self, x: Any, keep: Any) -> Any:
+        q, k, v = (part(x).unflatten(-1, (3, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        scores = (q @ k.mT).masked_fill(~keep[:, None, None], -1e9)
+        if self.fault == "and causal":
+            scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -1e9)
+        heads = scores.softmax(-1) @ v
+        return self.o(heads.reshape(x.shape) if self.fault == "and merged" else heads.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
+@pytest.mark.parametrize("fault", ["alone", "and causal", "and merged"])
+def test_what_is_assumed_of_a_layer_that_differs_is_said_with_its_diagnosis(fault: str, tmp_path: Any) -> None:
+    layer, keep = made(Unscaled(fault)), torch.arange(5) < torch.tensor([[3], [5]])
+    causal = fault == "and causal"
+    told = {}
+    for name, more in {"open": {}, "said": {"causal": causal, "batch_first": True, "mask": "keep"}}.items():
+        path = tmp_path / f"{name}.safetensors"
+        said = mha.Projections("q", "k", "v", "o", num_heads=3, **more)
+        with pytest.warns(UnreadWarning) as heard, mha.capture(layer, path, layers={"": said}):
+            layer(drawn(2, 5, 12), keep)
+        of_scale = "Its scores alone differ: they are not scaled, where sqrt(4) is due. If that is meant, say scale=1;"
+        assert (of_scale in str(heard[0].message)) == (fault != "and merged")
+        (call,) = mha.Recording.load(path).calls
+        assert call.inputs.mask.causal == causal
+        assert call.inputs.mask.allowed is not None
+        told[name] = CliRunner().invoke(diagnose, [str(path), "--no-unseen"]).output
+        assert call.assumed in told[name]
+    if fault == "and merged":  # else another scale confirms the reading
+        words = "Assumed of the layer: causal=False, batch_first=True, keep true where a key is attended to. Nothing"
+        assert told["open"].startswith(words)
+        # Nobody said which way round the mask is: Projections have no word for it.
+        assert told["said"].startswith("Assumed of the layer: keep true where a key is attended to. Nothing")
+    for one in told.values():
+        assert "(scale-missing" in one
+        assert ("Assumed" in one) == (fault == "and merged")
+        assert "causal" not in one.partition("\n\n")[2]
+
+
+class Unnamed(nn.Module):
+    """Projections whose names say nothing; the number of heads is an attribute, or none is."""
+
+    def __init__(self, **attributes: int) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.fourth = (nn.Linear(12, 12) for _ in range(4))
+        vars(self).update(attributes)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (part(x).unflatten(-1, (3, 4)).transpose(1, 2) for part in (self.first, self.second, self.third))
+        return self.fourth(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
+@pytest.mark.parametrize(("attributes", "heads"), [({"num_heads": 3}, 3), ({"nheads": 3}, 3), ({}, 6)])
+def test_the_line_that_is_printed_for_names_that_say_nothing_runs(
+    attributes: dict[str, int], heads: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = made(Unnamed(**attributes))
+    with pytest.raises(SpecError) as refused, mha.capture(model):
+        model(drawn(2, 5, 12))
+    said = str(refused.value)
+    roles = f'query="first", key="second", value="third", output="fourth", num_heads={heads}'
+    line = f"mha.capture(model, \"calls.safetensors\", layers={{'': mha.Projections({roles})}})"
+    assert f"{line}, with each name where it belongs{' and its own number of heads' * (not attributes)} (" in said
+    with eval(line):
+        model(drawn(2, 5, 12))
+    assert equal(mha.Recording.load("calls.safetensors")) == (heads == 3)

@@ -55,6 +55,12 @@ def test_keras(einsum: bool) -> None:
     with mha.capture(layer) as seen:
         layer(x)
     check(seen, 3, causal=False)
+    # Keras' own names of them, which recordings of modules have, are as good.
+    names = [part.name for part in (layer.query_dense, layer.key_dense, layer.value_dense, layer.combine_heads)]
+    assert not {*names} & {*vars(layer)}
+    with mha.capture(layer, layers={"": mha.Projections(*names)}) as seen:
+        layer(x)
+    check(seen, 3, causal=False)
 
 
 def test_nnx() -> None:
