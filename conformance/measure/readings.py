@@ -215,7 +215,9 @@ def _facts(output: NDArray, right: NDArray, wrong: NDArray, ratio: NDArray, sums
         if off.any() and not off.all():
             some = listed(list(map(str, np.flatnonzero(off))), 2 * ROWS)
             yield f"In one call {name} {some} (of {len(off)}, counted from 0) are wrong, and the others right."
-    if np.isfinite(ratio).all() and np.ptp(ratio) <= TOLERANCE * np.abs(ratio).max():
+    if not output.any():
+        yield "Every number of an output is 0."
+    elif np.isfinite(ratio).all() and np.ptp(ratio) <= TOLERANCE * np.abs(ratio).max():
         yield f"Every number of an output is the right one times {ratio.flat[0]:.6g}."
     if sums is not None and (np.abs(sums - 1.0) > TOLERANCE).any():
         item, head, query = np.unravel_index(int(np.abs(sums - 1.0).argmax()), sums.shape)

@@ -133,17 +133,12 @@ def about(
 
 
 def _ordinary(told: Brief | None) -> tuple[Brief | None, list[str]]:
-    """Return a diagnosis without the line that all is right in ordinary cases, and this line, which stands first.
-
-    Of a subject whose outputs all have another form it is not said: that one is right in no case.
-    """
+    """Return a diagnosis without the line that all is right in ordinary cases, and this line, which stands first."""
     start = ONLY_EXTREME.partition(":")[0]
     found = [] if told is None else [line for line in told.seen if line.startswith(start)]
     if told is None or not found:
         return told, []
-    rest = replace(told, seen=tuple(line for line in told.seen if line not in found))
-    formed = any(MUST_BE in cause.what for cause in told.causes)
-    return rest, [] if formed else found
+    return replace(told, seen=tuple(line for line in told.seen if line not in found)), found
 
 
 def _in_rows(line: str, width: int) -> list[str]:
