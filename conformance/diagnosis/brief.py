@@ -173,8 +173,8 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         all_right = f"All is right then, in {text.cases(len(diagnosis.formed.passing))}."
         sure = inner.sure if diagnosis.formed.differs else all_right
         causes = (replace(one, is_common=bool(one.bugs) and COMMON.issuperset(one.bugs)) for one in inner.causes)
-        seen = tuple(one for one in inner.seen if not one.startswith(ONLY_EXTREME.partition("{")[0]))
-        return replace(inner, status=told.status, extent=told.extent, sure=sure, causes=(axes, *causes), seen=seen)
+        shown = tuple(one for one in inner.seen if not one.startswith(ONLY_EXTREME.partition("{")[0]))
+        return replace(inner, status=told.status, extent=told.extent, sure=sure, causes=(axes, *causes), seen=shown)
     seen = diagnosis if diagnosis.again is None else diagnosis.again
     sure = text.how_sure(seen)
     ended = [] if diagnosis.ended is None else [f"{text.ENDED_AFTER if sure else text.ENDED} {diagnosis.ended}"]
