@@ -160,8 +160,6 @@ def convert(
     target, form = check_choices(to_layout, out, from_layout, dtype)
     out = check_output(out, what="out", force="" if force else "force (--force)")
     with open_layers(source) as checkpoint:
-        if any(one.exists() and out.exists() and out.samefile(one) for one in (source, Path(checkpoint.path))):
-            raise SpecError(f"out must be another file than the source, also with force. Got {out}.")
         seen = survey(checkpoint, source)
         seen.refuse_incomplete(prefix, from_layout)
         found, numbers = list(seen.layers), seen.numbers(from_layout if every else None)

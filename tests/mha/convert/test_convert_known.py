@@ -287,16 +287,6 @@ def test_without_a_config_nothing_is_known(tmp_path):
         convert(tmp_path / "a.safetensors", to_layout="bert", out=tmp_path / "b.npz", num_heads=3)
 
 
-@pytest.mark.parametrize("source", ["model.safetensors", "."])
-def test_the_source_is_not_replaced_also_with_force(source, tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_file(arrays_of("torch"), path)
-    before = path.read_bytes()
-    with pytest.raises(SpecError, match="out must be another file than the source, also with force"):
-        convert(tmp_path / source, to_layout="bert", out=path, num_heads=3, moved=True, force=True)
-    assert path.read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("num_heads", "asked"), [(None, " --moved --num-heads H, since nothing"), (3, " --moved (docs/")]
 )
