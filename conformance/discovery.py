@@ -39,7 +39,7 @@ T = TypeVar("T", bound=Named)
 
 
 def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> list[T]:
-    """Those whose id matches one of the patterns (shell wildcards), in their order; all of them without a pattern.
+    """Return those whose id matches one of the patterns (shell wildcards), in their order; without a pattern all.
 
     Args:
         things: the cases or bugs to choose from.

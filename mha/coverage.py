@@ -73,7 +73,7 @@ class Coverage:
 
     @property
     def not_judged(self) -> str:
-        """What a verdict on the layers that were read leaves open, in one line; "" where all asked for were read.
+        """Return what a verdict on the layers read leaves open, in one line; "" where all asked for were read.
 
         >>> print(Coverage(("a",), (Unread("c", "mine.MHA", "uncalled"),)).not_judged)
         Not judged: 1 of 2 modules that look like attention: c (never called).

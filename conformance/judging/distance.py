@@ -92,7 +92,7 @@ HALF = 2.0**-11
 
 @dataclass(frozen=True)
 class Nearness:
-    """How near two arrays must be.
+    """A rule of how near two arrays must be.
 
     Args:
         unit: the unit roundoff of the arithmetic.
@@ -105,7 +105,7 @@ class Nearness:
 
     @classmethod
     def of(cls, unit: float, *, inside: bool = False) -> Nearness:
-        """That of a dtype; `inside`: one that a subject computes in, narrower than it says.
+        """Return the rule of a dtype; `inside`: one that a subject computes in, narrower than it says.
 
         >>> Nearness.of(2.0**-24).relative, Nearness.of(2.0**-24, inside=True).relative, Nearness.of(2.0**-8).relative
         (1000.0, 100.0, 8.0)
@@ -115,7 +115,7 @@ class Nearness:
         return cls(unit, SLACK_INSIDE, RELATIVE_INSIDE) if inside else cls(unit)
 
     def near(self, array: NDArray, other: NDArray, bound: NDArray | float, counts: NDArray | None = None) -> bool:
-        """Whether `other` is `array` wherever it counts; a NaN equals a NaN, an infinity its like."""
+        """Return whether `other` is `array` wherever it counts; a NaN equals a NaN, an infinity its like."""
         if array.shape != other.shape:
             return False
         alike = array == other

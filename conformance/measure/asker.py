@@ -262,7 +262,7 @@ NAMES_SHOWN = 4
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What kind of thing the subject is.
+    """A description of what kind of thing a subject is.
 
     Attributes:
         remarks: what equal questions had other answers to, in sentences.

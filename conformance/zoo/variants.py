@@ -107,7 +107,7 @@ class _Watched(State):
 
 
 def same(a: object, b: object) -> bool:
-    """Whether two results of a step are equal; a NaN equals a NaN."""
+    """Return whether two results of a step are equal; a NaN equals a NaN."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
     if a is None or b is None:

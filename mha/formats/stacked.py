@@ -19,9 +19,8 @@ from mha.formats.find import find_layers
 MOST = 1000
 """Layers that a stack may have."""
 
-
 LAYERS = r"(^|[./_])(layers?|blocks?|h|stack(ed)?)[./]$"
-"""How the name of a stack ends mostly."""
+"""A pattern of how the name of a stack mostly ends."""
 
 
 @contextmanager
