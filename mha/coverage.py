@@ -138,11 +138,11 @@ class Survey:
         if known or sure or named_like_attention(re.split("[./]", name)[-1], module, parts):
             self._met[key] = _Met(name, module, parts, within and frozenset(within()), known, asked, sure)
 
-    def give_up(self, module: Any) -> None:
-        """Say of a module that was met as known that it is not read after all."""
+    def settle(self, module: Any, *, known: bool) -> None:
+        """Say of a module that was met that it is read after all, or that it is not."""
         for one in self._met.values():
             if one.module is module:
-                one.known = False
+                one.known = known
 
     def coverage(self, called: Collection[str] | None = None) -> Coverage:
         """The Coverage if the layers of these names were called. None: if all known ones that were asked for were."""

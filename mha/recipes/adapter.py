@@ -25,6 +25,9 @@ from mha_core.capture import ReadCall
 class RecipeAdapter:
     """A recipe with the interface of `mha.recordings.capture.Adapter`."""
 
+    has_seam = True
+    """What can't be read by a recipe is recorded at its attention function, if it calls one."""
+
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.kind = f"transformers {recipe.family} attention"

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -31,6 +32,7 @@ from mha.recordings.modules.recorder import LIMIT
 from mha.recordings.modules.whole import WholeRecording, recorded_modules
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording, check_target
 from mha.recordings.tokens import Tokens
+from mha.seam.calls import SeamCalls
 from mha_core import SpecError
 from mha_core.capture import NoneFoundError, ReadCall
 from mha_core.dtypes import round_to
@@ -81,10 +83,25 @@ class Capture:
         ends = None if self.ends is None else tuple(end for end in self.ends.found if end.name not in own)
         return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread, self.tokens, ends)
 
-    def add(self, name: str, kind: str, call: ReadCall) -> None:
+    def add(self, name: str, kind: str, call: ReadCall) -> RecordedCall:
         """Record one call of a layer of this name and kind."""
         position = self._position(name, kind, call)
         self.calls.append(RecordedCall(position, call.inputs, call.outputs, call.assumed))
+        return self.calls[-1]
+
+    def leave_out(self, calls: Collection[RecordedCall]) -> None:
+        """Take these calls out again, and layers of which none is left."""
+        out = set(map(id, calls))
+        gone = [position for position, call in enumerate(self.calls) if id(call) in out]
+        kept = [call for call in self.calls if id(call) not in out]
+        used = sorted({call.layer for call in kept})
+        self.layers = [self.layers[layer] for layer in used]
+        self.calls = [replace(call, layer=used.index(call.layer)) for call in kept]
+        if self.ends is not None:
+            self.ends.found = [
+                replace(end, after=end.after - sum(position < end.after for position in gone))
+                for end in self.ends.found
+            ]
 
     def _position(self, name: str, kind: str, call: ReadCall) -> int:
         """Position of the layer among the recorded ones; it is added if it was not seen with these weights before."""
@@ -216,6 +233,10 @@ def capture(
             if probe and hasattr(adapter, "probe"):
                 adapter.probe(module)
         except SpecError as error:
+            if not is_read and getattr(adapter, "has_seam", False):
+                seam.instead_of(name, f"{adapter.kind}{where} can't be recorded: {error}")
+                survey.settle(module, known=False)
+                return None
             if not modules:
                 raise SpecError(f"{adapter.kind}{where} can't be recorded: {error}") from error
             if not is_read:
@@ -226,7 +247,7 @@ def capture(
         return stack.enter_context(adapter.watching(module)) if hasattr(adapter, "watching") else adapter
 
     def see(name: str, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
-        with nullcontext() if whole is None else whole.paused():  # an adapter may run the layer again
+        with nullcontext() if whole is None else whole.paused(), seam.paused():  # an adapter may run the layer again
             note(name, layer, arguments, output)
 
     def note(name: str, layer: Any, arguments: Mapping[str, Any], output: Any) -> None:
@@ -236,13 +257,18 @@ def capture(
         elif not isinstance(adapter, ProjectedLayer):
             try:
                 recorder.add(name, adapter.kind, _read(name, adapter, layer, arguments, output))
+                seam.drop(name)
             except SpecError as error:
-                if not modules:
+                if seam.keep(name):
+                    seam.instead_of(name, str(error))
+                elif not modules:
                     raise
-                unreadable.append(str(error))
+                else:
+                    unreadable.append(str(error))
         elif name not in unlisted.refused:
             try:
                 recorder.add(name, adapter.kind, _read(name, adapter, layer, arguments, output))
+                seam.drop(name)
                 if adapter.doubt:
                     where = f"{adapter.kind} at {name or 'the top'}"
                     cause = "`mha diagnose FILE` looks for the cause"
@@ -251,12 +277,17 @@ def capture(
                 if adapter.sure or adapter.settled is not None:
                     raise
                 unlisted.refused[name] = str(error)  # found by names alone: it is a module that was not read
-                survey.give_up(layer)
+                survey.settle(layer, known=False)
+                seam.keep(name)
+        else:
+            seam.keep(name)
 
     said = layers if isinstance(layers, Mapping) else {}
     survey = Survey(hooks.parts_of)
     recorder = Capture(hooks, survey, named, also, modules=modules)
     unlisted = Unlisted(hooks, target, said, is_known=lambda module: known(module) is not None, judge=_judged)
+    seam = SeamCalls(hooks, target, recorder, survey, layers)
+    none_found: NoneFoundError | None = None
 
     def check_asked() -> None:
         there = [repr(one.name) for one in survey.coverage().unread if one.why == "unasked"]
@@ -266,42 +297,55 @@ def capture(
     def reasons() -> str:
         return unlisted.reasons(tuple(one.name for one in survey.coverage().unseen))
 
+    def is_read(adapter: Any) -> bool:
+        return adapter is not None and not isinstance(adapter, Part)
+
+    def nothing() -> None:
+        """Raise SpecError, because nothing was recorded."""
+        if none_found is not None:
+            check_asked()
+            by = "" if tuple(layers) == ("*",) else f" by layers={list(layers)!r}"
+            raise SpecError(seam.refusal or f"{none_found}{by}. {reasons()}") from none_found
+        if seam.refusal or unlisted.refused:
+            raise SpecError(seam.refusal or f"nothing to record: {reasons()}")
+        check_asked()
+
     with ExitStack() as around, ExitStack() as stack:
         try:
             stack.enter_context(hooks.watch(target, choose, see))
         except NoneFoundError as error:
-            if not modules:
-                check_asked()
-                by = "" if tuple(layers) == ("*",) else f" by layers={list(layers)!r}"
-                raise SpecError(f"{error}{by}. {reasons()}") from error
+            none_found = error
+            if not modules and not seam.sees:
+                nothing()
         if recorder.ends is not None:
             with suppress(NoneFoundError):  # a target that can't be watched itself
                 stack.enter_context(hooks.watch(target, recorder.ends.choose, recorder.ends.see))
-        if strict:
+        if strict and not seam.sees:
             survey.coverage().check()
         if modules:
             asked = recorded_modules(hooks, target, path, limit, depth=depth, only=only, gradients=gradients)
             whole = around.enter_context(asked)
             stack.enter_context(whole.watched)
-        yield recorder
+        with seam.watching(lambda: [name for name, one in adapters.items() if is_read(one)]):
+            yield recorder
         stack.close()  # modules that run once more are not the model's calls
+        seam.prove(keep=modules)
         if whole is not None and path is not None:
             whole.save(path, recorder.recording if recorder.calls else None, recorder.versions)
+    unreadable += seam.refusals
     if modules and not recorder.calls:
         if unreadable:
             warnings.warn("; ".join(dict.fromkeys(unreadable)), UnreadWarning, stacklevel=3)
         return
-    if not recorder.calls and unlisted.refused:
-        raise SpecError(f"nothing to record: {reasons()}")
     if not recorder.calls:
-        check_asked()
+        nothing()
     recording = recorder.recording
     if recorder.ends is not None:
         recorder.ends.check_met()
     if strict:
         recorder.coverage.check()
-    lines = [*dict.fromkeys(unreadable), *unlisted.refused.values(), unlisted.as_they_are]
-    lines += [*unlisted.turning.values(), unlisted.beyond]
+    lines = [*dict.fromkeys(unreadable), *(why for name, why in unlisted.refused.items() if name not in seam.read), unlisted.as_they_are]
+    lines += [*(why for name, why in unlisted.turning.items() if name not in seam.read), unlisted.beyond, seam.line]
     lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
     if strict and unlisted.beyond:
         raise SpecError(f"{unlisted.beyond}. Without strict this is said and no error")

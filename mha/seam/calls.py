@@ -1,0 +1,209 @@
+"""What `mha.capture` records at the seam: the calls of attention functions in layers that are read no other way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from conformance.bounds.precision import Precision
+from conformance.cases.problem import Problem
+from mha.coverage import Survey, kind_of
+from mha.recipes.judge import Judgement, judge_original
+from mha.recordings.hooks import Hooks
+from mha_core import SpecError
+from mha_core.capture import ReadCall
+from mha_core.errors import listed
+from mha_core.seam import Handover
+
+if TYPE_CHECKING:
+    from mha.recordings.capture import Capture
+    from mha.recordings.parts import RecordedCall
+
+SHOWN = 3
+"""Most layers that a line lists."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the definition says of one call: the comparison, and whether it is equal with a softmax in float32 alone."""
+
+    judgement: Judgement
+    in_float32: bool = False
+
+    @property
+    def equal(self) -> bool:
+        """Whether the definition gives what the model's own function gave, but in rows without a key."""
+        return self.judgement.equal
+
+
+def prove(call: ReadCall | Problem, dtype: str) -> Proof:
+    """Compare what an attention function gave with the definition of what it was handed, within the bound.
+
+    Rows without a key are left out and counted. What differs in float64 is compared once more with a softmax in
+    float32, which transformers' own functions have in any dtype.
+    """
+    problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
+    # PyTorch's fused kernel for CPUs: an online softmax over blocks of 512 keys, with a faster exp.
+    precision = replace(Precision.of(dtype), exp_ulps=20.0, key_block=512)
+    found = Proof(judge_original(problem, precision))
+    if found.equal or dtype != "float64":
+        return found
+    again = judge_original(problem, replace(precision, softmax="float32"))
+    return Proof(again, in_float32=True) if again.equal else found
+
+
+class SeamCalls:
+    """The calls at the seam of one capture.
+
+    Args:
+        hooks: the framework's functions.
+        target: the model.
+        recorder: takes the calls.
+        survey: is told which modules are read at the seam.
+        layers: patterns of the names of layers to record.
+
+    Attributes:
+        read: name of each layer that was recorded at the seam -> what its softmax was computed in, where not its dtype.
+    """
+
+    def __init__(self, hooks: Hooks, target: Any, recorder: Capture, survey: Survey, layers: Sequence[str]) -> None:
+        self._hooks, self._target, self._recorder, self._survey, self._layers = hooks, target, recorder, survey, layers
+        self._waiting: list[tuple[str, Any, ReadCall]] = []
+        self._calls: list[tuple[str, RecordedCall, ReadCall]] = []
+        self._paused = 0
+        self._refused: dict[str, str] = {}
+        self._instead: dict[str, str] = {}
+        self._without_key: dict[str, int] = {}
+        self.read: dict[str, bool] = {}
+
+    @property
+    def sees(self) -> bool:
+        """Whether the framework has a seam."""
+        return hasattr(self._hooks, "watch_attention")
+
+    @contextmanager
+    def watching(self, chosen: Callable[[], Collection[str]]) -> Iterator[None]:
+        """A context in which calls at the seam are seen. `chosen`: the names of layers that are read another way."""
+        from mha.seam.interface import watch_interface
+
+        def seen(name: str, module: Any, handover: Handover | SpecError) -> None:
+            if not self._paused and any(fnmatchcase(name, pattern) for pattern in self._layers):
+                self._note(name, module, handover, chosen())
+
+        with ExitStack() as stack:
+            if self.sees:
+                stack.enter_context(self._hooks.watch_attention(self._target, seen))
+            if hasattr(self._target, "named_modules"):
+                stack.enter_context(watch_interface(self._target, seen))
+            yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context in which layers run again, which are not the model's calls."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    def _note(self, name: str, module: Any, handover: Handover | SpecError, chosen: Collection[str]) -> None:
+        try:
+            if isinstance(handover, SpecError):
+                raise handover
+            call = handover.read()
+            call.inputs.check(call.config)
+        except SpecError as error:
+            self._refused.setdefault(name, str(error))
+            return
+        if any(_inside(name, outer) for outer in chosen):
+            self._waiting.append((name, module, call))
+        else:
+            self._record(name, module, call)
+
+    def _record(self, name: str, module: Any, call: ReadCall) -> None:
+        kind = "a function" if module is None else kind_of(module)
+        self._survey.settle(module, known=True)
+        self._calls.append((name, self._recorder.add(name, f"{kind}, its attention function", call), call))
+        self.read.setdefault(name, False)
+
+    def drop(self, name: str) -> None:
+        """Forget the calls inside a layer that was read another way."""
+        self._waiting = [one for one in self._waiting if not _inside(one[0], name)]
+        for own in [own for own in self._refused if _inside(own, name)]:
+            del self._refused[own]
+
+    def keep(self, name: str) -> bool:
+        """Record the calls inside a layer whose call can't be read otherwise; returns whether there is one."""
+        inside = [one for one in self._waiting if _inside(one[0], name)]
+        self._waiting = [one for one in self._waiting if not _inside(one[0], name)]
+        for one in inside:
+            self._record(*one)
+        return bool(inside)
+
+    def instead_of(self, name: str, why: str) -> None:
+        """Note why a layer is not read otherwise; it is said if it is not read at the seam either."""
+        self._instead.setdefault(name, why)
+
+    def prove(self, *, keep: bool) -> None:
+        """Compare each call with the definition. What differs is left out, unless `keep`, and said.
+
+        This comes last, so that a model runs as fast as it is recorded.
+        """
+        out = []
+        for name, recorded, call in self._calls:
+            proof = prove(call, call.dtype)
+            self._without_key[name] = self._without_key.get(name, 0) + proof.judgement.rows_without_key
+            if proof.equal:
+                self.read[name] |= proof.in_float32
+                continue
+            differs = proof.judgement.mismatches[0].message
+            if keep:
+                cause = "`mha diagnose FILE` looks for the cause"
+                self._refused.setdefault(name, f"is recorded, but its attention function does not follow: {differs}; {cause}")
+                continue
+            self._refused.setdefault(
+                name,
+                f"what its attention function gives is not what the definition gives of what it is handed: {differs}. "
+                "mha.capture(..., modules=True) records it all the same, and `mha diagnose FILE` looks for the cause",
+            )
+            out.append(recorded)
+        self._recorder.leave_out(out)
+        left = {name for name, recorded, _ in self._calls if all(recorded is not one for one in out)}
+        for name in [name for name in self.read if name not in left]:
+            del self.read[name]
+
+    @property
+    def line(self) -> str:
+        """What was recorded at the seam, in a line; "" for nothing."""
+        if not self.read:
+            return ""
+        line = (
+            "recorded at the attention function, without projections, norms and rotation (`mha where` compares those "
+            f"with a port's): {_some(self.read)}"
+        )
+        if any(self.read.values()):
+            line += f"; their softmax is in float32: {_some(name for name, narrow in self.read.items() if narrow)}"
+        rows = sum(count for name, count in self._without_key.items() if name in self.read)
+        return line + (f"; {rows} rows without a key are not judged" if rows else "")
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why calls at the seam, and layers that have none, were not recorded, a line each."""
+        found = {**self._instead, **{name: f"{name or 'the model'}: {why}" for name, why in self._refused.items()}}
+        return [why for name, why in found.items() if name not in self.read or name in self._refused]
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing was recorded, of the first layer; "" if the seam has no answer."""
+        return f"nothing to record: {self.refusals[0]}" if self.refusals else ""
+
+
+def _some(names: Collection[str] | Iterator[str]) -> str:
+    return listed([one or "the model" for one in names], SHOWN)
+
+
+def _inside(name: str, outer: str) -> bool:
+    return not outer or name == outer or name.startswith((f"{outer}.", f"{outer}/"))

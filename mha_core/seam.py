@@ -1,0 +1,148 @@
+"""The seam: where a model hands queries, keys and values, in heads, to an attention function.
+
+Projections, norms and rotations stand before it, the output projection behind it. One call there is attention
+without projections, in terms of the definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_core.call.inputs import AttentionInputs
+from mha_core.call.masks import AttentionMask
+from mha_core.capture import ReadCall
+from mha_core.config import AttentionConfig
+from mha_core.dtypes import round_to
+from mha_core.errors import SpecError
+from mha_core.heads import merge_heads
+
+LOWEST = {"float64": float(np.finfo(np.float32).min), "bfloat16": -(2.0 - 2.0**-7) * 2.0**127}
+"""The lowest number of a dtype, with which models exclude keys; in float64 models that of float32."""
+
+Seen = Callable[[str, Any, "Handover | SpecError"], None]
+"""Is told of one call: the name and the module that made it, and what was handed over, or why it can't be read."""
+
+Watch = Callable[[Any, Seen], AbstractContextManager[None]]
+"""A framework's context in which the calls of attention functions inside a model are seen."""
+
+
+class Handover(NamedTuple):
+    """What one call of an attention function is handed, and gives, in NumPy copies.
+
+    Args:
+        queries: (B, H, Lq, d), or (1, H, Lq, d) for all items.
+        keys, values: (B, G, Lk, d) and (B, G, Lk, dv), those of a cache included.
+        output: (B, H, Lq, dv).
+        dtype: of all of them, by name; bfloat16 numbers are in float32 arrays.
+        masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk); an additive number that is the
+            lowest of its dtype, or -inf, excludes its key. Keys beyond Lk are cut off.
+        causal: whether query i attends to keys 0 to i alone.
+        scale: factor of the scores; None: 1 / sqrt(d).
+        softcap: bound of the scores, before the masks; None: none.
+        sinks: (H,), a score of each head that stands in the denominator alone; None: none.
+        weights: (B, H, Lq, Lk), where they were returned.
+    """
+
+    queries: NDArray
+    keys: NDArray
+    values: NDArray
+    output: NDArray
+    dtype: str
+    masks: tuple[NDArray, ...] = ()
+    causal: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: NDArray | None = None
+    weights: NDArray | None = None
+
+    def read(self) -> ReadCall:
+        """The call in terms of the definition: attention without projections.
+
+        A sink is one more key of zeros, whose value is 0 and whose bias is the sink: its score is 0 * scale + sink.
+
+        Raises:
+            SpecError: the arrays do not fit each other, or a mask is neither bool nor floating-point.
+
+        >>> x = np.ones((1, 2, 3, 4))
+        >>> call = Handover(x, x, x, x, "float64", scale=0.5).read()
+        >>> call.config.projections, call.config.softmax_scale, call.outputs["output"].shape
+        (False, 0.5, (1, 3, 8))
+        """
+        shapes = {"queries": self.queries, "keys": self.keys, "values": self.values, "output": self.output}
+        for name, array in shapes.items():
+            if array.ndim != 4:
+                raise SpecError(f"the {name} of an attention function must be (B, heads, L, d). Got {array.shape}.")
+        queries = np.array(np.broadcast_to(self.queries, (len(self.keys), *self.queries.shape[1:])))
+        heads, query_len, width = queries.shape[1:]
+        config = AttentionConfig(
+            embed_dim=heads * width,
+            num_heads=heads,
+            num_kv_heads=self.keys.shape[1],
+            head_dim=width,
+            value_head_dim=self.values.shape[3],
+            scale=self.scale,
+            softcap=self.softcap,
+            projections=False,
+        )
+        key_len = self.keys.shape[2]
+        allowed, bias = self._sources(query_len, key_len)
+        keys, values, causal = self.keys, self.values, self.causal
+        if self.sinks is not None:
+            if causal:
+                lower = np.tri(query_len, key_len, dtype=bool)[None, None]
+                allowed, causal = lower if allowed is None else allowed & lower, False
+            sinks = self.sinks.reshape(1, heads, 1, 1).astype(queries.dtype)
+            shape = (1, heads, query_len, key_len) if bias is None else (len(bias), heads, query_len, key_len)
+            whole = np.broadcast_to(queries.dtype.type(0.0) if bias is None else bias, shape)
+            bias = np.concatenate([whole, np.broadcast_to(sinks, (*shape[:3], 1))], axis=3)
+            if allowed is not None:
+                whole = np.broadcast_to(allowed, (*allowed.shape[:2], query_len, key_len))
+                allowed = np.concatenate([whole, np.ones((*whole.shape[:3], 1), bool)], axis=3)
+            keys, values = (np.pad(array, ((0, 0), (0, 0), (0, 1), (0, 0))) for array in (keys, values))
+        outputs = {"output": merge_heads(self.output)}
+        if self.weights is not None and self.sinks is None:
+            outputs["weights"] = self.weights
+        inputs = AttentionInputs(queries, keys, values, AttentionMask(allowed=allowed, bias=bias, causal=causal))
+        return ReadCall(config, {}, inputs, outputs, self.dtype)
+
+    def _sources(self, query_len: int, key_len: int) -> tuple[NDArray | None, NDArray | None]:
+        """What the masks exclude, as bool (True may attend), and what they add to the scores; None for neither."""
+        allowed: NDArray | None = None
+        bias: NDArray | None = None
+        for mask in self.masks:
+            if mask.dtype != bool and mask.dtype.kind != "f":
+                raise SpecError(f"the mask of an attention function must be bool or floating-point. Got {mask.dtype}.")
+            mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)[..., :key_len]
+            own = mask if mask.dtype == bool else mask > LOWEST.get(self.dtype, float(np.finfo(mask.dtype).min))
+            if not own.all():
+                allowed = own if allowed is None else allowed & own
+            if mask.dtype != bool:
+                added = np.where(own, mask, mask.dtype.type(0.0))
+                bias = added if bias is None else bias + added
+        if bias is not None:
+            bias = round_to(bias, self.dtype) if bias.any() else None
+        return allowed, bias
+
+
+def number(name: str, value: Any) -> float | None:
+    """A setting of a call as a number; SpecError for an array of several."""
+    if value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"{name} of an attention function must be a number. Got {type(value).__name__}.") from error
+
+
+def refuse_unknown(given: Mapping[str, Any], harmless: frozenset[str], is_array: Callable[[Any], bool]) -> None:
+    """Raise SpecError for an argument that holds a number or an array and has no translation."""
+    for name, value in given.items():
+        if value is None or isinstance(value, bool | str) or name in harmless:
+            continue
+        if isinstance(value, int | float) or is_array(value):
+            raise SpecError(f"its attention function was called with {name!r}, which has no translation")
