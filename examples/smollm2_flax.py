@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 import mha
-from mha.port.decoder import load_decoder
+from mha.port.model import load_trained
 
 TEXTS = ("The capital of France is", "Once upon a time, a small robot")
 HEADS, GROUPS, SIZE, WIDTH, INNER, WORDS = 9, 3, 64, 576, 1536, 49152
@@ -88,7 +88,7 @@ def params_of(model):
 
 
 if __name__ == "__main__":
-    original = load_decoder("smollm2")
+    original = load_trained("smollm2")
     batch = {name: jnp.asarray(tensor.numpy()) for name, tensor in original.batch(TEXTS).items()}
     port = Port().bind(params_of(original.model))
     with mha.capture(port, "smollm2.safetensors", modules=True):

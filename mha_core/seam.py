@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,17 +19,17 @@ from mha_core.call.masks import AttentionMask
 from mha_core.capture import ReadCall
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import round_to
-from mha_core.errors import SpecError
+from mha_core.errors import SpecError, one_line
 from mha_core.heads import merge_heads
 
 LOWEST = {"float64": float(np.finfo(np.float32).min), "bfloat16": -(2.0 - 2.0**-7) * 2.0**127}
 """The lowest number of a dtype, with which models exclude keys; in float64 models that of float32."""
 
-Seen = Callable[[str, Any, "Handover | SpecError"], None]
-"""Is told of one call: the name and the module that made it, and what was handed over, or why it can't be read."""
+Handle = Callable[["AttentionCall"], Any]
+"""Takes the place of an attention function: is given each of its calls, and returns what the model goes on with."""
 
-Watch = Callable[[Any, Seen], AbstractContextManager[None]]
-"""A framework's context in which the calls of attention functions inside a model are seen."""
+Intercept = Callable[[Any, Handle], AbstractContextManager[None]]
+"""A framework's context in which the calls of attention functions inside a model are handled by another."""
 
 
 class Handover(NamedTuple):
@@ -37,7 +38,7 @@ class Handover(NamedTuple):
     Args:
         queries: (B, H, Lq, d), or (1, H, Lq, d) for all items.
         keys, values: (B, G, Lk, d) and (B, G, Lk, dv), those of a cache included.
-        output: (B, H, Lq, dv).
+        output: (B, H, Lq, dv); None if it is not known.
         dtype: of all of them, by name; bfloat16 numbers are in float32 arrays.
         masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk); an additive number that is the
             lowest of its dtype, or -inf, excludes its key. Keys beyond Lk are cut off.
@@ -51,7 +52,7 @@ class Handover(NamedTuple):
     queries: NDArray
     keys: NDArray
     values: NDArray
-    output: NDArray
+    output: NDArray | None
     dtype: str
     masks: tuple[NDArray, ...] = ()
     causal: bool = False
@@ -60,8 +61,8 @@ class Handover(NamedTuple):
     sinks: NDArray | None = None
     weights: NDArray | None = None
 
-    def read(self) -> ReadCall:
-        """The call in terms of the definition: attention without projections.
+    def given(self) -> tuple[AttentionConfig, AttentionInputs]:
+        """What the function is handed, in terms of the definition: attention without projections.
 
         A sink is one more key of zeros, whose value is 0 and whose bias is the sink: its score is 0 * scale + sink.
 
@@ -69,14 +70,14 @@ class Handover(NamedTuple):
             SpecError: the arrays do not fit each other, or a mask is neither bool nor floating-point.
 
         >>> x = np.ones((1, 2, 3, 4))
-        >>> call = Handover(x, x, x, x, "float64", scale=0.5).read()
-        >>> call.config.projections, call.config.softmax_scale, call.outputs["output"].shape
-        (False, 0.5, (1, 3, 8))
+        >>> config, inputs = Handover(x, x, x, None, "float64", scale=0.5, sinks=np.ones(2)).given()
+        >>> config.projections, config.softmax_scale, inputs.keys.shape
+        (False, 0.5, (1, 2, 4, 4))
         """
-        shapes = {"queries": self.queries, "keys": self.keys, "values": self.values, "output": self.output}
-        for name, array in shapes.items():
-            if array.ndim != 4:
-                raise SpecError(f"the {name} of an attention function must be (B, heads, L, d). Got {array.shape}.")
+        for name in ("queries", "keys", "values"):
+            if getattr(self, name).ndim != 4:
+                shape = getattr(self, name).shape
+                raise SpecError(f"the {name} of an attention function must be (B, heads, L, d). Got {shape}.")
         queries = np.array(np.broadcast_to(self.queries, (len(self.keys), *self.queries.shape[1:])))
         heads, query_len, width = queries.shape[1:]
         config = AttentionConfig(
@@ -104,10 +105,20 @@ class Handover(NamedTuple):
                 whole = np.broadcast_to(allowed, (*allowed.shape[:2], query_len, key_len))
                 allowed = np.concatenate([whole, np.ones((*whole.shape[:3], 1), bool)], axis=3)
             keys, values = (np.pad(array, ((0, 0), (0, 0), (0, 1), (0, 0))) for array in (keys, values))
+        inputs = AttentionInputs(queries, keys, values, AttentionMask(allowed=allowed, bias=bias, causal=causal))
+        inputs.check(config)
+        return config, inputs
+
+    def read(self) -> ReadCall:
+        """The whole call in terms of the definition. Raises as `given` does, and if the output is not of its shape."""
+        config, inputs = self.given()
+        wanted = (len(inputs.keys), config.num_heads, inputs.queries.shape[2], config.value_head_dim)
+        if self.output is None or self.output.shape != wanted:
+            found = None if self.output is None else self.output.shape
+            raise SpecError(f"the output of an attention function must be {wanted} here, (B, H, Lq, dv). Got {found}.")
         outputs = {"output": merge_heads(self.output)}
         if self.weights is not None and self.sinks is None:
             outputs["weights"] = self.weights
-        inputs = AttentionInputs(queries, keys, values, AttentionMask(allowed=allowed, bias=bias, causal=causal))
         return ReadCall(config, {}, inputs, outputs, self.dtype)
 
     def _sources(self, query_len: int, key_len: int) -> tuple[NDArray | None, NDArray | None]:
@@ -146,3 +157,43 @@ def refuse_unknown(given: Mapping[str, Any], harmless: frozenset[str], is_array:
             continue
         if isinstance(value, int | float) or is_array(value):
             raise SpecError(f"its attention function was called with {name!r}, which has no translation")
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of an attention function inside a model.
+
+    Args:
+        name, module: who calls it: the module, and its name in the model; ("", None) where nothing says who.
+        read: copies what is handed over, and returns what makes a Handover of the function's result, or of None.
+            Raises SpecError for what can't be read.
+        run: runs the function itself.
+        give: makes the function's result of an output (B, H, Lq, dv) in NumPy.
+    """
+
+    name: str
+    module: Any
+    read: Callable[[], Callable[[Any], Handover]]
+    run: Callable[[], Any]
+    give: Callable[[NDArray], Any]
+
+    def recorded(self, seen: Callable[[str, Any, Handover | SpecError], None]) -> Any:
+        """Run the function, and tell `seen` what it was handed and gave, or why it can't be read."""
+        try:
+            with_result = self.read()
+        except Exception as error:  # of arguments that are not what the function takes, which it says itself
+            reason = _as_spec(error)
+            result = self.run()
+            seen(self.name, self.module, reason)
+            return result
+        result = self.run()
+        try:
+            found: Handover | SpecError = with_result(result)
+        except Exception as error:  # of a result that is not what such functions give
+            found = _as_spec(error)
+        seen(self.name, self.module, found)
+        return result
+
+
+def _as_spec(error: Exception) -> SpecError:
+    return error if isinstance(error, SpecError) else SpecError(one_line(error))

@@ -1,16 +1,19 @@
-"""Port a trained model: its real inputs and outputs, each attention layer in every backend, and the whole model again.
+"""Port a trained model: each call of its attention functions in every backend, and the whole model with each backend.
 
-The proof has three parts. The outputs of the model's own modules agree with the reference, layer by layer,
-within the computed bound. So do the outputs of every backend on the inputs of those modules. And with a
-backend's layers in place of the model's own, the sentence embeddings, or the logits of a decoder, move no further than
-errors within those bounds can move them. A decoder also goes on with the texts, token by token, through each backend.
+The proof has three parts. What the model's own attention functions give agrees with the definition of what they are
+handed, call by call, within the computed bound. So does what every backend gives for the same calls. And with a
+backend's attention in the place of the model's own, the model's outputs move no further than errors within those bounds
+can move them. A decoder also goes on with the texts, token by token, through each backend.
+
+What stands before and behind an attention function is the model's own throughout, and is not judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -24,19 +27,21 @@ from conformance.diagnosis.brief import describe
 from conformance.diagnosis.diagnose import diagnose
 from conformance.judging.expected import Expected, answer
 from conformance.subjects.backend import BackendSubject
-from mha.coverage import Coverage
+from mha.coverage import Coverage, Survey, kind_of
 from mha.port.arrays import LoadedArrays
-from mha.port.decoder import Decoder, padded
-from mha.port.encoder import Encoder
-from mha.port.moved import allowed_move
-from mha.recipes import Site, record, replaced, survey
-from mha.recipes.judge import Judgement, judge_original, judge_trace
+from mha.port.model import TrainedModel
+from mha.recipes.judge import Judgement, judge_trace
+from mha.recordings.explain import explain
+from mha.recordings.hooks import hooks_of
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
+from mha.seam.calls import intercepted, prove
+from mha.seam.function import computed_by
 from mha.undetectable_bugs.find import UndetectableBugs, undetectable_bugs
-from mha_core import SpecError
-from mha_core.backend import Backend
+from mha_core import AttentionConfig, SpecError
+from mha_core.backend import Backend, Run
 from mha_core.errors import one_line
-from mha_core.layouts.conventions import with_pairs
+from mha_core.heads import split_heads
+from mha_core.seam import AttentionCall, Handle, Handover
 
 ORIGINAL = "original"
 """Name of the model's own modules, among the names of backends."""
@@ -44,21 +49,21 @@ ORIGINAL = "original"
 TOKENS = 20
 """How many tokens a decoder goes on with."""
 
-AS_IN_FILE = "file"
-"""Stands after a backend's name where rows have the order of the file."""
+DRAWS = 8
+"""How many times the outputs of all calls are moved by their bounds, with other signs each time."""
 
 DIAGNOSED = 6
-"""How many of a backend's differing layers a diagnosis looks at; more tell little and take long."""
+"""How many of a backend's differing calls a diagnosis looks at; more tell little and take long."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)
 class LayerResult:
-    """The comparison of one layer, computed by the model itself or by one backend, with the reference.
+    """The comparison of one call of an attention function, by the model's own or by one backend, with the reference.
 
     Attributes:
-        layer: its name within the model.
+        layer: the name of the module that calls it; numbered where it calls more than once.
         by: ORIGINAL, or a backend.
         equal: whether every stage is within its bound.
         ratio: worst error / allowed error of all stages.
@@ -81,13 +86,13 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class EmbeddingResult:
-    """The comparison of sentence embeddings, or logits, with one backend's layers in the model to the model's own.
+    """The comparison of what the model gives with one backend's attention in it to what it gives by itself.
 
     Attributes:
         by: the backend.
         difference: largest difference of any number in them.
-        allowed: how far errors within the bounds of all layers move them.
-        cosine: the smallest cosine of a text's two embeddings, or of its logits.
+        allowed: how far errors within the bounds of all calls move them.
+        cosine: the smallest cosine of an item's two rows.
     """
 
     by: str
@@ -106,14 +111,17 @@ class PortReport:
     """The result of `port`.
 
     Attributes:
-        tokens: the number of tokens of each text.
-        arrays: where each parameter of the model comes from, and the arrays of its files that were left out.
-        coverage: which modules that look like attention were read, and which were not.
+        tokens: the number of tokens of each text; empty where arrays were given.
+        arrays: where each parameter of the model comes from, and the arrays of its files that were left out; None for
+            a live model.
+        coverage: which modules that look like attention were seen at their attention function, and which were not.
+        unread: name of a module -> why a call of its attention function was not read; it stays the model's own.
+        rows_without_key: how many rows of queries may attend to no key, and are not compared in the model's own calls.
         failed: backend -> why it gave no answer.
-        diagnoses: backend that differs -> which stage and which bug explains it, in words.
+        diagnoses: ORIGINAL or backend that differs -> which stage and which bug explains it, in words.
         versions: ORIGINAL or backend -> package -> version.
         unseen: which bugs these calls would not have shown; None if they were not looked for.
-        outputs: what the model gives: sentence embeddings, or logits of the last token.
+        outputs: what the model gives: sentence embeddings, logits of the last token, or outputs.
         continued: ORIGINAL or backend -> what it goes on with after each text; empty for an encoder.
         interrupted: whether the user ended it before all was there.
     """
@@ -121,10 +129,12 @@ class PortReport:
     model: str
     texts: tuple[str, ...]
     tokens: tuple[int, ...]
-    arrays: LoadedArrays
+    arrays: LoadedArrays | None
     coverage: Coverage
+    unread: dict[str, str]
+    rows_without_key: int
     dtype: str
-    num_heads: int
+    heads: tuple[int, ...]
     layers: tuple[LayerResult, ...]
     embeddings: tuple[EmbeddingResult, ...]
     failed: dict[str, str]
@@ -149,29 +159,60 @@ class PortReport:
             "schema": SCHEMA_VERSION,
             "equal": self.equal,
             **fields,
-            "arrays": self.arrays.to_dict(),
+            "arrays": None if self.arrays is None else self.arrays.to_dict(),
             "coverage": self.coverage.to_dict(),
             "unseen": None if self.unseen is None else self.unseen.to_dict(),
         }
 
 
 @dataclass(frozen=True, eq=False)
-class _Layer:
-    """One layer with its recorded call, the reference's answer to it, and the comparison of the module's own output.
+class _Call:
+    """One call with the reference's answer to it, and the comparison of the model's own output with that.
 
-    `slack` (B, Lq, Do) is how far the module's own output and a backend's may differ.
+    `slack` (B, H, Lq, dv) is how far the model's own output and a backend's may differ.
     """
 
-    site: Site
+    name: str
+    kind: str
     problem: Problem
     wanted: Expected
     original: Judgement
     slack: NDArray
 
 
+@dataclass
+class _Seen:
+    """The calls of one run, in order; None for one that can't be read."""
+
+    calls: list[tuple[str, Any, Problem | None]] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, name: str, module: Any, handover: Handover | SpecError) -> None:
+        try:
+            if isinstance(handover, SpecError):
+                raise handover
+            read = handover.read()
+            self.calls.append((name, module, Problem(read.config, read.weights, read.inputs, read.outputs)))
+        except SpecError as error:
+            self.calls.append((name, module, None))
+            self.unread.setdefault(name, str(error))
+
+    def named(self) -> Iterator[tuple[str, str, Problem]]:
+        """Name, class and problem of each call that was read; the name is numbered where there are several."""
+        often = Counter(name for name, _, problem in self.calls if problem is not None)
+        met: Counter[str] = Counter()
+        for name, module, problem in self.calls:
+            if problem is None:
+                continue
+            met[name] += 1
+            shown = name or "the model"
+            kind = "a function" if module is None else kind_of(module)
+            yield (f"{shown}#{met[name]}" if often[name] > 1 else shown), kind, problem
+
+
 def port(
-    encoder: Encoder | Decoder,
-    texts: Sequence[str],
+    trained: TrainedModel,
+    given: Sequence[str] | Mapping[str, NDArray],
     backends: Sequence[Backend],
     *,
     dtype: str = "float32",
@@ -180,90 +221,94 @@ def port(
     progress: Callable[[str], None] = lambda text: None,
     verdicts: Callable[[str], None] = lambda line: None,
 ) -> PortReport:
-    """Port every attention layer of `encoder` into every backend, on these texts.
+    """Port what every attention function of a model computes into every backend, on these texts or arrays.
 
-    An interrupt by the user, once the model's own layers are judged, ends it with what is there.
+    An interrupt by the user, once the model's own calls are judged, ends it with what is there.
 
     Args:
-        encoder: an encoder or a decoder, loaded in `dtype`.
-        texts: the texts to embed, or to go on with.
-        backends: the backends that compute the layers, on the CPU.
+        trained: the model, loaded in `dtype`.
+        given: texts, or arrays by the names of the model's arguments.
+        backends: the backends that compute, on the CPU.
         dtype: the dtype in which model and backends compute.
-        strict: whether modules that look like attention and have no recipe are an error.
-        unseen: whether to find out which bugs of the zoo the layers' outputs would not have shown.
+        strict: whether modules that look like attention and are not seen are an error.
+        unseen: whether to find out which bugs of the zoo the calls' outputs would not have shown.
         progress: is told, in words, what is being done.
-        verdicts: is told, in a line, what came of the model's own layers and of each backend, as it comes.
+        verdicts: is told, in a line, what came of the model's own calls and of each backend, as it comes.
 
     Raises:
-        SpecError: the texts or the model can't be used.
+        SpecError: the texts, the arrays or the model can't be used.
     """
-    progress("embedding the texts")
-    batch = encoder.batch(texts)
-    sites, coverage = survey(encoder.model)
+    texts = () if isinstance(given, Mapping) else tuple(given)
+    batch = trained.given(given) if isinstance(given, Mapping) else trained.batch(texts)
+    hooks = hooks_of(trained.model)
+
+    def run(handle: Handle) -> NDArray:
+        with intercepted(hooks, trained.model, handle):
+            return trained.run(batch)
+
+    progress("running the model")
+    seen = _Seen()
+    outputs = run(lambda call: call.recorded(seen))
+    coverage = _coverage(trained.model, seen)
     if strict:
         coverage.check()
-    embeddings, calls = record(sites, lambda: encoder.embed(batch))
-    layers = []
-    for site in sites:
-        progress(f"reference: {site.name}")
-        layers.append(_layer(site, calls[site.name], dtype))
-    allowed = allowed_move(encoder, batch, [(layer.site, layer.slack) for layer in layers], embeddings)
-    results = [LayerResult.of(layer.site.name, ORIGINAL, layer.original) for layer in layers]
+    calls = []
+    for name, kind, problem in seen.named():
+        progress(f"reference: {name}")
+        calls.append(_judged(name, kind, problem, dtype))
+    if not calls:
+        raise SpecError(_none(trained, seen, coverage))
+    if not np.isfinite(outputs).all():
+        raise SpecError(f"{trained.name} gives what is no finite number, so nothing can be compared with it")
+    allowed = _allowed_move(run, seen, calls, outputs)
+    results = [LayerResult.of(call.name, ORIGINAL, call.original) for call in calls]
     ported, failed, diagnoses = [], {}, {}
-    goes_on = {} if isinstance(encoder, Encoder) else {ORIGINAL: encoder.continued(batch, TOKENS)}
+    goes_on = {ORIGINAL: trained.continued(batch, TOKENS)} if trained.goes_on and texts else {}
     interrupted, not_shown = False, None
     verdicts(_counted(results, ORIGINAL))
     try:
+        wrong = [call for call in calls if not call.original.equal]
+        if wrong:
+            progress("diagnosis of the model's own attention")
+            diagnoses[ORIGINAL] = describe(explain(_recording(wrong[:DIAGNOSED], dtype))[0])
         for backend in backends:
             progress(f"{backend.name}: layers")
             try:
-                runs = [backend.prepare(one.problem.config, one.problem.weights, dtype=dtype) for one in layers]
-                found = [
-                    judge_trace(run(layer.wanted.problem.inputs), layer.wanted, dtype)
-                    for run, layer in zip(runs, layers, strict=True)
-                ]
+                found = [_by(backend, call, dtype) for call in calls]
                 progress(f"{backend.name}: the whole model")
-                with ExitStack() as stack:
-                    for layer, run in zip(layers, runs, strict=True):
-                        stack.enter_context(replaced(layer.site, run))
-                    again = encoder.embed(batch)
-                if not isinstance(encoder, Encoder):
-                    progress(f"{backend.name}: the rows as the file has them, and {TOKENS} tokens")
-                    beside = layers if encoder.pairs_beside else []
-                    found += [_as_in_the_file(layer, backend, dtype) for layer in beside]
-                    with ExitStack() as stack:
-                        for layer, run in zip(layers, runs, strict=True):
-                            stack.enter_context(replaced(layer.site, padded(run)))
-                        goes_on[backend.name] = encoder.continued(batch, TOKENS)
+                handle = computed_by(partial(_prepared, backend), seen.unread)
+                again = run(handle)
+                if goes_on:
+                    progress(f"{backend.name}: {TOKENS} tokens")
+                    with intercepted(hooks, trained.model, handle):
+                        goes_on[backend.name] = trained.continued(batch, TOKENS)
             except Exception as error:  # whatever a framework raises; the other backends still run
                 failed[backend.name] = one_line(error)
                 verdicts(f"{backend.name} did not run: {failed[backend.name]}")
                 continue
-            names = [backend.name] * len(layers) + [f"{backend.name} {AS_IN_FILE}"] * (len(found) - len(layers))
-            results += [
-                LayerResult.of(layer.site.name, by, each)
-                for layer, by, each in zip(layers * (len(found) // len(layers)), names, found, strict=True)
-            ]
-            difference = float(np.abs(again - embeddings).max())
-            cosine = float(_cosines(again, embeddings).min())
+            results += [LayerResult.of(call.name, backend.name, each) for call, each in zip(calls, found, strict=True)]
+            difference = float(np.abs(again - outputs).max())
+            cosine = float(_cosines(again, outputs).min())
             ported.append(EmbeddingResult(backend.name, difference, allowed, cosine))
             through = "equal" if ported[-1].equal else "different"
-            verdicts(f"{_counted(results, backend.name)}; {encoder.outputs} {through}")
-            if not all(each.equal for each in found):
-                differing = [layer for layer, each in zip(layers, found, strict=False) if not each.equal]
+            verdicts(f"{_counted(results, backend.name)}; {trained.outputs} {through}")
+            differing = [call for call, each in zip(calls, found, strict=True) if not each.equal]
+            if differing:
                 diagnoses[backend.name] = _diagnosed(backend, differing[:DIAGNOSED], dtype, progress)
         if unseen:
-            not_shown = undetectable_bugs(_recording(layers, dtype), progress=progress)
+            not_shown = undetectable_bugs(_recording(calls, dtype), progress=progress)
     except KeyboardInterrupt:
         interrupted = True
     return PortReport(
-        model=encoder.name,
-        texts=tuple(texts),
-        tokens=tuple(int(mask.sum()) for mask in batch["attention_mask"]),
-        arrays=encoder.arrays,
+        model=trained.name,
+        texts=texts,
+        tokens=tuple(int(mask.sum()) for mask in batch["attention_mask"]) if texts else (),
+        arrays=trained.arrays,
         coverage=coverage,
+        unread=seen.unread,
+        rows_without_key=sum(call.original.rows_without_key for call in calls),
         dtype=dtype,
-        num_heads=layers[0].problem.config.num_heads,
+        heads=tuple(sorted({call.problem.config.num_heads for call in calls})),
         layers=tuple(results),
         embeddings=tuple(ported),
         failed=failed,
@@ -273,7 +318,7 @@ def port(
             **{backend.name: backend.versions() for backend in backends},
         },
         unseen=not_shown,
-        outputs=encoder.outputs,
+        outputs=trained.outputs,
         continued=goes_on,
         interrupted=interrupted,
     )
@@ -281,47 +326,85 @@ def port(
 
 def _counted(results: Sequence[LayerResult], by: str) -> str:
     """How many layers are equal by these results, in a line."""
-    own = [one for one in results if one.by.removesuffix(f" {AS_IN_FILE}") == by]
+    own = [one for one in results if one.by == by]
     equal = sum(one.equal for one in own)
     return f"{by}: {equal} of {len(own)} layers equal, worst {max((one.ratio for one in own), default=0.0):.2g}"
 
 
 def _cosines(a: NDArray, b: NDArray) -> NDArray:
-    return (a * b).sum(axis=-1) / (np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1))
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    return np.divide((a * b).sum(axis=-1), norms, out=np.ones_like(norms), where=norms > 0.0)
 
 
-def _as_in_the_file(layer: _Layer, backend: Backend, dtype: str) -> Judgement:
-    """A layer with rows of pairs (2 k, 2 k + 1), as a GGUF file has them, in a backend, on the same inputs."""
-    problem = layer.problem
-    config, weights = with_pairs(problem.config, problem.weights, interleaved=True)
-    turned = Problem(config, weights, problem.inputs)
-    wanted = answer(turned, Precision.of(dtype))
-    return judge_trace(backend.prepare(config, weights, dtype=dtype)(wanted.problem.inputs), wanted, dtype)
+def _coverage(model: Any, seen: _Seen) -> Coverage:
+    """Which modules that look like attention had a call of their attention function that was read."""
+    read = {id(module): name for name, module, problem in seen.calls if problem is not None}
+    survey = Survey(hooks_of(model).parts_of)
+    for name, module in model.named_modules():
+        survey.meet(name, module, known=id(module) in read)
+    return survey.coverage(list(dict.fromkeys(read.values())))
 
 
-def _recording(layers: Sequence[_Layer], dtype: str) -> Recording:
-    """The inputs and outputs of the model's own modules as a Recording."""
-    held = tuple(
-        RecordedLayer(one.site.name, type(one.site.module).__name__, dtype, one.problem.config, one.problem.weights)
-        for one in layers
+def _none(trained: TrainedModel, seen: _Seen, coverage: Coverage) -> str:
+    """Why nothing of a model can be judged, and what can be done instead, in words."""
+    if seen.unread:
+        name, why = next(iter(seen.unread.items()))
+        return f"{trained.name}: {name or 'the model'} can't be judged: {why}"
+    kinds = ", ".join(dict.fromkeys(one.kind.rpartition(".")[2] for one in coverage.unread)) or "none that has its name"
+    return (
+        f"{trained.name} calls no attention function that can be seen: its attention ({kinds}) has a softmax of its "
+        "own, or its implementation is compiled. `mha where` compares it with a port, module by module"
     )
-    calls = (RecordedCall(i, one.problem.inputs, one.problem.recorded) for i, one in enumerate(layers))
-    return Recording(held, tuple(calls))
 
 
-def _layer(site: Site, calls: list[Problem], dtype: str) -> _Layer:
-    if len(calls) != 1:
-        raise SpecError(f"{site.name} must be called once for a batch of texts. It was called {len(calls)} times.")
-    (problem,) = calls
-    precision = site.precision(dtype)
-    own = answer(problem, precision)
+def _judged(name: str, kind: str, problem: Problem, dtype: str) -> _Call:
+    own = prove(problem, dtype)
     wanted = answer(problem, Precision.of(dtype))
-    slack = own.allowed_error["output"] + wanted.allowed_error["output"]
-    return _Layer(site, problem, wanted, judge_original(problem, precision, own), slack)
+    slack = own.wanted.allowed_error["output"] + wanted.allowed_error["output"]
+    return _Call(name, kind, problem, wanted, own.judgement, split_heads(slack, problem.config.num_heads))
 
 
-def _diagnosed(backend: Backend, layers: Sequence[_Layer], dtype: str, progress: Callable[[str], None]) -> str:
-    """Diagnose a backend that differs on these layers' real inputs, and describe the result in words."""
+def _allowed_move(run: Callable[[Handle], NDArray], seen: _Seen, calls: Sequence[_Call], outputs: NDArray) -> float:
+    """How far the outputs may move: every call's output is moved by what it may be off, with random signs."""
+    rng = np.random.default_rng(0)
+    rest = iter(calls)
+    slacks = [None if problem is None else next(rest).slack for _, _, problem in seen.calls]
+
+    def moved() -> float:
+        order = iter(slacks)
+
+        def handle(call: AttentionCall) -> Any:
+            slack = next(order)
+            if slack is None:
+                return call.run()
+            own = call.read()(call.run()).output
+            assert own is not None
+            return call.give((own + rng.choice([-1.0, 1.0], size=slack.shape) * slack).astype(own.dtype))
+
+        return float(np.abs(run(handle) - outputs).max())
+
+    return max(moved() for _ in range(DRAWS))
+
+
+def _prepared(backend: Backend, config: AttentionConfig, dtype: str) -> Run:
+    return backend.prepare(config, {}, dtype=dtype)
+
+
+def _by(backend: Backend, call: _Call, dtype: str) -> Judgement:
+    """One call in a backend, compared with the reference."""
+    run = _prepared(backend, call.problem.config, dtype)
+    return judge_trace(run(call.wanted.problem.inputs), call.wanted, dtype)
+
+
+def _recording(calls: Sequence[_Call], dtype: str) -> Recording:
+    """What the model's own attention functions were handed and gave, as a Recording."""
+    layers = tuple(RecordedLayer(one.name, one.kind, dtype, one.problem.config, {}) for one in calls)
+    recorded = (RecordedCall(i, one.problem.inputs, one.problem.recorded) for i, one in enumerate(calls))
+    return Recording(layers, tuple(recorded))
+
+
+def _diagnosed(backend: Backend, calls: Sequence[_Call], dtype: str, progress: Callable[[str], None]) -> str:
+    """Diagnose a backend that differs on these calls, and describe the result in words."""
     why, topic = "a layer of a trained model", "a layer on its real inputs"
-    cases = [Case.of_problem(layer.site.name, topic, layer.problem, why) for layer in layers]
+    cases = [Case.of_problem(call.name, topic, call.problem, why) for call in calls]
     return describe(diagnose(BackendSubject(backend, dtype, "cpu"), cases, experiments=True, progress=progress))

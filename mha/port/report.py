@@ -8,42 +8,35 @@ from rich.table import Table
 
 from conformance.reports.text import print_lines
 from mha.port.arrays import LoadedArrays
-from mha.port.port import AS_IN_FILE, ORIGINAL, EmbeddingResult, LayerResult, PortReport
+from mha.port.port import ORIGINAL, EmbeddingResult, LayerResult, PortReport
 from mha_core.errors import short_names
 
 
 def print_report(console: Console, report: PortReport, *, unseen: bool = True) -> None:
     """Print the whole report; with `unseen`, the bugs that the calls would not have shown as well, else their count."""
     layers = list(dict.fromkeys(result.layer for result in report.layers))
-    counts = ", ".join(map(str, report.tokens))
-    texts = f"{len(report.texts)} text{'s' if len(report.texts) > 1 else ''} of {counts} tokens"
-    print_lines(
-        console, f"{report.model}: {len(layers)} attention layers of {report.num_heads} heads, {texts}, {report.dtype}"
-    )
-    print_lines(console, arrays_line(report.arrays, report.outputs))
+    counts, heads = (", ".join(map(str, numbers)) for numbers in (report.tokens, report.heads))
+    texts = f"{len(report.texts)} text{'s' if len(report.texts) > 1 else ''} of {counts} tokens" if counts else "arrays"
+    print_lines(console, f"{report.model}: {len(layers)} attention layers of {heads} heads, {texts}, {report.dtype}")
+    if report.arrays is not None:
+        print_lines(console, arrays_line(report.arrays, report.outputs))
     print_lines(console, f"{report.coverage.line}.")
+    print_lines(console, *not_judged(report))
     console.print(
         "\nWorst error / allowed error of each layer on its real inputs; equal means at most 1",
         style="bold",
         soft_wrap=True,
     )
     console.print(layer_table(report))
-    in_file = [result for result in report.layers if result.by.endswith(AS_IN_FILE)]
-    if in_file:
-        equal, worst = sum(result.equal for result in in_file), max(result.ratio for result in in_file)
-        print_lines(
-            console,
-            f"Rows as the file has them, pairs (2 k, 2 k + 1): {equal} of {len(in_file)} equal, worst {worst:.2g}.",
-        )
     if report.embeddings:
-        console.print(f"\n{report.outputs.capitalize()}, with each backend's layers in the model", style="bold")
+        console.print(f"\n{report.outputs.capitalize()}, with each backend's attention in the model", style="bold")
         console.print(embedding_table(report))
     for line in continued_lines(report):
         print_lines(console, line)
     console.print()
     for result in report.layers:
         if result.by == ORIGINAL and not result.equal:
-            print_lines(console, f"The model's own {result.layer} is not what its recipe says:")
+            print_lines(console, f"The model's own {result.layer} does not follow the definition:")
             for message in result.messages:
                 print_lines(console, f"  {message}")
     for diagnosis in report.diagnoses.values():
@@ -53,6 +46,15 @@ def print_report(console: Console, report: PortReport, *, unseen: bool = True) -
     print_lines(console, verdict(report))
     if report.unseen is not None:
         print_lines(console, report.unseen.text(whole=unseen))
+
+
+def not_judged(report: PortReport) -> list[str]:
+    """What the report says nothing of, a line each."""
+    lines = ["Not judged: projections, norms and rotations, which stay the model's own: `mha where` compares them."]
+    if report.rows_without_key:
+        lines.append(f"Not judged: {report.rows_without_key} rows of queries without a key, in the model's own calls.")
+    lines += [f"Not judged: {name or 'the model'}: {why}." for name, why in report.unread.items()]
+    return lines
 
 
 def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
@@ -76,7 +78,7 @@ def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
 def layer_table(report: PortReport) -> Table:
     """One row per layer, one column for the model's own module and for each backend."""
     by_place = {(one.layer, one.by): _coloured(f"{one.ratio:.2g}", one) for one in report.layers}
-    columns = [by for by in dict.fromkeys(result.by for result in report.layers) if not by.endswith(AS_IN_FILE)]
+    columns = list(dict.fromkeys(result.by for result in report.layers))
     table = _table("", *columns)
     room = max(16, 78 - sum(max(len(name), 6) + 2 for name in columns))
     layers = list(dict.fromkeys(result.layer for result in report.layers))
@@ -104,12 +106,12 @@ def verdict(report: PortReport) -> str:
     if report.equal:
         ported = sum(result.by != ORIGINAL for result in report.layers)
         names = ", ".join(found.by for found in report.embeddings)
-        found = f"the model's own layers, {ported} ported ones, and the {report.outputs} through {names}"
+        found = f"the model's own attention, {ported} ported calls, and the {report.outputs} through {names}"
         if report.continued:
             found += ", and the texts that it goes on with"
         return f"Equal: {found}.{missing}"
     return (
-        f"Different: {wrong_layers} of {len(report.layers)} layers, "
+        f"Different: {wrong_layers} of {len(report.layers)} calls, "
         f"{wrong_embeddings} of {len(report.embeddings)} sets of {report.outputs}.{missing}"
     )
 

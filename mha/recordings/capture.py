@@ -344,7 +344,11 @@ def capture(
         recorder.ends.check_met()
     if strict:
         recorder.coverage.check()
-    lines = [*dict.fromkeys(unreadable), *(why for name, why in unlisted.refused.items() if name not in seam.read), unlisted.as_they_are]
+    lines = [
+        *dict.fromkeys(unreadable),
+        *(why for name, why in unlisted.refused.items() if name not in seam.read),
+        unlisted.as_they_are,
+    ]
     lines += [*(why for name, why in unlisted.turning.items() if name not in seam.read), unlisted.beyond, seam.line]
     lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
     if strict and unlisted.beyond:

@@ -88,7 +88,7 @@ class Ends:
     def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> None:
         """Note one call."""
         try:
-            found = dict(_arrays(output, self._as_array))
+            found = dict(arrays_in(output, self._as_array))
         except SpecError:
             if self._strict:
                 raise
@@ -104,7 +104,7 @@ class Ends:
                 raise SpecError(f"also names {pattern!r}, and no module that was called has such a name")
 
 
-def _arrays(value: Any, as_array: AsArray, depth: int = 0) -> Iterator[tuple[str, tuple[NDArray, str]]]:
+def arrays_in(value: Any, as_array: AsArray, depth: int = 0) -> Iterator[tuple[str, tuple[NDArray, str]]]:
     """The floating-point arrays in what a module gave, by their places."""
     if value is None or isinstance(value, str | bool | int | float) or depth > DEEPEST:
         return
@@ -115,5 +115,5 @@ def _arrays(value: Any, as_array: AsArray, depth: int = 0) -> Iterator[tuple[str
             yield "", found
         return
     for key, part in parts:
-        for place, array in _arrays(part, as_array, depth + 1):
+        for place, array in arrays_in(part, as_array, depth + 1):
             yield ".".join(filter(None, (key, place))), array

@@ -14,6 +14,7 @@ from mha.projections.layer import Parts
 from mha_core import SpecError
 from mha_core.capture import ReadCall
 from mha_core.files.declared import declared
+from mha_core.seam import Handle
 
 
 class Adapter(Protocol):
@@ -70,6 +71,12 @@ class Hooks(Parts, Protocol):
         What that returns, unless it is None, takes the place of the output. Before the call runs
         `begun(name, layer, call)`, with what `mha_core.capture.as_called` gives; with None for modules whose calls have
         no numbers to see, because they are scanned: those are not told of otherwise.
+        """
+
+    def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:
+        """A context in which `handle` takes each call of the framework's attention function inside the target.
+
+        Frameworks without such a function lack this one.
         """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
+from conformance.judging.expected import Expected, answer
 from mha.coverage import Survey, kind_of
 from mha.recipes.judge import Judgement, judge_original
 from mha.recordings.hooks import Hooks
+from mha.seam.interface import intercept_interface
 from mha_core import SpecError
 from mha_core.capture import ReadCall
 from mha_core.errors import listed
-from mha_core.seam import Handover
+from mha_core.seam import Handle, Handover
 
 if TYPE_CHECKING:
     from mha.recordings.capture import Capture
@@ -28,9 +30,16 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Proof:
-    """What the definition says of one call: the comparison, and whether it is equal with a softmax in float32 alone."""
+    """What the definition says of one call.
+
+    Attributes:
+        judgement: the comparison.
+        wanted: what the definition gives, and how far off the function may be.
+        in_float32: whether it is equal with a softmax in float32 alone.
+    """
 
     judgement: Judgement
+    wanted: Expected
     in_float32: bool = False
 
     @property
@@ -48,11 +57,30 @@ def prove(call: ReadCall | Problem, dtype: str) -> Proof:
     problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
     # PyTorch's fused kernel for CPUs: an online softmax over blocks of 512 keys, with a faster exp.
     precision = replace(Precision.of(dtype), exp_ulps=20.0, key_block=512)
-    found = Proof(judge_original(problem, precision))
+    wanted = answer(problem, precision)
+    found = Proof(judge_original(problem, precision, wanted), wanted)
     if found.equal or dtype != "float64":
         return found
-    again = judge_original(problem, replace(precision, softmax="float32"))
-    return Proof(again, in_float32=True) if again.equal else found
+    narrow = replace(precision, softmax="float32")
+    wanted = answer(problem, narrow)
+    again = judge_original(problem, narrow, wanted)
+    return Proof(again, wanted, in_float32=True) if again.equal else found
+
+
+@contextmanager
+def intercepted(hooks: Hooks, target: Any, handle: Handle) -> Iterator[None]:
+    """A context in which `handle` takes each call of an attention function inside the target, at any of its seams."""
+    with ExitStack() as stack:
+        if has_seam(hooks):
+            stack.enter_context(hooks.intercept_attention(target, handle))
+        if hasattr(target, "named_modules"):
+            stack.enter_context(intercept_interface(target, handle))
+        yield
+
+
+def has_seam(hooks: Hooks) -> bool:
+    """Whether the calls of attention functions are seen in this framework."""
+    return hasattr(hooks, "intercept_attention")
 
 
 class SeamCalls:
@@ -69,7 +97,7 @@ class SeamCalls:
         read: name of each layer that was recorded at the seam -> what its softmax was computed in, where not its dtype.
     """
 
-    def __init__(self, hooks: Hooks, target: Any, recorder: Capture, survey: Survey, layers: Sequence[str]) -> None:
+    def __init__(self, hooks: Hooks, target: Any, recorder: Capture, survey: Survey, layers: Iterable[str]) -> None:
         self._hooks, self._target, self._recorder, self._survey, self._layers = hooks, target, recorder, survey, layers
         self._waiting: list[tuple[str, Any, ReadCall]] = []
         self._calls: list[tuple[str, RecordedCall, ReadCall]] = []
@@ -82,22 +110,17 @@ class SeamCalls:
     @property
     def sees(self) -> bool:
         """Whether the framework has a seam."""
-        return hasattr(self._hooks, "watch_attention")
+        return has_seam(self._hooks)
 
     @contextmanager
     def watching(self, chosen: Callable[[], Collection[str]]) -> Iterator[None]:
         """A context in which calls at the seam are seen. `chosen`: the names of layers that are read another way."""
-        from mha.seam.interface import watch_interface
 
         def seen(name: str, module: Any, handover: Handover | SpecError) -> None:
             if not self._paused and any(fnmatchcase(name, pattern) for pattern in self._layers):
                 self._note(name, module, handover, chosen())
 
-        with ExitStack() as stack:
-            if self.sees:
-                stack.enter_context(self._hooks.watch_attention(self._target, seen))
-            if hasattr(self._target, "named_modules"):
-                stack.enter_context(watch_interface(self._target, seen))
+        with intercepted(self._hooks, self._target, lambda call: call.recorded(seen)):
             yield
 
     @contextmanager
@@ -114,7 +137,6 @@ class SeamCalls:
             if isinstance(handover, SpecError):
                 raise handover
             call = handover.read()
-            call.inputs.check(call.config)
         except SpecError as error:
             self._refused.setdefault(name, str(error))
             return
@@ -162,7 +184,9 @@ class SeamCalls:
             differs = proof.judgement.mismatches[0].message
             if keep:
                 cause = "`mha diagnose FILE` looks for the cause"
-                self._refused.setdefault(name, f"is recorded, but its attention function does not follow: {differs}; {cause}")
+                self._refused.setdefault(
+                    name, f"is recorded, but its attention function does not follow: {differs}; {cause}"
+                )
                 continue
             self._refused.setdefault(
                 name,

@@ -9,10 +9,14 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from unittest.mock import patch
+
+from numpy.typing import NDArray
 
 from mha_core import SpecError
-from mha_core.seam import Handover, Seen, number, refuse_unknown
+from mha_core.seam import AttentionCall, Handle, Handover, number, refuse_unknown
 
 HARMLESS = frozenset(
     (
@@ -34,55 +38,43 @@ _ARGUMENTS = inspect.signature(
 
 
 @contextmanager
-def replaced_interface(wrap: Callable[[Callable[..., Any], bool], Callable[..., Any]]) -> Iterator[None]:
-    """A context in which models get `wrap(function, eager)` in place of each attention function that they look up.
+def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
+    """Have `handle` take each call of an attention function that the target, a model of transformers, looks up.
 
-    `eager` says whether it is the model's own, which adds its mask to the scores; others read masks as SDPA does.
     Nothing is done where transformers is not imported.
     """
-    transformers = sys.modules.get("transformers")
-    if transformers is None:
+    if "transformers" not in sys.modules:
         yield
         return
     from transformers.modeling_utils import AttentionInterface
 
+    from backends.torch.native.seam import as_a_part
+
+    names = {id(module): name for name, module in target.named_modules()}
     own = AttentionInterface.get_interface
 
     def get_interface(self: Any, implementation: Any, default: Any) -> Any:
         function = own(self, implementation, default)
-        return wrap(function, function is default)
 
-    AttentionInterface.get_interface = get_interface
-    try:
-        yield
-    finally:
-        AttentionInterface.get_interface = own
-
-
-@contextmanager
-def watch_interface(target: Any, seen: Seen) -> Iterator[None]:
-    """Tell `seen` of each call of an attention function that a model of transformers looks up."""
-    from backends.torch.native.seam import watched_call
-
-    names = {id(module): name for name, module in target.named_modules()}
-
-    def wrap(function: Callable[..., Any], eager: bool) -> Callable[..., Any]:
-        def recorded(*args: Any, **kwargs: Any) -> Any:
+        def intercepted(*args: Any, **kwargs: Any) -> Any:
             given = arguments_of(args, kwargs)
             module = given["module"]
             if id(module) not in names:
                 return function(*args, **kwargs)
-            return watched_call(
-                lambda: function(*args, **kwargs),
-                lambda: _read(given, eager),
-                seen,
-                names[id(module)],
-                module,
+
+            def run() -> Any:
+                with as_a_part():
+                    return function(*args, **kwargs)
+
+            # The model's own function adds its mask to the scores; others read masks as SDPA does.
+            eager = function is default
+            return handle(
+                AttentionCall(names[id(module)], module, lambda: read(given, eager), run, partial(give, given))
             )
 
-        return recorded
+        return intercepted
 
-    with replaced_interface(wrap):
+    with patch.object(AttentionInterface, "get_interface", get_interface):
         yield
 
 
@@ -93,12 +85,24 @@ def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, 
     return {**bound.arguments.pop("kwargs"), **bound.arguments}
 
 
-def _read(given: Mapping[str, Any], eager: bool) -> Callable[[Any], Handover]:
+def give(given: Mapping[str, Any], output: NDArray) -> tuple[Any, None]:
+    """What an attention function returns: the output (B, Lq, H, dv), and no weights."""
+    from backends.torch.native.seam import to_output
+
+    return to_output(output, given["query"]).transpose(1, 2).contiguous(), None
+
+
+def read(given: Mapping[str, Any], eager: bool) -> Callable[[Any], Handover]:
+    """Copy what a call is handed, and return what makes a Handover of its result.
+
+    Raises:
+        SpecError: what is handed over has no translation.
+    """
     from backends.torch.native.seam import handed
 
     query, key, value = (given[name] for name in ("query", "key", "value"))
-    masks, causal = masks_of(given, eager)
-    with_output = handed(
+    masks, causal = _masks_of(given, eager)
+    with_output: Callable[..., Handover] = handed(
         query,
         key,
         value,
@@ -111,13 +115,15 @@ def _read(given: Mapping[str, Any], eager: bool) -> Callable[[Any], Handover]:
     )
 
     def of_result(result: Any) -> Handover:
+        if result is None:
+            return with_output(None)
         output, weights = result
         return with_output(output.transpose(1, 2), weights)
 
     return of_result
 
 
-def masks_of(given: Mapping[str, Any], eager: bool) -> tuple[list[Any], bool]:
+def _masks_of(given: Mapping[str, Any], eager: bool) -> tuple[list[Any], bool]:
     """The masks of a call, additive or bool, and whether it is causal besides.
 
     Raises:

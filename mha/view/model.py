@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from mha.port.encoder import Encoder
+from mha.port.model import TrainedModel
 from mha.recipes import record, survey
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
 from mha.recordings.tokens import Tokens
@@ -13,7 +13,7 @@ from mha_core import AttentionConfig
 
 
 def record_encoder(
-    encoder: Encoder,
+    encoder: TrainedModel,
     texts: Sequence[str],
     dtype: str,
     check: Callable[[Sequence[tuple[str, AttentionConfig]], Sequence[int]], None] = lambda layers, lengths: None,
@@ -35,7 +35,7 @@ def record_encoder(
 
     def run() -> None:
         for batch in batches:
-            encoder.embed(batch)
+            encoder.run(batch)
 
     _, found = record(sites, run)
     layers = tuple(

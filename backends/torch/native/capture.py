@@ -18,7 +18,7 @@ from backends.torch.layers import MultiHeadAttention
 from backends.torch.native import convert as native
 from backends.torch.native import live_probe
 from backends.torch.native import modules as modules
-from backends.torch.native.seam import watch_attention as watch_attention
+from backends.torch.native.seam import intercept_attention as intercept_attention
 from backends.torch.ops import framework
 from backends.torch.weights import to_weights
 from mha_core import layouts

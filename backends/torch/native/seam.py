@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -16,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from backends.torch.ops import framework
 from mha_core.capture import one_dtype
-from mha_core.errors import SpecError, one_line
-from mha_core.seam import Handover, Seen, number
+from mha_core.errors import SpecError
+from mha_core.seam import AttentionCall, Handle, Handover, number
 
 _ARGUMENTS = inspect.signature(
     lambda query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False: None
@@ -25,28 +27,60 @@ _ARGUMENTS = inspect.signature(
 """The signature of `scaled_dot_product_attention`, which is built in and has none to ask for."""
 
 
-@contextmanager
-def watch_attention(target: nn.Module, seen: Seen) -> Iterator[None]:
-    """Tell `seen` of each call of `scaled_dot_product_attention` inside the target, where no outer function is watched.
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+"""Classes of PyTorch that hold modules of others."""
 
-    The call belongs to the innermost module of the target that is running. What the function gives stays as it is.
+
+@contextmanager
+def intercept_attention(target: nn.Module, handle: Handle) -> Iterator[None]:
+    """Have `handle` take each call of `scaled_dot_product_attention` inside the target, outside of `as_a_part`.
+
+    The call belongs to the innermost module of the target that is running.
     """
     names = {id(module): (name, module) for name, module in target.named_modules()}
-    with _Mode(names, seen):
+    mode = _Mode(names, handle)
+    regions = list(_without_own_layers(target))
+    if regions == [target]:
+        with mode:
+            yield
+        return
+    with ExitStack() as hooks:
+        for region in regions:
+            for add, run in (
+                (region.register_forward_pre_hook, lambda *_: mode.__enter__() and None),
+                (partial(region.register_forward_hook, always_call=True), lambda *_: mode.__exit__(None, None, None)),
+            ):
+                hooks.callback(add(run).remove)
         yield
 
 
+def _without_own_layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The largest parts of a model without PyTorch's own attention layers, which run another way inside a mode."""
+    if not any(isinstance(part, nn.MultiheadAttention) for part in module.modules()):
+        yield module
+    elif not type(module).__module__.startswith("torch.nn.modules.") or isinstance(module, CONTAINERS):
+        for part in module.children():
+            yield from _without_own_layers(part)
+
+
 class _Mode(TorchFunctionMode):
-    def __init__(self, names: Mapping[int, tuple[str, nn.Module]], seen: Seen) -> None:
+    def __init__(self, names: Mapping[int, tuple[str, nn.Module]], handle: Handle) -> None:
         super().__init__()
-        self._names, self._seen = names, seen
+        self._names, self._handle = names, handle
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        if func is not F.scaled_dot_product_attention or _outer:
+        if func is not F.scaled_dot_product_attention or _parts:
             return func(*args, **given)
-        return watched_call(
-            lambda: func(*args, **given), lambda: _of_sdpa(args, given), self._seen, *self._caller(sys._getframe(1))
+        name, module = self._caller(sys._getframe(1))
+        return self._handle(
+            AttentionCall(
+                name,
+                module,
+                read=lambda: _of_sdpa(args, given),
+                run=lambda: func(*args, **given),
+                give=lambda output: _as_output(output, _ARGUMENTS.bind(*args, **given).arguments["query"]),
+            )
         )
 
     def _caller(self, frame: Any) -> tuple[str, Any]:
@@ -59,43 +93,29 @@ class _Mode(TorchFunctionMode):
         return "", None
 
 
-_outer: list[None] = []
-"""Not empty while a function that is watched itself runs: what it calls is a part of it."""
+_parts: list[None] = []
 
 
-def watched_call(
-    call: Callable[[], Any],
-    read: Callable[[], Callable[[Any], Handover]],
-    seen: Seen,
-    name: str,
-    module: Any,
-) -> Any:
-    """Run one call of an attention function, and tell `seen` what it was handed and gave, or why it can't be read.
-
-    Args:
-        call: runs it.
-        read: copies what it is handed, before it runs, and returns what makes a Handover of its result.
-        seen: is told.
-        name, module: who calls it.
-    """
-    found: Callable[[Any], Handover] | SpecError
+@contextmanager
+def as_a_part() -> Iterator[None]:
+    """A context in which calls are parts of an attention function that is intercepted itself."""
+    _parts.append(None)
     try:
-        found = read()
-    except Exception as error:  # of arguments that are not what the function takes, which it says itself
-        found = error if isinstance(error, SpecError) else SpecError(one_line(error))
-    _outer.append(None)
-    try:
-        result = call()
+        yield
     finally:
-        _outer.pop()
-    if not isinstance(found, SpecError):
-        try:
-            seen(name, module, found(result))
-            return result
-        except Exception as error:
-            found = error if isinstance(error, SpecError) else SpecError(one_line(error))
-    seen(name, module, found)
-    return result
+        _parts.pop()
+
+
+def to_output(array: NDArray, query: Tensor) -> Tensor:
+    """An output (B, H, Lq, dv) as a tensor like the queries. SpecError where gradients are asked for."""
+    if torch.is_grad_enabled() and query.requires_grad:
+        raise SpecError("another backend's attention has no gradients in PyTorch; run the model under torch.no_grad()")
+    return torch.from_numpy(np.array(array)).to(device=query.device, dtype=query.dtype)
+
+
+def _as_output(array: NDArray, query: Tensor) -> Tensor:
+    output = to_output(array, query)
+    return output[:, 0] if query.dim() == 3 else output
 
 
 def _of_sdpa(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[Any], Handover]:
@@ -123,8 +143,8 @@ def handed(
     dropout: float = 0.0,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-) -> Callable[[Any], Handover]:
-    """Copy what a call is handed, (B, H, Lq, d) and so on; returns what makes a Handover of its output, (B, H, Lq, dv).
+) -> Callable[..., Handover]:
+    """Copy what a call is handed, (B, H, Lq, d) and so on; returns what makes a Handover of its output (B, H, Lq, dv).
 
     Raises:
         SpecError: dropout is active, the tensors have no numbers, or are of several dtypes.
@@ -133,18 +153,19 @@ def handed(
         raise SpecError(f"dropout={dropout:g} is active; call model.eval()")
     if query.is_meta:
         raise SpecError("it is on the meta device and has no numbers")
-    arrays = [_in_heads(tensor) for tensor in (query, key, value)]
-    of_masks = tuple(framework.copied(mask) for mask in masks)
+    queries, keys, values = map(_in_heads, (query, key, value))
+    by_item = [mask[:, None] if mask.dim() == query.dim() == 3 else mask for mask in masks]
+    of_masks = tuple(framework.copied(mask) for mask in by_item)
     of_sinks = None if sinks is None else framework.copied(sinks)
 
     def with_output(output: Any, weights: Any = None) -> Handover:
         if torch.is_autocast_enabled(query.device.type):
             raise SpecError("it runs under torch.autocast, in mixed precision; run it without")
-        dtype = one_dtype(str(tensor.dtype).removeprefix("torch.") for tensor in (query, key, value, output))
+        own = [query, key, value] if output is None else [query, key, value, output]
+        dtype = one_dtype(framework.dtype_name(tensor.dtype) for tensor in own)
+        given = None if output is None else _in_heads(output)
         returned = None if weights is None else framework.copied(weights)
-        return Handover(
-            *arrays, _in_heads(output), dtype, of_masks, causal, scale, softcap, of_sinks, returned
-        )
+        return Handover(queries, keys, values, given, dtype, of_masks, causal, scale, softcap, of_sinks, returned)
 
     return with_output
 

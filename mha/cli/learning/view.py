@@ -125,7 +125,8 @@ def _asked_for(
 
 def _recorded_model(asked: ViewOptions, texts: tuple[str, ...], progress: Callable[[str], None]) -> Recording:
     """What a model's layers were asked and gave; it is not run if the page would be too large."""
-    from mha.port.encoder import check_texts, find_model, load_encoder
+    from mha.port.load import check_texts
+    from mha.port.model import check_named, load_trained
     from mha.view.model import record_encoder
     from mha.view.plan import plan_of_model
     from mha.view.sizes import check_size
@@ -137,14 +138,14 @@ def _recorded_model(asked: ViewOptions, texts: tuple[str, ...], progress: Callab
         raise SpecError(f"--dtype must be float32 or float64. Got {dtype!r}.")
     check_texts(texts)
     try:
-        find_model(asked.what, asked.leave)
+        check_named(asked.what, asked.leave)
     except SpecError as error:
         if Path(asked.what).is_dir() or "did you mean" in str(error):
             raise
         raise SpecError(
             f"no such file, and no model: {asked.what} (models: minilm, or a folder); {TO_RECORD}"
         ) from error
-    encoder = load_encoder(asked.what, dtype, asked.leave)
+    encoder = load_trained(asked.what, dtype, asked.leave)
 
     def check(sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int]) -> None:
         check_size(plan_of_model(sizes, lengths, asked.layers, asked.heads), has_other=asked.has_other)

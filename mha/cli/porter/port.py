@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mha.cli import options
 from mha.cli.apart import Apart
 from mha.cli.common import consoles, finish, say, says, warn, write_asked
 from mha.cli.options import argument, option
+from mha.cli.porter.invariants import load
+from mha.cli.porter.where import read_inputs
+
+if TYPE_CHECKING:
+    from mha.port.model import TrainedModel
 
 TEXTS = ("The cat sleeps on the warm windowsill.", "Der Zug nach Berlin fährt heute später ab.", "Hello.")
 
@@ -31,6 +38,9 @@ class PortOptions(Apart):
         "--leave",
         help="An array that no model of its type has, or another file of the folder, to leave out (repeatable).",
     )
+    inputs: Path | None = options.any_path(
+        "--inputs", help="What the model is called with, .npz or .safetensors: an array for each argument, by its name."
+    )
     strict: bool = options.flag("--strict", "Refuse a model with modules that look like attention and are not read.")
     json_path: Path | None = options.json_file()
     unseen: bool | None = options.unseen()
@@ -38,18 +48,17 @@ class PortOptions(Apart):
 
 @options.command(PortOptions)
 def port(asked: PortOptions) -> None:
-    """Port the attention layers of MODEL into every backend, and prove it.
+    """Put every backend's attention into MODEL, and prove that it computes the same.
 
-    MODEL is "minilm", the trained all-MiniLM-L6-v2, "smollm2", the trained decoder SmolLM2-135M-Instruct, or a local
-    folder of a Hugging Face model: of the BERT family, or a decoder of one of `mha convert --families`. Its real
-    inputs and outputs are captured, every attention layer is replayed in every backend, and the sentence embeddings,
-    or the logits, are made again with each backend's layers in the model. The decoder also goes on with each text by 20
-    tokens, with a cache. A backend that differs is diagnosed.
+    MODEL is "minilm", the trained all-MiniLM-L6-v2, "smollm2", the trained decoder SmolLM2-135M-Instruct, a local
+    folder of a Hugging Face model, or MODULE:NAME, a live model of PyTorch or a function that returns one. What its
+    attention functions are handed is recorded, judged by the definition, and computed by every backend; then the model
+    runs with each backend's attention in it, and what it gives is compared. A decoder also goes on with each text by
+    20 tokens, with a cache. A backend that differs is diagnosed. Projections, norms and rotations are not judged.
 
     Exit status: 0 equal, 1 different, 2 could not run.
     """
-    from mha.port.decoder import find_decoder, is_decoder_named, load_decoder
-    from mha.port.encoder import DECODERS, check_texts, find_model, load_encoder
+    from mha.port.load import check_texts
     from mha.port.port import port as port_model
     from mha.port.report import print_report
     from mha_core import SpecError
@@ -58,18 +67,16 @@ def port(asked: PortOptions) -> None:
     if asked.dtype not in ("float32", "float64"):
         raise SpecError(f"--dtype must be float32 or float64. Got {asked.dtype!r}.")
     with asked.kept(), errors.status("loading") as status:
-        check_texts(asked.texts)
-        is_decoder = is_decoder_named(asked.model)
-        if asked.model in DECODERS:  # a model that can't be ported is refused before anything is imported
-            find_decoder(asked.model)
-        elif not is_decoder:
-            find_model(asked.model, asked.leave)
+        arrays = None if asked.inputs is None else read_inputs(asked.inputs)
+        if arrays is None:
+            check_texts(asked.texts)
+        loaded = loads(asked)  # a model that can't be ported is refused before anything is imported
         backends, absent, broken = asked.backends(asked.backend_names, asked.settings())
+        trained, own = loaded()
+        given = own if arrays is None else arrays
         report = port_model(
-            load_decoder(asked.model, asked.dtype, asked.leave)
-            if is_decoder
-            else load_encoder(asked.model, asked.dtype, asked.leave),
-            asked.texts,
+            trained,
+            asked.texts if given is None else given,
             backends,
             dtype=asked.dtype,
             strict=asked.strict,
@@ -84,3 +91,21 @@ def port(asked: PortOptions) -> None:
         there = len(report.embeddings) + len(report.failed)
         warn(errors, [f"interrupted: {there} of {len(backends)} backends are there"])
     finish(not report.equal, report.failed or broken or report.interrupted)
+
+
+def loads(asked: PortOptions) -> Callable[[], tuple[TrainedModel, Any]]:
+    """Return what loads the model that is named, with the inputs that it brings, or None.
+
+    Raises SpecError at once for one that can't be loaded.
+    """
+    from mha.port.model import check_named, live_model, load_trained
+
+    if ":" not in asked.model or Path(asked.model).exists():
+        check_named(asked.model, asked.leave)
+        return lambda: (load_trained(asked.model, asked.dtype, asked.leave), None)
+
+    def live() -> tuple[TrainedModel, Any]:
+        model, _, inputs = load(asked.model, asked.import_limit)
+        return live_model(model, asked.model, asked.dtype), inputs
+
+    return live

@@ -125,17 +125,15 @@ def where(asked: WhereOptions) -> None:
 def original_named(spec: str) -> Any:
     """The live original: a model of `mha port`, or what a factory gives."""
     from conformance.subjects.load import load_object
-    from mha.port import decoder
-    from mha.port.encoder import PACKAGED, load_encoder
+    from mha.port.load import DECODERS, PACKAGED
+    from mha.port.model import load_trained
     from mha_core.errors import one_line
     from mha_core.files.mistaken import spec_meant
 
     if ":" not in spec and not Path(spec).exists() and Path(f"{spec}.py").is_file():
         raise CouldNotRun(f"the original {spec!r}: {spec_meant(spec, 'original')}")
-    if decoder.is_decoder_named(spec):
-        return decoder.load_decoder(spec).model
-    if spec in PACKAGED or ":" not in spec:
-        return load_encoder(spec).model
+    if spec in (*PACKAGED, *DECODERS) or ":" not in spec:
+        return load_trained(spec).model
     named = load_object(spec, "the original")
     if isinstance(named, type):
         made = f"return {named.__name__}(...)"

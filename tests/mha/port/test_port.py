@@ -16,7 +16,7 @@ hf = pytest.importorskip("transformers")
 from conformance.measure.asker import Asker  # noqa: E402
 from mha.cli.porter.port import PortOptions  # noqa: E402
 from mha.cli.porter.port import port as command  # noqa: E402
-from mha.port.encoder import load_encoder  # noqa: E402
+from mha.port.model import load_trained  # noqa: E402
 from mha.port.port import ORIGINAL, port  # noqa: E402
 from mha_core import backend  # noqa: E402
 from mha_core.errors import install_command  # noqa: E402
@@ -39,12 +39,12 @@ def folder(tmp_path_factory):
 @pytest.mark.same_on_newest_of("torch", "tf")
 def test_a_model_from_a_folder_through_every_backend(folder, backend_name):
     for dtype in ("float32", "float64"):
-        report = port(load_encoder(str(folder), dtype), TEXTS, [backend.load(backend_name)], dtype=dtype)
+        report = port(load_trained(str(folder), dtype), TEXTS, [backend.load(backend_name)], dtype=dtype)
         assert report.equal
         assert not report.failed
         assert report.tokens == (6, 4)
         assert {result.by for result in report.layers} == {ORIGINAL, backend_name}
-        assert {result.layer for result in report.layers} == {f"encoder.layer.{n}.attention" for n in (0, 1)}
+        assert {result.layer for result in report.layers} == {f"encoder.layer.{n}.attention.self" for n in (0, 1)}
         assert all(0.0 < result.ratio < 1.0 for result in report.layers)
         (found,) = report.embeddings
         assert 0.0 < found.difference < found.allowed < (1e-3 if dtype == "float32" else 1e-11)
@@ -52,9 +52,9 @@ def test_a_model_from_a_folder_through_every_backend(folder, backend_name):
 
 
 def test_embeddings_are_the_mean_over_each_texts_own_tokens(folder):
-    encoder = load_encoder(str(folder), "float64")
-    together = encoder.embed(encoder.batch(TEXTS))
-    alone = np.concatenate([encoder.embed(encoder.batch([text])) for text in TEXTS])
+    encoder = load_trained(str(folder), "float64")
+    together = encoder.run(encoder.batch(TEXTS))
+    alone = np.concatenate([encoder.run(encoder.batch([text])) for text in TEXTS])
     np.testing.assert_allclose(together, alone, atol=1e-13)
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-15)
 
@@ -65,7 +65,7 @@ def test_minilm_in_one_command(tmp_path, backend_names):
     result = mha_port("--text", "The cat sleeps.", "--text", "Hello.", "--json", path)
     assert result.exit_code == 0, result.output
     assert "minilm: 6 attention layers of 12 heads, 2 texts of 6, 4 tokens, float32" in result.output
-    assert f"{6 * len(backend_names)} ported ones, and the sentence embeddings through" in result.output
+    assert f"{6 * len(backend_names)} ported calls, and the sentence embeddings through" in result.output
     report = json.loads(path.read_text())
     assert report["equal"]
     assert len(report["layers"]) == 6 * (1 + len(backend_names))
@@ -95,26 +95,29 @@ def test_a_wrong_port_exits_1_and_says_what_differs(folder, monkeypatch):
     monkeypatch.setattr(scores, "dot_score", lambda queries, keys, scale: right(queries, keys, scale * scale))
     result = mha_port(folder, "--backend", "torch", "--text", TEXTS[0])
     assert result.exit_code == 1
-    assert "torch (float32) differs in 2 of 2 cases: encoder.layer.0.attention, " in result.output
+    assert "torch (float32) differs in 2 of 2 cases: encoder.layer.0.attention.self, " in result.output
     assert re.search(r"Example, case encoder\S+: scores\[", result.output)
     assert "How sure: the definition with this mistake gives the layer's output in all 2 cases." in result.output
     assert "Scores are scaled twice, on the queries and again on the product." in result.output
-    assert "Different: 2 of 4 layers, 1 of 1 sets of sentence embeddings." in result.output
+    assert "Different: 2 of 4 calls, 1 of 1 sets of sentence embeddings." in result.output
     assert asked == [True]
 
 
 def test_a_layer_that_is_right_but_put_into_the_wrong_place_shows_at_the_end(folder, monkeypatch):
     import mha.port.port
+    from mha_core.heads import split_heads
 
-    right = mha.port.port.replaced
-    runs = []
+    def in_the_wrong_order(prepare, but):
+        """The same function, with the heads of its output in another order."""
 
-    def swapped(site, run):
-        runs.append(run)
-        return right(site, runs[0])
+        def handle(call):
+            config, inputs = call.read()(None).given()
+            return call.give(split_heads(prepare(config, "float32")(inputs).output, config.num_heads)[:, ::-1].copy())
 
-    monkeypatch.setattr(mha.port.port, "replaced", swapped)
-    report = port(load_encoder(str(folder)), TEXTS, [backend.load("torch")])
+        return handle
+
+    monkeypatch.setattr(mha.port.port, "computed_by", in_the_wrong_order)
+    report = port(load_trained(str(folder)), TEXTS, [backend.load("torch")])
     assert all(result.equal for result in report.layers)
     assert not report.embeddings[0].equal
     assert not report.equal
@@ -159,7 +162,9 @@ def test_what_is_there_is_kept_when_it_is_interrupted(request_to_end, folder, tm
     assert "torch: 2 of 2 layers equal, worst 0." in result.stderr
     assert "; sentence embeddings equal\n" in result.stderr
     assert result.stderr.endswith("interrupted: 1 of 2 backends are there\n")
-    assert "Equal: the model's own layers, 2 ported ones, and the sentence embeddings through torch." in result.stdout
+    assert (
+        "Equal: the model's own attention, 2 ported calls, and the sentence embeddings through torch." in result.stdout
+    )
     written = json.loads((tmp_path / "port.json").read_text())
     assert (written["interrupted"], [one["by"] for one in written["embeddings"]]) == (True, ["torch"])
     assert written["unseen"] is None
@@ -189,8 +194,8 @@ def test_bad_arguments_exit_2(arguments, message):
         (None, "has no config.json; it must be a model's folder as save_pretrained writes it"),
         ("{", "is not JSON"),
         ("[]", "must be a JSON object. Got []."),
-        ('{"model_type": "t5"}', "model type 't5' can't be expressed: the definition has no bias by relative position"),
-        ('{"model_type": "gpt2"}', "Got model type 'gpt2'; docs/recipes.md has what there is for the family gpt2."),
+        ("{}", "config.json names no model_type"),
+        ('{"model_type": "gpt2"}', "has none of model.safetensors, model.safetensors.index.json, pytorch_model.bin"),
     ],
 )
 def test_a_folder_that_holds_no_encoder_is_refused(tmp_path, content, message):

@@ -14,7 +14,7 @@ hf = pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from mha.cli.porter.port import port as command  # noqa: E402
-from mha.port.encoder import load_encoder  # noqa: E402
+from mha.port.model import load_trained  # noqa: E402
 from mha_core import SpecError  # noqa: E402
 from tests.mha.recipes.hf_models import save_encoder  # noqa: E402
 
@@ -126,7 +126,7 @@ def test_old_names_and_a_file_in_half_precision_are_read(folder):
         return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
     change_arrays(folder, lambda arrays: {old(name): array.half() for name, array in arrays.items()})
-    held = load_encoder(str(folder)).arrays.held
+    held = load_trained(str(folder)).arrays.held
     assert held[f"{ATTENTION}.output.LayerNorm.weight"] == f"{ATTENTION}.output.LayerNorm.gamma"
 
 
@@ -135,15 +135,15 @@ def test_the_weights_may_be_a_pickle_which_is_not_run(folder):
     numbers = {"embeddings.position_ids": torch.arange(512)[None]}
     (folder / "model.safetensors").unlink()
     torch.save({**{name: array.bfloat16() for name, array in arrays.items()}, **numbers}, folder / "pytorch_model.bin")
-    encoder = load_encoder(str(folder))
+    encoder = load_trained(str(folder))
     assert len(encoder.arrays.held) == 37
     assert torch.equal(encoder.model.embeddings.word_embeddings.weight, arrays[WORDS].bfloat16().float())
     torch.save({**arrays, WORDS: arrays[WORDS][:21]}, folder / "pytorch_model.bin")
     with pytest.raises(SpecError, match=rf"{folder}/pytorch_model.bin: {WORDS} must have shape \(23, 12\). Got \(21"):
-        load_encoder(str(folder))
+        load_trained(str(folder))
     torch.save({**arrays, "run": print}, folder / "pytorch_model.bin")
     with pytest.raises(SpecError, match="pytorch_model.bin"):
-        load_encoder(str(folder))
+        load_trained(str(folder))
 
 
 def test_a_file_beside_the_model_is_left_at_the_users_word(folder):
@@ -157,7 +157,7 @@ def test_a_file_beside_the_model_is_left_at_the_users_word(folder):
 
 def test_a_tokenizer_without_a_limit_is_read(folder):
     change_json(folder, "tokenizer_config.json", model_max_length=int(1e30))  # as transformers writes it
-    assert load_encoder(str(folder)).limit == 512
+    assert load_trained(str(folder)).limit == 512
 
 
 def test_a_parameter_that_is_not_the_files_is_found_out(folder, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_parameter_that_is_not_the_files_is_found_out(folder, monkeypatch):
 
     monkeypatch.setattr(hf.AutoModel, "from_pretrained", moved)
     with pytest.raises(SpecError, match=f"{ATTENTION}.self.key.bias of the loaded model does not hold the numbers of"):
-        load_encoder(str(folder))
+        load_trained(str(folder))
 
 
 def test_shards_are_read_and_checked(tmp_path):
@@ -247,13 +247,13 @@ def test_positions_that_begin_after_the_padding_are_counted(tmp_path):
     folder = save_encoder(tmp_path / "roberta", "roberta")
     change_json(folder, max_position_embeddings=7)
     change_arrays(folder, cut("embeddings.position_embeddings.weight", 7))
-    encoder = load_encoder(str(folder))
+    encoder = load_trained(str(folder))
     assert encoder.limit == 6  # position 0 is the padding's
-    assert encoder.embed(encoder.batch([TEXT])).shape == (1, 12)
+    assert encoder.run(encoder.batch([TEXT])).shape == (1, 12)
     result = mha_port(folder, "--text", f"a {TEXT}")
     assert result.exit_code == 2
     assert "text 2 has 7 tokens; " in result.output
     assert "takes at most 6" in result.output
     encoder.model.embeddings.position_embeddings = torch.nn.Embedding(3, 12)  # not what its config says
     with pytest.raises(SpecError, match="can't be run on the texts: IndexError"):
-        encoder.embed(encoder.batch([TEXT]))
+        encoder.run(encoder.batch([TEXT]))

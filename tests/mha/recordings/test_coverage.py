@@ -218,7 +218,7 @@ def test_port_says_what_it_read_and_strict_refuses(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     from mha.cli.porter.port import port as command
-    from mha.port.encoder import Encoder
+    from mha.port.model import TrainedModel
     from tests.mha.recipes.hf_models import save_encoder
 
     folder = save_encoder(tmp_path / "model")
@@ -226,13 +226,13 @@ def test_port_says_what_it_read_and_strict_refuses(tmp_path, monkeypatch):
     result = CliRunner().invoke(command, [*arguments, "--strict"])
     assert result.exit_code == 0, result.output
     assert "\nread 2 of 2 modules that look like attention.\n" in result.output
-    right = Encoder.batch
+    right = TrainedModel.batch
 
     def with_more(self, texts):
         self.model.more = torch.nn.MultiheadAttention(12, 4)
         return right(self, texts)
 
-    monkeypatch.setattr(Encoder, "batch", with_more)
+    monkeypatch.setattr(TrainedModel, "batch", with_more)
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0, result.output
     assert "\nread 2 of 3 modules that look like attention; not: more (torch.nn.modules" in result.output

@@ -114,9 +114,9 @@ def test_the_page_s_port_of_a_trained_decoder(tmp_path):
     import jax.numpy as jnp
 
     from examples import smollm2_flax as example
-    from mha.port.decoder import load_decoder
+    from mha.port.model import load_trained
 
-    original = load_decoder("smollm2")
+    original = load_trained("smollm2")
     original.model.model.layers = original.model.model.layers[:2]
     batch = {name: jnp.asarray(tensor.numpy()) for name, tensor in original.batch(example.TEXTS).items()}
     port = example.Port(depth=2, other_base=1).bind(example.params_of(original.model))

