@@ -208,6 +208,7 @@ class SeamCalls:
             "recorded at the attention function, without projections, norms and rotation (`mha where` compares those "
             f"with a port's): {_some(self.read)}"
         )
+        line += next((f"; {why}" for name, why in self._instead.items() if name in self.read), "")
         if any(self.read.values()):
             line += f"; their softmax is in float32: {_some(name for name, narrow in self.read.items() if narrow)}"
         rows = sum(count for name, count in self._without_key.items() if name in self.read)

@@ -73,7 +73,7 @@ def test_minilm_in_one_command(tmp_path, backend_names):
     assert all(found["cosine"] > 0.999999 for found in report["embeddings"])
     assert set(report["versions"]) == {ORIGINAL, *backend_names}
     assert "These 6 calls would not have shown" in result.output
-    assert "k-proj-bias-missing" in report["unseen"]["within"]
+    assert "softmax-in-float32" in report["unseen"]["within"]
     assert "scale-missing" in report["unseen"]["seen"]
 
 
