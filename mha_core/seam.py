@@ -46,7 +46,7 @@ class Handover(NamedTuple):
         scale: factor of the scores; None: 1 / sqrt(d).
         softcap: bound of the scores, before the masks; None: none.
         sinks: (H,), a score of each head that stands in the denominator alone; None: none.
-        weights: (B, H, Lq, Lk), where they were returned.
+        weights: (B, H, Lq, Lk), where they were returned; of another shape they are passed over.
     """
 
     queries: NDArray
@@ -117,8 +117,8 @@ class Handover(NamedTuple):
             found = None if self.output is None else self.output.shape
             raise SpecError(f"the output of an attention function must be {wanted} here, (B, H, Lq, dv). Got {found}.")
         outputs = {"output": merge_heads(self.output)}
-        if self.weights is not None and self.sinks is None:
-            outputs["weights"] = self.weights
+        if self.weights is not None and self.weights.shape == (*wanted[:3], inputs.keys.shape[2]):
+            outputs["weights"] = self.weights  # not with sinks, which have none in it
         return ReadCall(config, {}, inputs, outputs, self.dtype)
 
     def _sources(self, query_len: int, key_len: int) -> tuple[NDArray | None, NDArray | None]:

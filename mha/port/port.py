@@ -361,7 +361,7 @@ def _judged(name: str, kind: str, problem: Problem, dtype: str) -> _Call:
     own = prove(problem, dtype)
     wanted = answer(problem, Precision.of(dtype))
     slack = own.wanted.allowed_error["output"] + wanted.allowed_error["output"]
-    return _Call(name, kind, problem, wanted, own.judgement, split_heads(slack, problem.config.num_heads))
+    return _Call(name, kind, own.problem, wanted, own.judgement, split_heads(slack, problem.config.num_heads))
 
 
 def _allowed_move(run: Callable[[Handle], NDArray], seen: _Seen, calls: Sequence[_Call], outputs: NDArray) -> float:

@@ -21,6 +21,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mha.coverage import SHOWN, Coverage, Survey, UnreadWarning
 from mha.projections.layer import Part, ProjectedLayer
@@ -89,11 +90,16 @@ class Capture:
         self.calls.append(RecordedCall(position, call.inputs, call.outputs, call.assumed))
         return self.calls[-1]
 
-    def leave_out(self, calls: Collection[RecordedCall]) -> None:
-        """Take these calls out again, and layers of which none is left."""
-        out = set(map(id, calls))
-        gone = [position for position, call in enumerate(self.calls) if id(call) in out]
-        kept = [call for call in self.calls if id(call) not in out]
+    def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
+        """Give these calls other outputs, or take them out again, and layers of which no call is left."""
+        found = {id(call): outputs for call, outputs in outcomes}
+        kept, gone = [], []
+        for position, call in enumerate(self.calls):
+            outputs = found.get(id(call), call.outputs)
+            if outputs is None:
+                gone.append(position)
+            else:
+                kept.append(replace(call, outputs=outputs))
         used = sorted({call.layer for call in kept})
         self.layers = [self.layers[layer] for layer in used]
         self.calls = [replace(call, layer=used.index(call.layer)) for call in kept]

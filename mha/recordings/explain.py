@@ -24,6 +24,7 @@ from mha.formats.stacked import open_layers
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
 from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
+from mha.recordings.seam_bugs import bugs_of_seam
 from mha_core import AttentionConfig, Rotary, RotaryInputs, SpecError
 from mha_core.call.rotary import Tables
 from mha_core.errors import listed, shown
@@ -47,8 +48,14 @@ def explain(
     for dtype in recording.dtypes:
         ids = [case.id for case in recording.cases(dtype) if case.id in known]
         if ids:
-            found.append(_searched(recording, dtype, ids, [*all_bugs(), *packing_bugs()], progress))
+            found.append(_searched(recording, dtype, ids, _bugs_for(recording), progress))
     return found
+
+
+def _bugs_for(recording: Recording) -> list[Bug]:
+    """The bugs that are tried on a recording: where a key stands for sinks, no other that is of a key at the end."""
+    own = bugs_of_seam(recording)
+    return [*own, *(bug for bug in all_bugs() if not own or not bug.id.startswith("block-")), *packing_bugs()]
 
 
 LISTED = frozenset(("torch", "keras", "tensorflow", "flax", "mxnet", "transformers", "backends"))
@@ -150,7 +157,7 @@ def _by_layer(
 
     subject = RecordedSubject(recording, dtype)
 
-    zoo = (*all_bugs(), *packing_bugs())
+    zoo = _bugs_for(recording)
     wrong = [name for name, own in calls.items() if any(run_case(case, subject).status != "equal" for case in own)]
     if not wrong or len(calls) == 1:
         return LayersExplained(((tuple(calls), searched(tuple(calls), zoo)),))

@@ -17,6 +17,10 @@ FORMAT = 1
 """Version of the file format; a change that an older reader would misread raises it."""
 
 
+AT_SEAM = "{}, its attention function"
+"""The kind of a layer that is recorded at its attention function; its class in place of the braces."""
+
+
 @dataclass(frozen=True, eq=False)
 class RecordedLayer:
     """One layer, with the weights that it had when it was called.
@@ -36,6 +40,11 @@ class RecordedLayer:
     config: AttentionConfig
     weights: Weights
     parameters: str | None = None
+
+    @property
+    def is_at_seam(self) -> bool:
+        """Whether what is recorded is its attention function, without projections."""
+        return self.kind.endswith(AT_SEAM.format("")) and not self.config.projections
 
     @property
     def held_in(self) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from conformance.bounds.precision import Precision
 from conformance.cases.problem import Problem
@@ -14,6 +16,7 @@ from conformance.judging.expected import Expected, answer
 from mha.coverage import Survey, kind_of
 from mha.recipes.judge import Judgement, judge_original
 from mha.recordings.hooks import Hooks
+from mha.recordings.parts import AT_SEAM
 from mha.seam.interface import intercept_interface
 from mha_core import SpecError
 from mha_core.capture import ReadCall
@@ -34,11 +37,13 @@ class Proof:
 
     Attributes:
         judgement: the comparison.
+        problem: the call, without weights if what is returned as these is something else.
         wanted: what the definition gives, and how far off the function may be.
         in_float32: whether it is equal with a softmax in float32 alone.
     """
 
     judgement: Judgement
+    problem: Problem
     wanted: Expected
     in_float32: bool = False
 
@@ -55,16 +60,24 @@ def prove(call: ReadCall | Problem, dtype: str) -> Proof:
     float32, which transformers' own functions have in any dtype.
     """
     problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
+    found = _compared(problem, dtype)
+    if {one.stage for one in found.judgement.mismatches} == {"weights"}:  # what is returned beside need not be weights
+        output = {"output": problem.recorded["output"]}
+        found = _compared(replace(problem, recorded=output), dtype)
+    return found
+
+
+def _compared(problem: Problem, dtype: str) -> Proof:
     # PyTorch's fused kernel for CPUs: an online softmax over blocks of 512 keys, with a faster exp.
     precision = replace(Precision.of(dtype), exp_ulps=20.0, key_block=512)
     wanted = answer(problem, precision)
-    found = Proof(judge_original(problem, precision, wanted), wanted)
+    found = Proof(judge_original(problem, precision, wanted), problem, wanted)
     if found.equal or dtype != "float64":
         return found
     narrow = replace(precision, softmax="float32")
     wanted = answer(problem, narrow)
     again = judge_original(problem, narrow, wanted)
-    return Proof(again, wanted, in_float32=True) if again.equal else found
+    return Proof(again, problem, wanted, in_float32=True) if again.equal else found
 
 
 @contextmanager
@@ -148,7 +161,7 @@ class SeamCalls:
     def _record(self, name: str, module: Any, call: ReadCall) -> None:
         kind = "a function" if module is None else kind_of(module)
         self._survey.settle(module, known=True)
-        self._calls.append((name, self._recorder.add(name, f"{kind}, its attention function", call), call))
+        self._calls.append((name, self._recorder.add(name, AT_SEAM.format(kind), call), call))
         self.read.setdefault(name, False)
 
     def drop(self, name: str) -> None:
@@ -174,16 +187,20 @@ class SeamCalls:
 
         This comes last, so that a model runs as fast as it is recorded.
         """
-        out = []
+        settled: list[tuple[RecordedCall, Mapping[str, NDArray] | None]] = []
+        left = set()
         for name, recorded, call in self._calls:
             proof = prove(call, call.dtype)
             self._without_key[name] = self._without_key.get(name, 0) + proof.judgement.rows_without_key
             if proof.equal:
                 self.read[name] |= proof.in_float32
+                settled.append((recorded, proof.problem.recorded))
+                left.add(name)
                 continue
             differs = proof.judgement.mismatches[0].message
             if keep:
                 cause = "`mha diagnose FILE` looks for the cause"
+                left.add(name)
                 self._refused.setdefault(
                     name, f"is recorded, but its attention function does not follow: {differs}; {cause}"
                 )
@@ -193,9 +210,8 @@ class SeamCalls:
                 f"what its attention function gives is not what the definition gives of what it is handed: {differs}. "
                 "mha.capture(..., modules=True) records it all the same, and `mha diagnose FILE` looks for the cause",
             )
-            out.append(recorded)
-        self._recorder.leave_out(out)
-        left = {name for name, recorded, _ in self._calls if all(recorded is not one for one in out)}
+            settled.append((recorded, None))
+        self._recorder.settle(settled)
         for name in [name for name in self.read if name not in left]:
             del self.read[name]
 

@@ -14,6 +14,7 @@ from mha.recordings.modules.recording import ModuleRecording
 from mha.recordings.recording import Recording
 from mha.substitution.backward import judged_backward
 from mha.substitution.calls import inputs_of, modules_of, uncovered
+from mha.substitution.handed import of_wrong
 from mha.substitution.mutants.unseen import unseen_in
 from mha.substitution.orders import in_which_order, others_among, rounded_among
 from mha.substitution.original import Original
@@ -97,17 +98,22 @@ def where(
     own = Original(original, inputs, recording.dtype)
     both = modules_of(own.modules, own.calls), modules_of(recording.modules, recording.calls)
     found = Pairs(*both, pairs or {})
-    report = _Judge(own, recording, found, progress).report()
+    judge = _Judge(own, recording, found, progress)
+    report = judge.report()
     exchanged = found.exchanged()
     if exchanged and _wrong_in_own_lines(report):
         # A line that is wrong between right modules, or weights that stand in each other's places?
-        second = _Judge(own, recording, Pairs(*both, pairs or {}, exchanged), progress).report()
-        report = second if _wrong_in_own_lines(second) < _wrong_in_own_lines(report) else report
+        again = _Judge(own, recording, Pairs(*both, pairs or {}, exchanged), progress)
+        second = again.report()
+        if _wrong_in_own_lines(second) < _wrong_in_own_lines(report):
+            judge, report = again, second
     wrong = {one.name: Suspect(one.kind, one.parameters) for one in report.results if one.status == "wrong"}
     called = [one.name for one in report.results]
     if isinstance(recording, ArraysRecording):  # it has no attention layers
         return report
-    return replace(report, diagnosed=diagnosed(recording.path, wrong, called, report.judged, progress))
+    ready = {one.name: judge.ready[port][0] for port, one in enumerate(report.results) if one.name in wrong}
+    told = of_wrong(own, original, recording.path, ready)
+    return replace(report, diagnosed=diagnosed(recording.path, wrong, called, report.judged, progress, told))
 
 
 def _wrong_in_own_lines(report: WhereReport) -> set[str]:

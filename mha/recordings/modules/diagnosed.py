@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from conformance.diagnosis.brief import brief
 from conformance.diagnosis.diagnose import Diagnosis
@@ -66,6 +67,7 @@ def diagnosed(
     called: Collection[str],
     judged: Collection[str],
     progress: Callable[[str], None] = lambda text: None,
+    handed: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Name of a wrong module -> what its attention shows as a layer, by its own weights.
 
@@ -77,6 +79,7 @@ def diagnosed(
         wrong: name of each module that is wrong -> what is known of it, in the order of the calls.
         called, judged: names of all modules that were called, and of those with a verdict.
         progress: is told what is being done.
+        handed: name of a module -> what it hands to its attention function beside the original's, in a sentence.
     """
     if not wrong:
         return {}
@@ -106,7 +109,7 @@ def diagnosed(
             before[-1].others.append(name)
         else:
             who = "As a layer it" if name == owner else f"{name}, as a layer,"
-            before.append(_sentence(who, own, key, wrong[owner].parameters, path))
+            before.append(_sentence(who, own, key, wrong[owner].parameters, path, handed.get(name, "")))
             found.setdefault(owner, []).append(before[-1])
     texts = {owner: "\n".join(map(str, ones)) for owner, ones in found.items()}
     unread = {one.name: one.why for one in (recording.unread or () if recording is not None else ())}
@@ -165,9 +168,15 @@ def _stage(recording: Recording) -> str | None:
     return None
 
 
-def _sentence(who: str, own: Recording, key: object, parameters: str, path: str | os.PathLike[str]) -> _Told:
+def _sentence(
+    who: str, own: Recording, key: object, parameters: str, path: str | os.PathLike[str], handed: str
+) -> _Told:
     """The diagnosis of a layer; one that is right by its own weights leaves what it holds and is given."""
-    name = own.layer_of(0).name
+    name, at_seam = own.layer_of(0).name, own.layer_of(0).is_at_seam
+    if at_seam and not isinstance(key, str):
+        what = "What it is handed (queries, keys, values, mask, scale), or what is done with its output"
+        before = handed or f"{what}, is not the original's."
+        return _Told(name, f"Its attention function follows the definition. {before}")
     if not isinstance(key, str):
         what = {
             "unseen": "the order of its parameters, its settings or its mask is not the original's",
@@ -186,6 +195,9 @@ def _sentence(who: str, own: Recording, key: object, parameters: str, path: str 
         return _Told(name, f"{who} could not be diagnosed: {error}")
     wrong = found.mismatch.message if found.mismatch is not None else key
     said = [f"{who} does not follow the definition of its own weights: {wrong}.", *brief(found).said]
+    if at_seam:
+        said[0] = f"Its attention function does not follow the definition of what it is handed: {wrong}."
+        said += [handed] * bool(handed)
     return _Told(name, "\n".join(said), found)
 
 

@@ -1,0 +1,134 @@
+"""What a wrong module hands to its attention, beside what its original hands over where it is given the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.bounds.precision import UNIT_ROUNDOFF
+from mha.recordings.hooks import hooks_of
+from mha.recordings.recording import Recording
+from mha.seam.calls import intercepted
+from mha.substitution.allowance import FACTOR
+from mha.substitution.original import Original, OriginalCall
+from mha.substitution.substitute import Substitution
+from mha_core import AttentionConfig, AttentionInputs, SpecError
+from mha_core.call.masks import allowed_keys
+from mha_core.errors import listed
+from mha_core.seam import Handover
+
+Given = tuple[AttentionConfig, AttentionInputs]
+"""What one call of an attention function is handed, in terms of the definition."""
+
+
+def handed_over(own: Original, ready: Sequence[Substitution], recording: Recording, name: str, model: Any) -> str:
+    """Say which of what a module hands to its attention is not the original's, in a sentence.
+
+    Args:
+        own: the original, and `model` itself.
+        ready: each call of the module, with its original's.
+        recording: of the port, with its attention functions.
+        name: the module.
+
+    Returns:
+        The sentence; "" where one of them calls no attention function that can be read, or another number of times.
+    """
+    layers = {i for i, layer in enumerate(recording.layers) if layer.name == name and layer.is_at_seam}
+    theirs = [(recording.layers[call.layer].config, call.inputs) for call in recording.calls if call.layer in layers]
+    try:
+        exact, narrow = (
+            [one for substitution in ready for one in _handed(own, model, substitution, dtype)]
+            for dtype in ("float64", recording.layers[min(layers)].dtype)
+        )
+    except (SpecError, ValueError):
+        return ""
+    if not len(theirs) == len(exact) == len(narrow):
+        return ""
+    unit = UNIT_ROUNDOFF[recording.layers[min(layers)].dtype]
+    found = [
+        difference
+        for port, one, other in zip(theirs, exact, narrow, strict=True)
+        for difference in _differences(port, one, other, unit)
+    ]
+    if not found:
+        return "What it hands to its attention function is what the original hands over."
+    names = list(dict.fromkeys(what for what, _ in found))
+    same = [what for what in ("queries", "keys", "values", "mask") if what not in names]
+    rest = f" {listed(same, 4).capitalize()} are the original's." if same else ""
+    return f"What it hands to its attention function is not what the original hands over: {found[0][1]}.{rest}"
+
+
+def _handed(own: Original, model: Any, ready: Substitution, dtype: str) -> list[Given]:
+    """What the original's module hands over where it is given what the port's was given."""
+    found: list[Given] = []
+
+    def seen(name: str, module: Any, handover: Handover | SpecError) -> None:
+        if isinstance(handover, SpecError):
+            raise handover
+        found.append(handover.given())
+
+    call: OriginalCall = ready.call
+    with intercepted(hooks_of(model), model, lambda one: one.recorded(seen)):
+        own.run(call, [ready.given], dtype)
+    return found
+
+
+def _differences(port: Given, exact: Given, narrow: Given, unit: float) -> Iterator[tuple[str, str]]:
+    """What differs, and how, of two calls; `narrow` is the original's in the port's dtype."""
+    (config, inputs), (wanted_config, wanted) = port, exact
+    for name in ("queries", "keys", "values"):
+        got, expected, rounded = (getattr(one, name) for one in (inputs, wanted, narrow[1]))
+        if got.shape != expected.shape:
+            yield name, f"{name} are {got.shape}, the original's {expected.shape}"
+            continue
+        rounding = max(np.abs(rounded - expected).max(initial=0.0), unit * np.abs(expected).max(initial=0.0))
+        difference = np.abs(got - expected)
+        if difference.max(initial=0.0) > FACTOR * rounding:
+            worst = np.unravel_index(difference.argmax(), difference.shape)
+            at = list(map(int, worst))
+            yield name, f"{name}{at} is {got[worst]:.6g}, the original's {expected[worst]:.6g}"
+    for name in ("softmax_scale", "softcap"):
+        one, other = getattr(config, name), getattr(wanted_config, name)
+        if (one is None) != (other is None) or (one is not None and abs(one - other) > FACTOR * unit * abs(other)):
+            yield "scale", f"{name.removeprefix('softmax_')} is {_number(one)}, the original's {_number(other)}"
+    if inputs.keys.shape[2] == wanted.keys.shape[2]:
+        allowed, due = (_allowed(one) for one in (port, exact))
+        if allowed.shape == due.shape and not np.array_equal(allowed, due):
+            worst = tuple(map(int, np.argwhere(allowed != due)[0]))
+            can = "may" if allowed[worst] else "may not"
+            item, head, query, key = worst
+            yield "mask", f"in item {item}, head {head}, query {query} {can} attend to key {key}"
+
+
+def _allowed(given: Given) -> NDArray[np.bool_]:
+    config, inputs = given
+    sizes = inputs.check(config)
+    found = allowed_keys(inputs.mask, sizes, config.num_heads)
+    shape = (sizes.batch, config.num_heads, sizes.query_len, sizes.key_len)
+    return np.array(np.broadcast_to(found, shape))
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
+def of_wrong(
+    own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
+) -> dict[str, str]:
+    """Name of each wrong module that calls an attention function -> what it hands over, in a sentence."""
+    try:
+        recording = Recording.load(path) if ready else None
+    except SpecError:  # one without attention
+        return {}
+    at_seam = {layer.name for layer in recording.layers if layer.is_at_seam} if recording is not None else set()
+    found = {}
+    for name, substitutions in ready.items():
+        if recording is not None and name in at_seam:
+            sentence = handed_over(own, substitutions, recording, name, model)
+            if sentence:
+                found[name] = sentence
+    return found
