@@ -23,6 +23,7 @@ from backends.jax.native import live_probe
 from backends.jax.native import modules as modules
 from backends.jax.native.modules import differentiated
 from backends.jax.native.scanned import is_lifted, place_of, root_of, running
+from backends.jax.native.seam import intercept_attention as intercept_attention
 from backends.jax.native.trees import pure_dict
 from backends.jax.ops.framework import has_values, to_numpy
 from backends.jax.weights import to_weights

@@ -19,6 +19,7 @@ from backends.tf.native import convert as native
 from backends.tf.native import live_probe
 from backends.tf.native import modules as modules
 from backends.tf.native.modules import layers_in
+from backends.tf.native.seam import intercept_attention as intercept_attention
 from backends.tf.ops.framework import random_state_kept, spec_errors_kept, to_numpy
 from backends.tf.weights import to_weights
 from mha_core import layouts

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from backends.torch.ops import framework
 from mha_core.capture import one_dtype
 from mha_core.errors import SpecError
-from mha_core.seam import AttentionCall, Handle, Handover, number
+from mha_core.seam import AttentionCall, Handle, Handover, caller, number
 
 _ARGUMENTS = inspect.signature(
     lambda query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False: None
@@ -37,7 +37,7 @@ def intercept_attention(target: nn.Module, handle: Handle) -> Iterator[None]:
 
     The call belongs to the innermost module of the target that is running.
     """
-    names = {id(module): (name, module) for name, module in target.named_modules()}
+    names = {id(module): name for name, module in target.named_modules()}
     mode = _Mode(names, handle)
     regions = list(_without_own_layers(target))
     if regions == [target]:
@@ -64,7 +64,7 @@ def _without_own_layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Mode(TorchFunctionMode):
-    def __init__(self, names: Mapping[int, tuple[str, nn.Module]], handle: Handle) -> None:
+    def __init__(self, names: Mapping[int, str], handle: Handle) -> None:
         super().__init__()
         self._names, self._handle = names, handle
 
@@ -72,7 +72,7 @@ class _Mode(TorchFunctionMode):
         given = kwargs or {}
         if func is not F.scaled_dot_product_attention or _parts:
             return func(*args, **given)
-        name, module = self._caller(sys._getframe(1))
+        name, module = caller(lambda one: self._names.get(id(one)), sys._getframe(1))
         return self._handle(
             AttentionCall(
                 name,
@@ -82,15 +82,6 @@ class _Mode(TorchFunctionMode):
                 give=lambda output: _as_output(output, _ARGUMENTS.bind(*args, **given).arguments["query"]),
             )
         )
-
-    def _caller(self, frame: Any) -> tuple[str, Any]:
-        """Name and module of the innermost frame that runs a module of the target; ("", None) for none."""
-        while frame is not None:
-            found = self._names.get(id(frame.f_locals.get("self")))
-            if found is not None:
-                return found
-            frame = frame.f_back
-        return "", None
 
 
 _parts: list[None] = []

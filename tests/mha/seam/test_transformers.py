@@ -1,0 +1,194 @@
+"""Capture, attention functions and `mha where` of models of transformers, at the function that they look up."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+hf = pytest.importorskip("transformers")
+
+from click.testing import CliRunner  # noqa: E402
+
+import mha  # noqa: E402
+from mha.cli.suite.diagnose import diagnose  # noqa: E402
+from mha.coverage import UnreadWarning  # noqa: E402
+from mha.recordings.replay import judge_recording  # noqa: E402
+from mha.seam.function import attention_function  # noqa: E402
+from mha_core import SpecError  # noqa: E402
+from tests.mha.seam.models import batch_of, model_of  # noqa: E402
+
+pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
+
+LAYERS = ("model.layers.0.self_attn", "model.layers.1.self_attn")
+
+
+def outputs_of(model, **more):
+    with torch.no_grad():
+        return model(**batch_of(), **more)[0]
+
+
+def captured(model, path=None, *, padded=True, **asked):
+    """The recording, and the warnings."""
+    batch = batch_of() if padded else {"input_ids": batch_of()["input_ids"]}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with torch.no_grad(), mha.capture(model, path, **asked) as seen:
+            model(**batch)
+    told = [str(one.message) for one in said if issubclass(one.category, UnreadWarning)]
+    return None if asked.get("modules") else seen.recording, told
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["gpt_oss", "t5", "vaultgemma", "diffllama"])
+def test_calls_are_recorded_and_follow_the_definition(name, implementation):
+    if (name, implementation) in (("gpt_oss", "sdpa"), ("vaultgemma", "sdpa")):
+        pytest.skip("sdpa has neither sinks nor a softcap")
+    model = model_of(name, attn_implementation=implementation)
+    before = outputs_of(model)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnreadWarning)
+        with mha.capture(model, layers=["*"]) as seen:
+            after = model(**batch_of())[0]
+    assert torch.equal(before, after)
+    recording = seen.recording
+    assert len(recording.calls) in (2, 4)  # DiffLlama calls twice
+    assert {result.status for result in judge_recording(recording)} == {"equal"}
+
+
+def test_what_is_not_recorded_is_said():
+    recording, (told,) = captured(model_of("gpt_oss", attn_implementation="eager"))
+    assert [layer.name for layer in recording.layers] == list(LAYERS)
+    assert all(layer.is_at_seam and not layer.config.projections for layer in recording.layers)
+    assert (
+        recording.layers[0].kind
+        == "transformers.models.gpt_oss.modeling_gpt_oss.GptOssAttention, its attention function"
+    )
+    assert told == (
+        "recorded at the attention function, without projections, norms and rotation (`mha where` compares those with "
+        f"a port's): {', '.join(LAYERS)}"
+    )
+
+
+def test_sinks_are_one_more_key():
+    model = model_of("gpt_oss", attn_implementation="eager")
+    recording, _ = captured(model)
+    inputs = recording.calls[1].inputs
+    assert inputs.keys.shape == (2, 2, 8, 6)
+    assert not inputs.keys[:, :, -1].any()
+    wanted = model.model.layers[1].self_attn.sinks.detach().numpy()
+    assert (inputs.mask.bias[0, :, 3, -1] == wanted).all()
+
+
+def test_the_float32_softmax_of_an_eager_function_in_float64_is_said():
+    model = model_of("vaultgemma", dtype=torch.float64, attn_implementation="eager")
+    _, (told,) = captured(model, padded=False)
+    assert "; their softmax is in float32: model.layers.0.self_attn" in told
+
+
+def test_a_function_that_computes_something_else_is_refused_with_its_place(tmp_path):
+    from transformers.models.t5 import modeling_t5
+
+    model = model_of("t5", attn_implementation="eager")
+    own = modeling_t5.eager_attention_forward
+
+    def hotter(module, query, key, value, attention_mask, **more):
+        return own(module, 2.0 * query, key, value, attention_mask, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_t5, "eager_attention_forward", hotter)
+        with pytest.raises(
+            SpecError, match=r"nothing to record: encoder.block.0.layer.0.SelfAttention: what its atten"
+        ):
+            captured(model)
+        path = tmp_path / "port.safetensors"
+        captured(model, path, modules=True)
+    right = model_of("t5", attn_implementation="eager")
+    found = mha.where(right, path).diagnosed["encoder.block.0.layer.0.SelfAttention"]
+    assert "Its attention function does not follow the definition of what it is handed: " in found
+    assert "What it hands to its attention function is what the original hands over." in found
+    said = CliRunner().invoke(diagnose, [str(path)])
+    assert said.exit_code == 1, said.output
+
+
+def test_where_says_what_a_module_hands_over(tmp_path):
+    from transformers.models.gpt_oss import modeling_gpt_oss
+
+    own = modeling_gpt_oss.apply_rotary_pos_emb
+
+    def queries_alone(query, key, cos, sin, *more):
+        return own(query, key, cos, sin, *more)[0], key
+
+    path = tmp_path / "port.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_gpt_oss, "apply_rotary_pos_emb", queries_alone)
+        captured(model_of("gpt_oss", attn_implementation="eager"), path, modules=True)
+    found = mha.where(model_of("gpt_oss", attn_implementation="eager"), path).diagnosed[LAYERS[0]]
+    assert found.startswith(
+        "Its attention function follows the definition. What it hands to its attention function is n"
+    )
+    assert "Queries, values, mask are the original's." in found
+    assert "keys[" in found
+
+
+def test_dropped_sinks_are_named(tmp_path):
+    from transformers.models.gpt_oss import modeling_gpt_oss
+
+    def without_sinks(module, query, key, value, attention_mask, scaling, **more):
+        keys, values = (modeling_gpt_oss.repeat_kv(one, module.num_key_value_groups) for one in (key, value))
+        scores = query @ keys.mT * scaling + attention_mask
+        weights = scores.softmax(dim=-1)
+        return (weights @ values).transpose(1, 2), weights
+
+    path = tmp_path / "port.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_gpt_oss, "eager_attention_forward", without_sinks)
+        captured(model_of("gpt_oss", attn_implementation="eager"), path, modules=True)
+    said = CliRunner().invoke(diagnose, [str(path)])
+    assert "The sinks are left out of the softmax's denominator." in said.output
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"temperature": 2.0}, "was called with 'temperature', which has no translation"),
+        ({"dropout": 0.3}, "dropout=0.3 is active; call model.eval()"),
+        ({"attention_mask": object()}, "its mask is a object, which has no numbers to read"),
+        ({"cache": object()}, "its cache is paged"),
+    ],
+)
+def test_what_has_no_translation_is_refused(more, words):
+    x = torch.ones(1, 2, 3, 4)
+    given = {"attention_mask": None, "scaling": 0.5, **more}
+    with pytest.raises(SpecError, match=words):
+        attention_function()(torch.nn.Module(), x, x, x, **given)
+
+
+def test_a_backend_stands_in_the_place_of_a_models_own_function(backend_name):
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(f"mha-{backend_name}", attention_function(backend_name))
+    AttentionMaskInterface.register(f"mha-{backend_name}", sdpa_mask)
+    model = model_of("gpt_oss", attn_implementation="eager")
+    wanted = outputs_of(model)[:, -1]
+    model.set_attn_implementation(f"mha-{backend_name}")
+    torch.testing.assert_close(outputs_of(model)[:, -1], wanted, atol=2e-5, rtol=0.0)
+    ids = batch_of()
+    with torch.no_grad():
+        there = model.generate(**ids, max_new_tokens=3, do_sample=False)
+        model.set_attn_implementation("eager")
+        assert torch.equal(there, model.generate(**ids, max_new_tokens=3, do_sample=False))
+
+
+def test_a_bug_of_the_zoo_can_stand_there():
+    x = torch.randn(1, 2, 3, 4)
+    right, wrong = (
+        attention_function(bug=bug)(torch.nn.Module(), x, x, x, None, scaling=0.5)[0] for bug in (None, "scale-missing")
+    )
+    assert not torch.allclose(right, wrong)
+    with pytest.raises(SpecError, match="a bug is put into the reference"):
+        attention_function("torch", bug="scale-missing")
+    with pytest.raises(SpecError, match="no gradients in PyTorch"):
+        attention_function()(torch.nn.Module(), x.requires_grad_(), x, x, None, scaling=0.5)
