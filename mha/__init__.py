@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mha.recordings.capture import capture
     from mha.recordings.live import diagnose
     from mha.recordings.recording import Recording
+    from mha.seam.function import attention_function
     from mha.substitution.where import where
     from mha.tolerances.tolerance import tolerance, tolerance_of
 
@@ -22,6 +23,7 @@ __all__ = [
     "Conversion",
     "Projections",
     "Recording",
+    "attention_function",
     "capture",
     "diagnose",
     "invariants",
@@ -35,6 +37,7 @@ __all__ = [
 _HOMES = {
     "Projections": "mha.projections.said",
     "Recording": "mha.recordings.recording",
+    "attention_function": "mha.seam.function",
     "capture": "mha.recordings.capture",
     "diagnose": "mha.recordings.live",
     "Conversion": "mha.convert.convert",

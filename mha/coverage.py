@@ -144,6 +144,22 @@ class Survey:
             if one.module is module:
                 one.known = known
 
+    def read_inside(self, name: str) -> str:
+        """Say that the attention of this name is read, and return the module that counts for it.
+
+        It is the outermost one around it with projections; without one, the innermost.
+        """
+        around = [
+            one for one in self._met.values() if not one.name or re.match(rf"{re.escape(one.name)}([./]|$)", name)
+        ]
+        if not around:
+            return name
+        sure = [one for one in around if one.sure and one.name]
+        owner = min(sure, key=lambda one: len(one.name)) if sure else max(around, key=lambda one: len(one.name))
+        for one in around:
+            one.known = one is owner
+        return owner.name
+
     def coverage(self, called: Collection[str] | None = None) -> Coverage:
         """The Coverage if the layers of these names were called. None: if all known ones that were asked for were."""
         met = list(self._met.values())

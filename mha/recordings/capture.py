@@ -58,6 +58,8 @@ class Capture:
     ) -> None:
         self.layers: list[RecordedLayer] = []
         self.calls: list[RecordedCall] = []
+        self.owners: dict[str, str] = {}
+        """What was recorded at the seam -> the module that looks like attention around it."""
         self.ends = (
             Ends(hooks.as_array, also, lambda: len(self.calls), strict=not modules)
             if hasattr(hooks, "as_array")
@@ -70,7 +72,8 @@ class Capture:
     @property
     def coverage(self) -> Coverage:
         """Which of the modules that look like attention were recorded so far, and which were not."""
-        return self.survey.coverage([layer.name for layer in self.layers])
+        names = (self.owners.get(layer.name, layer.name) for layer in self.layers)
+        return self.survey.coverage(list(dict.fromkeys(names)))
 
     @property
     def recording(self) -> Recording:
@@ -352,10 +355,10 @@ def capture(
         recorder.coverage.check()
     lines = [
         *dict.fromkeys(unreadable),
-        *(why for name, why in unlisted.refused.items() if name not in seam.read),
+        *(why for name, why in unlisted.refused.items() if not seam.reads(name)),
         unlisted.as_they_are,
     ]
-    lines += [*(why for name, why in unlisted.turning.items() if name not in seam.read), unlisted.beyond, seam.line]
+    lines += [*(why for name, why in unlisted.turning.items() if not seam.reads(name)), unlisted.beyond, seam.line]
     lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
     if strict and unlisted.beyond:
         raise SpecError(f"{unlisted.beyond}. Without strict this is said and no error")

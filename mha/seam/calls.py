@@ -160,7 +160,7 @@ class SeamCalls:
 
     def _record(self, name: str, module: Any, call: ReadCall) -> None:
         kind = "a function" if module is None else kind_of(module)
-        self._survey.settle(module, known=True)
+        self._recorder.owners[name] = self._survey.read_inside(name)
         self._calls.append((name, self._recorder.add(name, AT_SEAM.format(kind), call), call))
         self.read.setdefault(name, False)
 
@@ -214,6 +214,10 @@ class SeamCalls:
         self._recorder.settle(settled)
         for name in [name for name in self.read if name not in left]:
             del self.read[name]
+
+    def reads(self, name: str) -> bool:
+        """Whether what a module of this name computes was recorded at the seam, by itself or inside."""
+        return name in self.read or any(self._recorder.owners[one] == name for one in self.read)
 
     @property
     def line(self) -> str:

@@ -41,9 +41,9 @@ _ARGUMENTS = inspect.signature(
 def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
     """Have `handle` take each call of an attention function that the target, a model of transformers, looks up.
 
-    Nothing is done where transformers is not imported.
+    Nothing is done where no model of transformers can be there, since its classes are not imported.
     """
-    if "transformers" not in sys.modules:
+    if "transformers.modeling_utils" not in sys.modules:
         yield
         return
     from transformers.modeling_utils import AttentionInterface

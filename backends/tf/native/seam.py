@@ -1,11 +1,11 @@
-"""The seam in Keras: calls of `keras.ops.dot_product_attention` inside a model."""
+"""The seam in Keras: calls of `keras.ops.dot_product_attention`, and of `_compute_attention` of layers of KerasHub."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from backends.tf.native.modules import layers_in
 from backends.tf.ops.framework import to_numpy
 from mha_core.capture import one_dtype
 from mha_core.errors import SpecError
@@ -24,10 +25,12 @@ _SIGNATURE = inspect.signature(_FUNCTION)
 
 @contextmanager
 def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
-    """Have `handle` take each call of `keras.ops.dot_product_attention` while the target runs.
+    """Have `handle` take each call of `keras.ops.dot_product_attention` while the target runs, and of a layer's own
+    `_compute_attention`, as those of KerasHub have it; what that calls is a part of it.
 
     The call belongs to the innermost layer that is running.
     """
+    inside: list[str] = []
 
     def name_of(one: Any) -> str | None:
         return ("" if one is target else one.path or one.name) if isinstance(one, keras.Layer) else None
@@ -35,6 +38,8 @@ def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
     function = _FUNCTION  # this name stands for the other one meanwhile
 
     def intercepted(*args: Any, **kwargs: Any) -> Any:
+        if inside:
+            return function(*args, **kwargs)
         name, module = caller(name_of, sys._getframe(1))
         return handle(
             AttentionCall(
@@ -46,8 +51,57 @@ def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
             )
         )
 
-    with in_place_of(function, intercepted):
+    def of_layer(layer: keras.Layer) -> Callable[..., Any]:
+        own = layer._compute_attention
+        signature = inspect.signature(own)
+
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            name = name_of(layer) or ""
+
+            def run() -> Any:
+                inside.append(name)
+                try:
+                    return own(*args, **kwargs)
+                finally:
+                    inside.pop()
+
+            given = signature.bind(*args, **kwargs).arguments
+            return handle(
+                AttentionCall(
+                    name,
+                    layer,
+                    read=lambda: _read_layer(layer, given),
+                    run=run,
+                    give=lambda output: _give(output, given["query"]),
+                )
+            )
+
+        return computed
+
+    with in_place_of(function, intercepted), ExitStack() as stack:
+        for layer in layers_in(target):
+            if not type(layer).__module__.startswith("keras.") and hasattr(layer, "_compute_attention"):
+                stack.callback(vars(layer).pop, "_compute_attention", None)
+                vars(layer)["_compute_attention"] = of_layer(layer)  # not by assignment: Keras would track it
         yield
+
+
+NUMBERS = {"scale": ("_inv_norm_factor", "_inverse_sqrt_key_dim"), "softcap": ("logit_soft_cap",)}
+"""A setting of a call -> the attributes in which layers of KerasHub keep it."""
+
+
+def _read_layer(layer: keras.Layer, given: Mapping[str, Any]) -> Callable[[Any], Handover]:
+    if not {"query", "key", "value"} <= given.keys():
+        raise SpecError(f"{type(layer).__name__}._compute_attention takes {', '.join(given)}, which is not read")
+    cache = next((name for name in given if "cache" in name and given[name] is not None), None)
+    if cache is not None:
+        raise SpecError(f"{type(layer).__name__}._compute_attention is called with {cache}, which has no translation")
+    mask = given.get("attention_mask")
+    masks = {} if mask is None else {"mask": keras.ops.cast(mask if len(mask.shape) == 4 else mask[:, None], "bool")}
+    found = {name: next((getattr(layer, one, None) for one in names), None) for name, names in NUMBERS.items()}
+    settings = {"scale": number("scale", found["scale"]), "attn_logits_soft_cap": number("softcap", found["softcap"])}
+    with_output = _read((given["query"], given["key"], given["value"]), {**masks, **settings})
+    return lambda output: with_output(output[0] if isinstance(output, tuple) else output)
 
 
 def _give(output: NDArray, query: Any) -> Any:
