@@ -31,10 +31,10 @@ from mha.coverage import Coverage, Survey, kind_of
 from mha.port.arrays import LoadedArrays
 from mha.port.model import TrainedModel
 from mha.recipes.judge import Judgement, judge_trace
+from mha.recordings.at_seam import intercepted, prove
 from mha.recordings.explain import explain
 from mha.recordings.hooks import hooks_of
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording
-from mha.seam.calls import intercepted, prove
 from mha.seam.function import computed_by
 from mha.undetectable_bugs.find import UndetectableBugs, undetectable_bugs
 from mha_core import AttentionConfig, SpecError

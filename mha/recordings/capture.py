@@ -27,13 +27,13 @@ from mha.coverage import SHOWN, Coverage, Survey, UnreadWarning
 from mha.projections.layer import Part, ProjectedLayer
 from mha.projections.said import Projections
 from mha.projections.unlisted import Unlisted
+from mha.recordings.at_seam import SeamCalls
 from mha.recordings.ends import Ends
 from mha.recordings.hooks import Adapter, Call, Hooks, adapters_for, hooks_of, known_to, register, unregister
 from mha.recordings.modules.recorder import LIMIT
 from mha.recordings.modules.whole import WholeRecording, recorded_modules
 from mha.recordings.recording import RecordedCall, RecordedLayer, Recording, check_target
 from mha.recordings.tokens import Tokens
-from mha.seam.calls import SeamCalls
 from mha_core import SpecError
 from mha_core.capture import NoneFoundError, ReadCall
 from mha_core.dtypes import round_to

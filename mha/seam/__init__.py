@@ -1,1 +1,1 @@
-"""The seam: record, judge and replace what a model's attention functions compute, without knowing the model."""
+"""The seam of models of transformers, and attention functions of this project that stand there."""

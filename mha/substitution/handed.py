@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
+from mha.recordings.at_seam import intercepted
 from mha.recordings.hooks import hooks_of
 from mha.recordings.recording import Recording
-from mha.seam.calls import intercepted
 from mha.substitution.allowance import FACTOR
 from mha.substitution.original import Original, OriginalCall
 from mha.substitution.substitute import Substitution

@@ -1,4 +1,4 @@
-"""What `mha.capture` records at the seam: the calls of attention functions in layers that are read no other way."""
+"""Calls at the seam: what `mha.capture` records of attention functions, in layers that are read no other way."""
 
 from __future__ import annotations
 
