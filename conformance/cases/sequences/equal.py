@@ -53,16 +53,15 @@ def _equal_sizes(base: Base) -> list[Step]:
         "(B, H, Lq, Lk)": whole,
         "(Lq, Lk)": whole[:2],
         "(Lk,)": whole[:1],
-        "(H, 1, 1)": (ALIKE, 1, 1),
-        "(Lq, 1)": (ALIKE, 1),
     }
+    biases = {**masks, "(H, 1, 1)": (ALIKE, 1, 1), "(Lq, 1)": (ALIKE, 1)}
     trained = layer(replace(HEADS, dropout=DROPOUT))
     return [
         of_items,
         call(plain, "lengths of each query", valid_lens=rng.integers(1, ALIKE + 1, whole[:2])),
-        call(plain, "a causal mask with offsets of each item", causal=True, query_offset=lens - 2),
+        call(plain, "a causal mask with offsets of each item", causal=True, query_offset=lens - 1),
         *(call(plain, f"`allowed` of the shape {words}", allowed=drawn(*shape)) for words, shape in masks.items()),
-        *(call(plain, f"a bias of the shape {words}", bias=rng.normal(size=shape)) for words, shape in masks.items()),
+        *(call(plain, f"a bias of the shape {words}", bias=rng.normal(size=shape)) for words, shape in biases.items()),
         trained.call("a keep-mask", *whole[:3], change=with_keep(rng.random(whole) >= DROPOUT), gradients=False),
         call(layer(replace(HEADS, **WIDTHS)), "inputs as wide as they are long", valid_lens=lens),
         *_grouped(base, layer, lens),
