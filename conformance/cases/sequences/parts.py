@@ -16,7 +16,8 @@ from mha_core import AttentionConfig, AttentionMask
 
 SEQUENCES = SequenceTable()
 
-PLAIN = AttentionConfig(24, 3, bias=True)
+# Heads 4 or 16 wide, whose scale has no rounding: Keras' layers compute it in float32.
+PLAIN = AttentionConfig(48, 3, bias=True)
 TURNING: dict[str, Any] = {"width": 4, "base": 20.0}
 NORM: dict[str, Any] = {"eps": 0.3}
 BY_HEAD: dict[str, Any] = {"weight": "per_head", "eps": 0.3}
@@ -83,7 +84,7 @@ def _settings(base: Base) -> list[Step]:
 LAYERS: dict[str, AttentionConfig] = {
     "more keys than queries": SMALL,
     "1 query": SMALL,
-    "grouped heads": AttentionConfig(12, 4, num_kv_heads=2, bias=True),
+    "grouped heads": AttentionConfig(16, 4, num_kv_heads=2, bias=True),
     "a past": SMALL,
     "rotary positions": replace(PLAIN, rotary=TURNING),
     "a query-key norm": replace(PLAIN, query_key_norm=NORM),
