@@ -29,7 +29,10 @@ def check_folder(folder: Path, leave: Collection[str] = ()) -> None:
     file = folder / "config.json"
     config = _json(file)
     if config is None:
-        raise SpecError(f"{folder} has no config.json; it must be a model's folder as save_pretrained writes it")
+        raise SpecError(
+            f"{folder} has no config.json; it must be a model's folder as save_pretrained writes it; weights alone are "
+            f"read by `mha convert {folder} --list`"
+        )
     recipe = recipe_for_config(config).family
     if recipe != "bert":
         decoders = [name for one in RECIPES.values() for name in one.model_types if is_decoder(name)]

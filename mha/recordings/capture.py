@@ -273,7 +273,8 @@ def capture(
             if not modules:
                 check_asked()
                 by = "" if tuple(layers) == ("*",) else f" by layers={list(layers)!r}"
-                raise SpecError(f"{error}{by}. {reasons()}") from error
+                without = "modules=True records all modules without it, for `mha where`"
+                raise SpecError(f"{error}{by}. {reasons()}; {without}") from error
         if recorder.ends is not None:
             with suppress(NoneFoundError):  # a target that can't be watched itself
                 stack.enter_context(hooks.watch(target, recorder.ends.choose, recorder.ends.see))
