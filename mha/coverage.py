@@ -81,7 +81,7 @@ class Coverage:
         if not self.unseen:
             return ""
         total = len(self.read) + len(self.unread)
-        why = {"unknown": "mha.capture reads {0.kind} with projections= alone", "uncalled": "never called"}
+        why = {"unknown": "mha.capture reads {0.kind} with mha.Projections alone", "uncalled": "never called"}
         names = [f"{_shown(one.name)} ({why[one.why].format(one)})" for one in self.unseen]
         which = f"{len(names)} of {total} module{'s' * (total > 1)} that look{'s' * (total == 1)} like attention"
         return f"Not judged: {which}: {listed(names, SHOWN)}."

@@ -8,6 +8,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from conformance.judging.expected import Expected, answer
 from conformance.judging.repeats import can_be_asked_again
 from conformance.measure.designs import CONFIGS, changed, differentiated, generic
 from conformance.subjects.ask import CannotExpress, Session, SubjectFailed, ask, within
+from conformance.zoo.forward.projections import STAGE_OF
 from mha_core import AttentionConfig, AttentionMask, SpecError, Trace
 from mha_core.errors import listed
 from mha_core.stages import GRADIENT
@@ -322,25 +324,48 @@ def _shared(asker: Asker, problem: Problem) -> Iterator[tuple[str, str]]:
     config = problem.config
     if asker.slow or asker.fixed_weights is not None or config.score != "scaled_dot":
         return
-    for stage, what, other, seed in (
-        ("scores", "The scale", replace(config, scale=SCALE), 0),
-        ("queries", "Something that depends on the weights", config, 1),
-    ):
-        right = []
-        for key_len, layers in ((KEPT_LENGTHS[seed], 1), (KEPT_LENGTHS[seed] + 1, -1)):
-            calls = [_of_layer(one, key_len, by) for one, by in ((config, 0), (other, seed))][::layers]
-            right += [asker.output(one) is not None and asker.is_right(one) for one in calls]
-        if right == [True, False, True, False]:
-            said = "is that of the first layer that was called with these shapes"
-            yield stage, f"{what} {said}: it is kept by the shapes of a call for all layers."
+    sizes = count(18, 2)  # of shapes that nothing else has been asked with
+    said = (
+        "that of the first layer that was called with these shapes: it is kept by the shapes of a call for all layers"
+    )
+    if _is_shared(asker, sizes, config, scale=SCALE):
+        yield "scores", f"The scale is {said}."
+    if _is_shared(asker, sizes, config):
+        found = [name for name in problem.weights if _is_shared(asker, sizes, config, name)]
+        stage = STAGE_OF.get(found[0].partition(".")[0], "queries") if found else "queries"
+        what = f"What depends on {listed(found, NAMES_SHOWN)}" if found else "Something that depends on the weights"
+        yield stage, f"{what} is {said}."
 
 
-KEPT_LENGTHS = (18, 20)  # keys of calls of shapes that nothing else has been asked with
+def _is_shared(
+    asker: Asker, sizes: Iterator[int], config: AttentionConfig, weight: str = "", scale: float | None = None
+) -> bool:
+    """Return whether of two layers of equal sizes the one that is asked first is right, whichever it is.
+
+    They differ in their scale if one is given; else in their weights, or in the one that is named.
+    """
+    right = []
+    for order in (1, -1):
+        size = next(sizes)
+        one = _of_layer(config, size, wider=scale is None)
+        other = _of_layer(config if scale is None else replace(config, scale=scale), size, wider=scale is None)
+        if scale is None:
+            weights = generic(other.config, seed=1, key_len=size).weights
+            other = replace(other, weights={**other.weights, weight: weights[weight]} if weight else weights)
+        right += [asker.output(call) is not None and asker.is_right(call) for call in (one, other)[::order]]
+    return right == [True, False, True, False]
 
 
-def _of_layer(config: AttentionConfig, key_len: int, seed: int) -> Problem:
-    problem, weights = generic(config, key_len=key_len), generic(config, seed=seed, key_len=key_len).weights
-    return replace(problem, weights=weights)
+def _of_layer(config: AttentionConfig, size: int, *, wider: bool) -> Problem:
+    """Return a call with so many keys; `wider`: of a layer each of whose parameters has so many more channels."""
+    if wider:
+        names = ("query_dim", "key_dim", "value_dim", "output_dim")
+        widths: dict[str, Any] = {"head_dim": config.head_dim + size, "value_head_dim": config.value_head_dim + size}
+        embed = config.num_heads * widths["head_dim"]
+        given = {name: getattr(config, name) for name in names}
+        widths |= {name: embed if old == config.embed_dim else old + size for name, old in given.items()}
+        config = replace(config, embed_dim=embed, **widths)
+    return generic(config, key_len=size)
 
 
 def _of_chance(asker: Asker, problem: Problem) -> Iterator[str]:

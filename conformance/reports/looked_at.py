@@ -141,7 +141,7 @@ def looked_at(
     names = {result.case for result in answered}
     there = [one for one in asked if one.id in names]
     every, of_parts = _Met(), {name: _Met() for name in PARTS}
-    for case, in_sequence in _calls(there):
+    for case, in_sequence in _calls(there, _unasked(answered)):
         problem = case.build()
         for met in (every, *(met for name, met in of_parts.items() if getattr(case.config, name) is not None)):
             met.add(case, problem, in_sequence)
@@ -177,13 +177,22 @@ class _Met:
         return tuple(words for words in (*KINDS, SEQUENCES) if words not in self.kinds and words not in PARTS.values())
 
 
-def _calls(asked: Iterable[Asked]) -> Iterator[tuple[Case, bool]]:
-    """Each call, and whether it is one of a sequence."""
+def _unasked(answered: Iterable[Result]) -> dict[str, set[str]]:
+    """Return the id of each sequence -> its calls, in words, that no subject could express."""
+    found: dict[str, set[str]] = {}
+    for result in answered:
+        words = {call for calls in result.left_out.values() for call in calls}
+        found[result.case] = found.get(result.case, words) & words
+    return found
+
+
+def _calls(asked: Iterable[Asked], unasked: Mapping[str, set[str]]) -> Iterator[tuple[Case, bool]]:
+    """Each call that was asked, and whether it is one of a sequence."""
     for one in asked:
         if isinstance(one, Case):
             yield one, False
         else:
-            yield from ((step.case, True) for step in one.steps())
+            yield from ((step.case, True) for step in one.steps() if step.words not in unasked[one.id])
 
 
 def _paths(subjects: Iterable[Any], asked: Sequence[Asked]) -> tuple[list[str], list[str]]:

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from mha.infer.observed import Observed, load_arrays, naming
-from mha.recordings.recording import METADATA_KEY, Recording
+from mha.recordings.recording import Recording, is_recording
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.dtypes import storage_dtype
 from mha_core.errors import listed
@@ -184,15 +183,6 @@ def _of_observed(name: str, calls: Mapping[str, Observed]) -> OriginalLayer:
         outputs = {"output": observed.output.astype(storage_dtype(observed.dtype))}
         made.append(OriginalCall("/".join(filter(None, (name, call))), inputs, outputs))
     return OriginalLayer(name, next(iter(calls.values())).dtype, tuple(made))
-
-
-def is_recording(path: Path) -> bool:
-    """Whether a file has the metadata that `mha.capture` writes; whether it is damaged, its reader finds out."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return METADATA_KEY in (file.metadata() or {})
-    except (SafetensorError, OSError, TypeError, ValueError):
-        return False
 
 
 def _parts(name: str) -> list[str]:

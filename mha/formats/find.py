@@ -88,7 +88,7 @@ def choose(
         return chosen
     if len(found) > 1 and not every:
         raise SpecError(
-            f"{where} has {len(found)} attention layers; choose a prefix, or all of them. It has: {prefixes}."
+            f"{where} has {len(found)} attention layers; choose one (--prefix), or all (--all). It has: {prefixes}."
         )
     return list(found)
 

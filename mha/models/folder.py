@@ -33,7 +33,10 @@ def check_folder(folder: Path, leave: Collection[str] = ()) -> None:
     file = folder / "config.json"
     config = _json(file)
     if config is None:
-        raise SpecError(f"{folder} has no config.json; it must be a model's folder as save_pretrained writes it")
+        raise SpecError(
+            f"{folder} has no config.json; it must be a model's folder as save_pretrained writes it; weights alone are "
+            f"read by `mha convert {folder} --list`"
+        )
     family = MODEL_TYPES[config["model_type"]]
     reason = changed(config, family, folder, lambda name: any(fnmatchcase(name, one) for one in leave))
     if reason:

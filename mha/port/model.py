@@ -279,7 +279,10 @@ def content_of(folder: Path) -> dict[str, Any]:
     """The content of a folder's config.json. SpecError if there is none, or it names no model."""
     path = folder / FILE
     if not path.is_file():
-        raise SpecError(f"{folder} has no {FILE}; it must be a model's folder as save_pretrained writes it")
+        raise SpecError(
+            f"{folder} has no {FILE}; it must be a model's folder as save_pretrained writes it; weights alone are "
+            f"read by `mha convert {folder} --list`"
+        )
     content: dict[str, Any] = parse_json_object(path.read_bytes(), what=str(path), any_integer=True)
     if not isinstance(content.get("model_type"), str):
         raise SpecError(f"{path} names no model_type")

@@ -314,7 +314,8 @@ def capture(
         if none_found is not None:
             check_asked()
             by = "" if tuple(layers) == ("*",) else f" by layers={list(layers)!r}"
-            raise SpecError(seam.refusal or f"{none_found}{by}. {reasons()}") from none_found
+            without = "modules=True records all modules without it, for `mha where`"
+            raise SpecError(seam.refusal or f"{none_found}{by}. {reasons()}; {without}") from none_found
         if seam.refusal or unlisted.refused:
             raise SpecError(seam.refusal or f"nothing to record: {reasons()}")
         check_asked()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from mha.formats.find import find_layers, settle_layout
 from mha.formats.layer import read_layer
 from mha.formats.stacked import open_layers
 from mha.recordings.packing_bugs import packing_bugs
-from mha.recordings.recording import RecordedCall, Recording
+from mha.recordings.recording import RecordedCall, Recording, is_recording
 from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
 from mha.recordings.seam_bugs import bugs_of_seam
 from mha_core import AttentionConfig, Rotary, RotaryInputs, SpecError
@@ -312,15 +313,19 @@ def meant_by(
     try:
         recording = Recording.load(path)
     except SpecError:
+        if is_recording(Path(path)):  # of modules alone, or one that is damaged
+            raise
         with open_layers(os.fspath(path)) as checkpoint:
+            known = bool(find_layers(checkpoint))
             found = {name: read_layer(checkpoint, get("canonical"), name)[:2] for name in checkpoint.configs}
             found = found or _with_heads_of(checkpoint, recorded)
         if found:
             return found
+        sizes = "the sizes that were recorded" if known else "a layout that is known (mha convert --layouts)"
         made = f"`mha convert {shown(path)} --all --moved --num-heads H --to canonical --out FILE` makes of it"
         raise SpecError(
-            f"{path} holds no config of a layer, and no layer of the sizes that were recorded: give a recording of the "
-            f"original, or what {made}"
+            f"{path} holds no config of a layer, and no layer of {sizes}: give a recording of the original"
+            + f", or what {made}" * known
         ) from None
     return check_reproduced(recording, path)
 

@@ -138,5 +138,6 @@ def hooks_of(target: Any) -> Hooks:
         if hooks is not None:
             return cast(Hooks, hooks.load())
     raise SpecError(
-        f"capture needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got {type(target).__qualname__}."
+        f"capture needs a layer or a model of PyTorch, Keras, Flax or Gluon. Got {type(target).__qualname__}. Anything "
+        "else writes its calls as plain arrays (docs/where.md, Functions, and anything else)"
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
@@ -202,8 +203,12 @@ class Recording:
             FileNotFoundError: there is no such file.
         """
         if (found := _without_attention(path)) is not None:
+            more = ""
+            if found == "modules":
+                more = ". Of attention layers whose classes are not listed, layers={NAME: mha.Projections(...)} says "
+                more += "the projections (docs/recordings.md)"
             raise SpecError(
-                f"{path} is a recording of {found}, and holds no call of an attention layer: `mha where` reads it"
+                f"{path} is a recording of {found}, and holds no call of an attention layer: `mha where` reads it{more}"
             )
         arrays, text = read(path, METADATA_KEY, what="recording")
         try:
@@ -216,6 +221,20 @@ class Recording:
     def _problem(self, call: RecordedCall) -> Problem:
         layer = self.layers[call.layer]
         return Problem(layer.config, layer.weights, call.inputs, call.outputs)
+
+
+def is_recording(path: Path, *, modules: bool = True) -> bool:
+    """Whether a file has the metadata that `mha.capture` writes; what it lacks or has damaged, its reader finds out.
+
+    Args:
+        path: the file.
+        modules: whether one of modules alone counts.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return not {METADATA_KEY, *[OF_MODULES] * modules}.isdisjoint(file.metadata() or {})
+    except (SafetensorError, OSError, TypeError, ValueError):
+        return False
 
 
 def _without_attention(path: str | os.PathLike[str]) -> str | None:

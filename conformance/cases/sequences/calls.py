@@ -58,6 +58,8 @@ def _masks(base: Base) -> list[Step]:
     bias_of_items = rng.normal(size=(batch, 1, queries, keys))
     excluding = np.where(open_keys(batch, 1, queries, keys), bias_of_items[::-1], -np.inf)
     allowed, bias = open_keys(batch, heads, queries, keys), rng.normal(size=(heads, queries, keys))
+    assert base.lens.valid_lens is not None
+    lens_of_first = base.lens.valid_lens[0]
     lens = call("lengths", valid_lens=base.lens.valid_lens)
     causal = call("causal", causal=True)
     return [
@@ -83,6 +85,7 @@ def _masks(base: Base) -> list[Step]:
         call("another bias of each item, which excludes", bias=excluding),
         call("lengths of each query", valid_lens=rng.integers(1, keys + 1, size=(batch, queries))),
         again(lens, "lengths again"),
+        call("other lengths, of which the first is as before", valid_lens=np.resize([lens_of_first, 2, 4], batch)),
     ]
 
 
@@ -209,6 +212,8 @@ def _same_arrays(base: Base) -> list[Step]:
         gradients = None if mask else False
         return layer.call(words, *base.sizes, mask, contents=contents, gradients=gradients, **step)
 
+    rng = np.random.default_rng(37)
+    allowed, bias = np.tri(*base.sizes[1:], 1, dtype=bool), rng.normal(size=base.sizes[1:])
     return [
         call("no mask", "aaa"),
         call("the same arrays, other queries", "baa", same_arrays=True),
@@ -216,6 +221,10 @@ def _same_arrays(base: Base) -> list[Step]:
         call("lengths", "bbb", base.lens),
         call("the same arrays, other lengths", "bbb", base.other_lens, same_arrays=True),
         call("the same arrays, all of them other", "ccc", base.lens, same_arrays=True),
+        call("`allowed`", "bbb", AttentionMask(allowed=allowed)),
+        call("the same arrays, another `allowed`", "bbb", AttentionMask(allowed=allowed[::-1]), same_arrays=True),
+        call("a bias", "bbb", AttentionMask(bias=bias)),
+        call("the same arrays, another bias", "bbb", AttentionMask(bias=bias[::-1]), same_arrays=True),
     ]
 
 

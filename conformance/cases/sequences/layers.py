@@ -212,7 +212,8 @@ def _threads(base: Base) -> list[Step]:
 @SEQUENCES.of("sequence-layers", "what layers share: weights of the one that was prepared last, answers by shape alone")
 def _layers(base: Base) -> list[Step]:
     layer, other, without_bias = base.layer(), base.layer(1, seed=1), base.layer(2, bias=False)
-    scaled = base.layer(3, scale=1.3)
+    scaled, alike = base.layer(3, scale=1.3), base.layer(4, seed=1)
+    alike.weights = {name: np.append(layer.weights[name][:1], w[1:], axis=0) for name, w in alike.weights.items()}
     first = layer.call("causal", *base.sizes, CAUSAL)
     second = other.call("a second layer with other weights, given the same arrays", *base.sizes, CAUSAL)
     return [
@@ -223,4 +224,5 @@ def _layers(base: Base) -> list[Step]:
         again(second, "the second layer again"),
         scaled.call("a fourth layer, with a scale of its own", *base.sizes, gradients=False),
         layer.call("the first layer, other numbers", *base.sizes, CAUSAL, contents="bbb"),
+        alike.call("a fifth layer, whose weights begin as the first layer's do", *base.sizes, CAUSAL),
     ]

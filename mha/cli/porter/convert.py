@@ -157,12 +157,12 @@ def convert(asked: ConvertOptions) -> None:
     recorded or than the reference, or no mapping or several fit (--infer), 2 could not convert, or neither proved nor
     known.
     """
-    from mha.convert.original import is_recording
     from mha.convert.verify import VerificationFailed
+    from mha.recordings.recording import is_recording
 
     console, errors = consoles()
     asked.check()
-    if asked.source.suffix == ".safetensors" and is_recording(asked.source):
+    if asked.source.suffix == ".safetensors" and is_recording(asked.source, modules=False):
         raise CouldNotRun(
             f"{asked.source} holds recorded calls, and SOURCE is a file of weights: `mha convert WEIGHTS --recorded "
             f"{asked.source} ...` proves a conversion by them, and `mha replay {asked.source}` judges them"
@@ -248,8 +248,9 @@ def refuse_existing(out: Path | None, force: bool) -> None:
 
 def _infer(console: Console, errors: Console, asked: ConvertOptions, out: Path) -> bool:
     """Infer and print what the arrays are; where that is unique, write canonical weights to `out` and return True."""
-    from mha.convert.original import is_recording, observed_in
+    from mha.convert.original import observed_in
     from mha.infer import Observed, describe, infer, source_arrays
+    from mha.recordings.recording import is_recording
     from mha_core import save_weights
 
     call = asked.recorded[0]

@@ -189,13 +189,22 @@ class Blame(Parts):
             if one in self.spared and result.parameters == "same"
         }
         found: dict[int, ModuleResult] = {}
+        rewritten = Rewritten(self)
+
+        def scaled(one: int, lines: int) -> bool:
+            """Whether a matrix of a part is another, which lines directly around it may make up for alone."""
+            return lines == self.modules[one].within[0] and "matrix" in rewritten.otherwise(one)
+
         for one in sorted(wrong):
             result, outer = self.results[one], self.modules[one].within
             lines = next((each for each in outer if each in self.in_lines and self._wrong_lines(each, one)), None)
             like = otherwise.get((result.kind, result.original_kind))
-            if lines is not None and self._has_partner(one, lines):
+            if lines is not None and self._is_other(one) and (self._has_partner(one, lines) or scaled(one, lines)):
                 around = self.modules[lines].name or "the model"
-                reason = f"its parameters are others, and lines of {around}, which are wrong, may make up for that"
+                reason = f"its parameters are others, and lines of {around}, which differ as well, may make up for that"
+                if self.results[lines].own_lines:
+                    before = found.get(lines, self.results[lines])
+                    found[lines] = replace(before, among=(*before.among, self.modules[one].name))
             elif like is not None and result.parameters == "same" and self._solid_before(one, wrong - found.keys()):
                 reason = f"it is written as {self.modules[like].name} is, and stands behind what is wrong"
             elif result.own_lines and result.uncompared and self._solid_before(one, wrong - found.keys()):
@@ -207,13 +216,9 @@ class Blame(Parts):
         self.results |= Rewritten(self).verdicts()
 
     def _has_partner(self, part: int, around: int) -> bool:
-        """Return whether a part may have other parameters than its original, and so a module beside it in another one.
-
-        Or that has some, and no original. One alone would have to be made up for by lines.
-        """
+        """Return whether a module around a part has another one with other parameters, or with some and no original."""
         beside = [one for one in self.inside[around] if one != part and self.modules[one].numbers.size]
-        partners = (self.results[one].original is None or self._is_other(one) for one in beside)
-        return self._is_other(part) and any(partners)
+        return any(self.results[one].original is None or self._is_other(one) for one in beside)
 
     def _is_other(self, port: int) -> bool:
         """Return whether a module is wrong, and has other parameters, or is a part of a projection and may have."""

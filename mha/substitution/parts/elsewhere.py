@@ -8,8 +8,9 @@ depth, is held against what the port's parts gave.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -91,10 +92,24 @@ class Elsewhere:
                     found |= self._made_up_for(one, instead, runs, agreeing)
                 if one not in found and not self._is_visible(one):
                     found[one] = NOT_SEEN
+            found |= {one: MADE_UP_FOR for pair in self._mending(found) for one in pair}
         except SpecError:
             return {}
         around = self.parts.modules[self.port].name or "the model"
         return {one: reason.format(around) for one, reason in found.items()}
+
+    def _mending(self, found: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+        """Yield pairs of parts that leave what the module gives as it is together, as neither does alone."""
+        left = [one for one in self.wrong if one in self.told and one not in found]
+        left = [one for one in left if not self._around_any(one, self.wrong)]
+        instead = {one: self._deviating(one, self._alone, turned=False) for one in left[:MOST]}
+        moving = [one for one in instead if self._moves(self._alone, self._run(instead[one])) > FACTOR]
+        for one, other in combinations(moving, 2):
+            if self._moves(self._alone, self._run({**instead[one], **instead[other]})) <= FACTOR:
+                yield one, other
+
+    def _around_any(self, one: int, others: Iterable[int]) -> bool:
+        return any(one in self.parts.modules[other].within for other in others)
 
     def _causes(self, runs: Runs) -> list[int]:
         """Return the wrong modules with which the original gives what the port's module gave; [] if it does not."""

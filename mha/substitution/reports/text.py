@@ -178,14 +178,15 @@ def finding(one: ModuleResult, around: str | None = None) -> str:
         own = f"{_name(one.name)} ({one.kind}) is wrong in its own lines"
         return f"{own}: {one.place} excludes other keys ({one.got:g} entries)."
     what = "by itself"
-    if one.among:
+    if one.among and not one.own_lines:
         what = (
             f"in one or more of its parts {_some(one.among)}: they are written otherwise than their originals, and "
             "should make up for one another"
         )
     elif one.own_lines:
         others = f", or in those of {_some(one.unpaired)}, which have no original" if one.unpaired else ""
-        what = f"in its own lines{others} (errors of its parts are taken out)"
+        made_up = f", or in {_some(one.among)}, for which these may make up" if one.among else ""
+        what = f"in its own lines{others} (errors of its parts are taken out){made_up}"
     unless = "" if around is None else f", unless what differs stands in lines of {_name(around)} in the other model"
     parameters = {
         "same": f" Its parameters are the original's, so what it computes is wrong{unless}.",

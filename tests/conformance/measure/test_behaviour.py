@@ -61,13 +61,21 @@ def of_the_first_layer(self, config, weights, inputs, output, memory):
     return reference.run(other, weights, replace(inputs, cotangent=None)).output
 
 
+def bias_by_shape(self, config, weights, inputs, output, memory):
+    """The bias of the output is kept by its shape, for all layers."""
+    bias = weights.get("out_proj.bias", np.zeros(output.shape[-1]))
+    return output - bias + self.always.setdefault(bias.shape, bias.copy())
+
+
 SAID = {
     noisy: "Equal calls have different answers",
     growing: "asked after other calls, the same call has another answer",
     first_mask: "a call with a mask has another answer",
     drops: "dropout is active outside training",
     of_the_first_layer: "The scale is that of the first layer that was called with these shapes",
+    bias_by_shape: "What depends on out_proj.bias is that of the first layer that was called with these shapes",
 }
+SHARED = {of_the_first_layer: "scores", bias_by_shape: "output"}
 
 
 @pytest.mark.parametrize("answer", SAID, ids=lambda one: one.__name__)
@@ -75,7 +83,7 @@ def test_what_is_odd_is_said(answer):
     behaviour = observe(Asker(Odd(answer), configs=CONFIGS[:1]))
     assert SAID[answer] in " ".join(behaviour.remarks)
     assert behaviour.is_function == (answer is not noisy)
-    assert (behaviour.shared == "scores") == (answer is of_the_first_layer)
+    assert behaviour.shared == SHARED.get(answer)
 
 
 def test_nothing_is_measured_of_noise():

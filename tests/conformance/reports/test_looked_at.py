@@ -57,3 +57,13 @@ def test_what_layers_with_a_part_were_asked_is_said_apart():
     assert " With rotary positions: batches to 2, queries to 5, keys to 7, " in found.line
     assert found.to_dict()["parts"]["rotary positions"]["sizes"] == turned.sizes
     assert of("prime").parts == {}
+
+
+def test_calls_of_a_sequence_that_could_not_be_expressed_do_not_count():
+    (sequence,) = select_asked(("sequence-settings",))
+    softcapped = tuple(step.words for step in sequence.steps() if step.case.config.softcap)
+    parted = tuple(step.words for step in sequence.steps() if step.case.config.rotary)
+    found = of("sequence-settings", left_out={"no softcap": softcapped, "no rotary positions": parted})
+    assert set(found.parts) == {"query-key norm"}
+    assert "a softcap" in found.never
+    assert "a softcap" in of("sequence-settings").kinds

@@ -79,7 +79,7 @@ def test_layouts_and_formats_are_shown_without_a_source():
     [
         (
             [],
-            "has 2 attention layers; choose a prefix, or all of them. It has: 'encoder.layers.0.attn', 'enc",
+            "has 2 attention layers; choose one (--prefix), or all (--all). It has: 'encoder.layers.0.attn', 'enc",
         ),
         (
             ["--prefix", "decoder"],

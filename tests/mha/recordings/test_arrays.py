@@ -7,6 +7,7 @@ from safetensors.numpy import save_file
 from torch import nn
 
 import mha
+from mha.convert.original import load_recorded
 from mha.recordings.modules.arrays import ArraysRecording
 from mha.recordings.modules.names import holds_arrays
 from mha.recordings.recording import Recording
@@ -112,6 +113,8 @@ def test_what_has_no_attention_layer_is_said_to_be_for_where(model, tmp_path):
         SpecError, match=r"a recording of modules, and holds no call of an attention layer: `mha where`"
     ):
         Recording.load(tmp_path / "modules.safetensors")
+    with pytest.raises(SpecError, match=r"a recording of modules, .* layers=\{NAME: mha.Projections"):
+        load_recorded(tmp_path / "modules.safetensors")
     assert not holds_arrays(tmp_path / "modules.safetensors")
 
 

@@ -275,7 +275,11 @@ def test_a_canonical_file_of_several_layers_is_taken_by_name(tmp_path):
     save_file(layer_of().weights, path)  # arrays alone: the number of heads is that of the recorded layer
     assert intended(recording_of(layer_of()), path)[1] == [f"The layer holds the weights of {path}."]
     save_file({"q_proj.weight": np.ones((3, 5), np.float32)}, path)
-    with pytest.raises(SpecError, match=r"holds no config of a layer, and no layer of the sizes that were recorded"):
+    with pytest.raises(SpecError, match=r"no config of a layer, and no layer of a layout that is known") as raised:
+        intended(recording_of(layer_of()), path)
+    assert str(raised.value).endswith("give a recording of the original"), "mha convert could not read it"
+    save_file({name: np.zeros((5, 3), np.float32) for name in layer_of().weights if name.endswith("weight")}, path)
+    with pytest.raises(SpecError, match=r"no layer of the sizes that were recorded: .*, or what `mha convert"):
         intended(recording_of(layer_of()), path)
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(SpecError, match="is not a whole safetensors file: it is cut off") as raised:
