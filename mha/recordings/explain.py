@@ -53,10 +53,11 @@ def explain(
     return found
 
 
-def _bugs_for(recording: Recording) -> list[Bug]:
+def _bugs_for(recording: Recording) -> tuple[Bug, ...]:
     """The bugs that are tried on a recording: where a key stands for sinks, no other that is of a key at the end."""
     own = bugs_of_seam(recording)
-    return [*own, *(bug for bug in all_bugs() if not own or not bug.id.startswith("block-")), *packing_bugs()]
+    zoo = [bug for bug in all_bugs() if not own or not bug.id.startswith("block-")]
+    return (*own, *zoo, *packing_bugs())
 
 
 LISTED = frozenset(("torch", "keras", "tensorflow", "flax", "mxnet", "transformers", "backends"))

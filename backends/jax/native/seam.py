@@ -15,7 +15,6 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from backends.jax.native import modules
 from backends.jax.native.scanned import place_of
 from backends.jax.ops.framework import has_values, to_numpy
 from mha_core.capture import one_dtype
@@ -34,7 +33,8 @@ def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
     """
     names = {}
     if isinstance(target, nnx.Module):
-        names = {id(target): "", **{id(module): name for name, module in modules.modules_in(target)}}
+        graph = nnx.iter_graph(target)
+        names = {id(node): "/".join(map(str, path)) for path, node in graph if isinstance(node, nnx.Module)}
 
     def name_of(one: Any) -> str | None:
         if isinstance(one, nn.Module):

@@ -20,7 +20,7 @@ LISTS = {
     "convert --layouts": "canonical",
     "learn list": "masked-softmax",
     "backends": "torch",
-    "--help": "MODEL into every backend",
+    "--help": "attention into MODEL",
 }
 
 
