@@ -359,7 +359,8 @@ def capture(
         *(why for name, why in unlisted.refused.items() if not seam.reads(name)),
         unlisted.as_they_are,
     ]
-    lines += [*(why for name, why in unlisted.turning.items() if not seam.reads(name)), unlisted.beyond, seam.line]
+    lines += [*(why for name, why in unlisted.turning.items() if not seam.reads(name)), unlisted.beyond]
+    lines.append("" if modules else seam.line)  # of modules, what stands around the function is recorded too
     lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
     if strict and unlisted.beyond:
         raise SpecError(f"{unlisted.beyond}. Without strict this is said and no error")

@@ -14,6 +14,7 @@ import json
 import re
 import signal
 import sys
+import textwrap
 import time
 import warnings
 from collections import Counter
@@ -283,26 +284,72 @@ def _tensors(value: Any) -> list[Any]:
     return [one for part in value for one in _tensors(part)] if isinstance(value, list | tuple) else []
 
 
+HOWS = {
+    "seam": "At its attention function",
+    "recipe": "With its projections, by a recipe",
+    "projections": "With its projections, found by their names",
+    "refused": "Not read",
+}
+"""How an attention class is read -> the heading of its list."""
+
+
+def page_of(report: Mapping[str, Any]) -> str:
+    """The page of a survey, in Markdown."""
+    classes: dict[str, dict[str, str]] = report["classes"]
+    equal = {kind: row for kind, row in classes.items() if row.get("status") == "equal"}
+    codes = {row["code"] for row in equal.values()}
+    folders = {kind.split(".")[2] for kind in equal if kind.startswith("transformers.")}
+    different = sum(row.get("status") not in (None, "equal") for row in classes.values())
+    changed = sum(row.get("same") == "False" for row in equal.values())
+    text = (
+        f"`python -m tests.mha.seam.survey` built each model type of transformers {report['transformers']} small, with "
+        "random weights, ran it once and captured it; a nightly test runs it again. Each call, of a padded batch where "
+        "the model takes one, was compared with the definition. What one rule for all can't build is left out, and so "
+        "is what a small model does not call."
+    )
+    result = (
+        f"**{len(equal)} classes of {len(folders)} folders are read and equal**, {len(codes)} of them with code of "
+        f"their own; {different} differ, and the outputs of {changed} changed while they were recorded. "
+        f"{len(report['not built'])} model types could not be built."
+    )
+    lines = ["# Which attention classes of transformers are read", "", *_wrapped(text), "", *_wrapped(result)]
+    for how, heading in HOWS.items():
+        names = sorted({_short(kind) for kind, row in classes.items() if row["how"] == how})
+        lines += ["", f"## {heading}: {len(names)}", "", *_wrapped(", ".join(names))]
+    return "\n".join(lines) + "\n"
+
+
+def _short(kind: str) -> str:
+    return kind.rpartition(".")[2]
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_long_words=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("types", nargs="*", help="model types; default: all")
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--page", type=Path, help="write the page too")
     asked = parser.parse_args()
-    report: dict[str, Any] = {"classes": {}, "not built": {}}
+    report: dict[str, Any] = {"transformers": transformers.__version__, "classes": {}, "not built": {}}
     for model_type in asked.types or sorted(CONFIG_MAPPING_NAMES):
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
                 found = surveyed(model_type)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        except Exception as error:
             report["not built"][model_type] = one_line(error)[:200]
             print(f"{model_type}: not built: {one_line(error)[:150]}", flush=True)
             continue
         for kind, row in found.items():
-            report["classes"].setdefault(kind or model_type, row)
+            before = report["classes"].get(kind or model_type)
+            if before is None or before["how"] == "refused":
+                report["classes"][kind or model_type] = row
             print(f"{model_type}: {kind} {row['how']} {row.get('status', '')} {row.get('why', '')[:150]}", flush=True)
         asked.json.write_text(json.dumps(report, indent=1))
+    if asked.page is not None:
+        asked.page.write_text(page_of(report))
     print(Counter((row["how"], row.get("status", "")) for row in report["classes"].values()))
 
 
