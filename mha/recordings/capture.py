@@ -354,11 +354,8 @@ def capture(
         recorder.ends.check_met()
     if strict:
         recorder.coverage.check()
-    lines = [
-        *dict.fromkeys(unreadable),
-        *(why for name, why in unlisted.refused.items() if not seam.reads(name)),
-        unlisted.as_they_are,
-    ]
+    refused = [why for name, why in unlisted.refused.items() if not seam.reads(name)]
+    lines = [*dict.fromkeys(unreadable), *refused, unlisted.as_they_are if refused else ""]
     lines += [*(why for name, why in unlisted.turning.items() if not seam.reads(name)), unlisted.beyond]
     lines.append("" if modules else seam.line)  # of modules, what stands around the function is recorded too
     lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
