@@ -18,7 +18,7 @@ import textwrap
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -327,14 +327,10 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, 120, break_long_words=False)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("types", nargs="*", help="model types; default: all")
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--page", type=Path, help="write the page too")
-    asked = parser.parse_args()
+def survey(types: Sequence[str], keep: Callable[[Mapping[str, Any]], None] = lambda report: None) -> dict[str, Any]:
+    """The report on these model types: classes, and those that can't be built. `keep` is told of it after each type."""
     report: dict[str, Any] = {"transformers": transformers.__version__, "classes": {}, "not built": {}}
-    for model_type in asked.types or sorted(CONFIG_MAPPING_NAMES):
+    for model_type in types:
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
                 found = surveyed(model_type)
@@ -347,7 +343,18 @@ def main() -> None:
             if before is None or before["how"] == "refused":
                 report["classes"][kind or model_type] = row
             print(f"{model_type}: {kind} {row['how']} {row.get('status', '')} {row.get('why', '')[:150]}", flush=True)
-        asked.json.write_text(json.dumps(report, indent=1))
+        keep(report)
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("types", nargs="*", help="model types; default: all")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--page", type=Path, help="write the page too")
+    asked = parser.parse_args()
+    types = asked.types or sorted(CONFIG_MAPPING_NAMES)
+    report = survey(types, lambda report: asked.json.write_text(json.dumps(report, indent=1)))
     if asked.page is not None:
         asked.page.write_text(page_of(report))
     print(Counter((row["how"], row.get("status", "")) for row in report["classes"].values()))
