@@ -9,6 +9,7 @@ from typing import Any
 
 from conformance.diagnosis import text
 from conformance.diagnosis.diagnose import ALL_NAN, Diagnosis
+from conformance.judging.nan_weights import CHANGES
 from conformance.kinds.made import is_measured
 from conformance.measure.search import EXTREME, features_of
 from conformance.zoo.bug import Bug
@@ -182,12 +183,14 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     located = there.seen if there is not None and there.stage == diagnosis.first_step else ()
     fact = located if len(located) == 1 and located != (ALL_NAN,) else ()
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen, *fact))
+    if diagnosis.only_nan_weights:
+        found = tuple(Cause("weights", words, CHANGES[words], label="Cause") for words in diagnosis.nans)
     if any(one.what.startswith(FIRST) for one in found):
         located = () if fact else located
     # A shape or a dtype that is wrong is said as such, whatever its numbers are.
     formal = diagnosis.mismatch is not None and diagnosis.mismatch.index is None
     right = diagnosis.explanations and not diagnosis.explanations[0].bugs
-    known = diagnosis.explanations or diagnosis.partly or diagnosis.remarks
+    known = diagnosis.explanations or diagnosis.partly or diagnosis.remarks or diagnosis.only_nan_weights
     if diagnosis.mismatch is not None and ((formal and not known) or (right and not found)):
         found = (Cause(diagnosis.mismatch.stage, f"{diagnosis.mismatch.message}."),)
     stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
@@ -289,7 +292,10 @@ def _slots(readings: list[list[Bug]]) -> list[list[Bug]]:
 
 def _either(readings: list[list[Bug]], label: str) -> Cause:
     """Return one cause of several readings, which nothing tells apart."""
-    readings = [list(one) for one in dict.fromkeys(map(tuple, readings))]
+    said: dict[object, list[Bug]] = {}
+    for one in readings:
+        said.setdefault(tuple((bug.sentence, bug.fix) for bug in one), one)
+    readings = list(said.values())
     if len(readings) == 1 and len(readings[0]) == 1:
         return _of_bug(readings[0][0], label)
     told_here = readings[:READINGS]

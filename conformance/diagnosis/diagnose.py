@@ -20,8 +20,10 @@ from conformance.cases.problem import Problem
 from conformance.diagnosis.hypotheses import NAMED, SHOWN, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
 from conformance.diagnosis.observations import Observation, Runs, observe, shown_stages
 from conformance.judging.compare import Mismatch
+from conformance.judging.nan_weights import nan_weights
 from conformance.judging.repeats import can_be_asked_again
 from conformance.kinds.change import Setting
+from conformance.kinds.exclusion import exclusions
 from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
 from conformance.measure.asker import Asker, Behaviour, rounds_inside
 from conformance.measure.probes import PROBES
@@ -39,6 +41,8 @@ from mha_core.parts import PARTS
 
 # A sentence in the place of a cause: whatever gives NaN would explain it.
 ALL_NAN = "Every number of every output is NaN or infinite."
+# Stage -> stages that are wrong where it is; their right numbers acquit it.
+LATER = {"queries": ("scores", "weights"), "keys": ("scores", "weights"), "scores": ("weights",), "values": ("heads",)}
 LONGEST = 600.0  # seconds that the search for a reason may take; what differs is said in any case
 
 Known = Callable[[Observation], Sequence[str]]
@@ -62,6 +66,7 @@ class Diagnosis:
         alone: what the cases that fail have, and no other has, in words; "" if nothing.
         visible: the names of the arrays that the subject exposes.
         recorded: whether it only gives what was recorded, and can't be asked more.
+        nans: how its weights differ beside a NaN, in sentences, where nothing else differs (see `nan_weights`).
         stages: stage before the output that it exposes -> whether that is wrong (see `shown_stages`).
         inside: the dtype in which it computes, if that is narrower than its own.
         rounds: whether its scores or softmax are seen to be in that dtype, and not all of its numbers.
@@ -100,6 +105,7 @@ class Diagnosis:
     ended: str | None = None
     case: str = ""
     alone: str = ""
+    nans: tuple[str, ...] = ()
     recorded: bool = False
     stages: Mapping[str, bool] = field(default_factory=dict)
 
@@ -107,6 +113,7 @@ class Diagnosis:
     def first_step(self) -> str | None:
         """The stage of the first wrong step of what nothing explains: as located, or as its own stages say."""
         located = None if self.located is None else self.located.stage
+        located = None if any(self.stages.get(later) is False for later in LATER.get(located or "", ())) else located
         shown = next((stage for stage, wrong in self.stages.items() if wrong), None)
         if shown is None or located is None or located not in STAGES or self.stages.get(located) is False:
             return shown or located
@@ -123,6 +130,12 @@ class Diagnosis:
     def remarks(self) -> tuple[str, ...]:
         """What equal questions had other answers to, in sentences."""
         return () if self.measured is None else self.measured.behaviour.remarks
+
+    @property
+    def only_nan_weights(self) -> bool:
+        """Whether `nans` is all that differs."""
+        more = self.measured is not None and (self.measured.first is not None or bool(self.remarks))
+        return bool(self.nans) and not more and not self.explanations
 
     @property
     def differs(self) -> bool:
@@ -184,6 +197,7 @@ def diagnose(
         mismatch=plainest.mismatches[0] if plainest else None,
         case=plainest.case.id if plainest else "",
         alone=_alone(failing, observations),
+        nans=nan_weights((one.wanted, one.arrays, one.mismatches) for one in failing),
         only_extreme=_extremes(failing, observations),
         recorded=not can_be_asked_again(subject),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
@@ -267,6 +281,7 @@ def _beyond(found: Diagnosis, asked: _Asked, observed: Sequence[Observation], as
     if found.beyond is not None and found.measured is not None and not found.remarks:
         from conformance.measure.localise import localise  # where nothing explains it
 
+        search.further = probing.gives_all
         whole = _told(search, found.measured.models)
         yield replace(found, explanations=whole, located=None if whole else localise(found.measured))
 
@@ -280,7 +295,7 @@ def _zoo(found: Diagnosis, asked: _Asked, observations: Sequence[Observation]) -
         for bug in (bugs_of(parts=with_parts, gradients=with_gradients) if asked.bugs is None else asked.bugs)
         if not bug.equivalent and (bug.forward or with_gradients)
     ]
-    zoo += with_padding_zeroed(zoo)
+    zoo += (*with_padding_zeroed(zoo), *(exclusions() if asked.bugs is None else ()))
     return zoo if "keys" in found.visible else [of_mask(bug) for bug in zoo]
 
 
@@ -298,7 +313,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
 
     def tried(inside: str | None) -> tuple[Search, list[Model]]:
         search = Search(observations, Evidence(runs, subject.dtype, inside))
-        if search.are_right:  # a bug that changes nothing would explain as much
+        if search.are_right or found.nans:  # a bug that changes nothing, or little, would explain as much
             return search, []
         progress(f"trying {len(zoo)} bugs")
         return search, search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
@@ -324,9 +339,14 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         like = [one.wanted.problem for one in observations]
         probing = Probing(asker, zoo, search.explained, like, progress)
         measured = probing.run(whole)
+        search.further = probing.gives_all
         found = replace(found, measured=measured)
         if any(outcome.asked for outcome in measured.outcomes) or not measured.behaviour.is_function:
-            whole = list(measured.models)
+            beside = (pair for base in dict.fromkeys(probing.nearly) for pair in search.helped(base, zoo))
+            whole = list(measured.models) or search.wholly(filter(probing.gives_all, beside))
+    if not whole and found.only_nan_weights:
+        yield found
+        return
     if not whole and (found.measured is None or not found.measured.outcomes):
         progress("trying pairs of bugs")
         whole = search.wholly(search.pairs(zoo))
@@ -339,7 +359,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     if found.measured is not None and not found.remarks:
         plain = [one for one in observations if one.extremity == 0]
         usual, calls = probing.ordinary(Search(plain, search.evidence).explained)
-        if usual:
+        if usual := [model for model in usual if search.hypothesis(model).failing]:
             told = tuple(map(search.hypothesis, preferred(usual)[:SHOWN]))
             yield replace(found, partly=told, ordinary=calls)
             return

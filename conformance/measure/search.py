@@ -141,7 +141,7 @@ class Probing:
         self.outcomes = tuple(self._asked(probe) for probe in probes)
         if behaviour.shared:
             return Measured((), self.outcomes, self.asker, behaviour)
-        found = [model for model in start if self._against(model) is None]
+        found = list(filter(self.gives_all, start))
         against = self._contradiction(start[0]) if start and not found else None
         models = found or self._found()
         return Measured(tuple(models), self.outcomes, self.asker, behaviour, against)
@@ -188,6 +188,10 @@ class Probing:
         forward = any(bug.forward for bug in model)
         rows = (one for one in self.outcomes if not (one.probe.gradients and forward))
         return next((one for one in rows if not self._fits(model, one)), None)
+
+    def gives_all(self, model: Model) -> bool:
+        """Return whether a model gives every answer."""
+        return self._against(model) is None
 
     def _contradiction(self, model: Model) -> ProbeResult | None:
         """Return the first row that a model does not give, with what it does not give there alone."""
@@ -256,7 +260,7 @@ class Probing:
         return []
 
     def _is_whole(self, model: Model) -> bool:
-        if self._against(model) is not None:
+        if not self.gives_all(model):
             return False
         found = self.suffices(model)
         self.nearly += [model] * (not found)
