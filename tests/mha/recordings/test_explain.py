@@ -112,6 +112,19 @@ def test_channels_in_the_other_order_are_named():
     ]
 
 
+def test_weights_in_another_order_beside_right_biases_are_named():
+    layer = layer_of()
+    names = [f"{name}.weight" for name in ("q_proj", "k_proj", "v_proj")]
+    for order, named in (
+        (lambda w: w.T.copy(), "each-weight-read-as-in-out"),
+        (lambda w: w[np.arange(12).reshape(4, 3).T.ravel()], "channels-d-h-read-as-h-d-in-weights"),
+        (lambda w: w[np.arange(12).reshape(3, 4).T.ravel()], "channels-h-d-read-as-d-h-in-weights"),
+    ):
+        held = {**layer.weights, **{name: order(layer.weights[name]) for name in names}}
+        (found,) = explain(recording_of(layer, held=held))
+        assert [explanation.name for explanation in found.explanations] == [named]
+
+
 def test_packings_that_sizes_rule_out_do_not_get_in_the_way():
     layer = layer_of(config=AttentionConfig(12, 4, num_kv_heads=2, key_dim=7, value_dim=9))
     (found,) = explain(recording_of(layer, *select(("scale-missing",))))
