@@ -33,6 +33,8 @@ NO_CAUSE = "No known bug explains it, alone or with another."
 # Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
 NEXT = f"Next: return a dict of stages ({', '.join(STAGES)}), which shows where; or look at {{}}."
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
+OR_WITH = " or with "  # between several kinds of calls that alone are wrong
+HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."
 MUST_BE = "and must be (B, Lq, Do)"
 
 FIXES = {  # words of a remark -> what to change
@@ -198,7 +200,8 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     if located == (ALL_NAN,):
         found, located = (Cause("output", ALL_NAN, advice),), ()
     if not found and diagnosis.ended is None:
-        found = (Cause(stage, NO_CAUSE, advice),)
+        only = f"Only {diagnosis.alone} are wrong. " * (OR_WITH in diagnosis.alone)
+        found = (Cause(stage, only + NO_CAUSE, advice),)
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
     usual = any(EXTREME not in features_of(problem) for one in asked for problem in one.differing)
@@ -231,6 +234,8 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
 def _advice(diagnosis: Diagnosis, stage: str) -> str:
     is_shown = diagnosis.visible != ("output",) or diagnosis.recorded
     alone = f", in {diagnosis.alone}" * bool(diagnosis.alone)
+    if OR_WITH in alone and not is_shown:
+        return HEED
     done = ADDITIVE if "score 'additive'" in alone else f"{DONE_AT.get(stage, 'that')}{alone}"
     return "" if is_shown else NEXT.format(done)
 
@@ -264,7 +269,8 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
         alone = f", and only {diagnosis.alone} are wrong" if diagnosis.alone and len(diagnosis.failing) > 1 else ""
         hidden = step not in ("queries", "output") and diagnosis.visible == ("output",) and not diagnosis.recorded
         told_by = " that its output shows; an earlier one may be wrong instead" * hidden
-        what = " ".join(filter(None, (f"{FIRST}{told_by}{alone}.", fact.strip(), NO_CAUSE * (not told))))
+        first = f"Only {diagnosis.alone} are wrong" if OR_WITH in alone else f"{FIRST}{told_by}{alone}"
+        what = " ".join(filter(None, (f"{first}.", fact.strip(), NO_CAUSE * (not told))))
         yield Cause(step, what, "" if told else _advice(diagnosis, step))
     for bug in sorted(common, key=_position):
         yield _of_bug(bug, label)

@@ -381,7 +381,8 @@ def _output_of(model: Model, variants: Variants, problem: Problem) -> NDArray | 
 
 def _told(search: Search, models: Sequence[Model]) -> tuple[Hypothesis, ...]:
     """Return the hypotheses that are said of models that explain everything."""
-    return tuple(map(search.hypothesis, preferred(dict.fromkeys(map(search.acting, preferred(models))))))
+    acting = list(dict.fromkeys(map(search.acting, preferred(search.least(models)))))
+    return tuple(map(search.hypothesis, preferred(acting)))
 
 
 def _nearly(found: Diagnosis, search: Search, zoo: Sequence[Bug], progress: Callable[[str], None]) -> Diagnosis:
@@ -419,10 +420,13 @@ def _extremes(failing: Sequence[Observation], observations: Sequence[Observation
 
 def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) -> str:
     """Return what the cases that fail have, and none of the others, in words; "" if nothing, or if it is a length."""
-    from conformance.kinds.change import conditions_of
+    from conformance.kinds.change import conditions_of, kinds_of
 
     wrong, right = (
         [Setting.of(one.wanted.problem) for one in observations if (one in failing) is some] for some in (True, False)
     )
     found = next(conditions_of(wrong, right), None)
-    return found.words if found is not None and (len(failing) == 1 or found.is_kind) else ""
+    if found is not None and (len(failing) == 1 or found.is_kind):
+        return found.words
+    several = kinds_of(wrong, right) if right else ()
+    return f"calls with {' or with '.join(several)}" * bool(several)

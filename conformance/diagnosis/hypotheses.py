@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision, narrower
 from conformance.diagnosis.observations import Observation, Runs
 from conformance.judging.distance import Nearness, worst
@@ -162,6 +163,9 @@ NAMED, CLOSEST, CLOSEST_LEAST = 0.75, 0.25, 2
 listed as close; and the least number of them. Layers with a bug of the zoo differ from it in extreme cases too (NaN,
 empty rows, sizes of 0), which are up to a quarter of the table; by chance a bug explains a tenth."""
 
+MUCH_MORE = 2.0
+"""How much more than another a model may change and still be said beside it."""
+
 MOST_PAIRS, MOST_TRIED, EXTENDED, MOST_RANKED, SHOWN = 40_000, 2000, 3, 8, 3
 """Pairs that are tried to explain everything, or the most; bugs that are extended by another one, hypotheses that are
 compared, and that are shown."""
@@ -284,6 +288,10 @@ class Search:
             touched = self._changes(first) | self._changes(second)
             if needed <= touched and (compatible(first, second) or self._may_share_a_step(first, second)):
                 found.append((len(touched - failing), first, second))
+        # What empties a row shows what else is done with empty rows, which may show by itself in no case.
+        emptying = [bug for bug in touching if "allowed" in bug.forward and needed <= self._changes(bug)]
+        alone = [bug for bug in zoo if {*bug.steps} == {"weights"} and not self._changes(bug)]
+        found += [(len(self._changes(one) - failing), one, other) for one, other in product(emptying, alone)]
         found.sort(key=lambda pair: pair[0])
         return [(first, second) for _, first, second in found[:MOST_PAIRS]]
 
@@ -305,6 +313,24 @@ class Search:
             if self.further(rest) and self.wholly([rest]):
                 return self.acting(rest)
         return bugs
+
+    def least(self, models: Sequence[Model]) -> list[Model]:
+        """Return the models without those whose bugs, each by itself, change much more than another model's do.
+
+        A mask that is inverted and transposed is causal without the diagonal, which is the plainer reading.
+        """
+        change = {model: sum(map(self._change, model)) for model in models}
+        return [model for model in models if change[model] <= MUCH_MORE * min(change.values())]
+
+    def _change(self, bug: Bug) -> float:
+        """Return how far a bug moves the outputs of failing cases, as a share of them, up to 1 in each."""
+        moved = 0.0
+        for one in self._decisive:
+            right, made = one.wanted.trace.arrays()["output"], self.evidence.runs.arrays(one, (bug,)) or {}
+            with any_numbers:
+                size, off = np.abs(right).mean(), np.abs(made.get("output", np.nan * right) - right).mean()
+                moved += float(off / size) if off < size else float(bool(off))
+        return moved
 
     def closest(self, zoo: Sequence[Bug], *, pairs: bool) -> list[Hypothesis]:
         """Return one bug, or two, that explain the most cases; none that explain only a few of those that fail.

@@ -56,6 +56,15 @@ def test_pairs_are_found():
     assert {"scale-missing", "out-proj-bias-missing"} in [{bug.id for bug in one.bugs} for one in found.explanations]
 
 
+def test_of_pairs_that_give_the_same_the_smaller_change_is_said():
+    """A causal mask that is inverted and transposed lacks its diagonal; the row that this empties shows the fill."""
+    pair = ("causal-without-diagonal", "fill-1e9-averaged")
+    (found,) = explain(recording_of(layer_of(), *select(pair), masks=MASKS[2:]))
+    named = [{bug.id for bug in one.bugs} for one in found.explanations]
+    assert set(pair) in named
+    assert not {"mask-inverted", "mask-inverted-filled", "mask-transposed"} & set().union(*named)
+
+
 def test_how_a_class_of_ones_own_reads_its_mask_is_no_cause_beside_another_one():
     """Nothing tells it where no reading gives what was recorded."""
     layer = layer_of()
