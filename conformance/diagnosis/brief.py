@@ -112,15 +112,18 @@ class Brief:
     details: tuple[str, ...] = ()
 
     @property
+    def lines(self) -> list[str]:
+        """The causes in lines: one each, or several of the only one."""
+        if len(self.causes) == 1:
+            return self.causes[0].lines()
+        named = [one for one in self.causes if one.label]
+        numbers = {id(one): number for number, one in enumerate(named, 1) if len(named) > 1}
+        return [" ".join(one.lines(numbers.get(id(one), 0))) for one in self.causes]
+
+    @property
     def said(self) -> list[str]:
         """The causes, how sure they are, and what shows them, in lines."""
-        if len(self.causes) == 1:
-            lines = self.causes[0].lines()
-        else:
-            named = [one for one in self.causes if one.label]
-            numbers = {id(one): number for number, one in enumerate(named, 1) if len(named) > 1}
-            lines = [" ".join(one.lines(numbers.get(id(one), 0))) for one in self.causes]
-        return [*lines, *_symbols(lines), *filter(None, [self.sure]), *self.seen]
+        return [*self.lines, *_symbols(self.lines), *filter(None, [self.sure]), *self.seen]
 
     @property
     def text(self) -> str:
@@ -132,18 +135,31 @@ class Brief:
 
         Args:
             width: columns of a row.
-            most: rows; what does not fit is counted in the last one.
+            most: rows; causes that do not fit are left out whole, and counted.
             head: whether it stands alone, as `mha diagnose` says it: then the first rows say who differs in how many
                 cases, and `more` is said.
         """
         rows = [row for line in [self.extent] * head for row in wrapped(line, width)]
-        sure = len(self.said) - len(self.seen)
-        rows += [row for line in self.said[:sure] for row in wrapped(line, width, "  ")]
+        blocks = [wrapped(line, width, "  ") for line in self.lines]
+        symbols, sure = (
+            [row for line in some for row in wrapped(line, width, "  ")]
+            for some in (_symbols(self.lines), filter(None, [self.sure]))
+        )
+        room, kept = most - len(rows) - len(sure), [*blocks]
+        while len(kept) > 1 and sum(map(len, kept)) + (len(kept) < len(blocks)) > room:
+            kept.pop()
+        more, causes = len(blocks) - len(kept), [row for block in kept for row in block]
+        if len(causes) > room - bool(more):
+            causes[room - bool(more) - 1 :] = ["  ..."]
+        if more:
+            left = f"{more} more cause{'s' * (more > 1)}" if len(self.causes) > 1 else "what to change"
+            causes.append(f"... and {left}: add {'--details' if head else '-v'}")
+        elif len(causes) + len(symbols) <= room:
+            causes += symbols
+        rows += [*causes, *sure]
         for line in (*self.seen, *(self.more if head else ())):
             added = [line] if line.startswith("rerun: ") else wrapped(line, width, "  ")  # which is copied
             rows += added if len(rows) + len(added) <= most or not self.causes else []
-        if len(rows) > most:
-            rows[most - 1 :] = [f"... and {len(rows) - most + 1} rows more: add {'--details' if head else '-v'}"]
         return rows
 
     def to_dict(self) -> dict[str, Any]:

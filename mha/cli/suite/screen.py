@@ -52,6 +52,9 @@ WHY_NAN = (
     "np.seterr(invalid='raise')."
 )
 
+OF_ONE_CALL = re.compile(r"(all \d+ cases|failing cases|cases that fail)(?=[ ,.:])")
+"""The cases of a diagnosis: those that ask a layer once, and no sequence of calls."""
+
 LEAST = 6
 """Rows that the causes have in any case."""
 
@@ -104,6 +107,8 @@ def about(
     """
     wrong = any(one.status in ("different", "failed") for one in results)
     told, ordinary = _ordinary(told)
+    if told is not None and any(one.case.startswith("sequence") for one in results):  # a case of the row above
+        told = replace(told, sure=OF_ONE_CALL.sub(r"\1 of one call", told.sure))
     before = [
         *ordinary,
         *_of_shapes(results, told),
