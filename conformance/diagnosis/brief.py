@@ -38,6 +38,7 @@ HEED = "Next: compute what these have, or raise CannotExpress where they have it
 MUST_BE = "and must be (B, Lq, Do)"
 
 FIXES = {  # words of a remark -> what to change
+    "dropout is left on": "Call layer.eval() (Keras: training=False; Flax: deterministic=True), or seed it.",
     "dropout is active": "Switch dropout off outside training.",
     "added up": "Set gradients to zero before each call.",
     "kept": "Keep nothing of one layer for another.",
