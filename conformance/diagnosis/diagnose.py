@@ -23,8 +23,8 @@ from conformance.judging.compare import Mismatch
 from conformance.judging.nan_weights import nan_weights
 from conformance.judging.repeats import can_be_asked_again
 from conformance.kinds.change import Setting
-from conformance.kinds.exclusion import exclusions
 from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
+from conformance.kinds.usual import usual
 from conformance.measure.asker import Asker, Behaviour, rounds_inside
 from conformance.measure.probes import PROBES
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
@@ -295,7 +295,7 @@ def _zoo(found: Diagnosis, asked: _Asked, observations: Sequence[Observation]) -
         for bug in (bugs_of(parts=with_parts, gradients=with_gradients) if asked.bugs is None else asked.bugs)
         if not bug.equivalent and (bug.forward or with_gradients)
     ]
-    zoo += (*with_padding_zeroed(zoo), *(exclusions() if asked.bugs is None else ()))
+    zoo += (*with_padding_zeroed(zoo), *(usual() if asked.bugs is None else ()))
     return zoo if "keys" in found.visible else [of_mask(bug) for bug in zoo]
 
 

@@ -1,4 +1,4 @@
-"""Ways of excluding keys: a mask the wrong way round with each, a finite number, and NaN beside excluded keys."""
+"""Usual mistakes: a mask the wrong way round with each, a finite number, and NaN beside excluded keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from conformance.cases.table import select
 from conformance.diagnosis.brief import brief
 from conformance.diagnosis.diagnose import diagnose
-from conformance.kinds.exclusion import FINITE, SENTENCE
+from conformance.kinds.usual import FINITE, SENTENCE
 from conformance.measure.asker import Asker
 from conformance.measure.designs import CONFIGS
 from conformance.measure.search import Located
@@ -67,6 +67,22 @@ def test_an_inverted_mask_is_one_cause_however_keys_are_excluded(way):
     told = brief(diagnose(layer(INVERTED[way]), select(SOME)))
     assert [one.what for one in told.causes] == [SENTENCE], told.text
     assert told.causes[0].label == "Cause"
+
+
+def test_a_mask_that_is_ignored_is_one_cause_where_padding_is_zeroed():
+    told = brief(diagnose(layer(lambda s, mask: softmax(s)), select(SOME)))
+    assert [one.what for one in told.causes] == ["The whole mask is ignored."], told.text
+
+
+def test_a_scale_of_all_heads_is_said_as_such():
+    def of_all(scores, mask):
+        right = np.where(mask, scores * scores.shape[1] ** -0.5, -np.inf)
+        return np.where(of_rows(mask), softmax(right), 0.0)
+
+    told = brief(diagnose(layer(of_all), select((*SOME, "head-dim*"))))
+    assert [one.what for one in told.causes] == [
+        "Scores are divided by the root of the width of all heads, not of one head's."
+    ]
 
 
 def beside_nan(scores, mask):

@@ -1,4 +1,4 @@
-"""Ways of excluding keys that no row of the zoo has: of a mask that is read the wrong way round, and of a right one."""
+"""Usual mistakes that are no row of the zoo: ways of excluding keys, of a right mask and of one read the wrong way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from conformance.kinds.made import PREFIX
 from conformance.zoo.bug import Bug
+from conformance.zoo.forward.scores import ONE_SCALE, scaled
 from conformance.zoo.forward.softmax import EXACTLY, RIGHT_WAY, has_key, let_in, no_padding, plain_softmax
+from mha_core.call.masks import padding_keys
+from mha_core.reference.forward import allowed
 from mha_core.reference.state import State
 
 SENTENCE = "The mask is read the wrong way round: it excludes what it should let through."
@@ -54,8 +57,14 @@ ON_FILE = frozenset([("infinity", "as-they-are"), ("1e9", "as-they-are"), ("adde
 """What bugs of the zoo, or two of them, do where padding stays as it is."""
 
 
-def exclusions() -> Iterator[Bug]:
+def usual() -> Iterator[Bug]:
     """Yield the bugs."""
+    ignored = {"allowed": lambda s: np.ones_like(allowed(s)), "padding": lambda s: padding_keys(s.inputs.mask, s.sizes)}
+    fix = "Exclude the keys that the mask does not allow."
+    yield Bug(f"{PREFIX}mask-ignored-zeroed", "The whole mask is ignored.", "weights", fix, forward=ignored)
+    of_all = scaled(lambda s: (s.config.num_heads * s.config.head_dim) ** -0.5)
+    said = "Scores are divided by the root of the width of all heads, not of one head's."
+    yield Bug(f"{PREFIX}scale-of-all-heads", said, "scores", ONE_SCALE, forward=of_all)
     for added, times in product((True, False), repeat=2):
         where = _times_allowed if times else _where_allowed
         step = partial(_weights, -1e9, added, where, lambda s: ~s["allowed"])
