@@ -22,7 +22,7 @@ from conformance.diagnosis.observations import Observation, Runs, observe, shown
 from conformance.judging.compare import Mismatch
 from conformance.judging.nan_weights import nan_weights
 from conformance.judging.repeats import can_be_asked_again
-from conformance.kinds.change import Setting
+from conformance.kinds.change import Setting, in_common
 from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
 from conformance.kinds.usual import usual
 from conformance.measure.asker import Asker, Behaviour, rounds_inside
@@ -130,12 +130,6 @@ class Diagnosis:
     def remarks(self) -> tuple[str, ...]:
         """What equal questions had other answers to, in sentences."""
         return () if self.measured is None else self.measured.behaviour.remarks
-
-    @property
-    def only_nan_weights(self) -> bool:
-        """Whether `nans` is all that differs."""
-        more = self.measured is not None and (self.measured.first is not None or bool(self.remarks))
-        return bool(self.nans) and not more and not self.explanations
 
     @property
     def differs(self) -> bool:
@@ -344,9 +338,10 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         if any(outcome.asked for outcome in measured.outcomes) or not measured.behaviour.is_function:
             beside = (pair for base in dict.fromkeys(probing.nearly) for pair in search.helped(base, zoo))
             whole = list(measured.models) or search.wholly(filter(probing.gives_all, beside))
-    if not whole and found.only_nan_weights:
+    if found.nans and not whole and not found.remarks and (found.measured is None or found.measured.first is None):
         yield found
         return
+    found = replace(found, nans=())
     if not whole and (found.measured is None or not found.measured.outcomes):
         progress("trying pairs of bugs")
         whole = search.wholly(search.pairs(zoo))
@@ -420,13 +415,9 @@ def _extremes(failing: Sequence[Observation], observations: Sequence[Observation
 
 def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) -> str:
     """Return what the cases that fail have, and none of the others, in words; "" if nothing, or if it is a length."""
-    from conformance.kinds.change import conditions_of, kinds_of
-
-    wrong, right = (
-        [Setting.of(one.wanted.problem) for one in observations if (one in failing) is some] for some in (True, False)
+    return in_common(
+        *(
+            [Setting.of(one.wanted.problem) for one in observations if (one in failing) is some]
+            for some in (True, False)
+        )
     )
-    found = next(conditions_of(wrong, right), None)
-    if found is not None and (len(failing) == 1 or found.is_kind):
-        return found.words
-    several = kinds_of(wrong, right) if right else ()
-    return f"calls with {' or with '.join(several)}" * bool(several)

@@ -15,10 +15,9 @@ from itertools import combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.any_numbers import any_numbers
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision, narrower
 from conformance.diagnosis.observations import Observation, Runs
-from conformance.judging.distance import Nearness, worst
+from conformance.judging.distance import Nearness, distance, worst
 from conformance.judging.expected import expected
 from conformance.kinds.made import Model, is_measured
 from conformance.subjects.subject import Subject
@@ -319,18 +318,15 @@ class Search:
 
         A mask that is inverted and transposed is causal without the diagonal, which is the plainer reading.
         """
-        change = {model: sum(map(self._change, model)) for model in models}
-        return [model for model in models if change[model] <= MUCH_MORE * min(change.values())]
 
-    def _change(self, bug: Bug) -> float:
-        """Return how far a bug moves the outputs of failing cases, as a share of them, up to 1 in each."""
-        moved = 0.0
-        for one in self._decisive:
-            right, made = one.wanted.trace.arrays()["output"], self.evidence.runs.arrays(one, (bug,)) or {}
-            with any_numbers:
-                size, off = np.abs(right).mean(), np.abs(made.get("output", np.nan * right) - right).mean()
-                moved += float(off / size) if off < size else float(bool(off))
-        return moved
+        def change(bug: Bug) -> float:
+            right = [one.wanted.trace.arrays() for one in self._decisive]
+            made = [self.evidence.runs.arrays(one, (bug,)) or {} for one in self._decisive]
+            pairs = ((a.get("output", b["output"]), b["output"]) for a, b in zip(made, right, strict=True))
+            return sum(float(np.minimum(distance(a, b), 1.0).sum()) for a, b in pairs)
+
+        changes = {model: sum(map(change, model)) for model in models}
+        return [model for model in models if changes[model] <= MUCH_MORE * min(changes.values())]
 
     def closest(self, zoo: Sequence[Bug], *, pairs: bool) -> list[Hypothesis]:
         """Return one bug, or two, that explain the most cases; none that explain only a few of those that fail.

@@ -103,7 +103,7 @@ def label(diagnosis: Diagnosis) -> str:
 
 def how_sure(diagnosis: Diagnosis) -> str:
     """Return how sure the reasons are: in what they give the same numbers, in one sentence; "" if there are none."""
-    if diagnosis.only_nan_weights:
+    if diagnosis.nans:
         total = len(diagnosis.failing) + len(diagnosis.passing)
         return f"The output is right in {_all(total)}{_further(diagnosis)}: nothing else is wrong."
     return _wholly(diagnosis) if diagnosis.explanations else _nearly(diagnosis) if diagnosis.partly else ""
@@ -171,8 +171,6 @@ def missed(diagnosis: Diagnosis) -> list[str]:
 
 
 # What the isolating problems showed ---------------------------------------------------------------------------
-
-LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/value heads", "d": "channels of a head"}
 
 
 def problems(measured: Measured) -> list[str]:

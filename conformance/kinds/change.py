@@ -206,6 +206,15 @@ def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, .
     return tuple(NAMED.get(one, one).removeprefix("calls with ") for one in found) if few else ()
 
 
+def in_common(wrong: Sequence[Setting], right: Sequence[Setting]) -> str:
+    """Return what calls that differ have, and no other has, in words; "" if nothing, or a length of several."""
+    found = next(conditions_of(wrong, right), None)
+    if found is not None and (len(wrong) == 1 or found.is_kind):
+        return found.words
+    several = kinds_of(wrong, right) if right else ()
+    return f"calls with {' or with '.join(several)}" * bool(several)
+
+
 def _traits(setting: Setting) -> set[str]:
     """Return what a call has by name, and the settings of the parts of its layer that are no numbers, in words."""
     found = set(setting.has & NAMED.keys())

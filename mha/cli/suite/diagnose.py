@@ -15,7 +15,7 @@ from mha.cli.common import CouldNotRun, consoles, finish, say, says, write_asked
 from mha.cli.options import option
 
 if TYPE_CHECKING:
-    from conformance.diagnosis.brief import Brief
+    from conformance.reports.brief import Brief
     from mha.recordings.explain import LayersExplained
     from mha.recordings.recording import Recording
     from mha.substitution.reports.report import WhereReport

@@ -11,10 +11,11 @@ from itertools import chain
 
 from conformance.case_unit import NOT_ASKED
 from conformance.diagnosis.apart import MAY_BE_KEPT
-from conformance.diagnosis.brief import FIXES, MUST_BE, ONLY_EXTREME, ROWS, Brief, Cause
+from conformance.diagnosis.brief import FIXES, MUST_BE, ONLY_EXTREME
 from conformance.diagnosis.diagnose import ALL_NAN
 from conformance.diagnosis.text import shown as shown_place
 from conformance.judging.result import Result
+from conformance.reports.brief import ROWS, Brief, Cause
 from conformance.reports.looked_at import LookedAt
 from conformance.reports.text import deviation_lines, float64_lines, gradient_lines
 from mha_core.errors import listed, shown, wrapped

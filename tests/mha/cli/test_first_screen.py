@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conformance.diagnosis.brief import Brief, Cause
+from conformance.reports.brief import Brief, Cause
 from conformance.reports.text import WHY_FLOAT64
 from mha.cli.main import main
 from mha.cli.suite.screen import SCREEN, _in_rows
@@ -424,11 +424,11 @@ def test_causes_that_do_not_fit_are_left_out_whole_and_how_sure_they_are_stays()
     rows = told.rows(80, 10, head=False)
     assert [row for row in rows if not row.startswith("  ")] == [
         *[row for row in rows if row.startswith(("Cause 1", "Cause 2"))],
-        "... and 1 more cause: add -v",
+        "... and 1 more: add -v",
         "How sure: very.",
     ]
     assert "Mend b." in flat("\n".join(rows))
-    assert told.rows(80, 5, head=False)[-2:] == ["... and 2 more causes: add -v", "How sure: very."]
+    assert told.rows(80, 5, head=False)[-2:] == ["... and 2 more: add -v", "How sure: very."]
     assert "Mend c." in flat("\n".join(told.rows(80, 20, head=False)))
 
 
