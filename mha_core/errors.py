@@ -110,6 +110,26 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     )
 
 
+def fitted(blocks: Sequence[Sequence[str]], room: int, left: str) -> list[str]:
+    """Return the rows of as many blocks, one at least, as there is room for, and what is left out in a row.
+
+    Args:
+        blocks: several rows each, which stay together.
+        room: the most rows; a first block that is longer ends with "...".
+        left: the row for what is left out, with {} for how many blocks that is.
+
+    >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more"), fitted([["a", "  b", "  c"]], 2, "")
+    (['a', '  b', 'and 1 more'], ['a', '  ...'])
+    """
+    kept = [*blocks]
+    while len(kept) > 1 and sum(map(len, kept)) + (len(kept) < len(blocks)) > room:
+        kept.pop()
+    more, rows = len(blocks) - len(kept), [row for block in kept for row in block]
+    if len(rows) > room - bool(more):
+        rows[room - bool(more) - 1 :] = ["  ..."]
+    return [*rows, *[left.format(more)] * bool(more)]
+
+
 def install_command(extra: str = "", package: str = "mha-parity") -> str:
     """Return the command that installs an installed package with an extra, from where it came: a clone or a wheel file.
 

@@ -127,10 +127,11 @@ def _other_width(name: str, config: AttentionConfig, inputs: AttentionInputs | N
 
 
 def _rotary(config: AttentionConfig, inputs: AttentionInputs) -> Tables | None:
-    """The tables of a call, in float64: those that were given, or those of its positions; None without rotary."""
+    """The tables of a call in its dtype: those that were given, or those of its positions; None without rotary."""
     if config.rotary is None:
         return None
-    return tables_of_call(config.rotary, inputs.rotary, inputs.mask.query_offset, inputs.check(config))
+    made = tables_of_call(config.rotary, inputs.rotary, inputs.mask.query_offset, inputs.check(config))
+    return made.map(lambda table: table.astype(inputs.queries.dtype, copy=False))
 
 
 SCALED = "belongs to layers that scale by 1 / sqrt(head_dim)"

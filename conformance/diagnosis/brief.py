@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from conformance.diagnosis import text
 from conformance.diagnosis.diagnose import ALL_NAN, Diagnosis
+from conformance.judging.nan_weights import CHANGES
 from conformance.kinds.made import is_measured
 from conformance.measure.search import EXTREME, features_of
+from conformance.reports.brief import DETAIL, MEASURED, READINGS, Brief, Cause
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
-from mha_core.errors import listed, wrapped
+from mha_core.errors import listed
 from mha_core.stages import DONE_AT
 
-ROWS = 12  # most rows of a diagnosis on one screen, of 80 columns
 ONLY_EXTREME = "Right in every ordinary case: wrong only where {}. So are many layers of frameworks (mha deviations)."
 EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers NaN or infinite"}
 
@@ -24,138 +23,22 @@ _OWN = "scale-in-float32 fill-lowest fill-1e9-averaged empty-row-nan padding-not
 OWN_LAYERS = frozenset(_OWN.split())  # bugs on file that layers of frameworks have, as is listed
 COMMON = OWN_LAYERS | {"fill-added-1e9"}  # that much code has: beside others these are said last, and in short
 AS_OWN_LAYERS = "Frameworks' own layers do all of this too, as is listed: mha deviations."
-READINGS = 2  # most readings of one fault that are said, and most of which the ids are
-MEASURED = "measured"  # in place of the id of a bug that is not on file
-DETAIL = " In detail: "  # what stands in a sentence between the fault and how it is made, which is said last
 FIRST = "This is the first wrong step"
 NO_CAUSE = "No known bug explains it, alone or with another."
 # Advice for a subject that nothing explains and that shows its output alone: of what is done at the stage.
 NEXT = f"Next: return a dict of stages ({', '.join(STAGES)}), which shows where; or look at {{}}."
 ADDITIVE = "the additive score: its projections of queries and keys, its tanh, and the sum over its channels"
+OR_WITH = " or with "  # between several kinds of calls that alone are wrong
+HEED = "Next: compute what these have, or raise CannotExpress where they have it (docs/subjects.md)."
 MUST_BE = "and must be (B, Lq, Do)"
 
 FIXES = {  # words of a remark -> what to change
+    "dropout is left on": "Call layer.eval() (Keras: training=False; Flax: deterministic=True), or seed it.",
     "dropout is active": "Switch dropout off outside training.",
     "added up": "Set gradients to zero before each call.",
     "kept": "Keep nothing of one layer for another.",
     "keeps": "Keep nothing of one call for the next.",
 }
-
-
-@dataclass(frozen=True)
-class Cause:
-    """One cause of what differs.
-
-    Attributes:
-        stage: the first wrong stage; several, with "or", where nothing tells some bugs apart.
-        what: what is wrong, in a sentence.
-        change: what to change; "" where that is not known.
-        bugs: the ids of the bugs on file that are this; several where nothing tells them apart.
-        is_common: whether it is what much code does, and stands beside what little code does.
-        label: "Cause" of what explains all, "Likely cause" of most; "" of where it begins.
-    """
-
-    stage: str
-    what: str
-    change: str = ""
-    bugs: tuple[str, ...] = ()
-    is_common: bool = False
-    label: str = ""
-
-    @property
-    def line(self) -> str:
-        """All of it in one line.
-
-        >>> Cause("scores", "They are doubled.", "Halve them.", ("scores-doubled",)).line
-        'scores: They are doubled. Change: Halve them. (scores-doubled)'
-        """
-        return " ".join(self.lines())
-
-    def lines(self, number: int = 0) -> list[str]:
-        """Return what is wrong, what to change, and how it is in detail; `number`: of several causes, from 1 on."""
-        lead = "" if self.change.startswith("Next: ") else "Change: "  # advice, and no change
-        on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
-        ids = f" ({' or '.join(self.bugs)})" if on_file else ""
-        where = f"{self.label}{f' {number}' if number else ''}, at the {self.stage}" if self.label else self.stage
-        what, _, detail = self.what.partition(DETAIL)
-        found = [f"{where}: {what}", f"{lead}{self.change}" * bool(self.change and not self.is_common)]
-        found = [*filter(None, [*found, f"{DETAIL.strip()} {detail}" * bool(detail)])]
-        return [*found[:-1], f"{found[-1]}{ids}"]
-
-
-@dataclass(frozen=True)
-class Brief:
-    """A diagnosis of one subject in words.
-
-    Attributes:
-        subject, dtype: who was diagnosed, and in which dtype.
-        status: 0: nothing differs; 1: it differs; 2: it could not be judged.
-        extent: who differs in how many cases.
-        sure: how sure the causes are.
-        causes: the causes; of what is not known, where it begins.
-        seen: lines that show what is wrong.
-        more: further lines.
-        details: lines of the whole text alone.
-    """
-
-    subject: str
-    dtype: str
-    status: int
-    extent: str = ""
-    sure: str = ""
-    causes: tuple[Cause, ...] = ()
-    seen: tuple[str, ...] = ()
-    more: tuple[str, ...] = ()
-    details: tuple[str, ...] = ()
-
-    @property
-    def said(self) -> list[str]:
-        """The causes, how sure they are, and what shows them, in lines."""
-        if len(self.causes) == 1:
-            lines = self.causes[0].lines()
-        else:
-            named = [one for one in self.causes if one.label]
-            numbers = {id(one): number for number, one in enumerate(named, 1) if len(named) > 1}
-            lines = [" ".join(one.lines(numbers.get(id(one), 0))) for one in self.causes]
-        return [*lines, *_symbols(lines), *filter(None, [self.sure]), *self.seen]
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "\n".join(filter(None, [self.extent, *self.said, *self.more, *self.details]))
-
-    def rows(self, width: int = 80, most: int = ROWS, *, head: bool = True) -> list[str]:
-        """Return it in rows.
-
-        Args:
-            width: columns of a row.
-            most: rows; what does not fit is counted in the last one.
-            head: whether it stands alone, as `mha diagnose` says it: then the first rows say who differs in how many
-                cases, and `more` is said.
-        """
-        rows = [row for line in [self.extent] * head for row in wrapped(line, width)]
-        sure = len(self.said) - len(self.seen)
-        rows += [row for line in self.said[:sure] for row in wrapped(line, width, "  ")]
-        for line in (*self.seen, *(self.more if head else ())):
-            added = [line] if line.startswith("rerun: ") else wrapped(line, width, "  ")  # which is copied
-            rows += added if len(rows) + len(added) <= most or not self.causes else []
-        if len(rows) > most:
-            rows[most - 1 :] = [f"... and {len(rows) - most + 1} rows more: add {'--details' if head else '-v'}"]
-        return rows
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        names = ("subject", "dtype", "text", "sure")
-        keys = ("stage", "what", "change")
-        causes = [{**{key: getattr(one, key) for key in keys}, "bugs": list(one.bugs)} for one in self.causes]
-        return {**{name: getattr(self, name) for name in names}, "causes": causes}
-
-
-def _symbols(lines: list[str]) -> list[str]:
-    """Return a line on the symbols of the formulas in these lines; none where there are no formulas."""
-    used = set(re.findall(r"(?<![\w.'])[A-Za-z]+(?![\w'])", " ".join(lines)))
-    named = [f"{name} {words}" for name, words in text.LEGEND.items() if name in used]
-    return [f"({', '.join(named)})"] if named else []
 
 
 def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
@@ -182,12 +65,14 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     located = there.seen if there is not None and there.stage == diagnosis.first_step else ()
     fact = located if len(located) == 1 and located != (ALL_NAN,) else ()
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen, *fact))
+    if diagnosis.nans:
+        found = tuple(Cause("weights", words, CHANGES[words], label="Cause") for words in diagnosis.nans)
     if any(one.what.startswith(FIRST) for one in found):
         located = () if fact else located
     # A shape or a dtype that is wrong is said as such, whatever its numbers are.
     formal = diagnosis.mismatch is not None and diagnosis.mismatch.index is None
     right = diagnosis.explanations and not diagnosis.explanations[0].bugs
-    known = diagnosis.explanations or diagnosis.partly or diagnosis.remarks
+    known = diagnosis.explanations or diagnosis.partly or diagnosis.remarks or diagnosis.nans
     if diagnosis.mismatch is not None and ((formal and not known) or (right and not found)):
         found = (Cause(diagnosis.mismatch.stage, f"{diagnosis.mismatch.message}."),)
     stage = diagnosis.first_stage or (diagnosis.mismatch.stage if diagnosis.mismatch else "output")
@@ -195,7 +80,8 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     if located == (ALL_NAN,):
         found, located = (Cause("output", ALL_NAN, advice),), ()
     if not found and diagnosis.ended is None:
-        found = (Cause(stage, NO_CAUSE, advice),)
+        only = f"Only {diagnosis.alone} are wrong. " * (OR_WITH in diagnosis.alone)
+        found = (Cause(stage, only + NO_CAUSE, advice),)
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
     usual = any(EXTREME not in features_of(problem) for one in asked for problem in one.differing)
@@ -228,6 +114,8 @@ def describe(diagnosis: Diagnosis, *, details: bool = False) -> str:
 def _advice(diagnosis: Diagnosis, stage: str) -> str:
     is_shown = diagnosis.visible != ("output",) or diagnosis.recorded
     alone = f", in {diagnosis.alone}" * bool(diagnosis.alone)
+    if OR_WITH in alone and not is_shown:
+        return HEED
     done = ADDITIVE if "score 'additive'" in alone else f"{DONE_AT.get(stage, 'that')}{alone}"
     return "" if is_shown else NEXT.format(done)
 
@@ -261,7 +149,8 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
         alone = f", and only {diagnosis.alone} are wrong" if diagnosis.alone and len(diagnosis.failing) > 1 else ""
         hidden = step not in ("queries", "output") and diagnosis.visible == ("output",) and not diagnosis.recorded
         told_by = " that its output shows; an earlier one may be wrong instead" * hidden
-        what = " ".join(filter(None, (f"{FIRST}{told_by}{alone}.", fact.strip(), NO_CAUSE * (not told))))
+        first = f"Only {diagnosis.alone} are wrong" if OR_WITH in alone else f"{FIRST}{told_by}{alone}"
+        what = " ".join(filter(None, (f"{first}.", fact.strip(), NO_CAUSE * (not told))))
         yield Cause(step, what, "" if told else _advice(diagnosis, step))
     for bug in sorted(common, key=_position):
         yield _of_bug(bug, label)
@@ -289,7 +178,10 @@ def _slots(readings: list[list[Bug]]) -> list[list[Bug]]:
 
 def _either(readings: list[list[Bug]], label: str) -> Cause:
     """Return one cause of several readings, which nothing tells apart."""
-    readings = [list(one) for one in dict.fromkeys(map(tuple, readings))]
+    said: dict[object, list[Bug]] = {}
+    for one in readings:
+        said.setdefault(tuple((bug.sentence, bug.fix) for bug in one), one)
+    readings = list(said.values())
     if len(readings) == 1 and len(readings[0]) == 1:
         return _of_bug(readings[0][0], label)
     told_here = readings[:READINGS]

@@ -20,9 +20,11 @@ from conformance.cases.problem import Problem
 from conformance.diagnosis.hypotheses import NAMED, SHOWN, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
 from conformance.diagnosis.observations import Observation, Runs, observe, shown_stages
 from conformance.judging.compare import Mismatch
+from conformance.judging.nan_weights import nan_weights
 from conformance.judging.repeats import can_be_asked_again
-from conformance.kinds.change import Setting
+from conformance.kinds.change import Setting, in_common
 from conformance.kinds.made import Model, of_mask, unwarned, with_padding_zeroed
+from conformance.kinds.usual import usual
 from conformance.measure.asker import Asker, Behaviour, rounds_inside
 from conformance.measure.probes import PROBES
 from conformance.measure.search import Located, Measured, ProbeResult, Probing
@@ -39,6 +41,8 @@ from mha_core.parts import PARTS
 
 # A sentence in the place of a cause: whatever gives NaN would explain it.
 ALL_NAN = "Every number of every output is NaN or infinite."
+# Stage -> stages that are wrong where it is; their right numbers acquit it.
+LATER = {"queries": ("scores", "weights"), "keys": ("scores", "weights"), "scores": ("weights",), "values": ("heads",)}
 LONGEST = 600.0  # seconds that the search for a reason may take; what differs is said in any case
 
 Known = Callable[[Observation], Sequence[str]]
@@ -62,6 +66,7 @@ class Diagnosis:
         alone: what the cases that fail have, and no other has, in words; "" if nothing.
         visible: the names of the arrays that the subject exposes.
         recorded: whether it only gives what was recorded, and can't be asked more.
+        nans: how its weights differ beside a NaN, in sentences, where nothing else differs (see `nan_weights`).
         stages: stage before the output that it exposes -> whether that is wrong (see `shown_stages`).
         inside: the dtype in which it computes, if that is narrower than its own.
         rounds: whether its scores or softmax are seen to be in that dtype, and not all of its numbers.
@@ -100,6 +105,7 @@ class Diagnosis:
     ended: str | None = None
     case: str = ""
     alone: str = ""
+    nans: tuple[str, ...] = ()
     recorded: bool = False
     stages: Mapping[str, bool] = field(default_factory=dict)
 
@@ -107,6 +113,7 @@ class Diagnosis:
     def first_step(self) -> str | None:
         """The stage of the first wrong step of what nothing explains: as located, or as its own stages say."""
         located = None if self.located is None else self.located.stage
+        located = None if any(self.stages.get(later) is False for later in LATER.get(located or "", ())) else located
         shown = next((stage for stage, wrong in self.stages.items() if wrong), None)
         if shown is None or located is None or located not in STAGES or self.stages.get(located) is False:
             return shown or located
@@ -184,6 +191,7 @@ def diagnose(
         mismatch=plainest.mismatches[0] if plainest else None,
         case=plainest.case.id if plainest else "",
         alone=_alone(failing, observations),
+        nans=nan_weights((one.wanted, one.arrays, one.mismatches) for one in failing),
         only_extreme=_extremes(failing, observations),
         recorded=not can_be_asked_again(subject),
         visible=tuple(dict.fromkeys(name for one in observations for name in one.arrays)),
@@ -267,6 +275,7 @@ def _beyond(found: Diagnosis, asked: _Asked, observed: Sequence[Observation], as
     if found.beyond is not None and found.measured is not None and not found.remarks:
         from conformance.measure.localise import localise  # where nothing explains it
 
+        search.further = probing.gives_all
         whole = _told(search, found.measured.models)
         yield replace(found, explanations=whole, located=None if whole else localise(found.measured))
 
@@ -280,7 +289,7 @@ def _zoo(found: Diagnosis, asked: _Asked, observations: Sequence[Observation]) -
         for bug in (bugs_of(parts=with_parts, gradients=with_gradients) if asked.bugs is None else asked.bugs)
         if not bug.equivalent and (bug.forward or with_gradients)
     ]
-    zoo += with_padding_zeroed(zoo)
+    zoo += (*with_padding_zeroed(zoo), *(usual() if asked.bugs is None else ()))
     return zoo if "keys" in found.visible else [of_mask(bug) for bug in zoo]
 
 
@@ -298,7 +307,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
 
     def tried(inside: str | None) -> tuple[Search, list[Model]]:
         search = Search(observations, Evidence(runs, subject.dtype, inside))
-        if search.are_right:  # a bug that changes nothing would explain as much
+        if search.are_right or found.nans:  # a bug that changes nothing, or little, would explain as much
             return search, []
         progress(f"trying {len(zoo)} bugs")
         return search, search.wholly((bug,) for bug in zoo) or search.wholly((bug,) for bug in larger)
@@ -324,9 +333,15 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
         like = [one.wanted.problem for one in observations]
         probing = Probing(asker, zoo, search.explained, like, progress)
         measured = probing.run(whole)
+        search.further = probing.gives_all
         found = replace(found, measured=measured)
         if any(outcome.asked for outcome in measured.outcomes) or not measured.behaviour.is_function:
-            whole = list(measured.models)
+            beside = (pair for base in dict.fromkeys(probing.nearly) for pair in search.helped(base, zoo))
+            whole = list(measured.models) or search.wholly(filter(probing.gives_all, beside))
+    if found.nans and not whole and not found.remarks and (found.measured is None or found.measured.first is None):
+        yield found
+        return
+    found = replace(found, nans=())
     if not whole and (found.measured is None or not found.measured.outcomes):
         progress("trying pairs of bugs")
         whole = search.wholly(search.pairs(zoo))
@@ -339,7 +354,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     if found.measured is not None and not found.remarks:
         plain = [one for one in observations if one.extremity == 0]
         usual, calls = probing.ordinary(Search(plain, search.evidence).explained)
-        if usual:
+        if usual := [model for model in usual if search.hypothesis(model).failing]:
             told = tuple(map(search.hypothesis, preferred(usual)[:SHOWN]))
             yield replace(found, partly=told, ordinary=calls)
             return
@@ -361,7 +376,8 @@ def _output_of(model: Model, variants: Variants, problem: Problem) -> NDArray | 
 
 def _told(search: Search, models: Sequence[Model]) -> tuple[Hypothesis, ...]:
     """Return the hypotheses that are said of models that explain everything."""
-    return tuple(map(search.hypothesis, preferred(dict.fromkeys(map(search.acting, preferred(models))))))
+    acting = list(dict.fromkeys(map(search.acting, preferred(search.least(models)))))
+    return tuple(map(search.hypothesis, preferred(acting)))
 
 
 def _nearly(found: Diagnosis, search: Search, zoo: Sequence[Bug], progress: Callable[[str], None]) -> Diagnosis:
@@ -399,10 +415,9 @@ def _extremes(failing: Sequence[Observation], observations: Sequence[Observation
 
 def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) -> str:
     """Return what the cases that fail have, and none of the others, in words; "" if nothing, or if it is a length."""
-    from conformance.kinds.change import conditions_of
-
-    wrong, right = (
-        [Setting.of(one.wanted.problem) for one in observations if (one in failing) is some] for some in (True, False)
+    return in_common(
+        *(
+            [Setting.of(one.wanted.problem) for one in observations if (one in failing) is some]
+            for some in (True, False)
+        )
     )
-    found = next(conditions_of(wrong, right), None)
-    return found.words if found is not None and (len(failing) == 1 or found.is_kind) else ""

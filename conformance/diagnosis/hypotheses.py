@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF, Precision, narrower
 from conformance.diagnosis.observations import Observation, Runs
-from conformance.judging.distance import Nearness, worst
+from conformance.judging.distance import Nearness, distance, worst
 from conformance.judging.expected import expected
 from conformance.kinds.made import Model, is_measured
 from conformance.subjects.subject import Subject
@@ -162,6 +162,9 @@ NAMED, CLOSEST, CLOSEST_LEAST = 0.75, 0.25, 2
 listed as close; and the least number of them. Layers with a bug of the zoo differ from it in extreme cases too (NaN,
 empty rows, sizes of 0), which are up to a quarter of the table; by chance a bug explains a tenth."""
 
+MUCH_MORE = 2.0
+"""How much more than another a model may change and still be said beside it."""
+
 MOST_PAIRS, MOST_TRIED, EXTENDED, MOST_RANKED, SHOWN = 40_000, 2000, 3, 8, 3
 """Pairs that are tried to explain everything, or the most; bugs that are extended by another one, hypotheses that are
 compared, and that are shown."""
@@ -228,7 +231,8 @@ class Search:
         self.failing = [one for one in self.observations if evidence.wrong(one)]
         self.total = len(self.observations)
         # A stage that is wrong and does not reach the output tells nothing, where others do.
-        reached = [one for one in self.failing if not {*STAGES[:-1]}.issuperset(evidence.wrong(one))] or self.failing
+        self._felt = [one for one in self.failing if not {*STAGES[:-1]}.issuperset(evidence.wrong(one))]
+        reached = self._felt or self.failing
         # A wrong shape alone shows no bug: it is said as such.
         self._numbers = [one for one in self.failing if not one.has_other_shape]
         ordinary = ([one for one in reached if one.extremity <= most] for most in (0, 1, 2))
@@ -237,6 +241,8 @@ class Search:
         cheap = [one for one in self.observations if not one.case.expensive]
         self._telling = cheap if any(map(evidence.wrong, cheap)) else [*cheap, *self.failing]
         self._changes: Callable[[Bug], frozenset[int]] = cache(self._changed_by)
+        self.further: Callable[[Model], bool] = lambda model: True
+        """Return whether a model gives what the subject gave in further calls."""
 
     @property
     def are_right(self) -> bool:
@@ -254,11 +260,16 @@ class Search:
         whole = [bugs for bugs in explained if all(self.evidence.whole(one, bugs) for one in self.observations)]
         return whole or explained
 
+    def _explains(self, one: Observation, bugs: Model) -> bool:
+        """Return whether bugs explain a case: where no output is wrong at all, they must give the stages that are."""
+        told = self._felt or one not in self.failing
+        return (self.evidence.explains if told else self.evidence.whole)(one, bugs)
+
     def explained(self, bugs: Model) -> bool:
         """Return whether bugs explain every case."""
-        if not all(self.evidence.explains(one, bugs) for one in self.observations):
+        if not all(self._explains(one, bugs) for one in self.observations):
             return False
-        return not (self.failing and bugs) or any(self.evidence.explains(one, bugs) for one in self._numbers)
+        return not (self.failing and bugs) or any(self._explains(one, bugs) for one in self._numbers)
 
     def pairs(self, zoo: Sequence[Bug], *, ordinary: bool = False) -> list[Model]:
         """Return pairs that together touch every failing case, those that touch the fewest passing ones first.
@@ -276,6 +287,10 @@ class Search:
             touched = self._changes(first) | self._changes(second)
             if needed <= touched and (compatible(first, second) or self._may_share_a_step(first, second)):
                 found.append((len(touched - failing), first, second))
+        # What empties a row shows what else is done with empty rows, which may show by itself in no case.
+        emptying = [bug for bug in touching if "allowed" in bug.forward and needed <= self._changes(bug)]
+        alone = [bug for bug in zoo if {*bug.steps} == {"weights"} and not self._changes(bug)]
+        found += [(len(self._changes(one) - failing), one, other) for one, other in product(emptying, alone)]
         found.sort(key=lambda pair: pair[0])
         return [(first, second) for _, first, second in found[:MOST_PAIRS]]
 
@@ -291,12 +306,27 @@ class Search:
         return frozenset(index for index, one in enumerate(self._telling) if self.evidence.changes(one, bug))
 
     def acting(self, bugs: Model) -> Model:
-        """Return the bugs without those that no case needs."""
+        """Return the bugs without those that no case and no further call needs."""
         for bug in bugs if len(bugs) > 1 else ():
             rest = tuple(other for other in bugs if other is not bug)
-            if self.wholly([rest]):
+            if self.further(rest) and self.wholly([rest]):
                 return self.acting(rest)
         return bugs
+
+    def least(self, models: Sequence[Model]) -> list[Model]:
+        """Return the models without those whose bugs, each by itself, change much more than another model's do.
+
+        A mask that is inverted and transposed is causal without the diagonal, which is the plainer reading.
+        """
+
+        def change(bug: Bug) -> float:
+            right = [one.wanted.trace.arrays() for one in self._decisive]
+            made = [self.evidence.runs.arrays(one, (bug,)) or {} for one in self._decisive]
+            pairs = ((a.get("output", b["output"]), b["output"]) for a, b in zip(made, right, strict=True))
+            return sum(float(np.minimum(distance(a, b), 1.0).sum()) for a, b in pairs)
+
+        changes = {model: sum(map(change, model)) for model in models}
+        return [model for model in models if changes[model] <= MUCH_MORE * min(changes.values())]
 
     def closest(self, zoo: Sequence[Bug], *, pairs: bool) -> list[Hypothesis]:
         """Return one bug, or two, that explain the most cases; none that explain only a few of those that fail.
@@ -306,18 +336,18 @@ class Search:
         ranked = self._ranked((bug,) for bug in zoo)[:MOST_RANKED]
         if not ranked and pairs:  # two that act in the same cases may explain none alone
             ranked = self._ranked(self.pairs(zoo, ordinary=True)[:MOST_TRIED])[:MOST_RANKED]
-        ranked += self._ranked(pair for base in ranked[:EXTENDED] for pair in self._helped(base, zoo))[:MOST_RANKED]
+        ranked += self._ranked(pair for base in ranked[:EXTENDED] for pair in self.helped(base, zoo))[:MOST_RANKED]
         found = sorted(map(self.hypothesis, ranked), key=lambda one: len(one.bugs) - one.explained)
         return [one for one in found if one.explained == found[0].explained and len(one.bugs) == len(found[0].bugs)][
             :SHOWN
         ]
 
-    def _helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
+    def helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
         """Yield the pairs that explain the first failing case that one bug does not."""
-        missing = next((one for one in self.failing if not self.evidence.explains(one, base)), None)
+        missing = next((one for one in self.failing if not self._explains(one, base)), None)
         for bug in zoo if missing is not None else ():
             pair = (*base, bug)
-            if bug not in base and missing is not None and self.evidence.explains(missing, pair):
+            if bug not in base and missing is not None and self._explains(missing, pair):
                 yield pair
 
     def _ranked(self, models: Iterable[Model]) -> list[Model]:
@@ -331,24 +361,24 @@ class Search:
         """
         explained, left = 0, len(self._decisive)
         for one in self._decisive:
-            explained, left = explained + self.evidence.explains(one, bugs), left - 1
+            explained, left = explained + self._explains(one, bugs), left - 1
             if explained + left < CLOSEST * len(self._decisive):
                 return 0.0
-        of_all = sum(self.evidence.explains(one, bugs) for one in self._numbers)
+        of_all = sum(self._explains(one, bugs) for one in self._numbers)
         if of_all < min(CLOSEST_LEAST, (len(self.failing) + 1) // 2):
             return 0.0
         right = (one for one in self.observations if not self.evidence.wrong(one))
-        return (explained - sum(not self.evidence.explains(one, bugs) for one in right)) / len(self._decisive)
+        return (explained - sum(not self._explains(one, bugs) for one in right)) / len(self._decisive)
 
     def of_large_cases(self, zoo: Sequence[Bug]) -> list[Hypothesis]:
         """Return bugs that explain every failing case, all of them large, but would show in smaller ones that pass."""
-        some = [bug for bug in zoo if all(self.evidence.explains(one, (bug,)) for one in self.failing)]
+        some = [bug for bug in zoo if all(self._explains(one, (bug,)) for one in self.failing)]
         found = sorted((self.hypothesis((bug,)) for bug in some), key=lambda one: -one.explained)
         return [one for one in found if one.explained == found[0].explained][:SHOWN]
 
     def hypothesis(self, bugs: Model) -> Hypothesis:
         """Return the Hypothesis of these bugs, with the cases that they explain and miss."""
-        explained = [one for one in self.observations if self.evidence.explains(one, bugs)]
+        explained = [one for one in self.observations if self._explains(one, bugs)]
         missed = [one for one in self.observations if one not in explained]
         return Hypothesis(
             bugs,

@@ -151,13 +151,16 @@ def shown_stages(observations: Sequence[Observation]) -> dict[str, bool]:
     """Return each stage before the output that is shown in some case -> whether it is wrong.
 
     A multiple of the right one, such as queries that are scaled, is another's meaning of the stage; and so is what
-    differs where the output is right, in more than a quarter of the ordinary cases of several keys.
+    differs where the output is right, in more than a quarter of the ordinary cases of several keys; and what is right
+    in all ordinary cases, where some of these have a wrong output.
     """
     found: dict[str, bool] = {}
+    usual = any(m.stage == "output" for one in observations if one.extremity == 0 for m in one.mismatches)
     for stage in STAGES[:-1]:
         if any(stage in one.arrays for one in observations):
             wrong = [one for one in observations if any(mismatch.stage == stage for mismatch in one.mismatches)]
-            telling = [one for one in wrong if one.extremity == 0 and one.wanted.problem.sizes.key_len > 1] or wrong
+            telling = [one for one in wrong if one.extremity == 0 and one.wanted.problem.sizes.key_len > 1]
+            telling = telling or [one for one in wrong if not usual or one.extremity == 0]
             felt = [one for one in telling if any(mismatch.stage == "output" for mismatch in one.mismatches)]
             found[stage] = 4 * len(felt) > 3 * len(telling) and not all(_is_multiple(one, stage) for one in telling)
     return found

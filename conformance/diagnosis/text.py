@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from conformance.cases.problem import Problem
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.judging.compare import Mismatch
 from conformance.judging.distance import worst
@@ -104,6 +103,9 @@ def label(diagnosis: Diagnosis) -> str:
 
 def how_sure(diagnosis: Diagnosis) -> str:
     """Return how sure the reasons are: in what they give the same numbers, in one sentence; "" if there are none."""
+    if diagnosis.nans:
+        total = len(diagnosis.failing) + len(diagnosis.passing)
+        return f"The output is right in {_all(total)}{_further(diagnosis)}: nothing else is wrong."
     return _wholly(diagnosis) if diagnosis.explanations else _nearly(diagnosis) if diagnosis.partly else ""
 
 
@@ -114,11 +116,14 @@ def _wholly(diagnosis: Diagnosis) -> str:
     if not diagnosis.explanations[0].bugs:
         return f"Nothing else has to explain it: {_all(total)} are right then."
     where = "that case" if total == 1 else f"all {total} cases"
-    more = 0 if diagnosis.measured is None else sum(len(one.asked) for one in diagnosis.measured.outcomes)
-    further = f" and in {more} further calls" if more else ""
     what = "output" if diagnosis.explanations[0].others else "numbers"
     these = "this mistake" if len(diagnosis.explanations[0].bugs) == 1 else "these mistakes"
-    return f"How sure: the definition with {these} gives the layer's {what} in {where}{further}."
+    return f"How sure: the definition with {these} gives the layer's {what} in {where}{_further(diagnosis)}."
+
+
+def _further(diagnosis: Diagnosis) -> str:
+    more = 0 if diagnosis.measured is None else sum(len(one.asked) for one in diagnosis.measured.outcomes)
+    return f" and in {more} further calls" if more else ""
 
 
 def _nearly(diagnosis: Diagnosis) -> str:
@@ -133,8 +138,8 @@ def _nearly(diagnosis: Diagnosis) -> str:
         head = f"How sure: this explains what fails, though it would show in {passing} as well."
     against = None if diagnosis.measured is None else diagnosis.measured.against
     if best.complete and against is not None:
-        beyond = f"{against.probe.id}: {_sizes(against.asked[0])}"
-        return f"How sure: this explains every case, but not further calls ({beyond})."
+        beyond = f"{against.probe.id}: {against.probe.says}"
+        return f"How sure: this explains every case. Further calls differ: more is wrong, or another cause. ({beyond})"
     return head
 
 
@@ -166,15 +171,6 @@ def missed(diagnosis: Diagnosis) -> list[str]:
 
 
 # What the isolating problems showed ---------------------------------------------------------------------------
-
-LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/value heads", "d": "channels of a head"}
-
-
-def _sizes(problem: Problem) -> str:
-    """Return the sizes of a call, with what they are."""
-    config, size = problem.config, problem.sizes
-    numbers = (size.batch, size.query_len, size.key_len, config.num_heads, config.num_kv_heads, config.head_dim)
-    return ", ".join(f"{name}={n} {words}" for (name, words), n in zip(LEGEND.items(), numbers, strict=True))
 
 
 def problems(measured: Measured) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from conformance.cases.problem import Problem
 from mha_core import AttentionConfig, AttentionInputs
 from mha_core.call.arguments import CallSizes
 from mha_core.features import FEATURES
+from mha_core.parts import PARTS
 from mha_core.reference.state import State
 
 MASKS = {"valid_lens": "lengths", "allowed": "a keep-mask", "causal": "a causal mask", "window": "a window"}
@@ -182,6 +184,44 @@ def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterato
         yield from filter(tells, (_both(one, other) for one, other in combinations(NAMED, 2)))
     if not found:  # what calls have says more than how long they are
         yield from filter(tells, _limits(wrong))
+
+
+MOST_KINDS = 4
+PLAIN = NAMED.keys() - {row.name for row in FEATURES if row.arithmetic}
+
+
+def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, ...]:
+    """Return in words a few kinds of calls, of each of which all are wrong, that are all that are wrong; () if none."""
+    traits = [_traits(one) for one in wrong]
+    fine = set().union(*map(_traits, right))
+    found: list[str] = []
+    while traits and len(found) < MOST_KINDS:
+        count = Counter(one for some in traits for one in some if one not in fine)
+        if not count:
+            return ()
+        # What changes the arithmetic, or is a setting, says more than a width; of settings, a feature does.
+        found.append(max(sorted(count), key=lambda one: (one not in PLAIN, count[one], one in NAMED)))
+        traits = [some for some in traits if found[-1] not in some]
+    few = not traits and len(found) < len(wrong)
+    return tuple(NAMED.get(one, one).removeprefix("calls with ") for one in found) if few else ()
+
+
+def in_common(wrong: Sequence[Setting], right: Sequence[Setting]) -> str:
+    """Return what calls that differ have, and no other has, in words; "" if nothing, or a length of several."""
+    found = next(conditions_of(wrong, right), None)
+    if found is not None and (len(wrong) == 1 or found.is_kind):
+        return found.words
+    several = kinds_of(wrong, right) if right else ()
+    return f"calls with {' or with '.join(several)}" * bool(several)
+
+
+def _traits(setting: Setting) -> set[str]:
+    """Return what a call has by name, and the settings of the parts of its layer that are no numbers, in words."""
+    found = set(setting.has & NAMED.keys())
+    for part in PARTS:
+        fields = {} if (one := getattr(setting.config, part)) is None else vars(one)
+        found |= {f"{part} {key}={value!r}" for key, value in fields.items() if isinstance(value, str | bool)}
+    return found
 
 
 def _both(one: str, other: str) -> Where:

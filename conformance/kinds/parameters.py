@@ -29,9 +29,14 @@ def parameters() -> Iterator[Bug]:
         moved = {own: other for own, other in zip(names, others, strict=True) if own != other}
         if len(moved) > 1:
             read = [own[0] for other in names for own in names if moved.get(own, own) == other]
-            said = f"The rows [q; k; v] of the packed {words} are read as [{'; '.join(read)}]."
+            said = f"rows [q; k; v] are read as [{'; '.join(read)}]"
+            both = " and ".join(names[one] for one in moved)
+            whose = f"The {words} of {both} are {'exchanged' if len(moved) == 2 else 'taken in turn'}"
+            said = f"{whose}, as where packed {said}."
             steps = {own: partial(_tied, own, other, kinds[words]) for own, other in moved.items()}
-            yield bug_of(said, said, "The blocks are q, k and v, in this order.", steps)
+            yield bug_of(
+                said, said, "Give each projection its own; packed blocks are q, k and v, in this order.", steps
+            )
     said = "The queries of a head are added to its weighted sum."
     yield bug_of(said, said, "Add nothing to the heads.", {"heads": _with_queries})
 

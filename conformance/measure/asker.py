@@ -260,6 +260,7 @@ NUDGES, SMOOTH = (1e-10, 1e-4, 3e-4), 0.1
 """How far queries are moved, as a share of them, and how far answers may be from moving as much."""
 
 NAMES_SHOWN = 4
+RANDOM = "Equal calls have different answers, as where dropout is left on: nothing else can be measured."
 
 
 @dataclass(frozen=True)
@@ -284,7 +285,7 @@ def observe(asker: Asker) -> Behaviour:
     problem = generic(asker.configs[0])
     first, again = (_output(asker, problem) for _ in range(2))
     if first is not None and again is not None and not _alike(asker, first, again):
-        return Behaviour(("Equal calls have different answers, so nothing else can be measured.",), is_function=False)
+        return Behaviour((RANDOM,), is_function=False)
     if shared := next(_shared(asker, problem), None):
         return Behaviour((shared[1],), shared=shared[0])
     return Behaviour((*_of_repeats(asker, problem), *_of_gradients(asker, problem), *_of_chance(asker, problem)))

@@ -72,7 +72,7 @@ class Measured:
         asker: whom was asked what.
         behaviour: whether it is a function. If it is none, no problem was asked.
         against: of models that were known to explain it elsewhere and do not give every answer, the first row that
-            tells so, with the problems that do.
+            tells so.
     """
 
     models: tuple[Model, ...]
@@ -141,8 +141,8 @@ class Probing:
         self.outcomes = tuple(self._asked(probe) for probe in probes)
         if behaviour.shared:
             return Measured((), self.outcomes, self.asker, behaviour)
-        found = [model for model in start if self._against(model) is None]
-        against = self._contradiction(start[0]) if start and not found else None
+        found = list(filter(self.gives_all, start))
+        against = self._against(start[0]) if start and not found else None
         models = found or self._found()
         return Measured(tuple(models), self.outcomes, self.asker, behaviour, against)
 
@@ -189,11 +189,9 @@ class Probing:
         rows = (one for one in self.outcomes if not (one.probe.gradients and forward))
         return next((one for one in rows if not self._fits(model, one)), None)
 
-    def _contradiction(self, model: Model) -> ProbeResult | None:
-        """Return the first row that a model does not give, with what it does not give there alone."""
-        row = self._against(model)
-        missed = () if row is None else tuple(one for one in row.asked if not self._gives(model, row.probe, one))
-        return None if row is None else replace(row, asked=missed)
+    def gives_all(self, model: Model) -> bool:
+        """Return whether a model gives every answer."""
+        return self._against(model) is None
 
     def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
         """Return the models of bugs on file that give every ordinary answer, and the number of these answers.
@@ -256,7 +254,7 @@ class Probing:
         return []
 
     def _is_whole(self, model: Model) -> bool:
-        if self._against(model) is not None:
+        if not self.gives_all(model):
             return False
         found = self.suffices(model)
         self.nearly += [model] * (not found)

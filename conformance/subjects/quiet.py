@@ -39,6 +39,12 @@ MOST_PRINTED = 2000
 CHATTER = re.compile(rb"^(?:WARNING: All log messages before absl::|[IW]\d{4} \d\d:\d\d:\d+\.\d+ ).*\n?", re.MULTILINE)
 """Lines that TensorFlow logs while it is imported, below an error."""
 
+WARNED = re.compile(rb"^\S+:\d+: \w*Warning: .*\n(?:  .*\n)?", re.MULTILINE)
+"""A warning of Python's, with the line of code below it."""
+
+_warned: set[tuple[str, bytes]] = set()
+"""Name, and a warning that was shown, without its numbers."""
+
 _printed: dict[str, int] = {}
 """Name -> how many characters were shown."""
 
@@ -46,17 +52,22 @@ _printed: dict[str, int] = {}
 def pass_on(pipe: int, name: str) -> threading.Thread:
     """Read a pipe to its end in a thread, and write the beginning of it to stderr; the rest is left out, said once.
 
-    What frameworks log while they are imported is no part of it.
+    What frameworks log while they are imported is no part of it, nor are warnings that differ in numbers alone.
 
     Args:
         pipe: a file descriptor, which is closed at the end.
         name: who prints: all that have this name together have `MOST_PRINTED` characters.
     """
 
+    def first(warning: re.Match[bytes]) -> bytes:
+        key, known = (name, re.sub(rb"\d+", b"", warning[0])), len(_warned)
+        _warned.add(key)
+        return warning[0] if len(_warned) > known else b""
+
     def work() -> None:
         with open(pipe, "rb", buffering=0) as source:
             while data := source.read(2**16):
-                if not (data := CHATTER.sub(b"", data)):
+                if not (data := WARNED.sub(first, CHATTER.sub(b"", data))):
                     continue
                 there = _printed.get(name, 0)
                 _printed[name] = there + len(data)

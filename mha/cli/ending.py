@@ -145,7 +145,8 @@ def _say(error: BaseException) -> None:
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
         return
     if isinstance(error, click.UsageError):
-        click.echo(f"Error: {_usage(error)}", err=True)
+        is_help = isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ()))
+        click.echo(error.format_message() if is_help else f"Error: {_usage(error)}", err=True)
         return
     if isinstance(error, click.ClickException):
         error.show()

@@ -19,6 +19,9 @@ from mha_core.capture import ReadCall, one_dtype
 from mha_core.config import PROJECTIONS
 from mha_core.layouts import config_of
 
+OFTEN = "times with one array, not once"
+"""What is said of a projection that is called several times in one call of its layer, which nothing reads."""
+
 NEAR = 0.25
 """A reading whose output is further off than this part of the largest element is not judged by its bound."""
 
@@ -121,7 +124,7 @@ class ProjectedLayer:
             part.calls.clear()
         for name, seen in calls.items():
             if len(seen) != 1 or None in (seen[0][0], seen[0][1]):
-                raise SpecError(f"its projection {name!r} was called {len(seen)} times with one array, not once")
+                raise SpecError(f"its projection {name!r} was called {len(seen)} {OFTEN}")
         found: list[tuple[_Reading, ReadCall]] = []
         nearest: tuple[float, str] = (np.inf, "")
         closest: tuple[_Reading, ReadCall] | None = None
@@ -142,7 +145,7 @@ class ProjectedLayer:
                 unlikely = self.said.causal is None and mask.causal and not begins_right(call)
                 unused = _source(mask) is None and any(map(_source, masks))
                 far = off * UNUSUAL ** ((not reading.batch_first) + unused)
-                if far < nearest[0] and not unlikely:
+                if (far < nearest[0] or closest is None) and not unlikely:  # a NaN is infinitely far off
                     nearest, closest = (far, reason or words), (reading, call)
                 if reason is None:
                     found.append((reading, call))

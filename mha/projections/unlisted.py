@@ -11,7 +11,7 @@ from typing import Any
 
 from mha import rotary
 from mha.coverage import kind_of
-from mha.projections.layer import Judge, Part, Parts, ProjectedLayer, heads_of
+from mha.projections.layer import OFTEN, Judge, Part, Parts, ProjectedLayer, heads_of
 from mha.projections.said import Projections, found_by_name
 from mha_core import SpecError
 
@@ -96,6 +96,10 @@ class Unlisted:
         if self.turning:
             return next(iter(self.turning.values()))
         why = f"{next(iter(self.refused.values()))}. " if self.refused else ""
+        if getattr(getattr(type(self._target), "forward", None), "__name__", "") == "_forward_unimplemented":  # PyTorch
+            why += f"{type(self._target).__qualname__} has no method forward. "
+        if OFTEN in why:
+            return f"{why}Call it once for each call of the layer, and take its rows apart (docs/recordings.md)"
         if self.as_they_are:
             return f"{why}{self.as_they_are} (docs/recordings.md)"
         own = [one for one, part in self._inside_of("") if self._hooks.projects(part) and "." not in one]
@@ -118,9 +122,10 @@ class Unlisted:
         name = next((layer.name for layer in self._layers if layer.differs and layer.name in self.refused), None)
         if name is None:
             return ""
+        by_head = " and by_head=" * (len(self._found[name].names) < 4)  # of rows of several projections
         return (
             f"To record {name or 'it'} as it is, say that these are its projections: {self._line(name)}; then "
-            "`mha diagnose calls.safetensors` looks for the cause"
+            f"`mha diagnose calls.safetensors` looks for the cause, best with causal={by_head} said too"
         )
 
     def _line(self, name: str) -> str:

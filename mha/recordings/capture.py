@@ -147,7 +147,7 @@ def capture(
     target: Any,
     path: str | os.PathLike[str] | None = None,
     *,
-    layers: Sequence[str] | Mapping[str, Projections] = ("*",),
+    layers: str | Sequence[str] | Mapping[str, Projections] | None = ("*",),
     also: Sequence[str] = (),
     overwrite: bool = False,
     strict: bool = False,
@@ -169,8 +169,8 @@ def capture(
         target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax (linen or
             nnx) or Gluon.
         path: the file. None: only `Capture.recording`, in memory.
-        layers: names of the layers to record; wildcards work. For layers of a class that is not listed, by these names
-            where their projections are (see `mha.Projections`); each call is compared with the reference at once.
+        layers: names of the layers to record; wildcards work; None: all. For layers of a class that is not listed, by
+            these names where their projections are (see `mha.Projections`); each call is compared with the reference.
         also: names of other modules whose outputs are recorded, such as "pooler"; wildcards work. Those of the target
             itself always are: `mha where` of two recordings judges by them what stands behind the last attention layer.
         overwrite: whether a file that is there may be replaced.
@@ -205,6 +205,7 @@ def capture(
     """
     if isinstance(target, str | os.PathLike):
         raise SpecError(f"the model comes first: mha.capture(model, {os.fspath(target)!r})")
+    layers = ("*",) if layers is None else (layers,) if isinstance(layers, str) else layers
     if gradients and not modules:
         raise SpecError("gradients=True records the gradients of modules: say modules=True too")
     if path is not None:

@@ -26,6 +26,7 @@ from mha_core.weights import Weights
 LETTER = {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
 
 FIX = "Read a packed weight in the order in which its layer writes it: `mha convert --from LAYOUT` does."
+FIX_HEADS = "Take the channels apart as (h, d): reshape(H, d, ...)."
 FIX_CHANNELS = "Exchange both axes of the channels first: reshape(d, H, ...).swapaxes(0, 1)."
 
 Packs = tuple[tuple[str, ...], ...]
@@ -71,19 +72,40 @@ def _with_weights(
     return {made: partial(step, made) for name, (_, made) in PROJECTED.items() if name in projections}
 
 
-def _channels_mixed(projections: Collection[str], config: AttentionConfig, weights: Weights) -> Mapping[str, NDArray]:
-    """The weights whose channels stand as (d, h), which the reference reads as (h, d)."""
+def channels_mixed(
+    projections: Collection[str],
+    config: AttentionConfig,
+    weights: Weights,
+    *,
+    back: bool = False,
+    kinds: str = "weight",
+) -> Mapping[str, NDArray]:
+    """Return the weights whose channels stand as (d, h), which the reference reads as (h, d).
+
+    Args:
+        projections: those whose arrays are these.
+        config, weights: of the layer; other arrays stay.
+        back: the other way round: (h, d), taken for (d, h).
+        kinds: "weight", or "weight bias".
+    """
 
     def mixed(name: str, array: NDArray) -> NDArray:
         projection, _, kind = name.rpartition(".")
-        if projection not in projections or (projection == "out_proj" and kind == "bias"):
+        if projection not in projections or kind not in kinds.split() or (projection == "out_proj" and kind == "bias"):
             return array
-        if projection == "out_proj":
-            return array.reshape(len(array), config.num_heads, -1).swapaxes(1, 2).reshape(array.shape)
-        heads = config.num_heads if projection == "q_proj" else config.num_kv_heads
-        return array.reshape(heads, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+        heads = config.num_heads if projection in ("q_proj", "out_proj") else config.num_kv_heads
+        axis = int(projection == "out_proj")
+        sizes = (-1, heads) if back else (heads, -1)
+        parted = array.reshape(*array.shape[:axis], *sizes, *array.shape[axis + 1 :])
+        return parted.swapaxes(axis, axis + 1).reshape(array.shape)
 
     return {name: mixed(name, array) for name, array in weights.items()}
+
+
+def _read_as_in_out(config: AttentionConfig, weights: Weights) -> Mapping[str, NDArray]:
+    """The weights of queries, keys and values, each read from memory as (in, out)."""
+    names = [f"{projection}.weight" for projection in PROJECTIONS[:3]]
+    return {**weights, **{name: weights[name].reshape(weights[name].shape[::-1]).T for name in names}}
 
 
 def _bug(
@@ -120,7 +142,7 @@ def _of_order(order: tuple[str, ...]) -> Bug:
 
 @cache
 def packing_bugs() -> tuple[Bug, ...]:
-    """All bugs of packed weights: orders that are exchanged, and transposed matrices.
+    """All bugs of packed weights, and of each by itself: orders that are exchanged, and transposed matrices.
 
     >>> [bug.id for bug in packing_bugs()][:2]
     ['packed-per-head-read-as-thirds', 'packed-keys-values-per-head-read-as-halves']
@@ -156,13 +178,31 @@ def packing_bugs() -> tuple[Bug, ...]:
         _bug(
             "channels-d-h-read-as-h-d",
             "Weights of queries, keys and values whose channels stand as (d, h) are read as (h, d).",
-            partial(_channels_mixed, PROJECTIONS[:3]),
+            partial(channels_mixed, PROJECTIONS[:3], kinds="weight bias"),
             fix=FIX_CHANNELS,
+        ),
+        _bug(
+            "channels-d-h-read-as-h-d-in-weights",
+            "Weights of queries, keys and values whose channels stand as (d, h) are read as (h, d), and biases right.",
+            partial(channels_mixed, PROJECTIONS[:3]),
+            fix=FIX_CHANNELS,
+        ),
+        _bug(
+            "channels-h-d-read-as-d-h-in-weights",
+            "Weights of queries, keys and values whose channels stand as (h, d) are read as (d, h), and biases right.",
+            partial(channels_mixed, PROJECTIONS[:3], back=True),
+            fix=FIX_HEADS,
+        ),
+        _bug(
+            "each-weight-read-as-in-out",
+            "The weights of queries, keys and values are each transposed, or reshaped where that is due.",
+            _read_as_in_out,
+            fix="A weight is (out, in), and a kernel (in, out): transpose each on the way, once.",
         ),
         _bug(
             "output-channels-d-h-read-as-h-d",
             "The output weight, whose input channels stand as (d, h), is read as (h, d).",
-            partial(_channels_mixed, PROJECTIONS[3:]),
+            partial(channels_mixed, PROJECTIONS[3:]),
             PROJECTIONS[3:],
             fix=FIX_CHANNELS,
         ),

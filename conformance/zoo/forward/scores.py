@@ -44,80 +44,78 @@ def _given(state: State) -> bool:
     return state.config.scale is not None
 
 
-def _scale(scale: Callable[[State], float], where: Callable[[State], bool] = _default) -> Steps:
+def scaled(scale: Callable[[State], float], where: Callable[[State], bool] = _default) -> Steps:
     """Another scale, in the layers that `where` names."""
     return after("similarity", lambda s, right: s["unscaled"] * scale(s), where)
 
 
-_row = Table(
-    "scores",
-    "Multiply queries @ keys^T by the scale once: 1 / sqrt(head_dim) unless another is given.",
-)
+ONE_SCALE = "Multiply queries @ keys^T by the scale once: 1 / sqrt(head_dim) unless another is given."
+_row = Table("scores", ONE_SCALE)
 
 SCALE = (
     _row(
         "scale-embed-dim",
         "Scores are divided by the root of the embedding's width, not of one head's.",
-        _scale(lambda s: s.config.embed_dim**-0.5),
+        scaled(lambda s: s.config.embed_dim**-0.5),
         seen_in="lucidrains/vit-pytorch#65",
     ),
     _row(
         "scale-query-dim",
         "Scores are divided by the root of the width of the query inputs, not of one head's.",
-        _scale(lambda s: s.config.query_dim**-0.5),
+        scaled(lambda s: s.config.query_dim**-0.5),
     ),
-    _row("scale-missing", "Scores are not scaled.", _scale(lambda s: 1.0, _any)),
+    _row("scale-missing", "Scores are not scaled.", scaled(lambda s: 1.0, _any)),
     _row(
         "scale-twice",
         "Scores are scaled twice, on the queries and again on the product.",
-        _scale(lambda s: s.config.softmax_scale**2, _any),
+        scaled(lambda s: s.config.softmax_scale**2, _any),
     ),
     _row(
         "scale-multiplied",
         "Scores are multiplied by sqrt(head_dim) instead of divided.",
-        _scale(lambda s: s.config.head_dim**0.5),
+        scaled(lambda s: s.config.head_dim**0.5),
     ),
     _row(
         "scale-without-root",
         "Scores are divided by head_dim, not by its root.",
-        _scale(lambda s: 1.0 / s.config.head_dim),
+        scaled(lambda s: 1.0 / s.config.head_dim),
     ),
     _row(
         "scale-value-head-dim",
         "Scores are divided by the root of the values' head size, not of the keys'.",
-        _scale(lambda s: s.config.value_head_dim**-0.5),
+        scaled(lambda s: s.config.value_head_dim**-0.5),
     ),
     _row(
         "scale-num-heads",
         "Scores are divided by the root of the number of heads.",
-        _scale(lambda s: s.config.num_heads**-0.5),
+        scaled(lambda s: s.config.num_heads**-0.5),
     ),
     _row(
         "scale-key-length",
         "Scores are divided by the root of the number of keys.",
-        _scale(lambda s: max(s.sizes.key_len, 1) ** -0.5),
+        scaled(lambda s: max(s.sizes.key_len, 1) ** -0.5),
     ),
     _row(
         "scale-given-ignored",
         "A given scale is ignored: 1 / sqrt(head_dim) is used.",
-        _scale(lambda s: s.config.head_dim**-0.5, _given),
+        scaled(lambda s: s.config.head_dim**-0.5, _given),
     ),
     _row(
         "scale-given-on-top",
         "A given scale is applied on top of 1 / sqrt(head_dim) instead of in its place.",
-        _scale(lambda s: s.config.softmax_scale * s.config.head_dim**-0.5, _given),
+        scaled(lambda s: s.config.softmax_scale * s.config.head_dim**-0.5, _given),
     ),
     _row(
         "scale-in-float32",
         "The scale is rounded to float32.",
-        _scale(lambda s: float(np.float32(s.config.softmax_scale)), _any),
+        scaled(lambda s: float(np.float32(s.config.softmax_scale)), _any),
         fix="Compute the scale in the inputs' dtype.",
         seen_in="keras.layers.MultiHeadAttention",
     ),
     _row(
         "dot-scaled",
         "The plain dot product is scaled as the scaled one is.",
-        _scale(lambda s: s.config.head_dim**-0.5, lambda s: s.config.score == "dot"),
+        scaled(lambda s: s.config.head_dim**-0.5, lambda s: s.config.score == "dot"),
     ),
 )
 

@@ -75,7 +75,7 @@ def _added(number: float) -> Steps:
     return {"weights": lambda s: plain_softmax(s["scores"] + np.where(s["allowed"], 0.0, number))}
 
 
-def _let_in(state: State) -> NDArray:
+def let_in(state: State) -> NDArray:
     """(B, H, Lq, Lk): the keys that the mask lets in. Raises Contradiction if it is inverted already."""
     allowed = state["allowed"]
     if allowed.size and (allowed != FORWARD["allowed"](state)).all():
@@ -83,7 +83,7 @@ def _let_in(state: State) -> NDArray:
     return allowed
 
 
-def _no_padding(state: State) -> NDArray:
+def no_padding(state: State) -> NDArray:
     """(B, Lk): keys and values as they are, since those that a mask should exclude are attended to."""
     return np.zeros_like(padding(state))
 
@@ -93,11 +93,10 @@ def _renormalised(state: State) -> NDArray:
     return kept / (kept.sum(axis=-1, keepdims=True) + 1e-9)
 
 
-_row = Table(
-    "weights",
-    "Exclude keys exactly: -inf before the softmax, or 0 after the exponential and before the sum; "
-    "never a finite fill.",
+EXACTLY = (
+    "Exclude keys exactly: -inf before the softmax, or 0 after the exponential and before the sum; never a finite fill."
 )
+_row = Table("weights", EXACTLY)
 _empty = Table("weights", "Give a row without an allowed key the weights 0.")
 
 RIGHT_WAY = "True means that the query may attend to the key, in the whole mask."
@@ -137,13 +136,13 @@ EXCLUSION = (
     _row(
         "mask-inverted-added",
         "The mask is read the wrong way round: -1e9 is added to the scores of the keys that it lets in.",
-        {"weights": lambda s: plain_softmax(s["scores"] + np.where(_let_in(s), -1e9, 0.0)), "padding": _no_padding},
+        {"weights": lambda s: plain_softmax(s["scores"] + np.where(let_in(s), -1e9, 0.0)), "padding": no_padding},
         fix=RIGHT_WAY,
     ),
     _row(
         "mask-inverted-filled",
         "The mask is read the wrong way round: the scores of the keys that it lets in become -1e9.",
-        {"weights": lambda s: plain_softmax(np.where(_let_in(s), -1e9, s["scores"])), "padding": _no_padding},
+        {"weights": lambda s: plain_softmax(np.where(let_in(s), -1e9, s["scores"])), "padding": no_padding},
         fix=RIGHT_WAY,
     ),
     _row(

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from conformance.cases.sequence import Asked
     from conformance.deviations.known import Deviations
-    from conformance.diagnosis.brief import Brief
     from conformance.judging.result import Result
     from conformance.plan import Plan
+    from conformance.reports.brief import Brief
     from conformance.subjects.subject import Subject
     from conformance.workers.interpreters import Settings
 

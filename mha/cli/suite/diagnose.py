@@ -15,7 +15,7 @@ from mha.cli.common import CouldNotRun, consoles, finish, say, says, write_asked
 from mha.cli.options import option
 
 if TYPE_CHECKING:
-    from conformance.diagnosis.brief import Brief
+    from conformance.reports.brief import Brief
     from mha.recordings.explain import LayersExplained
     from mha.recordings.recording import Recording
     from mha.substitution.reports.report import WhereReport
@@ -227,6 +227,7 @@ def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) ->
     """Compare the recording with that of the original, and print the result; None if `weights` is no recording."""
     from mha.recordings.explain import meant_by
     from mha.substitution.recorded.walk import recordings_apart
+    from mha.substitution.recorded.weights import DIAGNOSED
     from mha.substitution.reports.text import findings, last_line, tree
 
     original = meant_by(weights, recording)
@@ -235,5 +236,6 @@ def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) ->
     console, errors = consoles()
     with errors.status("") as status:
         found = recordings_apart(original, recording, patterns=patterns or ("*",), unseen=False, progress=says(status))
-    say(console, *findings(found), "", *tree(found), "", last_line(found), "")
+    said = [line.replace(DIAGNOSED, "") for line in findings(found)]  # which is this command
+    say(console, *said, "", *tree(found), "", last_line(found), "")
     return found

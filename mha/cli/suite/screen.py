@@ -11,10 +11,11 @@ from itertools import chain
 
 from conformance.case_unit import NOT_ASKED
 from conformance.diagnosis.apart import MAY_BE_KEPT
-from conformance.diagnosis.brief import FIXES, MUST_BE, ONLY_EXTREME, ROWS, Brief, Cause
+from conformance.diagnosis.brief import FIXES, MUST_BE, ONLY_EXTREME
 from conformance.diagnosis.diagnose import ALL_NAN
 from conformance.diagnosis.text import shown as shown_place
 from conformance.judging.result import Result
+from conformance.reports.brief import ROWS, Brief, Cause
 from conformance.reports.looked_at import LookedAt
 from conformance.reports.text import deviation_lines, float64_lines, gradient_lines
 from mha_core.errors import listed, shown, wrapped
@@ -51,6 +52,9 @@ WHY_NAN = (
     "Most often NaN begins at 0 / 0, or in a softmax over a row of -inf. NumPy names the line: begin the function with "
     "np.seterr(invalid='raise')."
 )
+
+OF_ONE_CALL = re.compile(r"(all \d+ cases|failing cases|cases that fail)(?=[ ,.:])")
+"""The cases of a diagnosis: those that ask a layer once, and no sequence of calls."""
 
 LEAST = 6
 """Rows that the causes have in any case."""
@@ -104,6 +108,8 @@ def about(
     """
     wrong = any(one.status in ("different", "failed") for one in results)
     told, ordinary = _ordinary(told)
+    if told is not None and any(one.case.startswith("sequence") for one in results):  # a case of the row above
+        told = replace(told, sure=OF_ONE_CALL.sub(r"\1 of one call", told.sure))
     before = [
         *ordinary,
         *_of_shapes(results, told),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from hashlib import sha256
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
+from mha.recordings.packing_bugs import channels_mixed
 from mha.recordings.recording import RecordedLayer
 from mha.substitution.allowance import number
 from mha.substitution.recorded.arrays import narrower, rounded_to_which, same_numbers
@@ -101,7 +102,7 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
     if joined:
         message = (
             f"{', '.join(joined)} together hold the original's numbers in another order: a packed weight that was "
-            "read wrongly; `mha diagnose PORT --weights ORIGINAL --case LAYER` looks for the order"
+            f"read wrongly{DIAGNOSED}"
         )
         found.append(Difference("weights", message, ", ".join(joined)))
     if not joined and _are_others(own, other, parted):
@@ -115,10 +116,13 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
             continue
         with np.errstate(invalid="ignore"):
             distance = np.abs(own[name].astype(np.float64) - other[name])
-        message = f"{name} {_what_it_is(own[name], other[name], a, index, dtype)}"
+        message = f"{name} {_what_it_is(name, own[name], other[name], a, index, dtype)}"
         found.append(Difference("weights", message, name, float(distance.max(initial=0.0)), 0.0))
     return found, notes
 
+
+DIAGNOSED = "; `mha diagnose PORT --weights ORIGINAL --case LAYER` looks for the order"
+"""What comes next, unless it is that very command which says so."""
 
 OF_ANOTHER_MODEL = (
     "all its matrices hold other numbers than the original's, as those of another model or another state of training: "
@@ -230,13 +234,28 @@ def _joined(
     whole = [
         name for name in names for mine in names if same_numbers(own[mine], other[name], dtype)
     ]  # these are said to hold that one
-    if len(names) < 2 or whole:
+    if len(names) < 2 or whole or all(_has_the_same(own[name], other[name], dtype) for name in names):
         return ()
     both = [np.sort(np.concatenate([side[name].ravel() for name in names])) for side in (own, other)]
     return names if same_numbers(both[0], both[1], dtype) else ()
 
 
-def _what_it_is(ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
+def _has_the_same(ours: NDArray, theirs: NDArray, dtype: str) -> bool:
+    """Return whether two arrays hold the same numbers, in any order."""
+    return same_numbers(np.sort(ours.ravel()), np.sort(theirs.ravel()), dtype)
+
+
+def _readings(name: str, ours: NDArray, config: AttentionConfig) -> Iterator[tuple[str, NDArray]]:
+    """Yield what a weight or bias is where its memory, or its channels, are read in another order; in words."""
+    if ours.ndim == 2:
+        yield "is the original's reshaped where a transposition is due", ours.reshape(ours.shape[::-1]).T
+    projection = name.partition(".")[0]
+    for back, words in ((False, "(d, h), and is read as (h, d)"), (True, "(h, d), and is read as (d, h)")):
+        mixed = channels_mixed([projection], config, {name: ours}, back=back, kinds="weight bias")
+        yield f"is the original's, whose channels stand as {words}", mixed[name]
+
+
+def _what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
     """The likely origin of the port's array, in words that follow its name."""
     if not theirs.any():
         return "is missing or all zeros"
@@ -253,8 +272,9 @@ def _what_it_is(ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightI
         return f"is the original's rounded to {narrow}"
     if same_numbers(ours, -theirs, dtype):
         return "has the other sign"
-    if same_numbers(np.sort(ours.ravel()), np.sort(theirs.ravel()), dtype):
-        return "holds the original's numbers in another order"
+    if _has_the_same(ours, theirs, dtype):
+        read = (words for words, one in _readings(name, ours, a.config) if same_numbers(one, theirs, dtype))
+        return next(read, f"holds the original's numbers in another order{DIAGNOSED}")
     with np.errstate(all="ignore"):
         factor = float(np.median(theirs[ours != 0].astype(np.float64) / ours[ours != 0]))
         if np.isfinite(factor) and np.allclose(theirs, ours * factor, rtol=8 * UNIT_ROUNDOFF[dtype], atol=0.0):

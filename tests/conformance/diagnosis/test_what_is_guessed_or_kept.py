@@ -164,6 +164,37 @@ def test_one_value_of_a_setting_always_is_no_exchange(subject, patterns, words):
     assert "exchanged" not in describe(found)
 
 
+class Deaf(BuggySubject):
+    """The reference, of a layer that does not hear of additive scores, norms, and how channels are paired."""
+
+    def prepare(self, config, weights):
+        rotary = config.rotary and replace(config.rotary, interleaved=False, start="first")
+        score = "scaled_dot" if config.score == "additive" else config.score
+        score_dim = None if config.score == "additive" else config.score_dim
+        taken = replace(config, rotary=rotary, query_key_norm=None, score=score, score_dim=score_dim)
+        held = {name: array for name, array in weights.items() if not name.startswith(("score.", "q_norm", "k_norm"))}
+        return lambda inputs: Trace(output=reference.run(taken, held, replace(inputs, cotangent=None)).output)
+
+
+def test_what_all_failing_cases_have_between_them_is_said():
+    asked = (
+        "grouped-heads",
+        "heads-given",
+        "prime",
+        "causal",
+        "additive*",
+        "square-additive",
+        "query-key-norm*",
+        "rotary",
+        "rotary-*ed",
+        "rotary-last",
+    )
+    told = brief(diagnose(Deaf(), select(asked), bugs=()))
+    assert told.causes[0].what.startswith("Only calls with query-key norm or with score 'additive' or "), told.text
+    assert all(words in told.causes[0].what for words in ("rotary interleaved=True", "rotary start='last'"))
+    assert told.causes[0].change.startswith("Next: compute what these have, or raise CannotExpress")
+
+
 def inverted(weights, queries, keys, values, mask, *, num_heads, num_kv_heads, scale):
     """As PyTorch has it, with the mask the wrong way round: -inf without a second thought, padding as it is."""
 

@@ -68,7 +68,7 @@ def bias_by_shape(self, config, weights, inputs, output, memory):
 
 
 SAID = {
-    noisy: "Equal calls have different answers",
+    noisy: "Equal calls have different answers, as where dropout is left on",
     growing: "asked after other calls, the same call has another answer",
     first_mask: "a call with a mask has another answer",
     drops: "dropout is active outside training",

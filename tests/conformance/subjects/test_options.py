@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from conformance.bounds.precision import Precision
 from conformance.cases.table import all_cases, select
 from conformance.judging.expected import expected
 from conformance.runner import run_case
-from conformance.subjects.ask import ask
+from conformance.subjects.ask import SubjectFailed, ask
 from conformance.subjects.function import known_options
 from conformance.subjects.load import subject_from_function
 from mha_core.call.masks import allowed_keys, padding_keys
@@ -40,6 +41,19 @@ def test_options_are_what_they_say():
     assert (seen["num_heads"], seen["num_kv_heads"], seen["scale"]) == (3, 3, config.head_dim**-0.5)
     assert (seen["dropout_keep"], seen["dropout"], seen["dtype"], seen["config"]) == (None, 0.0, "float64", config)
     assert seen["weights"]["q_proj.weight"].flags.writeable
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_tables_of_rotary_positions_are_given_in_the_dtype_of_the_run(dtype):
+    seen = []
+
+    def f(weights, queries, keys, values, mask, *, rotary, config):
+        seen.extend(table.dtype.name for table in (*rotary.queries, *rotary.keys, queries))
+        return queries
+
+    with suppress(SubjectFailed):
+        ask(subject_from_function(f, dtype=dtype), expected(*select(("rotary",)), Precision.of(dtype)).problem)
+    assert seen == [dtype] * 5
 
 
 LACKING = {

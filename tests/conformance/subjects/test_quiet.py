@@ -17,3 +17,14 @@ def test_what_tensorflow_logs_is_no_part_of_what_is_printed(capfd):
     os.close(writing)
     pass_on(pipe, "quiet-test").join(10)
     assert capfd.readouterr().err == "mine: 3 keys\nI0000 is mine\n"
+
+
+def test_a_warning_is_shown_once_whatever_its_numbers(capfd):
+    """Keras warns of each shape anew, in each of the processes of a subject."""
+    said = "lib/nn.py:959: UserWarning: the axis has size 1, of shape (2, {}).\n  warnings.warn(\n"
+    for sizes in ((3, 4), (5,)):
+        pipe, writing = os.pipe()
+        os.write(writing, "".join(map(said.format, sizes)).encode() + b"mine\n")
+        os.close(writing)
+        pass_on(pipe, "warned-test").join(10)
+    assert capfd.readouterr().err == said.format(3) + "mine\nmine\n"

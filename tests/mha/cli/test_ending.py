@@ -61,6 +61,13 @@ def test_what_a_command_says_itself_stands(status):
     assert CliRunner().invoke(program, ["say"]).exit_code == status
 
 
+def test_without_a_command_the_help_is_no_error():
+    @program.command(name="one")
+    def command() -> None: ...
+
+    assert "Error" not in CliRunner().invoke(program, []).output
+
+
 def run(*arguments: str, **options):
     return subprocess.run([*MHA, *arguments], stderr=subprocess.PIPE, check=False, **options)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from conformance.reports.brief import Brief, Cause
 from conformance.reports.text import WHY_FLOAT64
 from mha.cli.main import main
 from mha.cli.suite.screen import SCREEN, _in_rows
@@ -414,3 +415,26 @@ def test_where_nan_begins_is_told_where_every_output_is_nan(own):
     assert "Every number of every output is NaN or infinite." in text
     assert "NumPy names the line: begin the function with np.seterr(invalid='raise')." in text
     assert "np.seterr" not in flat(said("check", "--subject", f"{own}:input_width", *FEW)[1])
+
+
+def test_causes_that_do_not_fit_are_left_out_whole_and_how_sure_they_are_stays():
+    long = "What is wrong takes several rows of a screen to be said, as here. " * 3
+    causes = tuple(Cause("weights", long.strip(), f"Mend {name}.", label="Cause") for name in "abc")
+    told = Brief("mine", "float64", 1, "Mine differs.", "How sure: very.", causes)
+    rows = told.rows(80, 10, head=False)
+    assert [row for row in rows if not row.startswith("  ")] == [
+        *[row for row in rows if row.startswith(("Cause 1", "Cause 2"))],
+        "... and 1 more: add -v",
+        "How sure: very.",
+    ]
+    assert "Mend b." in flat("\n".join(rows))
+    assert told.rows(80, 5, head=False)[-2:] == ["... and 2 more: add -v", "How sure: very."]
+    assert "Mend c." in flat("\n".join(told.rows(80, 20, head=False)))
+
+
+def test_the_cases_of_a_diagnosis_are_those_of_one_call(own):
+    """The row of the answer counts sequences of calls too."""
+    cases = ["-c", "prime", "-c", "causal", "-c", "sequence-numbers"]
+    _, text = said("check", "--subject", f"{own}:input_width", *cases)
+    assert "float64: 3 of 3 differ" in text
+    assert "gives the layer's numbers in all 2 cases of one call and in" in flat(text)

@@ -56,6 +56,15 @@ def test_pairs_are_found():
     assert {"scale-missing", "out-proj-bias-missing"} in [{bug.id for bug in one.bugs} for one in found.explanations]
 
 
+def test_of_pairs_that_give_the_same_the_smaller_change_is_said():
+    """A causal mask that is inverted and transposed lacks its diagonal; the row that this empties shows the fill."""
+    pair = ("causal-without-diagonal", "fill-1e9-averaged")
+    (found,) = explain(recording_of(layer_of(), *select(pair), masks=MASKS[2:]))
+    named = [{bug.id for bug in one.bugs} for one in found.explanations]
+    assert set(pair) in named
+    assert not {"mask-inverted", "mask-inverted-filled", "mask-transposed"} & set().union(*named)
+
+
 def test_how_a_class_of_ones_own_reads_its_mask_is_no_cause_beside_another_one():
     """Nothing tells it where no reading gives what was recorded."""
     layer = layer_of()
@@ -110,6 +119,19 @@ def test_channels_in_the_other_order_are_named():
     assert [explanation.name for explanation in found.explanations] == [
         "channels-d-h-read-as-h-d + output-channels-d-h-read-as-h-d"
     ]
+
+
+def test_weights_in_another_order_beside_right_biases_are_named():
+    layer = layer_of()
+    names = [f"{name}.weight" for name in ("q_proj", "k_proj", "v_proj")]
+    for order, named in (
+        (lambda w: w.T.copy(), "each-weight-read-as-in-out"),
+        (lambda w: w[np.arange(12).reshape(4, 3).T.ravel()], "channels-d-h-read-as-h-d-in-weights"),
+        (lambda w: w[np.arange(12).reshape(3, 4).T.ravel()], "channels-h-d-read-as-d-h-in-weights"),
+    ):
+        held = {**layer.weights, **{name: order(layer.weights[name]) for name in names}}
+        (found,) = explain(recording_of(layer, held=held))
+        assert [explanation.name for explanation in found.explanations] == [named]
 
 
 def test_packings_that_sizes_rule_out_do_not_get_in_the_way():

@@ -190,6 +190,7 @@ def test_a_refused_class_is_recorded_by_the_line_that_the_refusal_says(tmp_path:
     assert (
         f"To record 1.attn as it is, say that these are its projections: {line}; then `mha diagnose calls.saf" in told
     )
+    assert "looks for the cause, best with causal= and by_head= said too" in told
     with (
         pytest.warns(UnreadWarning, match="differs from its own weights: .*; `mha diagnose FILE` looks for"),
         eval(line),
@@ -266,6 +267,52 @@ def test_an_unlisted_class_is_refused_with_the_way_to_record_it() -> None:
         mha.capture(layer),
     ):
         pass
+
+
+class Often(Nano):
+    """Its packed projection is called twice in one call."""
+
+    def forward(self, x: Any) -> Any:
+        self.c_attn(x)
+        return super().forward(x)
+
+
+def test_a_projection_that_is_called_twice_is_said_without_what_does_not_help() -> None:
+    layer = made(Often(12, 3))
+    said = "'c_attn' was called 2 times with one array, not once. Call it once for each call of the layer"
+    with pytest.raises(SpecError, match=said) as refused, mha.capture(layer):
+        layer(drawn(2, 5, 12))
+    assert "mha.Projections" not in str(refused.value)
+
+
+def test_a_layer_that_gives_nan_is_recorded_as_it_is_and_one_that_can_not_run_is_named() -> None:
+    class Nan(Nano):
+        def forward(self, x: Any) -> Any:
+            self.c_attn(x)
+            heads = x.clone()
+            heads[:, 0] = float("nan")  # as of a row of -inf
+            return self.c_proj(heads)
+
+    layer = made(Nan(12, 3))
+    said = mha.Projections(*3 * ["c_attn"], "c_proj", causal=True, by_head=False)
+    with pytest.warns(UnreadWarning, match="is recorded, but"), mha.capture(layer, layers={"": said}) as seen:
+        layer(drawn(2, 5, 12))
+    assert np.isnan(seen.recording.calls[0].outputs["output"][:, 0]).all()
+    with (
+        pytest.raises(SpecError, match="ModuleList has no method forward"),
+        mha.capture(nn.ModuleList([nn.Linear(2, 2)])),
+    ):
+        pass
+
+
+def test_layers_may_be_none_for_all_or_one_pattern() -> None:
+    model = nn.ModuleDict({name: nn.MultiheadAttention(6, 2, batch_first=True).eval() for name in "ab"})
+    x = drawn(1, 3, 6)
+    for layers, names in ((None, ["a", "b"]), ("a*", ["a"])):
+        with mha.capture(model, layers=layers) as seen:
+            for layer in model.values():
+                layer(x, x, x)
+        assert [one.name for one in seen.recording.layers] == names
 
 
 class Unscaled(nn.Module):

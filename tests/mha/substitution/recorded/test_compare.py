@@ -169,6 +169,28 @@ def test_what_an_array_of_another_layer_is():
         assert words in said, said
 
 
+def test_each_weight_in_another_order_is_none_that_was_packed():
+    """A packed weight is looked for where one projection holds another's numbers."""
+    layers = layers_of()
+    q, k, v = (layers[1].weights[f"{letter}_proj.weight"] for letter in "qkv")
+    heads = CONFIG.num_heads
+    orders = {
+        "is the original's transposed": lambda w: w.T.copy(),
+        "is the original's, whose channels stand as (d, h), and is read as (h, d)": lambda w: (
+            w.reshape(heads, -1, 12).swapaxes(0, 1).reshape(12, 12)
+        ),
+        "is the original's, whose channels stand as (h, d), and is read as (d, h)": lambda w: (
+            w.reshape(-1, heads, 12).swapaxes(0, 1).reshape(12, 12)
+        ),
+        "holds the original's numbers in another order": lambda w: w[::-1].copy(),
+    }
+    for words, order in orders.items():
+        arrays = {f"{letter}_proj_weight": order(one) for letter, one in zip("qkv", (q, k, v), strict=True)}
+        _, said = part(model(layers), model(changed(layers, 1, **arrays)))
+        assert "together" not in said
+        assert all(f"{letter}_proj.weight {words}" in said for letter in "qkv"), said
+
+
 def test_settings_are_compared_for_what_they_mean(original):
     layers = layers_of()
     wrong = [replace(layer, config=replace(CONFIG, scale=1.0)) for layer in layers]

@@ -1,0 +1,139 @@
+"""A diagnosis in words: its causes, how sure they are, and what shows them; on one screen, or whole."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from mha_core.errors import fitted, wrapped
+
+ROWS = 12  # most rows of a diagnosis on one screen, of 80 columns
+READINGS = 2  # most readings of one fault that are said, and most of which the ids are
+MEASURED = "measured"  # in place of the id of a bug that is not on file
+DETAIL = " In detail: "  # what stands in a sentence between the fault and how it is made, which is said last
+LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/value heads", "d": "channels of a head"}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause of what differs.
+
+    Attributes:
+        stage: the first wrong stage; several, with "or", where nothing tells some bugs apart.
+        what: what is wrong, in a sentence.
+        change: what to change; "" where that is not known.
+        bugs: the ids of the bugs on file that are this; several where nothing tells them apart.
+        is_common: whether it is what much code does, and stands beside what little code does.
+        label: "Cause" of what explains all, "Likely cause" of most; "" of where it begins.
+    """
+
+    stage: str
+    what: str
+    change: str = ""
+    bugs: tuple[str, ...] = ()
+    is_common: bool = False
+    label: str = ""
+
+    @property
+    def line(self) -> str:
+        """All of it in one line.
+
+        >>> Cause("scores", "They are doubled.", "Halve them.", ("scores-doubled",)).line
+        'scores: They are doubled. Change: Halve them. (scores-doubled)'
+        """
+        return " ".join(self.lines())
+
+    def lines(self, number: int = 0) -> list[str]:
+        """Return what is wrong, what to change, and how it is in detail; `number`: of several causes, from 1 on."""
+        lead = "" if self.change.startswith("Next: ") else "Change: "  # advice, and no change
+        on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
+        ids = f" ({' or '.join(self.bugs)})" if on_file else ""
+        where = f"{self.label}{f' {number}' if number else ''}, at the {self.stage}" if self.label else self.stage
+        what, _, detail = self.what.partition(DETAIL)
+        found = [f"{where}: {what}", f"{lead}{self.change}" * bool(self.change and not self.is_common)]
+        found = [*filter(None, [*found, f"{DETAIL.strip()} {detail}" * bool(detail)])]
+        return [*found[:-1], f"{found[-1]}{ids}"]
+
+
+@dataclass(frozen=True)
+class Brief:
+    """A diagnosis of one subject in words.
+
+    Attributes:
+        subject, dtype: who was diagnosed, and in which dtype.
+        status: 0: nothing differs; 1: it differs; 2: it could not be judged.
+        extent: who differs in how many cases.
+        sure: how sure the causes are.
+        causes: the causes; of what is not known, where it begins.
+        seen: lines that show what is wrong.
+        more: further lines.
+        details: lines of the whole text alone.
+    """
+
+    subject: str
+    dtype: str
+    status: int
+    extent: str = ""
+    sure: str = ""
+    causes: tuple[Cause, ...] = ()
+    seen: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """The causes in lines: one each, or several of the only one."""
+        if len(self.causes) == 1:
+            return self.causes[0].lines()
+        named = [one for one in self.causes if one.label]
+        numbers = {id(one): number for number, one in enumerate(named, 1) if len(named) > 1}
+        return [" ".join(one.lines(numbers.get(id(one), 0))) for one in self.causes]
+
+    @property
+    def said(self) -> list[str]:
+        """The causes, how sure they are, and what shows them, in lines."""
+        return [*self.lines, *_symbols(self.lines), *filter(None, [self.sure]), *self.seen]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join(filter(None, [self.extent, *self.said, *self.more, *self.details]))
+
+    def rows(self, width: int = 80, most: int = ROWS, *, head: bool = True) -> list[str]:
+        """Return it in rows.
+
+        Args:
+            width: columns of a row.
+            most: rows; causes that do not fit are left out whole, and counted.
+            head: whether it stands alone, as `mha diagnose` says it: then the first rows say who differs in how many
+                cases, and `more` is said.
+        """
+        rows = [row for line in [self.extent] * head for row in wrapped(line, width)]
+        blocks = [wrapped(line, width, "  ") for line in self.lines]
+        symbols, sure = (
+            [row for line in some for row in wrapped(line, width, "  ")]
+            for some in (_symbols(self.lines), filter(None, [self.sure]))
+        )
+        left = f"... and {{}} more: add {'--details' if head else '-v'}"
+        causes = fitted(blocks, most - len(rows) - len(sure), left)
+        fits = sum(map(len, (rows, *blocks, symbols, sure))) <= most
+        rows += [*causes, *symbols * fits, *sure]
+        for line in (*self.seen, *(self.more if head else ())):
+            added = [line] if line.startswith("rerun: ") else wrapped(line, width, "  ")  # which is copied
+            rows += added if len(rows) + len(added) <= most or not self.causes else []
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        names = ("subject", "dtype", "text", "sure")
+        keys = ("stage", "what", "change")
+        causes = [{**{key: getattr(one, key) for key in keys}, "bugs": list(one.bugs)} for one in self.causes]
+        return {**{name: getattr(self, name) for name in names}, "causes": causes}
+
+
+def _symbols(lines: list[str]) -> list[str]:
+    """Return a line on the symbols of the formulas in these lines; none where there are no formulas."""
+    used = set(re.findall(r"(?<![\w.'])[A-Za-z]+(?![\w'])", " ".join(lines)))
+    named = [f"{name} {words}" for name, words in LEGEND.items() if name in used]
+    return [f"({', '.join(named)})"] if named else []

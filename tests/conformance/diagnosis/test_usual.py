@@ -1,0 +1,134 @@
+"""Usual mistakes: a mask the wrong way round with each, a finite number, and NaN beside excluded keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conformance.cases.table import select
+from conformance.diagnosis.brief import brief
+from conformance.diagnosis.diagnose import diagnose
+from conformance.kinds.usual import FINITE, SENTENCE
+from conformance.measure.asker import Asker
+from conformance.measure.designs import CONFIGS
+from conformance.measure.search import Located
+from conformance.subjects.function import subject_from_function
+from conformance.zoo.bug import BuggySubject
+from conformance.zoo.registry import all_bugs
+
+pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+SOME = ("prime", "causal", "valid-lens", "one-key", "ragged-square", "trained-first-layer", "nan-in-padding")
+BESIDE_NAN = ("prime", "causal", "valid-lens", "nan-in-open-key")
+
+
+def softmax(scores):
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def layer(weigh, *, zeroed=True, merged=lambda heads: heads.swapaxes(1, 2)):
+    """A right layer but for its weights, `weigh(scores, mask)`; with `zeroed` padding becomes 0."""
+
+    def attention(weights, queries, keys, values, mask, *, num_heads, padding):
+        def heads(name, x):
+            y = x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+            return y.reshape(*y.shape[:2], num_heads, y.shape[2] // num_heads).swapaxes(1, 2)
+
+        if zeroed:
+            keys, values = (np.where(padding[..., None], 0.0, x) for x in (keys, values))
+        q, k, v = heads("q_proj", queries), heads("k_proj", keys), heads("v_proj", values)
+        shown = weigh(q @ k.swapaxes(2, 3) * q.shape[3] ** -0.5, mask)
+        taken = merged(shown @ v).reshape(*queries.shape[:2], v.shape[1] * v.shape[3])
+        return {"output": taken @ weights["out_proj.weight"].T + weights.get("out_proj.bias", 0.0), "weights": shown}
+
+    return subject_from_function(attention, name="layer")
+
+
+def of_rows(mask):
+    return mask.any(axis=-1, keepdims=True)
+
+
+INVERTED = {
+    "guarded": lambda s, mask: np.where(of_rows(mask), softmax(np.where(mask, -np.inf, s)), 0.0),
+    "zeroed after": lambda s, mask: np.where(mask, softmax(np.where(mask, -np.inf, s)), 0.0),
+    "NaN made 0": lambda s, mask: np.nan_to_num(softmax(np.where(mask, -np.inf, s))),
+    "filled": lambda s, mask: softmax(np.where(mask, -1e9, s)),
+    "lowest": lambda s, mask: softmax(np.where(mask, np.finfo(np.float32).min, s)),
+    "added": lambda s, mask: softmax(s + mask * -1e9),
+    "added and guarded": lambda s, mask: np.where(of_rows(mask), softmax(s + mask * -1e9), 0.0),
+}
+
+
+@pytest.mark.parametrize("way", INVERTED)
+def test_an_inverted_mask_is_one_cause_however_keys_are_excluded(way):
+    told = brief(diagnose(layer(INVERTED[way]), select(SOME)))
+    assert [one.what for one in told.causes] == [SENTENCE], told.text
+    assert told.causes[0].label == "Cause"
+
+
+def test_a_mask_that_is_ignored_is_one_cause_where_padding_is_zeroed():
+    told = brief(diagnose(layer(lambda s, mask: softmax(s)), select(SOME)))
+    assert [one.what for one in told.causes] == ["The whole mask is ignored."], told.text
+
+
+def test_a_scale_of_all_heads_is_said_as_such():
+    def of_all(scores, mask):
+        right = np.where(mask, scores * scores.shape[1] ** -0.5, -np.inf)
+        return np.where(of_rows(mask), softmax(right), 0.0)
+
+    told = brief(diagnose(layer(of_all), select((*SOME, "head-dim*"))))
+    assert [one.what for one in told.causes] == [
+        "Scores are divided by the root of the width of all heads, not of one head's."
+    ]
+
+
+def beside_nan(scores, mask):
+    """0 in rows without a key, and NaN wherever a row has a NaN."""
+    return np.where(of_rows(mask), softmax(np.where(mask, scores, -np.inf)), 0.0)
+
+
+def but_one(scores, mask):
+    """NaN at NaN scores alone, and 0 beside them."""
+    right = np.where(mask, beside_nan(scores, mask), 0.0)
+    return np.where(np.isnan(right) & ~np.isnan(scores), 0.0, right)
+
+
+@pytest.mark.parametrize(
+    ("weigh", "said"),
+    [
+        (beside_nan, "Excluded keys have NaN weights where another key is NaN."),
+        (but_one, "Weights are numbers where another key of the row is NaN: theirs are NaN too."),
+    ],
+)
+def test_weights_that_differ_beside_a_nan_are_said_as_such(weigh, said):
+    """A bias of the keys that is missing moves no weight, and so is no reason."""
+    found = diagnose(layer(weigh), select(BESIDE_NAN))
+    told = brief(found)
+    assert found.failing == ("nan-in-open-key",)
+    assert [(one.stage, one.what) for one in told.causes] == [("weights", said)]
+    assert told.sure == "The output is right in all 4 cases: nothing else is wrong."
+
+
+def test_a_finite_number_is_named_beside_what_the_cases_show():
+    """Only a further call shows it: no case has scores below -1e9."""
+
+    def finite(scores, mask):
+        return softmax(np.where(mask, scores, -1e9)) * mask
+
+    subject = layer(finite, merged=lambda heads: heads)
+    found = diagnose(subject, select(SOME), experiments=Asker(subject, configs=CONFIGS[3:5]))
+    told = brief(found)
+    assert {one.what for one in told.causes} >= {FINITE}
+    assert ("merge-without-transpose",) in [one.bugs for one in told.causes]
+    assert "these mistakes gives the layer's numbers" in told.sure
+
+
+def test_a_right_stage_acquits_what_stands_before_it():
+    found = diagnose(BuggySubject(next(bug for bug in all_bugs() if bug.id == "merge-reversed")), select(SOME), bugs=())
+    problem = select(("prime",))[0].build()
+    for stage in ("queries", "keys", "scores", "values"):
+        assert replace(found, located=Located(stage, problem)).first_step is None
+    assert replace(found, located=Located("queries", problem), stages={}).first_step == "queries"
