@@ -9,6 +9,7 @@ from conformance.diagnosis import text
 from conformance.diagnosis.diagnose import ALL_NAN, Diagnosis
 from conformance.judging.nan_weights import CHANGES
 from conformance.kinds.made import is_measured
+from conformance.kinds.usual import FINITE
 from conformance.measure.search import EXTREME, features_of
 from conformance.reports.brief import DETAIL, MEASURED, READINGS, Brief, Cause
 from conformance.zoo.bug import Bug
@@ -21,7 +22,7 @@ EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers NaN or infinite"}
 
 _OWN = "scale-in-float32 fill-lowest fill-1e9-averaged empty-row-nan padding-not-zeroed padding-of-values-not-zeroed"
 OWN_LAYERS = frozenset(_OWN.split())  # bugs on file that layers of frameworks have, as is listed
-COMMON = OWN_LAYERS | {"fill-added-1e9"}  # that much code has: beside others these are said last, and in short
+COMMON = OWN_LAYERS | {"fill-added-1e9", FINITE}  # that much code has: beside others these are said last, and in short
 AS_OWN_LAYERS = "Frameworks' own layers do all of this too, as is listed: mha deviations."
 FIRST = "This is the first wrong step"
 NO_CAUSE = "No known bug explains it, alone or with another."
@@ -87,7 +88,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     usual = any(EXTREME not in features_of(problem) for one in asked for problem in one.differing)
     kinds = " or ".join(EXTREMES[kind] for kind in diagnosis.only_extreme)
     extreme = [ONLY_EXTREME.format(kinds)] * (bool(kinds) and diagnosis.located is None and not usual)
-    common = [bool(one.bugs) and COMMON.issuperset(one.bugs) for one in found]
+    common = [COMMON.issuperset(one.bugs or (one.what,)) for one in found]
     alike = all(one.bugs and OWN_LAYERS.issuperset(one.bugs) for one in found)
     if any(common) and not all(common) and diagnosis.explanations:
         pairs = sorted(zip(common, found, strict=True), key=lambda pair: pair[0])
@@ -152,7 +153,7 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
         first = f"Only {diagnosis.alone} are wrong" if OR_WITH in alone else f"{FIRST}{told_by}{alone}"
         what = " ".join(filter(None, (f"{first}.", fact.strip(), NO_CAUSE * (not told))))
         yield Cause(step, what, "" if told else _advice(diagnosis, step))
-    for bug in sorted(common, key=_position):
+    for bug in sorted(common, key=lambda bug: (bug in told[0].late, _position(bug))):
         yield _of_bug(bug, label)
     rest = [[bug for bug in one.bugs if bug not in common] for one in told]
     if len(rest) > 1:

@@ -180,6 +180,7 @@ class Hypothesis:
         misses: the cases that it does not explain, failing ones first, each with the array that shows it.
         others: array -> number of explained cases in which the subject's array differs from the hypothesis': such
             differences do not change the outputs.
+        late: the bugs that show in no case of the kind that tells, such as ordinary ones: they are said last.
     """
 
     bugs: Model
@@ -189,6 +190,7 @@ class Hypothesis:
     of_failing: int = 0
     misses: tuple[Miss, ...] = ()
     others: Mapping[str, int] = field(default_factory=dict)
+    late: frozenset[Bug] = frozenset()
 
     @property
     def name(self) -> str:
@@ -388,6 +390,7 @@ class Search:
             of_failing=len(self.failing),
             misses=tuple(self.evidence.miss(one, bugs) for one in missed),
             others=dict(Counter(name for one in explained for name in self.evidence.others(one, bugs))),
+            late=frozenset(bug for bug in bugs if not any(self.evidence.changes(one, bug) for one in self._decisive)),
         )
 
 
