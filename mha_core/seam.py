@@ -140,7 +140,6 @@ class Handover(NamedTuple):
             bias = round_to(bias, self.dtype) if bias.any() else None
         return allowed, bias
 
-
     def _counted(self, mask: NDArray) -> NDArray:
         """Bool: where an additive mask is a bias. A key with the lowest number is excluded, unless every key of its row
         has it: then it swallows all scores alike, and the function gives the mean over all values.

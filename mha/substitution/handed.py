@@ -13,6 +13,7 @@ from conformance.bounds.precision import UNIT_ROUNDOFF
 from mha.recordings.at_seam import intercepted
 from mha.recordings.hooks import hooks_of
 from mha.recordings.recording import Recording
+from mha.recordings.seam_bugs import has_sinks
 from mha.substitution.allowance import FACTOR
 from mha.substitution.original import Original, OriginalCall
 from mha.substitution.substitute import Substitution
@@ -20,6 +21,9 @@ from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.call.masks import allowed_keys
 from mha_core.errors import listed
 from mha_core.seam import Handover
+
+SWALLOWING = 1e30
+"""A bias that large stands for an exclusion: with it every score of its row is lost."""
 
 Given = tuple[AttentionConfig, AttentionInputs]
 """What one call of an attention function is handed, in terms of the definition."""
@@ -96,12 +100,38 @@ def _differences(port: Given, exact: Given, narrow: Given, unit: float) -> Itera
         if (one is None) != (other is None) or (one is not None and abs(one - other) > FACTOR * unit * abs(other)):
             yield "scale", f"{name.removeprefix('softmax_')} is {_number(one)}, the original's {_number(other)}"
     if inputs.keys.shape[2] == wanted.keys.shape[2]:
+        yield from _biases_apart(port, exact, narrow, unit)
         allowed, due = (_allowed(one) for one in (port, exact))
         if allowed.shape == due.shape and not np.array_equal(allowed, due):
             worst = tuple(map(int, np.argwhere(allowed != due)[0]))
             can = "may" if allowed[worst] else "may not"
             item, head, query, key = worst
             yield "mask", f"in item {item}, head {head}, query {query} {can} attend to key {key}"
+
+
+def _biases_apart(port: Given, exact: Given, narrow: Given, unit: float) -> Iterator[tuple[str, str]]:
+    """Where what is added to the scores of keys that both may attend to differs; a sink is the bias of the last key."""
+    got, expected, rounded = (_bias(one) for one in (port, exact, narrow))
+    if got.shape != expected.shape or rounded.shape != expected.shape:
+        return
+    counted = _allowed(port) & _allowed(exact) & (np.abs(expected) < SWALLOWING) & (np.abs(got) < SWALLOWING)
+    rounding = max(
+        (np.abs(rounded - expected) * counted).max(initial=0.0), unit * np.abs(expected * counted).max(initial=0.0)
+    )
+    difference = np.abs(got - expected) * counted
+    if difference.max(initial=0.0) > FACTOR * max(rounding, unit):
+        worst = np.unravel_index(difference.argmax(), difference.shape)
+        at, last = list(map(int, worst)), has_sinks(exact[1]) and worst[3] == difference.shape[3] - 1
+        what = f"the sink of head {at[1]}" if last else f"the bias at {at}"
+        yield "sinks" if last else "bias", f"{what} is {got[worst]:.6g}, the original's {expected[worst]:.6g}"
+
+
+def _bias(given: Given) -> NDArray:
+    config, inputs = given
+    sizes = inputs.check(config)
+    shape = (sizes.batch, config.num_heads, sizes.query_len, sizes.key_len)
+    bias = inputs.mask.bias
+    return np.array(np.broadcast_to(0.0 if bias is None else bias, shape), dtype=np.float64)
 
 
 def _allowed(given: Given) -> NDArray[np.bool_]:

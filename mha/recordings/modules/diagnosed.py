@@ -114,7 +114,7 @@ def diagnosed(
     texts = {owner: "\n".join(map(str, ones)) for owner, ones in found.items()}
     unread = {one.name: one.why for one in (recording.unread or () if recording is not None else ())}
     for name, suspect in wrong.items():
-        if name in layers.values() or any(_stands_in(layer, name) for layer in recorded):
+        if name in layers.values() or any(_stands_in(layer, name) or _stands_in(name, layer) for layer in recorded):
             continue
         if name in unread or class_like_attention(suspect.kind.rpartition(".")[2]):
             why = unread.get(name, "unknown")
