@@ -73,9 +73,22 @@ class Evidence:
             return self.whole(observation, ())
         return self.alike(observation, arrays, observation.arrays)
 
+    def _is_no_nearer(self, observation: Observation, bugs: tuple[Bug, ...]) -> bool:
+        """Return whether rounded parameters, which give what they give to the bit, leave half of the difference."""
+        arrays, right = self.runs.arrays(observation, bugs), observation.wanted.trace.arrays()
+        if arrays is None or not any(
+            bug.id.partition("-in-")[0].endswith(("parameters", "-proj-weight")) for bug in bugs
+        ):
+            return False
+        own = observation.arrays
+        return any(
+            distance(arrays[name], own[name]).max(initial=0.0) > distance(right[name], own[name]).max(initial=0.0) / 2
+            for name in self.wrong(observation)
+        )
+
     def _explains(self, observation: Observation, bugs: tuple[Bug, ...]) -> bool:
         if self.whole(observation, bugs):
-            return True
+            return not self._is_no_nearer(observation, bugs)
         wrong, arrays = self.wrong(observation), self.runs.arrays(observation, bugs)
         if observation.has_other_shape:  # which says nothing against a bug that can't be made there
             return any(self.runs.arrays(observation, (bug,)) is None for bug in bugs)

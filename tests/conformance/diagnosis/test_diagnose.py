@@ -18,6 +18,7 @@ from conformance.subjects.seen import SecondCall
 from conformance.zoo.bug import BuggySubject, compatible
 from conformance.zoo.registry import all_bugs, bugs_of_large_blocks
 from mha_core import STAGES, SpecError, Trace
+from mha_core.reference.forward import FORWARD
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -365,3 +366,15 @@ def test_second_calls_have_the_shorter_time_limit_of_their_subject_if_it_has_one
     limited = Limited()
     within(SecondCall(limited), 3.0)
     assert limited.limit == 3.0
+
+
+def test_rounded_parameters_explain_no_other_rounding(runs):
+    """Scores in float16 are as far off as a rounded weight would be; but that one gives what it gives to the bit."""
+    right, bfloat16 = FORWARD["unscaled"], next(bug for bug in all_bugs() if bug.id == "scores-in-bfloat16")
+    rounded = [bug for bug in all_bugs() if bug.id in ("q-proj-weight-in-float16", "parameters-in-bfloat16")]
+    narrow = replace(bfloat16, forward={"unscaled": lambda state: right(state).astype(np.float16).astype(np.float64)})
+    evidence = Evidence(runs, "float32")
+    for bug, explained in ((narrow, [False, False]), (rounded[0], [True, False]), (rounded[1], [False, True])):
+        several, _ = observe(Showing(bug, stages=True, dtype="float32"), FEW[:6])
+        seen = next(one for one in several if one.mismatches)
+        assert [evidence.explains(seen, (other,)) for other in rounded] == explained
