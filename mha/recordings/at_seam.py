@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -16,16 +16,12 @@ from conformance.judging.expected import Expected, answer
 from mha.coverage import Survey, kind_of
 from mha.recipes.judge import Judgement, judge_original
 from mha.recordings.hooks import Hooks
-from mha.recordings.parts import AT_SEAM
+from mha.recordings.parts import AT_SEAM, RecordedCall
 from mha.seam.interface import intercept_interface
 from mha_core import SpecError
 from mha_core.capture import ReadCall
 from mha_core.errors import listed
 from mha_core.seam import Handle, Handover
-
-if TYPE_CHECKING:
-    from mha.recordings.capture import Capture
-    from mha.recordings.parts import RecordedCall
 
 SHOWN = 3
 """Most layers that a line lists."""
@@ -96,6 +92,18 @@ def has_seam(hooks: Hooks) -> bool:
     return hasattr(hooks, "intercept_attention")
 
 
+class Recorder(Protocol):
+    """What takes the calls: see `mha.recordings.capture.Capture`."""
+
+    owners: dict[str, str]
+
+    def add(self, name: str, kind: str, call: ReadCall) -> RecordedCall:
+        """Record one call of a layer of this name and kind."""
+
+    def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
+        """Give these calls other outputs, or take them out again."""
+
+
 class SeamCalls:
     """The calls at the seam of one capture.
 
@@ -110,7 +118,7 @@ class SeamCalls:
         read: name of each layer that was recorded at the seam -> what its softmax was computed in, where not its dtype.
     """
 
-    def __init__(self, hooks: Hooks, target: Any, recorder: Capture, survey: Survey, layers: Iterable[str]) -> None:
+    def __init__(self, hooks: Hooks, target: Any, recorder: Recorder, survey: Survey, layers: Iterable[str]) -> None:
         self._hooks, self._target, self._recorder, self._survey, self._layers = hooks, target, recorder, survey, layers
         self._waiting: list[tuple[str, Any, ReadCall]] = []
         self._calls: list[tuple[str, RecordedCall, ReadCall]] = []

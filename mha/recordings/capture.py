@@ -355,11 +355,13 @@ def capture(
         recorder.ends.check_met()
     if strict:
         recorder.coverage.check()
-    refused = [why for name, why in unlisted.refused.items() if not seam.reads(name)]
-    lines = [*dict.fromkeys(unreadable), *refused, unlisted.as_they_are if refused else ""]
-    lines += [*(why for name, why in unlisted.turning.items() if not seam.reads(name)), unlisted.beyond]
-    lines.append("" if modules else seam.line)  # of modules, what stands around the function is recorded too
-    lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
+    lines = list(dict.fromkeys(unreadable))
+    if not (modules and all(layer.is_at_seam for layer in recorder.layers)):  # what stands around is recorded too
+        refused = [why for name, why in unlisted.refused.items() if not seam.reads(name)]
+        lines += [*refused, unlisted.as_they_are if refused else ""]
+        lines += [*(why for name, why in unlisted.turning.items() if not seam.reads(name)), unlisted.beyond]
+        lines.append("" if modules else seam.line)
+        lines = [recorder.coverage.line] * bool(recorder.coverage.unseen) + [line for line in lines if line]
     if strict and unlisted.beyond:
         raise SpecError(f"{unlisted.beyond}. Without strict this is said and no error")
     if lines:

@@ -211,8 +211,7 @@ def _embedding(known: Known) -> Iterator[Candidate]:
 
 
 def _stored(rows: NDArray, r: Rounding) -> Bounded:
-    """Rows as they stand, or of a table that was divided by a number, which are multiplied by it again."""
-    return r.store(r.store(r.store(given(r, rows))))
+    return r.store(given(r, rows))
 
 
 Dense = tuple[NDArray, NDArray | None]

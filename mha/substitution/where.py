@@ -111,7 +111,11 @@ def where(
     called = [one.name for one in report.results]
     if isinstance(recording, ArraysRecording):  # it has no attention layers
         return report
-    ready = {one.name: judge.ready[port][0] for port, one in enumerate(report.results) if one.name in wrong}
+    ready = {
+        one.name: judge.ready[port][0]
+        for port, one in enumerate(report.results)
+        if one.name in wrong and port in judge.ready
+    }
     told = of_wrong(own, original, recording.path, ready)
     return replace(report, diagnosed=diagnosed(recording.path, wrong, called, report.judged, progress, told))
 

@@ -141,18 +141,3 @@ def test_lines_that_may_make_up_for_a_part_are_said_with_it(tmp_path):
     text = "\n".join(findings(report))
     assert "is wrong in its own lines (errors of its parts are taken out), or in blocks.0.attn.q, for which" in text
     assert "Whether blocks.0.attn.q is right is not known yet" in text
-
-
-def test_a_table_that_is_multiplied_by_a_number_again_is_right(tmp_path):
-    class Scaled(nn.Embedding):
-        def forward(self, ids):
-            return super().forward(ids) * WIDTH**0.5
-
-    given = {name: torch.tensor(array) for name, array in batch().items()}
-    model, port = original(), original()
-    with torch.no_grad():
-        port.tok.weight /= WIDTH**0.5
-        port.tok.__class__ = Scaled
-        with mha.capture(port, tmp_path / "port.safetensors", modules=True):
-            port(**given)
-    assert mha.where(model, tmp_path / "port.safetensors", inputs=batch()).equal
