@@ -39,7 +39,7 @@ from mha_core.errors import one_line
 from mha_core.files.outside import parse_json_object
 
 EMBEDDINGS, LOGITS, OUTPUTS = "sentence embeddings", "logits of the last token", "outputs"
-"""What a model gives that is compared: of an encoder, of a decoder, and of any other model."""
+"""The outputs that are compared: of an encoder, of a decoder, and of any other model."""
 
 DECODER_CLASSES = ("ForCausalLM", "LMHeadModel")
 """Ends of the names of classes that go on with a text."""
@@ -128,7 +128,7 @@ class TrainedModel:
         return named if named else None
 
     def _beside(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """What is said beside texts: no cache, the positions of what is padded on the left, and a decoder's own ids."""
+        """Return the arguments beside texts: no cache, the positions of what is padded on the left, and a decoder's own ids."""
         names = self._arguments() or ()
         found: dict[str, Any] = {"use_cache": False} if "use_cache" in names else {}
         if self.outputs == LOGITS and "position_ids" in names and "attention_mask" in batch:
@@ -138,7 +138,7 @@ class TrainedModel:
         return {name: value for name, value in found.items() if name not in batch}
 
     def run(self, batch: Mapping[str, Any]) -> NDArray[np.float64]:
-        """What the model gives, a row an item.
+        """Return the outputs of the model, a row an item.
 
         Sentence embeddings (B, E) are the mean over each text's tokens, of length 1; logits (B, vocabulary) those after
         the last token. Of other models it is every floating-point array, with 0 where `attention_mask` has padding.
@@ -170,7 +170,7 @@ class TrainedModel:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it continues texts."""
+        """Return whether the model continues texts."""
         return self.outputs == LOGITS and self.tokenizer is not None
 
     def continued(self, batch: Mapping[str, Any], tokens: int) -> tuple[str, ...]:

@@ -50,10 +50,10 @@ TOKENS = 20
 """How many tokens a decoder goes on with."""
 
 DRAWS = 8
-"""How many times the outputs of all calls are moved by their bounds, with other signs each time."""
+"""The number of times that the outputs of all calls are moved by their bounds, with other signs each time."""
 
 DIAGNOSED = 6
-"""How many of a backend's differing calls a diagnosis looks at; more tell little and take long."""
+"""The most of a backend's differing calls that a diagnosis looks at; more tell little and take long."""
 
 SCHEMA_VERSION = 3
 
