@@ -19,7 +19,7 @@ from mha_core.files.outside import parse_json_object
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Return whether a config is of the BERT family, whose sentence embeddings are the mean over its last hidden states."""
+    """Return whether a config is of the BERT family: a sentence embedding is the mean over its last hidden states."""
     return config.get("model_type") in RECIPES["bert"].model_types
 
 

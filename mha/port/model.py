@@ -128,7 +128,7 @@ class TrainedModel:
         return named if named else None
 
     def _beside(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments beside texts: no cache, the positions of what is padded on the left, and a decoder's own ids."""
+        """Return the arguments beside texts: no cache, the positions after padding on the left, a decoder's own ids."""
         names = self._arguments() or ()
         found: dict[str, Any] = {"use_cache": False} if "use_cache" in names else {}
         if self.outputs == LOGITS and "position_ids" in names and "attention_mask" in batch:

@@ -50,7 +50,7 @@ TOKENS = 20
 """How many tokens a decoder goes on with."""
 
 DRAWS = 8
-"""The number of times that the outputs of all calls are moved by their bounds, with other signs each time."""
+"""The number of times that all outputs are moved by their bounds, with other signs each time."""
 
 DIAGNOSED = 6
 """The most of a backend's differing calls that a diagnosis looks at; more tell little and take long."""
