@@ -43,7 +43,7 @@ def unseen():
 @pytest.fixture
 def port(tmp_path, monkeypatch):
     """Runs the command in a folder with such models and arrays."""
-    (tmp_path / "mine.py").write_text(CODE)
+    (tmp_path / "live_mine.py").write_text(CODE)
     np.savez(tmp_path / "x.npz", input=np.ones((2, 5, 12), np.float32))
     np.savez(tmp_path / "other.npz", hidden=np.ones((2, 5, 12), np.float32))
     monkeypatch.chdir(tmp_path)
@@ -53,9 +53,9 @@ def port(tmp_path, monkeypatch):
 
 def test_a_live_model_is_ported_with_its_own_inputs_and_others(port):
     for more, dtype in (((), "float64"), (("--inputs", "x.npz"), "float32")):
-        ended = port("mine:make", "--dtype", dtype, *more)
+        ended = port("live_mine:make", "--dtype", dtype, *more)
         assert ended.exit_code == 0, ended.output
-        assert f"mine:make: 2 attention layers of 3 heads, arrays, {dtype}\nread 2 of 2 modules" in ended.stdout
+        assert f"live_mine:make: 2 attention layers of 3 heads, arrays, {dtype}\nread 2 of 2 modules" in ended.stdout
         assert "Not judged: projections, norms and rotations, which stay the model's own" in ended.stdout
         assert "Equal: the model's own attention, 2 ported calls, and the outputs through torch." in ended.stdout
 
@@ -63,10 +63,10 @@ def test_a_live_model_is_ported_with_its_own_inputs_and_others(port):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["mine:unseen", "--inputs", "x.npz"], "its attention (Attention) has a softmax of its own, or its"),
-        (["mine:unseen"], "mine:unseen has no tokenizer: give it arrays by its arguments' names, --inputs FILE.npz"),
-        (["mine:make", "--inputs", "other.npz"], "Sequential takes no 'hidden' (it takes: input)"),
-        (["mine:made"], "mine has no 'made'"),
+        (["live_mine:unseen", "--inputs", "x.npz"], "its attention (Attention) has a softmax of its own, or its"),
+        (["live_mine:unseen"], "live_mine:unseen has no tokenizer: give it arrays by its arguments' names, --inputs FILE.npz"),
+        (["live_mine:make", "--inputs", "other.npz"], "Sequential takes no 'hidden' (it takes: input)"),
+        (["live_mine:made"], "live_mine has no 'made'"),
     ],
 )
 def test_what_can_not_be_ported_is_refused(port, words, message):
