@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -32,6 +32,9 @@ from mha_core.errors import one_line
 
 LIMIT = 60.0
 """Seconds for one relation."""
+
+BRIEF = Size(2, 5)
+"""What the relations of state are asked of."""
 
 Allowances = tuple[Allowance, Allowance]
 """Of the dtype in which relations are asked; and of the model's own, for those whose two ways round otherwise."""
@@ -138,16 +141,18 @@ def _look(
 
 
 def _is_random(live: Live, template: Template) -> bool:
-    """Whether each of three calls gives something else: of one, of one again, and of another one."""
-    first, found = live.fresh(), []
+    """Whether calls of one, of one again, and of another one each give something else."""
+    first, found = live.fresh(), list[Any]()
+    rough = Allowance(live.dtype, 2.0 * UNIT_ROUNDOFF[live.dtype])
     for own in (first, first, live.fresh()):
         with own.running(live.dtype) as run:
             trial = Trial(own, run, template, template.whole, live.dtype)
             found.append(trial.call(trial.x()).out.array)
+        if len(found) > 1 and apart(found[0], found[1], rough).ratio <= 1.0:
+            break
     if not any(np.isfinite(array).any() for array in found):
         raise SpecError(f"{named_as(live.model)} can't be asked: every number of its outputs is NaN or infinite")
-    rough = Allowance(live.dtype, 2.0 * UNIT_ROUNDOFF[live.dtype])
-    return all(apart(*two, rough).ratio > 1.0 for two in combinations(found, 2))
+    return len(found) > 2 and all(apart(*two, rough).ratio > 1.0 for two in combinations(found, 2))
 
 
 def _has_cache(cache: Cache | str, live: Live) -> bool:
@@ -183,8 +188,17 @@ def _asked(relation: Relation, known: Known, allowances: Allowances, named: str 
     if size.length < relation.length or size.batch < relation.batch:
         what = f"inputs of {size.length} positions and {size.batch} items are too small"
         return result("not asked", f"{what}: it takes {relation.length} and {relation.batch}")
+
+    def ask() -> tuple[Apart, Size]:
+        if relation.brief and whole.length > BRIEF.length:
+            small = Size(min(BRIEF.batch, whole.batch), BRIEF.length)
+            with suppress(Exception):  # an input that can't be cut, or a model of one length
+                off, _ = _measure(relation, known, allowance, small, named)
+                return off, small
+        return _measure(relation, known, allowance, size, named, known.kept)[0], size
+
     try:
-        off, _ = in_time(lambda: _measure(relation, known, allowance, size, named), limit)
+        off, size = in_time(ask, limit)
     except TookTooLong:
         return result("not asked", f"it took over {limit:g} s")
     except CantBeAsked as error:
@@ -193,30 +207,33 @@ def _asked(relation: Relation, known: Known, allowances: Allowances, named: str 
         return result("not asked", f"it raises {one_line(error)}")
     if off.ratio <= 1.0:
         return result("holds", apart=off, size=size)
-    shown, code = size, ""
+    shown, code, again = size, "", off
     for smaller in [*smallest(relation, size), size]:
         try:
             left = max(limit - (time.monotonic() - begun), 1.0)
             again, text = in_time(partial(_measure, relation, known, allowance, smaller, named), left)
         except (Exception, SystemExit):
+            again = off
             continue
         if again.ratio > 1.0:
             off, shown, code = again, smaller, text
             break
+    if again.ratio <= 1.0:  # beside answers of other trials alone
+        return result("holds", apart=again, size=size)
     deviation = known_deviation(relation, known)
     status = "broken" if deviation is None else "known"
     return result(status, deviation or "", apart=off, size=shown, code=code)
 
 
 def _measure(
-    relation: Relation, known: Known, allowance: Allowance, size: Size, named: str | None
+    relation: Relation, known: Known, allowance: Allowance, size: Size, named: str | None, kept: Any = None
 ) -> tuple[Apart, str]:
-    """How far the two ways are apart, and the code of their calls."""
+    """How far the two ways are apart, and the code of their calls, if no answers of earlier ones are `kept`."""
     own_step = isinstance(known.cache, Cache) and callable(known.cache.step)
     live = known.live if own_step and relation.group == "decoding" else known.live.fresh()
     known = replace(known, live=known.live)
     with _quietly(), live.running(allowance.dtype) as run:
-        trial = Trial(live, run, known.template, size, allowance.dtype)
+        trial = Trial(live, run, known.template, size, allowance.dtype, kept)
         pair = relation.ask(trial, known)
     check_same_shape(pair)
     first, second = _counted(pair, known)

@@ -33,12 +33,12 @@ def _whole(trial: Trial, known: Known) -> Given:
     """What one causal call gives of all positions."""
     cache = _cache(known)
     if known.live.hooks is None and cache.step is not None and not known.can_be_causal:
-        return trial.call(trial.x()).out
+        return trial.once(trial.x()).out
     more = dict(known.causally(trial.size.batch, 0, trial.size.length))
     if cache.start is not None and not cache.past and cache.step is None:
         _, whole = None, cache.feed(trial, trial.x(), cache.first(trial), 0, more)[0]
         return whole.out
-    return trial.call(trial.x(), more).out
+    return trial.once(trial.x(), more).out
 
 
 def _parts(trial: Trial, known: Known, bounds: Bounds, more: Mapping[str, Any] | None = None) -> Given:
@@ -92,7 +92,7 @@ def _padded(trial: Trial, known: Known) -> Pair:
     def of(stop: int) -> dict[str, Any]:
         return {mask.name: mask.of(np.broadcast_to(real[:, None, :stop], (batch, 1, stop)))}
 
-    whole = trial.call(trial.x(), of(length)).out
+    whole = trial.once(trial.x(), of(length)).out
     state, found = cache.first(trial), []
     prompt = max(2, length // 2)
     for start, stop in [(0, prompt), *((at, at + 1) for at in range(prompt, length))]:

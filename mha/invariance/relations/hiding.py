@@ -26,7 +26,7 @@ def _later(trial: Trial, known: Known) -> Pair:
     cut = max(1, trial.size.length // 2)
     more = known.causally(trial.size.batch, 0, trial.size.length)
     x = trial.x()
-    first = trial.call(x, more).out
+    first = trial.once(x, more).out
     second = trial.call(trial.other(x, cut), more).out
     return Pair(first.part(_length_axis(trial), None, cut), second.part(_length_axis(trial), None, cut))
 
@@ -34,7 +34,7 @@ def _later(trial: Trial, known: Known) -> Pair:
 def _shorter(trial: Trial, known: Known) -> Pair:
     """The first positions alone give what they give with later ones behind them."""
     cut = max(1, trial.size.length // 2)
-    first = trial.call(trial.x(), known.causally(trial.size.batch, 0, trial.size.length)).out
+    first = trial.once(trial.x(), known.causally(trial.size.batch, 0, trial.size.length)).out
     second = trial.call(trial.x(0, cut), known.causally(trial.size.batch, 0, cut)).out
     return Pair(first.part(_length_axis(trial), None, cut), second)
 
@@ -70,7 +70,7 @@ def _content(trial: Trial, known: Known, *, left: bool) -> Pair:
     real = _real(trial, left)
     more = _padded(trial, known, real)
     x = trial.x()
-    first = trial.call(x, more).out
+    first = trial.once(x, more).out
     return Pair(first, trial.call(_with_padding(trial, x, real, known.pad), more).out, real)
 
 
@@ -118,7 +118,7 @@ def _not_left(known: Known) -> str | None:
 def _alone(trial: Trial, known: Known) -> Pair:
     """An item without its padding, alone, against the same in the padded batch."""
     real = _real(trial, left=False)
-    first = trial.call(trial.x(), _padded(trial, known, real)).out
+    first = trial.once(trial.x(), _padded(trial, known, real)).out
     count = int(real[0].sum())
     second = trial.call(trial.x(0, count, slice(0, 1))).out
     batch, length = trial.template.axes
@@ -150,7 +150,7 @@ def _alone_left(trial: Trial, known: Known) -> Pair:
 
 
 def _first_alone(trial: Trial, known: Known) -> Pair:
-    first = trial.call(trial.x()).out
+    first = trial.once(trial.x()).out
     second = trial.call(trial.x(items=slice(0, 1))).out
     return Pair(first.part(trial.template.axes[0], 0, 1), second)
 
@@ -159,7 +159,7 @@ def _order(trial: Trial, known: Known) -> Pair:
     axis = trial.template.axes[0]
     turned = (*(slice(None),) * axis, slice(None, None, -1))
     x = trial.x()
-    first = trial.call(x).out
+    first = trial.once(x).out
     fixed = {}
     for name, value in trial.beside(x).items():
         own = trial.template.axes_of(value.array)[0] if isinstance(value, Given) else None
@@ -182,7 +182,7 @@ def _no_mask(known: Known) -> str | None:
 def _ones(trial: Trial, known: Known, mask: Mask) -> Pair:
     length = trial.size.length
     allowed = _also_causal(known, mask, np.ones((trial.size.batch, length, length), bool))
-    first = trial.call(trial.x()).out
+    first = trial.once(trial.x()).out
     return Pair(first, trial.call(trial.x(), {mask.name: mask.of(allowed)}).out)
 
 
@@ -268,7 +268,7 @@ def _broadcast(trial: Trial, known: Known) -> Pair:
     first = trial.call(trial.x(), {mask.name: mask.of(np.broadcast_to(real[:, None], allowed.shape))}).out
     every = np.broadcast_to(np.tri(length, dtype=bool) if known.causal else np.array(True), allowed.shape)
     asked = len(trial.lines)
-    plain, own = trial.call(trial.x()).out.array, trial.call(trial.x(), {mask.name: _added(every)}).out.array
+    plain, own = trial.once(trial.x()).out.array, trial.call(trial.x(), {mask.name: _added(every)}).out.array
     del trial.lines[asked:]
     if np.abs(plain - own).max() > 1e-3 * np.abs(plain).max():
         raise CantBeAsked("a mask of four axes takes the place of its own, which is not the causal one alone")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from mha.invariance.caches import Cache
 from mha.invariance.given import Given
 from mha.invariance.live import Live
 from mha.invariance.masks import Mask
-from mha.invariance.trial import CantBeAsked, Size, Template, Trial
+from mha.invariance.trial import Answer, CantBeAsked, Size, Template, Trial
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Known:
         cache: how it decodes, or why that is not known.
         pad: the id that stands in padding; None: any.
         random: whether two calls of it differ.
+        kept: what calls gave that relations share.
     """
 
     live: Live
@@ -38,6 +39,7 @@ class Known:
     cache: Cache | str = ""
     pad: int | None = None
     random: bool = False
+    kept: dict[Any, Answer] = field(default_factory=dict)
 
     @property
     def padding(self) -> Mask | None:
@@ -87,6 +89,7 @@ class Relation:
         batch, length: the smallest that show something.
         rounds: whether its two ways round otherwise, as eager attention has its softmax in float32: it is asked in the
             model's own dtype.
+        brief: whether it is asked of few items and positions, which show as much.
     """
 
     id: str
@@ -98,6 +101,7 @@ class Relation:
     batch: int = 1
     length: int = 2
     rounds: bool = False
+    brief: bool = False
 
 
 def check_same_shape(pair: Pair) -> None:

@@ -24,7 +24,7 @@ def _between(other: Callable[[Trial, Known], Any]) -> Callable[[Trial, Known], P
     """A call, something else, and the call again."""
 
     def ask(trial: Trial, known: Known) -> Pair:
-        first = trial.call(trial.x()).out
+        first = trial.once(trial.x()).out
         other(trial, known)
         return Pair(first, trial.call(trial.x()).out)
 
@@ -112,7 +112,7 @@ def _why_not_copied(known: Known) -> str | None:
 
 def _two(trial: Trial, known: Known) -> Pair:
     """One, and a second one with other content between its calls."""
-    first = trial.call(trial.x()).out
+    first = trial.once(trial.x()).out
     other = known.live.fresh()
     trial.lines.append("other = copy.deepcopy(model)")
     with other.running(trial.dtype) as run:
@@ -123,7 +123,7 @@ def _two(trial: Trial, known: Known) -> Pair:
 
 
 def _thread(trial: Trial, known: Known) -> Pair:
-    first = trial.call(trial.x()).out
+    first = trial.once(trial.x()).out
     found: list[Any] = []
 
     def work() -> None:
@@ -161,8 +161,14 @@ def _unchanged(trial: Trial, known: Known) -> Pair:
 
 
 ROWS = (
-    Relation("random-twice", "state", "A second call gives the same.", _second, length=1),
-    Relation("state-content", "state", "A call gives the same after one with other content.", _between(_content)),
+    Relation("random-twice", "state", "A second call gives the same.", _second, length=1, brief=True),
+    Relation(
+        "state-content",
+        "state",
+        "A call gives the same after one with other content.",
+        _between(_content),
+        brief=True,
+    ),
     Relation("state-longer", "state", "A call gives the same after a longer one.", _after_longer),
     Relation(
         "state-shorter",
@@ -177,6 +183,7 @@ ROWS = (
         "A call without a mask gives the same after one with a mask.",
         _between(_masked),
         _why_not_masked,
+        brief=True,
     ),
     Relation(
         "state-dtype",
@@ -184,6 +191,7 @@ ROWS = (
         "A call gives the same after one in another dtype.",
         _between(_other_dtype),
         _why_not_dtype,
+        brief=True,
     ),
     Relation(
         "state-training",
@@ -191,11 +199,17 @@ ROWS = (
         "A call gives the same after train() and eval().",
         _between(_training),
         _why_not_training,
+        brief=True,
     ),
     Relation(
-        "state-instances", "state", "A call gives the same after one of a second instance.", _two, _why_not_copied
+        "state-instances",
+        "state",
+        "A call gives the same after one of a second instance.",
+        _two,
+        _why_not_copied,
+        brief=True,
     ),
-    Relation("state-thread", "state", "A second thread gets the same.", _thread),
-    Relation("state-inputs", "state", "A call does not change what it is given.", _unchanged, length=1),
+    Relation("state-thread", "state", "A second thread gets the same.", _thread, brief=True),
+    Relation("state-inputs", "state", "A call does not change what it is given.", _unchanged, length=1, brief=True),
 )
 """The relations of state."""

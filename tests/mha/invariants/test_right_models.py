@@ -7,7 +7,13 @@ import pytest
 import mha
 from tests.mha.invariants.right_models import SOURCES
 
-NEEDS = {"transformers": "transformers", "torch": "torch", "flax": "flax", "keras": "keras", "others": "mxnet"}
+NEEDS = {
+    "transformers": "transformers",
+    "torch": "torch",
+    "flax": "flax",
+    "keras": "keras",
+    "others": "backends.mxnet.ops.framework",
+}
 ALWAYS = {
     "transformers": ["GPT2 sdpa"], "torch": ["torch encoder"], "flax": ["function of jax"],
     "keras": ["keras attention"], "others": ["NumPy attention", "NumPy running sum"],
