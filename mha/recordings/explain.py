@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +17,15 @@ from conformance.runner import run_case
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
-from mha.formats.checkpoint import Checkpoint
-from mha.formats.find import find_layers, settle_layout
-from mha.formats.layer import read_layer
-from mha.formats.stacked import open_layers
+from mha.recordings.meant import Meant, meant_by
 from mha.recordings.packing_bugs import packing_bugs
-from mha.recordings.recording import RecordedCall, Recording, is_recording
-from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
+from mha.recordings.recording import RecordedCall, Recording
+from mha.recordings.replay import RecordedSubject, judge_recording, selected
 from mha.recordings.seam_bugs import bugs_of_seam
-from mha_core import AttentionConfig, Rotary, RotaryInputs, SpecError
+from mha_core import Rotary, RotaryInputs, SpecError
 from mha_core.call.rotary import Tables
-from mha_core.errors import listed, shown
-from mha_core.layouts import get
+from mha_core.errors import listed
 from mha_core.parts.angles import base_in, in_words, positions_in
-from mha_core.weights import Weights, check_weights
 
 
 def explain(
@@ -221,7 +215,7 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
     names = list(dict.fromkeys(layer.name for layer in recording.layers))
     original = meant_by(path, recording)
     theirs = (
-        original if isinstance(original, dict) else {one.name: (one.config, one.weights) for one in original.layers}
+        original.layers if isinstance(original, Meant) else {x.name: (x.config, x.weights) for x in original.layers}
     )
     if not set(names) <= set(theirs):
         if len(names) != len(theirs):
@@ -246,7 +240,7 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
         holding.setdefault(what, {})[held.name or "The layer"] = None
     for what, who in holding.items():
         lines.append(f"{listed(tuple(who), NAMED)} {'holds' if len(who) == 1 else 'hold'} {what}.")
-    return meant, lines
+    return meant, [*lines, *([original.doubt] if isinstance(original, Meant) and original.doubt else [])]
 
 
 def _by_angles(recording: Recording, path: str) -> tuple[Recording, list[str]]:
@@ -298,52 +292,3 @@ def _positions(made: Tables, settings: Rotary, call: RecordedCall) -> tuple[NDAr
     batch = len(call.inputs.queries)
     whole = [np.broadcast_to(one, (batch, one.shape[-1])) for one in found if one is not None]
     return tuple(whole) if len(whole) == 2 else None
-
-
-def meant_by(
-    path: str | os.PathLike[str], recorded: Recording
-) -> Recording | dict[str, tuple[AttentionConfig, Weights]]:
-    """Read a file that describes the original layers: a Recording, or name -> config and weights of each layer.
-
-    Arrays do not say how many heads there are: that is taken from the layers that were recorded.
-
-    Raises:
-        SpecError: it is neither, or holds outputs that are not those of its weights.
-        FileNotFoundError: there is no such file.
-    """
-    try:
-        recording = Recording.load(path)
-    except SpecError:
-        if is_recording(Path(path)):  # of modules alone, or one that is damaged
-            raise
-        with open_layers(os.fspath(path)) as checkpoint:
-            known = bool(find_layers(checkpoint))
-            found = {name: read_layer(checkpoint, get("canonical"), name)[:2] for name in checkpoint.configs}
-            found = found or _with_heads_of(checkpoint, recorded)
-        if found:
-            return found
-        sizes = "the sizes that were recorded" if known else "a layout that is known (mha convert --layouts)"
-        made = f"`mha convert {shown(path)} --all --moved --num-heads H --to canonical --out FILE` makes of it"
-        raise SpecError(
-            f"{path} holds no config of a layer, and no layer of {sizes}: give a recording of the original"
-            + f", or what {made}" * known
-        ) from None
-    return check_reproduced(recording, path)
-
-
-def _with_heads_of(checkpoint: Checkpoint, recorded: Recording) -> dict[str, tuple[AttentionConfig, Weights]]:
-    """The layers of a file of weights, with the settings of the recorded layers of their names, or of all if alike."""
-    settings = {layer.name: layer.config for layer in recorded.layers}
-    found = {}
-    for layer in find_layers(checkpoint):
-        config = settings.get(layer.prefix, next(iter(settings.values())) if len({*settings.values()}) == 1 else None)
-        if config is None:
-            continue
-        try:
-            layout = settle_layout(layer, None, "")[0]
-            heads, groups = config.num_heads, config.num_kv_heads
-            weights = read_layer(checkpoint, layout, layer.prefix, num_heads=heads, num_kv_heads=groups)[1]
-            found[layer.prefix] = (config, check_weights(config, weights))
-        except SpecError:  # a layer of other sizes, or one whose arrays can be read in two ways
-            return {}
-    return found

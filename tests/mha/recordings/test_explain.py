@@ -24,6 +24,7 @@ from mha_core import (
     SpecError,
     save_weights,
 )
+from mha_core.layouts import get
 from mha_core.reference import pipeline as reference
 from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, wrongly_ported
 
@@ -307,3 +308,18 @@ def test_a_canonical_file_of_several_layers_is_taken_by_name(tmp_path):
     with pytest.raises(SpecError, match="is not a whole safetensors file: it is cut off") as raised:
         intended(recording_of(layer_of()), path)
     assert "mha convert" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("layout", "other"), [("nanogpt", "gpt-bigcode"), ("gpt-bigcode", "nanogpt")])
+def test_of_packings_that_names_leave_open_the_one_whose_weights_are_held_is_taken_and_the_other_said(
+    layout, other, tmp_path
+):
+    """A right layer of nanoGPT was said to read GPT-BigCode's weights wrongly."""
+    path = tmp_path / "c_attn.safetensors"
+    save_file(get(layout).write(CONFIG, layer_of().weights), path)
+    _, lines = intended(recording_of(layer_of()), path)
+    assert lines[0] == f"The layer holds the weights of {path}."
+    assert lines[1].startswith(f"Names do not tell which layout {path} has, {layout} or {other}: taken is {layout}, ")
+    assert f"If the original has {other}: `mha convert {path} --from {other} --all --moved --num-heads" in lines[1]
+    with pytest.raises(SpecError, match="gpt-bigcode or nanogpt, and the recorded layers hold neither more than"):
+        intended(recording_of(layer_of(seed=1)), path)
