@@ -17,6 +17,7 @@ from conformance.runner import run_case
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
+from mha.projections.said import read_otherwise
 from mha.recordings.meant import Meant, meant_by
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
@@ -43,7 +44,7 @@ def explain(
     for dtype in recording.dtypes:
         ids = [case.id for case in recording.cases(dtype) if case.id in known]
         if ids:
-            found.append(_searched(recording, dtype, ids, _bugs_for(recording), progress))
+            found.append(_searched(recording, dtype, ids, _bugs_for(recording), progress)[0])
     return found
 
 
@@ -54,20 +55,17 @@ def _bugs_for(recording: Recording) -> tuple[Bug, ...]:
     return (*own, *zoo, *packing_bugs())
 
 
-LISTED = frozenset(("torch", "keras", "tensorflow", "flax", "mxnet", "transformers", "backends"))
-"""Packages with layers of which it is known how they read a mask."""
-
 INVERTED = frozenset(("mask-inverted", "mask-inverted-added", "mask-inverted-filled", "allowed-inverted"))
 """Bugs on file that read a mask the wrong way round."""
 
 
 def _searched(
     recording: Recording, dtype: str, ids: Collection[str], bugs: Sequence[Bug], progress: Callable[[str], None]
-) -> Diagnosis:
-    """The diagnosis of some calls.
+) -> tuple[Diagnosis, bool]:
+    """The diagnosis of some calls, and whether it is by masks that are read the other way round.
 
-    How a class of somebody's own reads its mask is told by the one reading that gives what it gave. Where none does,
-    the other reading is as good, and what it makes of the layer is said if that takes less bugs.
+    Where nobody said how a layer reads its mask and no reading gives what it gave, the other reading is as good, and
+    what it makes of the layer is said if that takes less bugs.
     """
 
     def diagnosed(of: Recording) -> Diagnosis:
@@ -77,22 +75,26 @@ def _searched(
     found = diagnosed(recording)
     each = [one.bugs for one in found.explanations]
     inverted = [any(bug.id in INVERTED for bug in some) for some in each]
-    own = {layer.kind.partition(".")[0] for layer in recording.layers}.isdisjoint(LISTED)
-    if own and each and all(inverted) and min(map(len, each)) > 1:
+    if (
+        any(read_otherwise(call.assumed) for call in recording.calls)
+        and each
+        and all(inverted)
+        and min(map(len, each)) > 1
+    ):
         second = diagnosed(_masks_read_otherwise(recording))
         if second.explanations and min(len(one.bugs) for one in second.explanations) < min(map(len, each)):
-            return second
-    return found
+            return second, True
+    return found, False
 
 
 def _masks_read_otherwise(recording: Recording) -> Recording:
-    """The recording with masks of True for keys that are excluded, in place of keys that are allowed."""
+    """The recording with masks of True for keys that are excluded, in place of allowed ones, where that is assumed."""
     calls = []
     for call in recording.calls:
         mask = call.inputs.mask
-        if mask.allowed is not None:
+        if mask.allowed is not None and read_otherwise(call.assumed):
             inputs = replace(call.inputs, mask=replace(mask, allowed=~np.asarray(mask.allowed, dtype=bool)))
-            call = replace(call, inputs=inputs)
+            call = replace(call, inputs=inputs, assumed=read_otherwise(call.assumed))
         calls.append(call)
     return replace(recording, calls=tuple(calls))
 
@@ -117,11 +119,13 @@ class LayersExplained:
         right: the names of the other layers, whose calls are right.
         beyond: the names of those that differ and that no explanation in `found` fits, on which no other bug was tried,
             after MOST searches or MOST_IN_VAIN that found nothing; and the pattern of the calls of each.
+        otherwise: the names of those in `found` whose masks hide the keys that they were taken to allow.
     """
 
     found: tuple[tuple[tuple[str, ...], Diagnosis], ...]
     right: tuple[str, ...] = ()
     beyond: Mapping[str, str] = field(default_factory=dict)
+    otherwise: tuple[str, ...] = ()
 
 
 def explain_layers(
@@ -148,15 +152,22 @@ def explain_layers(
 def _by_layer(
     recording: Recording, dtype: str, calls: dict[str, list[Case]], progress: Callable[[str], None]
 ) -> LayersExplained:
+    turned: dict[str, bool] = {}
+
     def searched(names: Sequence[str], bugs: Sequence[Bug]) -> Diagnosis:
-        return _searched(recording, dtype, {case.id for name in names for case in calls[name]}, bugs, progress)
+        found, otherwise = _searched(
+            recording, dtype, {case.id for name in names for case in calls[name]}, bugs, progress
+        )
+        turned.update(dict.fromkeys(names, otherwise))
+        return found
 
     subject = RecordedSubject(recording, dtype)
 
     zoo = _bugs_for(recording)
     wrong = [name for name, own in calls.items() if any(run_case(case, subject).status != "equal" for case in own)]
     if not wrong or len(calls) == 1:
-        return LayersExplained(((tuple(calls), searched(tuple(calls), zoo)),))
+        alone = ((tuple(calls), searched(tuple(calls), zoo)),)
+        return LayersExplained(alone, otherwise=tuple(name for name in calls if turned[name]))
     right = tuple(name for name in calls if name not in wrong)
     groups: list[tuple[tuple[str, ...], Diagnosis]] = []
     while wrong and len(groups) < MOST and sum(not one.explanations for _, one in groups) < MOST_IN_VAIN:
@@ -169,7 +180,8 @@ def _by_layer(
         wrong = [name for name in wrong if name not in names]
     ids = {name: [case.id for case in calls[name]] for name in wrong}
     beyond = {name: own[0] if len(own) == 1 else f"{own[0].rpartition('#')[0]}#*" for name, own in ids.items()}
-    return LayersExplained(tuple(groups), right, beyond)
+    otherwise = tuple(name for names, _ in groups for name in names if turned[name])
+    return LayersExplained(tuple(groups), right, beyond, otherwise)
 
 
 def _bugs_of(hypotheses: Sequence[Hypothesis]) -> tuple[Bug, ...]:

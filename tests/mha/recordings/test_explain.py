@@ -12,6 +12,7 @@ from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import select
 from mha import Recording
 from mha.formats.readers.safetensors import create
+from mha.projections.said import MEANT
 from mha.recordings import explain as explained
 from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended
 from mha.recordings.packing_bugs import packing_bugs
@@ -66,8 +67,8 @@ def test_of_pairs_that_give_the_same_the_smaller_change_is_said():
     assert not {"mask-inverted", "mask-inverted-filled", "mask-transposed"} & set().union(*named)
 
 
-def test_how_a_class_of_ones_own_reads_its_mask_is_no_cause_beside_another_one():
-    """Nothing tells it where no reading gives what was recorded."""
+def test_how_a_layer_reads_its_mask_is_no_cause_beside_another_one_unless_it_was_said():
+    """Nothing tells it where no reading gives what was recorded; what somebody said counts."""
     layer = layer_of()
     allowed = np.random.default_rng(5).random((2, 1, 3, 5)) < 0.5
     wrong = recording_of(layer, *select(("merge-without-transpose",)), masks=(AttentionMask(allowed=allowed),))
@@ -78,12 +79,15 @@ def test_how_a_class_of_ones_own_reads_its_mask_is_no_cause_beside_another_one()
             mask = replace(mask, allowed=~mask.allowed)
         calls.append(replace(call, inputs=replace(call.inputs, mask=mask)))
     read = replace(wrong, calls=tuple(calls))
-    own = replace(read, layers=tuple(replace(one, kind="mine.Attention") for one in read.layers))
-    (found,) = explain(own)
+    assumed = f"batch_first=True, keep {MEANT[False]}"
+    guessed = replace(read, calls=tuple(replace(call, assumed=assumed) for call in calls))
+    assert [one.otherwise for one in explain_layers(guessed)] == [("",)]
+    (found,) = explain(guessed)
     assert [one.name for one in found.explanations] == ["merge-without-transpose"]
-    listed = replace(read, layers=tuple(replace(one, kind="torch.nn.MultiheadAttention") for one in read.layers))
-    (found,) = explain(listed)
-    assert "merge-without-transpose" not in [one.name for one in found.explanations]
+    for others in (calls, [replace(call, assumed="batch_first=True") for call in calls]):
+        (found,) = explain(replace(read, calls=tuple(others)))
+        assert "mask-inverted + merge-without-transpose" in [one.name for one in found.explanations]
+        assert "merge-without-transpose" not in [one.name for one in found.explanations]
 
 
 def test_each_wrong_packing_is_named():
