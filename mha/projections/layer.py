@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mha.coverage import HEADS, kind_of
 from mha.projections.readings import begins_right, distance, in_order, is_same, mask_readings
-from mha.projections.said import MEANT, Projections
+from mha.projections.said import LINEN, MEANT, Projections
 from mha_core import AttentionInputs, AttentionMask, SpecError
 from mha_core.call.masks import allowed_keys
 from mha_core.capture import ReadCall, one_dtype
@@ -104,6 +104,8 @@ class ProjectedLayer:
         inside = {own: part for own, part in hooks.modules_in(layer) if hooks.projects(part)}
         inside |= {own: part for own, part in _own_names(inside) if own not in inside}
         unknown = [own for own in said.names if own not in inside]
+        if unknown and any(cls.__module__.startswith("flax.linen") for cls in type(layer).__mro__):
+            raise SpecError(f"{self.kind} at {name or 'the top'} can't be read so. {LINEN} (docs/recordings.md)")
         if unknown:
             there = ", ".join(repr(own) for own, _ in hooks.modules_in(layer) if own in inside) or "none"
             raise SpecError(f"{self.kind} at {name or 'the top'} has no projection {unknown[0]!r} (it has: {there})")

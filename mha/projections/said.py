@@ -24,6 +24,13 @@ def read_otherwise(assumed: str) -> str:
     return next((assumed.replace(MEANT[own], MEANT[not own]) for own in MEANT if MEANT[own] in assumed), "")
 
 
+LINEN = (
+    "Modules of Flax linen are made in the call, and can't be recorded by their projections. `mha check --new mine.py "
+    "--framework jax` writes a file to put its code into, and `mha check --subject` finds the cause"
+)
+"""What to do about a class of Flax linen, whose projections nothing sees before it is called."""
+
+
 @dataclass(frozen=True)
 class Projections:
     """Where the projections of an attention layer are, and how the layer uses them.
