@@ -411,31 +411,44 @@ def test_what_is_said_of_a_mask_is_what_the_diagnosis_takes_it_for(fault: str, t
 
 
 class Unnamed(nn.Module):
-    """Projections whose names say nothing; the number of heads is an attribute, or none is."""
+    """Projections of four names, in the order in which they are made; the number of heads is an attribute, or none."""
 
-    def __init__(self, **attributes: int) -> None:
+    def __init__(self, names: tuple[str, ...], order: str, **attributes: int) -> None:
         super().__init__()
-        self.first, self.second, self.third, self.fourth = (nn.Linear(12, 12) for _ in range(4))
+        for name in names:
+            self.add_module(name, nn.Linear(12, 12))
+        self.by_role = dict(zip(order, names, strict=True))
         vars(self).update(attributes)
 
     def forward(self, x: Any) -> Any:
-        q, k, v = (part(x).unflatten(-1, (3, 4)).transpose(1, 2) for part in (self.first, self.second, self.third))
-        return self.fourth(((q @ k.transpose(-2, -1) / 2.0).softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+        q, k, v = (getattr(self, self.by_role[one])(x).unflatten(-1, (3, 4)).transpose(1, 2) for one in "qkv")
+        heads = ((q @ k.transpose(-2, -1) / 2.0).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+        return getattr(self, self.by_role["o"])(heads)
 
 
 @pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
 @pytest.mark.parametrize(("attributes", "heads"), [({"num_heads": 3}, 3), ({"nheads": 3}, 3), ({}, 6)])
-def test_the_line_that_is_printed_for_names_that_say_nothing_runs(
-    attributes: dict[str, int], heads: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("names", ["first second third fourth", "tokeys toqueries tovalues unifyheads"])
+def test_the_line_that_is_printed_names_no_projection_for_another(
+    names: str, attributes: dict[str, int], heads: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Names that contain query, key and value tell; others stay open, since keys may be made before queries."""
     monkeypatch.chdir(tmp_path)
-    model = made(Unnamed(**attributes))
+    own = tuple(names.split())
+    model = made(Unnamed(own, "kqvo", **attributes))
     with pytest.raises(SpecError) as refused, mha.capture(model):
         model(drawn(2, 5, 12))
-    said = str(refused.value)
-    roles = f'query="first", key="second", value="third", output="fourth", num_heads={heads}'
+    key, query, value, output = own if "key" in names else 4 * ["..."]
+    roles = f'query="{query}", key="{key}", value="{value}", output="{output}", num_heads={heads}'
     line = f"mha.capture(model, \"calls.safetensors\", layers={{'': mha.Projections({roles})}})"
-    assert f"{line}, with each name where it belongs{' and its own number of heads' * (not attributes)} (" in said
+    each = "each name" if "key" in names else "each of 'first', 'second', 'third', 'fourth'"
+    lacks = f"{each} where it belongs{' and its own number of heads' * (not attributes)} ("
+    assert f"{line}, with {lacks}" in str(refused.value)
+    if "key" not in names:
+        with pytest.raises(SpecError, match=r"no projection '\.\.\.'"), eval(line):
+            pass
+        for role, one in zip(("key", "query", "value", "output"), own, strict=True):
+            line = line.replace(f'{role}="..."', f'{role}="{one}"')
     with eval(line):
         model(drawn(2, 5, 12))
     assert equal(mha.Recording.load("calls.safetensors")) == (heads == 3)
