@@ -23,6 +23,7 @@ from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
 from mha.recordings.replay import RecordedSubject, judge_recording, selected
 from mha.recordings.seam_bugs import bugs_of_seam
+from mha.substitution.recorded.weights import DIAGNOSED, WeightIndex, what_it_is
 from mha_core import Rotary, RotaryInputs, SpecError
 from mha_core.call.rotary import Tables
 from mha_core.errors import listed
@@ -241,6 +242,7 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
     meant = recording.with_weights({name: theirs[name] for name in names})
     meant, lines = (meant, []) if isinstance(original, Recording) else _by_angles(meant, str(path))
     holding: dict[str, dict[str, None]] = {}
+    index = WeightIndex(meant.layers)
     for held, right in zip(recording.layers, meant.layers, strict=True):
         both = right.weights.keys() & held.weights.keys()
         other = [name for name in right.weights if name in both]
@@ -249,6 +251,11 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
         every = {name for name in right.weights if name.endswith("_proj.weight")} <= set(other)
         more = " (all of its matrices: is it a file of this model, in this state of training?)" * every
         what = f"other weights than {path}: {', '.join(other)}{more}" if other else f"the weights of {path}"
+        if isinstance(original, Meant):  # recordings are compared by themselves
+            pairs = {name: (right.weights[name], held.weights[name]) for name in other if name in both}
+            origins = {name: what_it_is(name, *pair, right, index, held.held_in) for name, pair in pairs.items()}
+            known = [f"{name} {words}" for name, words in origins.items() if not words.startswith("differs in ")]
+            what += f". {'; '.join(known)}".replace(DIAGNOSED, "") if known else ""
         holding.setdefault(what, {})[held.name or "The layer"] = None
     for what, who in holding.items():
         lines.append(f"{listed(tuple(who), NAMED)} {'holds' if len(who) == 1 else 'hold'} {what}.")

@@ -92,10 +92,49 @@ def test_how_a_layer_reads_its_mask_is_no_cause_beside_another_one_unless_it_was
 
 def test_each_wrong_packing_is_named():
     """Every order that is known is found again from outputs alone, and no other one with it."""
-    layer = layer_of()
+    layer = layer_of(config=AttentionConfig(24, 4, bias=True))  # heads as wide as two orders of pairs need
     for bug in packing_bugs():
         (found,) = explain(recording_of(layer, bug))
         assert [explanation.name for explanation in found.explanations] == [bug.id]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named", "said"),
+    [
+        (
+            {"k_proj": "v_proj", "v_proj": "k_proj"},
+            "packed-order-qvk",
+            "k_proj.weight holds the original's v_proj.weight; k_proj.bias holds",
+        ),
+        (
+            {"q_proj": [0, 4, 1, 5, 2, 6, 3, 7]},
+            "rows-of-pairs-joined",
+            "q_proj.weight holds the original's numbers in another order: the rows of each head as "
+            "[0, 4, 1, 5, 2, 6, 3, 7]; q_proj.bias holds",
+        ),
+        (
+            {"k_proj": [0, 4, 1, 5, 2, 6, 3, 7]},
+            "rows-of-pairs-apart",
+            "k_proj.weight holds the original's numbers in another order: the rows of each head as [0, 4, 1",
+        ),
+    ],
+)
+def test_what_a_port_with_grouped_heads_holds_is_named_and_explains_it(wrong, named, said, tmp_path):
+    """Keys and values of grouped heads have the same sizes; rows of heads are permuted for rotary positions."""
+    config = AttentionConfig(32, 4, num_kv_heads=2, bias=True)
+    layer, path = layer_of(config=config), tmp_path / "source.safetensors"
+    held = dict(layer.weights)
+    for own, other in wrong.items():
+        for kind in ("weight", "bias"):
+            array = layer.weights[f"{own}.{kind}"]
+            heads = array.reshape(-1, 8, *array.shape[1:])
+            moved = layer.weights[f"{other}.{kind}"] if isinstance(other, str) else heads[:, other].reshape(array.shape)
+            held[f"{own}.{kind}"] = moved
+    save_weights(path, config, layer.weights)
+    meant, (line,) = intended(recording_of(replace(layer, weights=held)), path)
+    assert said in line
+    (found,) = explain(meant)
+    assert [one.name for one in found.explanations] == [named]
 
 
 def test_packings_do_what_they_say():
