@@ -15,6 +15,7 @@ from mha.projections.layer import OFTEN, Judge, Part, Parts, ProjectedLayer, hea
 from mha.projections.said import Projections, found_by_name
 from mha_core import SpecError
 from mha_core.errors import listed
+from mha_core.files.mistaken import without_forward
 
 OPEN = "..."
 """Stands in a line that is printed where nothing says which projection is meant."""
@@ -100,8 +101,8 @@ class Unlisted:
         if self.turning:
             return next(iter(self.turning.values()))
         why = f"{next(iter(self.refused.values()))}. " if self.refused else ""
-        if getattr(getattr(type(self._target), "forward", None), "__name__", "") == "_forward_unimplemented":  # PyTorch
-            why += f"{type(self._target).__qualname__} has no method forward. "
+        missing = without_forward(self._target)
+        why += f"{missing}. " if missing else ""
         if OFTEN in why:
             return f"{why}Call it once for each call of the layer, and take its rows apart (docs/recordings.md)"
         if self.as_they_are:
