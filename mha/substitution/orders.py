@@ -100,6 +100,15 @@ def _stands_for(name: str, partner: str, own: Mapping[str, Parameter]) -> bool |
     return True if len(several) == 1 else None
 
 
+def lacked(port: Mapping[str, Parameter], own: Mapping[str, Parameter]) -> str:
+    """Return which of the original's parameters a port lacks that has all others, in words; "" for none."""
+    theirs, ours = ([one.numbers for one in some.values()] for some in (port, own))
+    lost = [name for name, one in own.items() if one.numbers not in theirs and not is_constant(one.numbers)]
+    if not lost or len(port) >= len(own) or not all(one in ours for one in theirs):
+        return ""
+    return f"it lacks {listed(lost, 3)}, which the original has"
+
+
 def rounded_among(
     port: Mapping[str, Parameter], own: Mapping[str, Parameter], numbers_in: Callable[[str], NDArray], dtype: str
 ) -> str:

@@ -16,7 +16,7 @@ from mha.substitution.backward import judged_backward
 from mha.substitution.calls import inputs_of, modules_of, uncovered
 from mha.substitution.handed import of_wrong
 from mha.substitution.mutants.unseen import unseen_in
-from mha.substitution.orders import in_which_order, others_among, rounded_among
+from mha.substitution.orders import in_which_order, lacked, others_among, rounded_among
 from mha.substitution.original import Original
 from mha.substitution.pairing.pairs import Pairs
 from mha.substitution.parts.blame import Blame, filled
@@ -316,7 +316,8 @@ class _Judge(Blame):
         if status == "wrong" and about.get("parameters") == "same":
             about |= self._in_order(port, original)
         if status == "wrong" and about.get("parameters") == "other" and not about["parameters_of"]:
-            about["order"] = self._rounded(port, original) or about["order"]
+            lost = lacked(self.recording.modules[port].parameters, self.own.modules[original].parameters)
+            about["order"] = self._rounded(port, original) or lost or about["order"]
         shown = judged if worst in judged else [worst]
         return filled(about, status, worst, allowed=shown, own_lines=own_lines, unpaired=names)
 

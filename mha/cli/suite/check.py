@@ -168,7 +168,6 @@ def check(asked: CheckOptions) -> None:
     from conformance.plan import Plan
     from conformance.reports import text as report
     from conformance.reports.looked_at import looked_at
-    from conformance.subjects.function import TO_BEGIN
     from mha_core.dtypes import check_dtype
 
     _take_no_arguments(click.get_current_context().args)
@@ -231,10 +230,10 @@ def check(asked: CheckOptions) -> None:
         asked.write(whole, results, status)
     for name in dict.fromkeys(one.subject for one in seen):
         _print_about(console, [one for one in seen if one.subject == name], told.get(name), asked, found.own, cases)
-    of_own = [mismatch for one in found.own for each in _of(one, results) for mismatch in each.mismatches]
-    if any(mismatch.message.startswith("output has shape") for mismatch in of_own):
-        say(console, f"An output is (B, Lq, Do): {TO_BEGIN}.")
     if asked.verbose:
+        from mha.cli.suite.screen import of_other_shape
+
+        say(console, *of_other_shape([each for one in found.own for each in _of(one, results)]))
         say(console, *(f"\n{brief.text}" for brief in told.values()))
     if asked.count is not None and not interrupted and not asked.no_diagnosis:
         _show_smallest(console, errors, found.subjects, results, settings, verbose=asked.verbose)

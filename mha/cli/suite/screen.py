@@ -18,6 +18,7 @@ from conformance.judging.result import Result
 from conformance.reports.brief import ROWS, Brief, Cause
 from conformance.reports.looked_at import LookedAt
 from conformance.reports.text import deviation_lines, float64_lines, gradient_lines
+from conformance.subjects.function import TO_BEGIN
 from mha_core.errors import listed, shown, wrapped
 
 SCREEN = 25
@@ -131,6 +132,7 @@ def about(
     rows = [row for line in before for row in wrapped(shown(line, 4 * width), width, "  ")]
     last = [row for line in after for row in _in_rows(line, width)]
     last += [*_not_judged(results, width), *_covered(looked_at, width), "Every case, with its numbers: add -v"]
+    last += of_other_shape(results)
     dtypes = len({(one.dtype, one.device) for one in results})
     taken = sum(-(-len(row) // width) for row in (*rows, *last))
     most = min(ROWS, max(LEAST, SCREEN - dtypes - taken))
@@ -200,6 +202,12 @@ def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:
     first, mismatch = wrong[0]
     count = len({id(one) for one, _ in wrong})  # one result may have several such arrays
     return [f"{mismatch.stage}: {mismatch.message} (case {first.case}, and so in {count} of {len(results)})."]
+
+
+def of_other_shape(results: Sequence[Result]) -> list[str]:
+    """Return a row on how an output is shaped, where one has another shape."""
+    wrong = any(each.message.startswith("output has shape") for one in results for each in one.mismatches)
+    return [f"An output is (B, Lq, Do): {TO_BEGIN}."] if wrong else []
 
 
 def _raised(results: Sequence[Result]) -> list[str]:

@@ -30,6 +30,12 @@ SETTINGS = tuple(field.name for field in fields(AttentionConfig) if field.name n
 """The settings that must be equal."""
 
 
+SIZES = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim", "query_dim", "key_dim", "value_dim", "output_dim")
+"""The settings that are sizes."""
+
+OF_OTHER_SIZES = "its sizes are not the original's, as those of another model"
+
+
 class WeightIndex:
     """Finds arrays of the original's layers by their numbers.
 
@@ -80,6 +86,11 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
     dtype = narrower(a.dtype, b.dtype)
     own, other = _comparable(a), _comparable(b)
     settings, notes = _settings(a, b, dtype)
+    if settings.keys() & {"query_dim", "output_dim"}:  # what else differs follows from it
+        sizes = [
+            f"{name} {getattr(b.config, name)} for {getattr(a.config, name)}" for name in settings if name in SIZES
+        ]
+        return [Difference("config", f"{OF_OTHER_SIZES}: {', '.join(sizes)}", "sizes")], notes
     if settings.keys() & {"projections", "score"}:
         return list(settings.values()), notes  # they have other arrays
     if a.config.num_kv_heads != b.config.num_kv_heads and a.config.num_heads == b.config.num_heads:

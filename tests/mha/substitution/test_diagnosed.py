@@ -8,6 +8,7 @@ from torch import nn
 import mha
 from backends.torch.layers import MultiHeadAttention
 from mha.coverage import UnreadWarning
+from mha.substitution.reports.text import findings
 from mha_core import SpecError
 
 
@@ -173,3 +174,11 @@ def test_of_a_module_of_flax_linen_no_capture_by_projections_is_advised(tmp_path
     words = "Attention at attn can't be read so. Modules of Flax linen are made in"
     with pytest.raises(SpecError, match=words), mha.capture(port, layers={"attn": said}):
         port(jnp.asarray(x))
+
+
+def test_a_bias_that_a_port_lacks_is_named(tmp_path):
+    torch.manual_seed(0)
+    original, port = (nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12, bias=bias)) for bias in (True, False))
+    port.load_state_dict({name: one for name, one in original.state_dict().items() if name != "1.bias"})
+    text = next(findings(report_of(original.eval(), port, tmp_path / "port.safetensors")))
+    assert "Its parameters are not the original's: it lacks bias, which the original has." in text

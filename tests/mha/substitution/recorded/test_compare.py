@@ -13,8 +13,10 @@ import pytest
 
 import mha
 from conformance.zoo.registry import select
+from mha.substitution.recorded.weights import WeightIndex, layer_differences
 from mha_core import AttentionConfig, AttentionMask
 from mha_core.dtypes import round_to
+from tests.mha.recordings.wrong_ports import layer_of
 from tests.mha.substitution.recorded.three_layers import (
     CONFIG,
     LENGTHS,
@@ -296,3 +298,13 @@ def test_layers_of_a_port_that_has_fewer_are_paired_by_their_weights():
     assert not report.wrong
     assert "Paired by their weights" in said_of(report)
     assert "No partner has the original's b" in said_of(report)
+
+
+def test_a_layer_of_other_sizes_is_said_in_one_difference():
+    """Two recordings of two models had 16 rows, one for each size and shape."""
+    one, other = (layer_of(config=config) for config in (AttentionConfig(12, 4), AttentionConfig(32, 4)))
+    (found,), _ = layer_differences(one, other, WeightIndex([one]))
+    assert found.message == (
+        "its sizes are not the original's, as those of another model: head_dim 8 for 3, value_head_dim 8 for 3, "
+        "query_dim 32 for 12, key_dim 32 for 12, value_dim 32 for 12, output_dim 32 for 12"
+    )
