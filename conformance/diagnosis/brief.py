@@ -10,15 +10,15 @@ from conformance.diagnosis.diagnose import ALL_NAN, Diagnosis
 from conformance.judging.nan_weights import CHANGES
 from conformance.kinds.made import is_measured
 from conformance.kinds.usual import FINITE
-from conformance.measure.search import EXTREME, features_of
+from conformance.measure.search import EXTREME, LARGE, features_of
 from conformance.reports.brief import DETAIL, MEASURED, READINGS, Brief, Cause
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
 from mha_core.errors import listed
 from mha_core.stages import DONE_AT
 
-ONLY_EXTREME = "Right in every ordinary case: wrong only where {}. So are many layers of frameworks (mha deviations)."
-EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers NaN or infinite"}
+ONLY_EXTREME = "Right in every ordinary case: wrong only where {}, as many layers of frameworks (mha deviations)."
+EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers huge or not finite"}
 
 _OWN = "scale-in-float32 fill-lowest fill-1e9-averaged empty-row-nan padding-not-zeroed padding-of-values-not-zeroed"
 OWN_LAYERS = frozenset(_OWN.split())  # bugs on file that layers of frameworks have, as is listed
@@ -85,12 +85,13 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         found = (Cause(stage, only + NO_CAUSE, advice),)
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
-    usual = any(EXTREME not in features_of(problem) for one in asked for problem in one.differing)
-    kinds = " or ".join(EXTREMES[kind] for kind in diagnosis.only_extreme)
+    usual = any(EXTREME not in features_of(problem, LARGE) for one in asked for problem in one.differing)
+    huge = {2} if any(one.differing and one.probe.id == "excluded-large" for one in asked) else set()
+    kinds = " or ".join(EXTREMES[one] for one in sorted(huge.union(diagnosis.only_extreme)) if diagnosis.only_extreme)
     extreme = [ONLY_EXTREME.format(kinds)] * (bool(kinds) and diagnosis.located is None and not usual)
     common = [COMMON.issuperset(one.bugs or (one.what,)) for one in found]
     alike = all(one.bugs and OWN_LAYERS.issuperset(one.bugs) for one in found)
-    if any(common) and not all(common) and diagnosis.explanations:
+    if any(common) and not all(common) and (diagnosis.explanations or diagnosis.ordinary):
         pairs = sorted(zip(common, found, strict=True), key=lambda pair: pair[0])
         found = tuple(replace(one, is_common=is_common) for is_common, one in pairs)
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)

@@ -29,7 +29,7 @@ from mha_core.stages import is_gradient
 if TYPE_CHECKING:
     from conformance.kinds.places import Place
 
-EXTREME, HUGE = "extreme", 1e20
+EXTREME, HUGE, LARGE = "extreme", 1e20, 1e9  # LARGE as scores are that a finite number for excluded ones lets pass
 OPTIONAL = frozenset((*MASKS, "additive", "dot", "scale", "bias", "dropout_keep", "softcap", "bare", "past", EXTREME))
 """What a call or a layer may have, and is asked with only if some case has it."""
 
@@ -38,9 +38,9 @@ MOST_BUGS, KEPT, CONDITIONS = 3, 8, 5
 and conditions that are tried for one bug."""
 
 
-def features_of(problem: Problem) -> frozenset[str]:
+def features_of(problem: Problem, huge: float = HUGE) -> frozenset[str]:
     """Return what a call and its layer have; EXTREME if numbers are huge or none, or a row has no key."""
-    usual = all((np.abs(getattr(problem.inputs, name)) < HUGE).all() for name in ("queries", "keys", "values"))
+    usual = all((np.abs(getattr(problem.inputs, name)) < huge).all() for name in ("queries", "keys", "values"))
     extreme = not usual or not problem.allowed().any(axis=-1).all()
     return Setting.of(problem).has | ({EXTREME} if extreme else frozenset())
 
@@ -203,7 +203,7 @@ class Probing:
             return nearly, sum(len(row.asked) for row in self.outcomes)
 
         def kept(problems: Sequence[Problem]) -> tuple[Problem, ...]:
-            return tuple(one for one in problems if EXTREME not in features_of(one))
+            return tuple(one for one in problems if EXTREME not in features_of(one, LARGE))
 
         usual = tuple(replace(row, asked=kept(row.asked), differing=kept(row.differing)) for row in self.outcomes)
         differing = [sum(len(row.differing) for row in rows) for rows in (usual, self.outcomes)]
@@ -270,7 +270,7 @@ class Probing:
         if empty is None:
             return []
         fitting: list[Model] = [(bug,) for bug in self.zoo if self._fits((bug,), empty)]
-        usual = [one for row in self.outcomes for one in row.asked if EXTREME not in features_of(one)]
+        usual = [one for row in self.outcomes for one in row.asked if EXTREME not in features_of(one, LARGE)]
         alone = ((bug,) for bug in self.zoo if self._acts(bug, empty.asked) and not self._acts(bug, usual))
         return (fitting or list(alone))[:CONDITIONS]
 

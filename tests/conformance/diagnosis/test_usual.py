@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conformance.cases.table import select
-from conformance.diagnosis.brief import brief
+from conformance.diagnosis.brief import ONLY_EXTREME, brief
 from conformance.diagnosis.diagnose import diagnose
 from conformance.kinds.usual import FINITE, SENTENCE
 from conformance.measure.asker import Asker
@@ -29,7 +29,7 @@ def softmax(scores):
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def layer(weigh, *, zeroed=True, merged=lambda heads: heads.swapaxes(1, 2)):
+def layer(weigh, *, zeroed=True, merged=lambda heads: heads.swapaxes(1, 2), dtype="float64"):
     """A right layer but for its weights, `weigh(scores, mask)`; with `zeroed` padding becomes 0."""
 
     def attention(weights, queries, keys, values, mask, *, num_heads, padding):
@@ -44,7 +44,7 @@ def layer(weigh, *, zeroed=True, merged=lambda heads: heads.swapaxes(1, 2)):
         taken = merged(shown @ v).reshape(*queries.shape[:2], v.shape[1] * v.shape[3])
         return {"output": taken @ weights["out_proj.weight"].T + weights.get("out_proj.bias", 0.0), "weights": shown}
 
-    return subject_from_function(attention, name="layer")
+    return subject_from_function(attention, name="layer", dtype=dtype)
 
 
 def of_rows(mask):
@@ -124,6 +124,10 @@ def test_a_finite_number_is_named_beside_what_the_cases_show():
     assert [one.bugs or one.what for one in told.causes] == [("merge-without-transpose",), FINITE]
     assert told.causes[1].is_common
     assert "these mistakes gives the layer's numbers" in told.sure
+    turned = [replace(one, bugs=one.bugs[::-1]) for one in found.explanations]
+    ordinary = brief(replace(found, explanations=(), partly=tuple(turned), ordinary=9))  # and not in extreme cases
+    assert [one.is_common for one in ordinary.causes] == [False, True]
+    assert ordinary.lines[1].startswith("Cause 2 in every ordinary case, at the weights: ")
 
 
 def test_a_right_stage_acquits_what_stands_before_it():
@@ -132,3 +136,26 @@ def test_a_right_stage_acquits_what_stands_before_it():
     for stage in ("queries", "keys", "scores", "values"):
         assert replace(found, located=Located(stage, problem)).first_step is None
     assert replace(found, located=Located("queries", problem), stages={}).first_step == "queries"
+
+
+def test_a_finite_number_that_no_call_tells_from_the_lowest_is_said_beside_another_fault_too():
+    """In float32: -1e9 was said to be the dtype's lowest number, without an Or."""
+
+    def weigh(scores, mask):
+        of_all = scores * np.sqrt(np.float32(1 / scores.shape[1]))
+        return softmax(np.where(mask, of_all, np.float32(-1e9)))
+
+    subject = layer(weigh, dtype="float32")
+    found = diagnose(subject, select(SOME[:5]), experiments=Asker(subject, configs=CONFIGS[3:5]))
+    named = [{bug.id for bug in one.bugs} for one in found.explanations]
+    scale = "measured:scale-of-all-heads"
+    assert named == [{scale, "fill-lowest"}, {scale, "fill-1e9-averaged"}]
+
+
+def test_what_is_wrong_for_huge_scores_besides_is_right_in_every_ordinary_case():
+    """Textbook code: a finite number for excluded scores, and padding as it is."""
+    subject = layer(lambda scores, mask: softmax(np.where(mask, scores, -1e9)), zeroed=False)
+    told = brief(diagnose(subject, select(SOME), experiments=Asker(subject, configs=CONFIGS[3:5])))
+    assert ("fill-1e9-averaged",) in [one.bugs for one in told.causes]
+    where = "rows have no key or sizes are 0 or numbers huge or not finite"
+    assert ONLY_EXTREME.format(where) in told.seen
