@@ -49,7 +49,8 @@ class Cause:
         lead = "" if self.change.startswith("Next: ") else "Change: "  # advice, and no change
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
-        where = f"{self.label}{f' {number}' if number else ''}, at the {self.stage}" if self.label else self.stage
+        label = re.sub("(?<=ause)", f" {number}", self.label, count=1) if number else self.label
+        where = f"{label}, at the {self.stage}" if label else self.stage
         what, _, detail = self.what.partition(DETAIL)
         found = [f"{where}: {what}", f"{lead}{self.change}" * bool(self.change and not self.is_common)]
         found = [*filter(None, [*found, f"{DETAIL.strip()} {detail}" * bool(detail)])]

@@ -84,7 +84,9 @@ class DiagnoseOptions(Apart):
         if self.file is not None and self.spec is not None:
             raise CouldNotRun(f"give either {self.file} or --subject {self.spec}, not both")
         if self.file is not None and self.details:
-            raise click.UsageError("--details belongs to --subject: a recording can't be asked anything.")
+            raise click.UsageError(
+                "--details belongs to --subject: a recording can't be asked more, and all of it is said."
+            )
         if self.file is None and self.weights is not None:
             raise click.UsageError("--weights belongs to FILE.")
         if self.file is not None and self.dtype is not None:

@@ -49,6 +49,11 @@ WHY_SIZE = "  Write every size, none as -1: an empty array does not tell it."
 
 WHY_WRITES = "  Write x = x * y, not x *= y: the caller has the same array."
 
+OF_PRODUCT = re.compile(r"mismatch in its core dimension|shapes cannot be multiplied|not aligned")
+"""A pattern of errors of products whose sizes do not go together."""
+
+WHY_PRODUCT = "  If one of them is a weight: it is (out, in), so write x @ weight.T."
+
 WHY_NAN = (
     "Most often NaN begins at 0 / 0, or in a softmax over a row of -inf. NumPy names the line: begin the function with "
     "np.seterr(invalid='raise')."
@@ -222,6 +227,7 @@ def _raised(results: Sequence[Result]) -> list[str]:
         names = list(dict.fromkeys(one.case for one in ones))
         lines.append(f"Did not run: {shown(_why(ones[0]), 190)}, in {listed(names, NAMES)}")
         lines += [WHY_SIZE] * bool(OF_SIZE.search(ones[0].message))
+        lines += [WHY_PRODUCT] * bool(OF_PRODUCT.search(ones[0].message))
         lines += [WHY_WRITES] * ("wrote into its inputs" in ones[0].message)
     more = len(ranked) - REASONS
     return [*lines, f"Did not run: for {more} more reasons"] if more > 0 else lines
