@@ -123,7 +123,7 @@ class AttentionInputs:
         """These inputs for a compiler, which does not see the numbers of positions: with tables where it needs them."""
         settings, given = config.rotary, self.rotary
         counted = not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)
-        if settings is None or settings.is_looked_up or counted:
+        if settings is None or settings.is_per_position or counted:
             return self
         return replace(self, rotary=self.rotary_tables(config))
 
