@@ -126,6 +126,24 @@ def test_mixed_precision_policy():
         assert {variable.dtype for variable in layer.weights} == {"float32"}
 
 
+def test_a_model_of_a_mixed_policy_casts_as_kerass_own_layers_do():
+    x, bias = inputs("float32")[0], mask_arrays("float32")["bias"][:1, :, :1]
+    before = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        given = keras.Input(x.shape[1:])
+        positions, layer = PositionalEncoding(x.shape[2]), MultiHeadAttention(12, H)
+        model = keras.Model(given, layer(positions(given), given, given, bias=bias))
+        own = keras.layers.MultiHeadAttention(H, 4)(x, x)
+    finally:
+        keras.mixed_precision.set_global_policy(before)
+    assert model(x).dtype == layer(x, x, x).dtype == own.dtype == "float16"
+    assert {variable.dtype for variable in layer.weights} == {"float32"}
+    half = tf.cast(x, "float16")
+    wanted = layer(positions(half), half, half, bias=tf.cast(bias, "float16"))
+    np.testing.assert_array_equal(model(x), wanted)
+
+
 def test_positions():
     x = np.random.default_rng(7).normal(size=(B, LQ, 12))
     encode = PositionalEncoding(12, 0.5, max_len=9, dtype="float64")
