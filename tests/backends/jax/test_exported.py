@@ -1,4 +1,4 @@
-"""Programs that `jax.export` makes once, with symbols for batch and lengths."""
+"""Programs that `jax.export` makes once, with symbols for batch and lengths; and layers of a subclass."""
 
 from __future__ import annotations
 
@@ -76,3 +76,34 @@ def test_an_exported_program_takes_every_size(name):
         found, wanted = (jax.tree.leaves(one(**given)) for one in (exported.call, attend))
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, other, **CLOSE)
+
+
+class Clipped(MultiHeadAttention):
+    """A step of one's own between projection and scores."""
+
+    def after_projection(self, queries, keys, values):
+        return tuple(jax.numpy.clip(one, -0.4, 0.4) for one in (queries, keys, values))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_subclass_may_change_what_was_projected(compiled):
+    layer, bare = Clipped(12, 3, bias=True), MultiHeadAttention(12, 3, projections=False)
+    x, y = (jax.random.normal(jax.random.key(length), (2, length, 12)) for length in (5, 7))
+    variables = layer.init(jax.random.key(1), x, y, y)
+
+    def whole(x, y):
+        return layer.apply(variables, x, y, y, causal=True)
+
+    def by_hand(x, y):
+        def projected(name, one):
+            kernel, bias = (variables["params"][f"{name}_proj"][kind] for kind in ("kernel", "bias"))
+            return one @ kernel + bias
+
+        q, k, v = (jax.numpy.clip(projected(*one), -0.4, 0.4) for one in (("q", x), ("k", y), ("v", y)))
+        return projected("out", bare.apply({}, q, k, v, causal=True))
+
+    assert (np.abs(x @ variables["params"]["q_proj"]["kernel"]) > 0.4).any()
+    for way in (lambda f: f, lambda f: jax.grad(lambda x, y: (f(x, y) ** 2).sum(), (0, 1))):
+        found = jax.jit(way(whole))(x, y) if compiled else way(whole)(x, y)
+        for one, other in zip(*map(jax.tree.leaves, (found, way(by_hand)(x, y))), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=3e-6)
