@@ -67,11 +67,11 @@ def arguments(name, sizes):
     return torch.utils._pytree.tree_map(torch.tensor, given) | more
 
 
-def check(run, layer, name, sizes):
+def check(run, layer, name, sizes, atol=1e-12):
     given = arguments(name, sizes)
     found, wanted = (torch.utils._pytree.tree_leaves(one(**given)) for one in (run, layer))
     for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
+        torch.testing.assert_close(one, other, rtol=0.0, atol=atol)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -97,6 +97,27 @@ def test_an_exported_program_takes_every_size(name):
     exported = torch.export.export(layer, (), given, dynamic_shapes=shapes).module()
     for sizes in SIZES:
         check(exported, layer, name, sizes)
+
+
+@pytest.mark.nightly("PyTorch's exported programs run in onnxruntime, at every size")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the exporter's own
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_exported_program_runs_in_onnxruntime(name, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    layer, given = made(name), arguments(name, SIZES[0])
+    shapes = {one: SYMBOLS.get(one) for one in given}
+    # It rounds a number of Python, such as the scale, to float32 in a program of float64 too.
+    torch.onnx.export(layer, (), tmp_path / "layer.onnx", kwargs=given, dynamic_shapes=shapes, dynamo=True)
+    session = runtime.InferenceSession(tmp_path / "layer.onnx", providers=["CPUExecutionProvider"])
+
+    def run(**given):
+        tensors = [one.numpy() for one in torch.utils._pytree.tree_leaves(given) if isinstance(one, torch.Tensor)]
+        names = [one.name for one in session.get_inputs()]
+        return [torch.from_numpy(one) for one in session.run(None, dict(zip(names, tensors, strict=True)))]
+
+    for sizes in SIZES:
+        check(run, layer, name, sizes, atol=1e-7)
 
 
 def test_a_rule_that_needs_the_length_is_refused_where_that_is_a_symbol():
