@@ -204,8 +204,11 @@ def within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
     integers = jnp.asarray(integers)
     if not is_checked:
         info = jnp.iinfo(integers.dtype)
-        highest = limits[1] if has_symbols(limits[1]) else min(limits[1], int(info.max))
+        symbol = has_symbols(limits[1])
+        highest = min(LONGEST if symbol else limits[1], int(info.max))
         integers = jnp.clip(integers, max(limits[0], int(info.min)), highest)
+        if symbol:  # which may be more than a narrow integer holds
+            return jnp.minimum(integers.astype(int), limits[1])
     return integers.astype(int)
 
 
