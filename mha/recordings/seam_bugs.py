@@ -1,4 +1,4 @@
-"""Bugs of calls at the seam: what stands there as one more key, a sink, and is no key in the layer's code.
+"""Bugs of recorded calls: of what stands there as one more key, a sink, and of rows of lowest numbers.
 
 They join the zoo when such a recording is diagnosed.
 """
@@ -94,6 +94,45 @@ SEAM_BUGS = (
 """The bugs of sinks."""
 
 
+SWALLOWING = -65504.0
+"""The lowest number of float16: a bias as low as this stands for an exclusion in every dtype."""
+
+
+def _rows_swallowed(inputs: AttentionInputs, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Bool (B, H, Lq, 1): rows in which every key that counts has the lowest number."""
+    bias = inputs.mask.bias
+    if bias is None:
+        return np.zeros((*allowed.shape[:3], 1), bool)
+    low = np.broadcast_to(bias <= SWALLOWING, allowed.shape)
+    found: NDArray[np.bool_] = (low | ~allowed).all(axis=-1, keepdims=True) & allowed.any(axis=-1, keepdims=True)
+    return found
+
+
+def _lowest_is_nan(state: State) -> NDArray:
+    swallowed = _rows_swallowed(state.inputs, state["allowed"])
+    if not swallowed.any():
+        raise DoesNotApply("without a row of lowest numbers alone")
+    return np.where(swallowed, np.nan, forward.weights(state))
+
+
+LOWEST_BUGS = (
+    Bug(
+        "lowest-row-nan",
+        "A row without an allowed key is NaN: the lowest number, which it has at each key, is read as -inf.",
+        "weights",
+        "Add the lowest number as it is, or give such a row weights of 0: ask the mask for it.",
+        forward={"weights": _lowest_is_nan},
+    ),
+)
+"""Bugs of rows in which a mask excludes every key by a number."""
+
+
 def bugs_of_seam(recording: Recording) -> tuple[Bug, ...]:
     """The bugs that calls with sinks have beside the zoo's; none for a recording without such a call."""
     return SEAM_BUGS if any(has_sinks(call.inputs) for call in recording.calls) else ()
+
+
+def bugs_of_lowest(recording: Recording) -> tuple[Bug, ...]:
+    """The bugs of rows of lowest numbers; none for a recording without such a number in a bias."""
+    biases = [call.inputs.mask.bias for call in recording.calls]
+    return LOWEST_BUGS if any(bias is not None and (bias <= SWALLOWING).any() for bias in biases) else ()
