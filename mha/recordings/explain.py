@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,7 +197,7 @@ def _is_after_nan(recording: Recording, dtype: str, case: Case) -> bool:
             spread |= _has_nan(before.outputs["output"])
     given = [inputs.queries, inputs.keys, inputs.values, inputs.past_keys, inputs.past_values]
     spread &= np.any([_has_nan(array) for array in given if array is not None], axis=0)
-    stages = {}
+    stages: dict[str, Any] = {}
     for name, array in recorded.items():
         after = np.isnan(array) & spread.reshape(-1, *(1,) * (array.ndim - 1))
         stages[name] = np.where(after, getattr(wanted.trace, name), array).astype(array.dtype)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.mha.seam.faults import ROWS, judged
+import mha
+from tests.mha.seam.faults import LLAMA, ROWS, UPDATE, judged
+from tests.mha.seam.planting import Steps, inputs_of, line, model_of
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +38,39 @@ def test_rows_of_padding_on_the_left_accuse_no_layer(tmp_path, kind):
     found = said_of(tmp_path, kind, "llama", "padding" if "rows" in kind else "port", left=True)
     assert found.modules == ()
     assert "is equal to the reference in all 2 cases" in found.text
+
+
+def test_keys_that_were_turned_wrongly_accuse_no_layer_that_finds_them_in_its_cache(tmp_path):
+    found = said_of(tmp_path, "cache off by one", "qwen3", "before", steps=True)
+    assert found.modules == ("model.model.rotary_emb",)
+
+
+def in_steps(tmp_path, family, plant, target):
+    """What `mha.where` says of each module of a decoder in three calls."""
+    model, original = model_of(family), model_of(family)
+    with plant(model, target), torch.no_grad():
+        whole = Steps(model)
+        with mha.capture(whole, tmp_path / "port.safetensors", modules=True):
+            whole(**inputs_of(family))
+    return {one.name: one for one in mha.where(Steps(original), tmp_path / "port.safetensors").results}
+
+
+def test_the_call_that_made_a_wrong_key_is_named(tmp_path):
+    early = line("position_ids[..., None]", "(position_ids - int(position_ids.shape[1] == 1))[..., None]")
+    found = in_steps(tmp_path, "qwen3", early, "model.rotary_emb")
+    layer = found["model.model.layers.1.self_attn"]
+    assert layer.status == "equal"
+    assert layer.reason.startswith("its cache differs, made in call 2: keys[0, 0, 5, 0] is ")
+
+
+def test_a_layer_that_leaves_other_keys_in_its_cache_is_wrong(tmp_path):
+    left = (
+        f"past_key_values.update(1.01 * key_states, value_states, self.layer_idx) if input_shape[1] > 1 else {CALLED}"
+    )
+    found = in_steps(tmp_path, "llama", line(UPDATE, f"kept = {left}; {PREFILL}"), LLAMA)
+    assert [name for name, one in found.items() if one.status == "wrong"] == ["model.model.layers.1.self_attn"]
+    assert "what it leaves in its cache" in found["model.model.layers.1.self_attn"].place
+
+
+CALLED = "past_key_values.update(key_states, value_states, self.layer_idx)"
+PREFILL = "key_states, value_states = kept if input_shape[1] == 1 else (key_states, value_states)"
