@@ -16,7 +16,7 @@ from mha.recordings.recording import Recording
 from mha.substitution.backward import judged_backward
 from mha.substitution.caches import WRITES, Caches
 from mha.substitution.calls import inputs_of, modules_of, uncovered
-from mha.substitution.handed import of_wrong
+from mha.substitution.handed import of_wrong, sides_of_wrong
 from mha.substitution.mutants.unseen import unseen_in
 from mha.substitution.orders import in_which_order, others_among, rounded_among
 from mha.substitution.original import Original
@@ -119,7 +119,10 @@ def where(
         if one.name in wrong and port in judge.ready
     }
     told = of_wrong(own, original, recording.path, ready)
-    return replace(report, diagnosed=diagnosed(recording.path, wrong, called, report.judged, progress, told))
+    texts = diagnosed(recording.path, wrong, called, report.judged, progress, told)
+    for name, side in sides_of_wrong(own, original, recording.path, ready).items():
+        texts[name] = f"{texts[name]}\n{side}" if name in texts else side
+    return replace(report, diagnosed=texts)
 
 
 def _wrong_in_own_lines(report: WhereReport) -> set[str]:

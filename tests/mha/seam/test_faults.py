@@ -9,6 +9,11 @@ import mha
 from tests.mha.seam.faults import LLAMA, ROWS, UPDATE, judged
 from tests.mha.seam.planting import Steps, inputs_of, line, model_of
 
+pytestmark = pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")  # it says that the port is wrong
+
+CALLED = "past_key_values.update(key_states, value_states, self.layer_idx)"
+PREFILL = "key_states, value_states = kept if input_shape[1] == 1 else (key_states, value_states)"
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -72,5 +77,20 @@ def test_a_layer_that_leaves_other_keys_in_its_cache_is_wrong(tmp_path):
     assert "what it leaves in its cache" in found["model.model.layers.1.self_attn"].place
 
 
-CALLED = "past_key_values.update(key_states, value_states, self.layer_idx)"
-PREFILL = "key_states, value_states = kept if input_shape[1] == 1 else (key_states, value_states)"
+@pytest.mark.parametrize(
+    ("kind", "family", "side", "said"),
+    [
+        ("scale wrong", "llama", "in", "Its attention function does not follow the definition of what it is handed: "),
+        ("scale wrong", "gemma2", "before", "Its attention function follows the definition. What it hands to its att"),
+    ],
+)
+def test_the_side_of_the_function_is_said_of_layers_with_their_projections_too(tmp_path, kind, family, side, said):
+    found = said_of(tmp_path, kind, family, side)
+    assert found.side == side
+    assert said in found.text
+
+
+def test_what_differs_behind_the_function_is_on_neither_side(tmp_path):
+    found = said_of(tmp_path, "head order changed", "llama", "behind")
+    assert found.side == "neither"
+    assert "What it hands to its attention function is what the original hands over." in found.text
