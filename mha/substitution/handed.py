@@ -87,8 +87,15 @@ def _handed(own: Original, model: Any, ready: Substitution, dtype: str) -> list[
 def _differences(port: Given, exact: Given, narrow: Given, unit: float) -> Iterator[tuple[str, str]]:
     """What differs, and how, of two calls; `narrow` is the original's in the port's dtype."""
     (config, inputs), (wanted_config, wanted) = port, exact
+    sinks = [has_sinks(one) for one in (inputs, wanted, narrow[1])]
+    if sinks[0] != sinks[1]:
+        does, other = ("sinks", "none") if sinks[0] else ("no sinks", "some")
+        yield "sinks", f"it hands over {does}, the original {other}"
     for name in ("queries", "keys", "values"):
-        got, expected, rounded = (getattr(one, name) for one in (inputs, wanted, narrow[1]))
+        got, expected, rounded = (
+            getattr(one, name)[:, :, : -1 if sink and name != "queries" else None]
+            for one, sink in zip((inputs, wanted, narrow[1]), sinks, strict=True)
+        )
         if got.shape != expected.shape:
             yield name, f"{name} are {got.shape}, the original's {expected.shape}"
             continue

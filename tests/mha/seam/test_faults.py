@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import mha
+from mha.substitution.handed import _differences
+from mha_core.seam import Handover
 from tests.mha.seam.faults import LLAMA, ROWS, UPDATE, judged
 from tests.mha.seam.planting import Steps, inputs_of, line, model_of
 
@@ -82,6 +85,7 @@ def test_a_layer_that_leaves_other_keys_in_its_cache_is_wrong(tmp_path):
     [
         ("scale wrong", "llama", "in", "Its attention function does not follow the definition of what it is handed: "),
         ("scale wrong", "gemma2", "before", "Its attention function follows the definition. What it hands to its att"),
+        ("tiled groups", "gpt_oss", "before", "keys are (2, 4, 7, 6), the original's (2, 2, 7, 6)"),  # without the sink
     ],
 )
 def test_the_side_of_the_function_is_said_of_layers_with_their_projections_too(tmp_path, kind, family, side, said):
@@ -94,3 +98,11 @@ def test_what_differs_behind_the_function_is_on_neither_side(tmp_path):
     found = said_of(tmp_path, "head order changed", "llama", "behind")
     assert found.side == "neither"
     assert "What it hands to its attention function is what the original hands over." in found.text
+
+
+def test_sinks_that_are_not_handed_over_are_said():
+    x = np.ones((1, 2, 3, 4))
+    with_sinks, without = (Handover(x, x, x, None, "float64", sinks=one).given() for one in (np.ones(2), None))
+    assert list(_differences(without, with_sinks, with_sinks, 2.0**-53)) == [
+        ("sinks", "it hands over no sinks, the original some")
+    ]
