@@ -184,8 +184,9 @@ class SeamCalls:
 
     def drop(self, name: str) -> None:
         """Forget the calls inside a layer that was read another way, or have them recorded beside."""
-        for own, module, call in self._waiting if self._beside is not None else ():
-            if _inside(own, name) and hasattr(getattr(module, "config", None), "_attn_implementation"):
+        for own, module, call in self._waiting:
+            of_transformers = hasattr(getattr(module, "config", None), "_attn_implementation")
+            if self._beside is not None and of_transformers and _inside(own, name):
                 self._beside.add(own, AT_SEAM.format(kind_of(module)), call)
         self._waiting = [one for one in self._waiting if not _inside(one[0], name)]
         for own in [own for own in self._refused if _inside(own, name)]:

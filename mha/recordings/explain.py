@@ -25,6 +25,7 @@ from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import find_layers, settle_layout
 from mha.formats.layer import read_layer
 from mha.formats.stacked import open_layers
+from mha.recordings.function_bugs import bugs_of_functions
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording, is_recording
 from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
@@ -60,7 +61,7 @@ def _bugs_for(recording: Recording) -> tuple[Bug, ...]:
     """The bugs that are tried on a recording: where a key stands for sinks, no other that is of a key at the end."""
     own = bugs_of_seam(recording)
     zoo = [bug for bug in all_bugs() if not own or not bug.id.startswith("block-")]
-    return (*own, *bugs_of_lowest(recording), *zoo, *packing_bugs())
+    return (*own, *bugs_of_lowest(recording), *zoo, *bugs_of_functions(recording), *packing_bugs())
 
 
 LISTED = frozenset(("torch", "keras", "tensorflow", "flax", "mxnet", "transformers", "backends"))

@@ -32,13 +32,23 @@ def _without_sinks(state: State) -> NDArray:
 
 def _sinks_of(order: str) -> Bug:
     """The bug that reads the sinks of heads in another order, or of one head for all."""
-    sentence = {"first": "The sink of the first head counts for all heads.", "reversed": "Sinks are read in reverse."}
+    sentence = {
+        "first": "The sink of the first head counts for all heads.",
+        "reversed": "Sinks are read in reverse.",
+        "next": "Each head has the sink of the next head.",
+        "last": "Each head has the sink of the head before.",
+    }
 
     def scores(state: State) -> NDArray:
         _check(state)
         found = np.array(forward.scores(state))
         own = found[..., -1]
-        found[..., -1] = own[:, ::-1] if order == "reversed" else own[:, :1]
+        found[..., -1] = {
+            "first": own[:, :1],
+            "reversed": own[:, ::-1],
+            "next": np.roll(own, -1, axis=1),
+            "last": np.roll(own, 1, axis=1),
+        }[order]
         return found
 
     return Bug(f"sinks-{order}", sentence[order], "scores", "Give each head its own sink.", forward={"scores": scores})
@@ -76,6 +86,8 @@ SEAM_BUGS = (
     ),
     _sinks_of("first"),
     _sinks_of("reversed"),
+    _sinks_of("next"),
+    _sinks_of("last"),
     Bug(
         "sinks-capped",
         "The softcap bounds the sinks too.",

@@ -106,3 +106,18 @@ def test_sinks_that_are_not_handed_over_are_said():
     assert list(_differences(without, with_sinks, with_sinks, 2.0**-53)) == [
         ("sinks", "it hands over no sinks, the original some")
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "cause"),
+    [
+        ("window one key too wide", "gemma2", "The window reaches one place too far back."),
+        ("sinks of another head", "gpt_oss", "Each head has the sink of the head before."),
+        ("scale wrong", "deepseek_v3", "The scale of the scores is 1 / sqrt("),
+        ("bf16 softmax", "llama", "The softmax is given scores in bfloat16, and gives weights in it."),
+    ],
+)
+def test_a_fault_in_the_function_has_a_cause(tmp_path, kind, family, cause):
+    found = said_of(tmp_path, kind, family, "in")
+    assert found.cause == "planted"
+    assert cause in found.text
