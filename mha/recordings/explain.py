@@ -6,14 +6,17 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.bounds.precision import Precision
 from conformance.cases.case import Case
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.diagnosis.hypotheses import Hypothesis
+from conformance.judging.expected import expected
 from conformance.runner import run_case
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
@@ -22,11 +25,12 @@ from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import find_layers, settle_layout
 from mha.formats.layer import read_layer
 from mha.formats.stacked import open_layers
+from mha.recordings.function_bugs import bugs_of_functions
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording, is_recording
 from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
-from mha.recordings.seam_bugs import bugs_of_seam
-from mha_core import AttentionConfig, Rotary, RotaryInputs, SpecError
+from mha.recordings.seam_bugs import bugs_of_lowest, bugs_of_seam
+from mha_core import AttentionConfig, Rotary, RotaryInputs, SpecError, Trace
 from mha_core.call.rotary import Tables
 from mha_core.errors import listed, shown
 from mha_core.layouts import get
@@ -57,7 +61,7 @@ def _bugs_for(recording: Recording) -> tuple[Bug, ...]:
     """The bugs that are tried on a recording: where a key stands for sinks, no other that is of a key at the end."""
     own = bugs_of_seam(recording)
     zoo = [bug for bug in all_bugs() if not own or not bug.id.startswith("block-")]
-    return (*own, *zoo, *packing_bugs())
+    return (*own, *bugs_of_lowest(recording), *zoo, *bugs_of_functions(recording), *packing_bugs())
 
 
 LISTED = frozenset(("torch", "keras", "tensorflow", "flax", "mxnet", "transformers", "backends"))
@@ -121,12 +125,15 @@ class LayersExplained:
         found: the names of layers that differ alike, and the diagnosis of their calls: the same bugs explain each of
             them. One that nothing explains stands alone. Where none differs: all layers.
         right: the names of the other layers, whose calls are right.
+        after_nan: the names of those that differ in NaN alone, in items in which an earlier layer gave NaN and they
+            were given it: what they make of it is not judged.
         beyond: the names of those that differ and that no explanation in `found` fits, on which no other bug was tried,
             after MOST searches or MOST_IN_VAIN that found nothing; and the pattern of the calls of each.
     """
 
     found: tuple[tuple[tuple[str, ...], Diagnosis], ...]
     right: tuple[str, ...] = ()
+    after_nan: tuple[str, ...] = ()
     beyond: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -161,9 +168,11 @@ def _by_layer(
 
     zoo = _bugs_for(recording)
     wrong = [name for name, own in calls.items() if any(run_case(case, subject).status != "equal" for case in own)]
-    if not wrong or len(calls) == 1:
+    after_nan = tuple(name for name in wrong if all(_is_after_nan(recording, dtype, case) for case in calls[name]))
+    wrong = [name for name in wrong if name not in after_nan]
+    if not after_nan and (not wrong or len(calls) == 1):
         return LayersExplained(((tuple(calls), searched(tuple(calls), zoo)),))
-    right = tuple(name for name in calls if name not in wrong)
+    right = tuple(name for name in calls if name not in (*wrong, *after_nan))
     groups: list[tuple[tuple[str, ...], Diagnosis]] = []
     while wrong and len(groups) < MOST and sum(not one.explanations for _, one in groups) < MOST_IN_VAIN:
         names, found = wrong[:1], searched(wrong[:1], zoo)
@@ -175,7 +184,31 @@ def _by_layer(
         wrong = [name for name in wrong if name not in names]
     ids = {name: [case.id for case in calls[name]] for name in wrong}
     beyond = {name: own[0] if len(own) == 1 else f"{own[0].rpartition('#')[0]}#*" for name, own in ids.items()}
-    return LayersExplained(tuple(groups), right, beyond)
+    return LayersExplained(tuple(groups), right, after_nan, beyond)
+
+
+def _is_after_nan(recording: Recording, dtype: str, case: Case) -> bool:
+    """Whether a call is right but for NaN, in items in which an earlier call gave NaN and this one was given it."""
+    position = recording.names.index(case.id)
+    wanted = expected(case, Precision.of(dtype))
+    inputs, recorded = wanted.problem.inputs, wanted.problem.recorded
+    spread = np.zeros(len(inputs.queries), bool)
+    for before in recording.calls[:position]:
+        if len(before.outputs["output"]) == len(spread):
+            spread |= _has_nan(before.outputs["output"])
+    given = [inputs.queries, inputs.keys, inputs.values, inputs.past_keys, inputs.past_values]
+    spread &= np.any([_has_nan(array) for array in given if array is not None], axis=0)
+    stages: dict[str, Any] = {}
+    for name, array in recorded.items():
+        after = np.isnan(array) & spread.reshape(-1, *(1,) * (array.ndim - 1))
+        stages[name] = np.where(after, getattr(wanted.trace, name), array).astype(array.dtype)
+    return bool(spread.any()) and not wanted.judge(Trace(**stages), dtype)[1]
+
+
+def _has_nan(array: NDArray) -> NDArray[np.bool_]:
+    """Bool (B,): the items with a NaN."""
+    found: NDArray[np.bool_] = np.isnan(array).reshape(len(array), -1).any(axis=1)
+    return found
 
 
 def _bugs_of(hypotheses: Sequence[Hypothesis]) -> tuple[Bug, ...]:

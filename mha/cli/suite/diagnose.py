@@ -208,6 +208,8 @@ def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[
             f"{len(explained.beyond)} more differ, which nothing above explains: {names(explained.beyond)}. "
             f"No other bug was tried on them: {command} does."
         )
+    if explained.after_nan:
+        rest.append(f"NaN where an earlier layer gave NaN, which is not judged: {names(explained.after_nan)}.")
     if explained.right:
         rest.append(f"Right: {names(explained.right)}.")
     return [*texts, "\n".join(rest)] if rest else texts
