@@ -17,6 +17,7 @@ from mha_core.backend import Prepared, Run
 from mha_core.call.masks import allowed_keys, padding_keys
 from mha_core.dtypes import check_dtype
 from mha_core.errors import meant
+from mha_core.files.mistaken import without_forward
 from mha_core.weights import Weights
 
 DEFAULT_DTYPES = ("float64", "float32")
@@ -57,10 +58,12 @@ def to_begin(thing: Any) -> str:
     for one in (thing if isinstance(thing, type) else type(thing)).__mro__:
         for package, framework in LAYERS.items():
             if one.__module__ == package or one.__module__.startswith(f"{package}."):
+                missing = without_forward(thing)
                 return (
-                    f"a layer of {package} is judged in a class that gives it weights: `mha check --new FILE.py "
-                    f"--framework {framework}` writes one. Or record its calls, with mha.capture(model, "
-                    '"calls.safetensors"): model(x), and run `mha diagnose calls.safetensors`'
+                    f"{missing}{'; ' * bool(missing)}a layer of {package} is judged in a class that gives it weights: "
+                    f"`mha check --new FILE.py --framework {framework}` writes one. Or record its "
+                    'calls, with mha.capture(model, "calls.safetensors"): model(x), and run '
+                    "`mha diagnose calls.safetensors`"
                 )
     return TO_BEGIN
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mha.convert.causal import causal_call
-from mha.convert.job import Job, command_of, settle
+from mha.convert.job import Job, by_recording, command_of, settle
 from mha.convert.original import load_recorded, pair
 from mha.convert.proof import recording_of
 from mha.convert.verify import SideResult, verify_sides
 from mha.formats import FORMATS, Checkpoint, Format, create, format_of, framework_of, open_checkpoint
 from mha.formats.checkpoint import bfloat16
-from mha.formats.find import FoundLayer, caveats, choose, find_layers, settle_layout
+from mha.formats.find import FoundLayer, caveats, choose, find_layers, readings, settle_layout
 from mha.formats.layer import Arrays, check_same, read_layer
 from mha.formats.stacked import open_layers
 from mha.formats.survey import Survey, survey
@@ -171,12 +171,17 @@ def convert(
         calls = pair(load_recorded(*files), [layer.prefix for layer in chosen]) if files else {}
         jobs = []
         for layer in chosen:
-            layouts = settle_layout(layer, from_layout or about.layout_of(layer) or None, framework_of(checkpoint.path))
-            facts = about.facts(layer, layouts[0].name)
-            to = _to_prefix(layer.prefix, layouts[0], target, numbers.get(layer.prefix, 0), to_prefix, every=every)
-            call = calls.get(layer.prefix)
-            jobs.append(Job(checkpoint, layer, layouts, to, num_heads, num_kv_heads, dtype, facts, call))
-            jobs[-1].check()
+            asked, call = from_layout or about.layout_of(layer) or None, calls.get(layer.prefix)
+            groups = readings(layer) if call is not None and asked is None else []
+            if len(groups) < 2:
+                groups = [settle_layout(layer, asked, framework_of(checkpoint.path))]
+            several = []
+            for layouts in groups:
+                facts = about.facts(layer, layouts[0].name)
+                to = _to_prefix(layer.prefix, layouts[0], target, numbers.get(layer.prefix, 0), to_prefix, every=every)
+                several.append(Job(checkpoint, layer, layouts, to, num_heads, num_kv_heads, dtype, facts, call))
+                several[-1].check()
+            jobs.append(by_recording(several))
         _check_distinct(jobs)
         options = {"prefix": prefix, "all": every, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "dtype": dtype}
         more = {"from": from_layout, "to_prefix": to_prefix, "leave": leave, "force": force}

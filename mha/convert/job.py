@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from mha.convert.causal import calls_are_causal
 from mha.convert.original import OriginalLayer, as_recorded
 from mha.convert.proof import Proof, prove
+from mha.convert.verify import VerificationFailed
 from mha.formats.checkpoint import Checkpoint
 from mha.formats.find import FoundLayer
 from mha.formats.layer import arrays_in, read_layer
@@ -144,6 +146,27 @@ class Job:
         if self.facts.known:
             return replace(config, scale=self.facts.scale)
         return config if self.recorded is None else as_recorded(config, self.recorded)
+
+
+def by_recording(jobs: Sequence[Job]) -> Job:
+    """Return the one of several readings of a layer, which its names leave open, that gives what was recorded.
+
+    If none does: the first, whose refusal is said then.
+
+    Raises:
+        SpecError: several do.
+    """
+    if len(jobs) == 1:
+        return jobs[0]
+    proved = []
+    for job in jobs:
+        with suppress(SpecError, VerificationFailed):
+            job.settle()
+            proved.append(job)
+    if len(proved) > 1:
+        names = ", ".join(job.layouts[0].name for job in proved)
+        raise SpecError(f"{jobs[0].at} gives what was recorded by several layouts; say which (--from): {names}")
+    return (proved or jobs)[0]
 
 
 def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> tuple[dict[str, Standing], list[Proof]]:

@@ -109,12 +109,21 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[
                 f"(it fits: {', '.join(layer.layouts)})"
             )
         return [get(asked)]
-    fitting = [get(name) for name in layer.layouts]
-    if len({_reading(layout) for layout in fitting}) > 1:
+    fitting, *others = readings(layer)
+    if others:
         raise SpecError(
-            f"the layer at prefix {layer.prefix!r} fits several layouts; say which (--from): {', '.join(layer.layouts)}"
+            f"the layer at prefix {layer.prefix!r} fits several layouts; say which (--from): "
+            f"{', '.join(layer.layouts)}. A recorded call of the original tells (--recorded)"
         )
     return sorted(fitting, key=lambda layout: layout.framework != framework)
+
+
+def readings(layer: FoundLayer) -> list[list[Layout]]:
+    """Return the layouts that fit a layer, those together that read it in the same way: names may leave it open."""
+    groups: dict[tuple[object, ...], list[Layout]] = {}
+    for layout in map(get, layer.layouts):
+        groups.setdefault(_reading(layout), []).append(layout)
+    return list(groups.values())
 
 
 def caveats(*layouts: Layout) -> list[str]:
@@ -124,7 +133,8 @@ def caveats(*layouts: Layout) -> list[str]:
 
 def _reading(layout: Layout) -> tuple[object, ...]:
     """A key that is equal for layouts which read a file in the same way."""
-    return (type(layout), layout.required, getattr(layout, "transposed", None), getattr(layout, "interleaved", None))
+    told = (getattr(layout, name, None) for name in ("transposed", "interleaved", "order"))
+    return (type(layout), layout.required, *told)
 
 
 def sizes_fit(checkpoint: Checkpoint, layout: Layout, prefix: str) -> bool:

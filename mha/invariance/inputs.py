@@ -16,6 +16,7 @@ from mha.invariance.live import FirstOf, Live, named_as, with_tensors
 from mha.invariance.trial import Size, Template, Trial
 from mha_core import SpecError
 from mha_core.errors import listed, one_line
+from mha_core.files.mistaken import without_forward
 
 BATCH, LENGTH = 3, 8
 """Of inputs that are made here. A window of a config is passed by 5 positions, up to LONGEST."""
@@ -69,6 +70,8 @@ def find(live: Live, inputs: Any = None) -> tuple[Live, Template]:
                 first = first or one_line(error)
             else:
                 return one, Template(template.sequences, template.fixed, axes, place, template.made)
+    if missing := without_forward(live.model):
+        raise SpecError(f"{named_as(live.model)} can't be asked: {missing}")
     if is_plain(list(live.signature.values())):
         raise SpecError(
             f"a function ({', '.join(ARGUMENTS)}) is judged by `mha check --subject "

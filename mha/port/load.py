@@ -162,7 +162,7 @@ def find_folder(name: str) -> Path:
         known = (*PACKAGED, *DECODERS)
         if folder.is_file():
             taken = taken_by(folder).partition("; a recording")[0]
-            raise SpecError(f"{name} is a file, and a model is {', '.join(known)} or a folder; {taken}")
+            raise SpecError(f"{name} is a file, and a model is {', '.join(known)}, a folder or MODULE:NAME; {taken}")
         if names_code(name):
             raise SpecError(
                 f"{name} is code, and a model is {', '.join(known)} or a folder; `mha where {name} PORT.safetensors` "

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from mha.coverage import HEADS, kind_of
 from mha.projections.readings import begins_right, distance, in_order, is_same, mask_readings
-from mha.projections.said import Projections
+from mha.projections.said import LINEN, MEANT, Projections
 from mha_core import AttentionInputs, AttentionMask, SpecError
+from mha_core.call.masks import allowed_keys
 from mha_core.capture import ReadCall, one_dtype
 from mha_core.config import PROJECTIONS
 from mha_core.layouts import config_of
@@ -26,8 +27,8 @@ NEAR = 0.25
 """A reading whose output is further off than this part of the largest element is not judged by its bound."""
 
 UNUSUAL = 2.0
-"""Where nothing confirms a reading, one with the length first, or without the mask that was given, is taken only if it
-is so many times nearer."""
+"""Where nothing confirms a reading, one with the length first, without the mask that was given, or that leaves a query
+without a key, is taken only if it is so many times nearer."""
 
 Judge = Callable[[str, ReadCall], str | None]
 """Compares a call with the reference under the bound of its dtype: None, or how they differ."""
@@ -103,6 +104,8 @@ class ProjectedLayer:
         inside = {own: part for own, part in hooks.modules_in(layer) if hooks.projects(part)}
         inside |= {own: part for own, part in _own_names(inside) if own not in inside}
         unknown = [own for own in said.names if own not in inside]
+        if unknown and any(cls.__module__.startswith("flax.linen") for cls in type(layer).__mro__):
+            raise SpecError(f"{self.kind} at {name or 'the top'} can't be read so. {LINEN} (docs/recordings.md)")
         if unknown:
             there = ", ".join(repr(own) for own, _ in hooks.modules_in(layer) if own in inside) or "none"
             raise SpecError(f"{self.kind} at {name or 'the top'} has no projection {unknown[0]!r} (it has: {there})")
@@ -144,7 +147,8 @@ class ProjectedLayer:
                 # A causal layer whose scores are wrong gives its first query the first value all the same.
                 unlikely = self.said.causal is None and mask.causal and not begins_right(call)
                 unused = _source(mask) is None and any(map(_source, masks))
-                far = off * UNUSUAL ** ((not reading.batch_first) + unused)
+                odd = (not reading.batch_first) + unused + _empties(mask, call)
+                far = off * UNUSUAL**odd
                 if (far < nearest[0] or closest is None) and not unlikely:  # a NaN is infinitely far off
                     nearest, closest = (far, reason or words), (reading, call)
                 if reason is None:
@@ -191,14 +195,14 @@ class ProjectedLayer:
         read = f"{' and '.join(masks)} not used as a mask"
         if mask.allowed is not None:
             as_given = any(np.array_equal(mask.allowed.ravel(), one.ravel() != 0) for one in masks.values())
-            read = f"{' or '.join(masks)} true where a key is {'attended to' if as_given else 'hidden'}"
+            read = f"{' or '.join(masks)} {MEANT[not as_given]}"
         elif own:
             read = f"{' or '.join(masks)} used as {'lengths' if own == 'valid_lens' else 'numbers that are added'}"
         left = {
             f"causal={mask.causal}": self.said.causal is None and sizes.key_len > 1,
             f"batch_first={reading.batch_first}": self.said.batch_first is None and self.settled is None,
             f"by_head={reading.by_head}": self.said.by_head is None and packed and self.settled is None,
-            read: bool(masks) and (self.said.mask is None or own == "allowed"),
+            read: bool(masks) and (self.said.mask is None or (own == "allowed" and self.said.mask_hides is None)),
         }
         return ", ".join(words for words, is_open in left.items() if is_open)
 
@@ -278,7 +282,9 @@ class ProjectedLayer:
         for name, value in arguments.items():
             if self.said.mask in (None, name):
                 held = self.hooks.as_array(value)
-                sources += [{}] if held is None and self.said.mask == name else mask_readings(held, full)
+                sources += (
+                    [{}] if held is None and self.said.mask == name else mask_readings(held, full, self.said.mask_hides)
+                )
         for causal in (False, True) if self.said.causal is None else (self.said.causal,):
             for source in sources:
                 yield AttentionMask(**source, causal=causal)
@@ -303,6 +309,12 @@ def heads_of(layer: Any) -> int:
 def _source(mask: AttentionMask) -> str | None:
     """Return by which field a mask says which keys count, or None."""
     return next((name for name in ("allowed", "bias", "valid_lens") if getattr(mask, name) is not None), None)
+
+
+def _empties(mask: AttentionMask, call: ReadCall) -> bool:
+    """Return whether a mask leaves a query no key."""
+    allowed = allowed_keys(mask, call.inputs.check(call.config), call.config.num_heads)
+    return not allowed.any(axis=-1).all()
 
 
 def _words(reading: _Reading, call: ReadCall) -> str:

@@ -21,8 +21,16 @@ def in_order(array: NDArray, *, batch_first: bool) -> NDArray:
     return array if batch_first else np.array(array.swapaxes(0, 1), order="C")
 
 
-def mask_readings(held: tuple[NDArray, str] | None, full: tuple[int, ...]) -> list[dict[str, Any]]:
-    """What an argument may mean as a mask of (B, H, Lq, Lk): keys that are allowed, excluded, added, or lengths."""
+def mask_readings(
+    held: tuple[NDArray, str] | None, full: tuple[int, ...], hides: bool | None = None
+) -> list[dict[str, Any]]:
+    """What an argument may mean as a mask of (B, H, Lq, Lk): keys that are allowed, excluded, added, or lengths.
+
+    Args:
+        held: the argument and its dtype; None where it holds no array.
+        full: B, H, Lq, Lk.
+        hides: whether True excludes a key; None: both are possible.
+    """
     if held is None or 0 in held[0].shape:
         return []
     array = held[0]
@@ -39,7 +47,8 @@ def mask_readings(held: tuple[NDArray, str] | None, full: tuple[int, ...]) -> li
             continue
         one = array.reshape(shape)
         if one.dtype == bool or np.isin(one, (0, 1)).all():
-            found += [{"allowed": one.astype(bool)}, {"allowed": ~one.astype(bool)}]
+            means = {False: one.astype(bool), True: ~one.astype(bool)}
+            found += [{"allowed": array} for meant, array in means.items() if hides in (None, meant)]
         elif one.dtype.kind == "f" and (np.isfinite(one) | np.isneginf(one)).all():
             found.append({"bias": one})
     if array.shape == (batch,) and array.dtype.kind in "iu" and ((array >= 0) & (array <= key_len)).all():

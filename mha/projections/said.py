@@ -8,6 +8,28 @@ from dataclasses import dataclass
 from mha.coverage import roles_of
 from mha_core import SpecError
 
+MEANT = {
+    False: "true where a key is attended to (mask_hides=False)",
+    True: "true where a key is hidden (mask_hides=True)",
+}
+"""Whether True in a mask hides a key -> what is said of it where nobody said so and its call does not show it."""
+
+
+def read_otherwise(assumed: str) -> str:
+    """Return what is assumed of a call if its mask is read the other way round; "" if its meaning is not assumed.
+
+    >>> read_otherwise("batch_first=True, pad true where a key is hidden (mask_hides=True)")
+    'batch_first=True, pad true where a key is attended to (mask_hides=False)'
+    """
+    return next((assumed.replace(MEANT[own], MEANT[not own]) for own in MEANT if MEANT[own] in assumed), "")
+
+
+LINEN = (
+    "Modules of Flax linen are made in the call, and can't be recorded by their projections. `mha check --new mine.py "
+    "--framework jax` writes a file to put its code into, and `mha check --subject` finds the cause"
+)
+"""What to do about a class of Flax linen, whose projections nothing sees before it is called."""
+
 
 @dataclass(frozen=True)
 class Projections:
@@ -26,6 +48,7 @@ class Projections:
         causal: whether a query attends only to keys up to its own position.
         mask: the argument of the layer that holds its mask. None: every argument is tried.
         scale: the factor of the scores. None: 1 / sqrt(head_dim).
+        mask_hides: whether True in that mask hides a key, or says that it is attended to.
 
     Raises:
         SpecError: a name is empty, a number is not positive, or `order` does not hold q, k and v.
@@ -49,6 +72,7 @@ class Projections:
     causal: bool | None = None
     mask: str | None = None
     scale: float | None = None
+    mask_hides: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("query", "key", "value", "output"):
@@ -60,7 +84,7 @@ class Projections:
             raise SpecError(f"num_heads must be a positive integer. Got {heads!r}.")
         if not isinstance(self.order, str) or sorted(self.order) != ["k", "q", "v"]:
             raise SpecError(f"order must be the letters q, k and v in the order of the rows. Got {self.order!r}.")
-        for name in ("by_head", "batch_first", "causal"):
+        for name in ("by_head", "batch_first", "causal", "mask_hides"):
             if getattr(self, name) not in (None, True, False):
                 raise SpecError(f"{name} must be True, False or None. Got {getattr(self, name)!r}.")
         if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float)) or not scale > 0):
@@ -77,7 +101,7 @@ def found_by_name(names: Collection[str]) -> Projections | None:
 
     >>> found_by_name(["c_attn", "c_proj"])
     Projections(query='c_attn', key='c_attn', value='c_attn', output='c_proj', num_heads=None, order='qkv', \
-by_head=None, batch_first=None, causal=None, mask=None, scale=None)
+by_head=None, batch_first=None, causal=None, mask=None, scale=None, mask_hides=None)
     >>> found_by_name(["block.q", "block.k", "block.v", "block.o"]) is None  # these are of a part, not of this layer
     True
     """

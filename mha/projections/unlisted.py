@@ -14,6 +14,11 @@ from mha.coverage import kind_of
 from mha.projections.layer import OFTEN, Judge, Part, Parts, ProjectedLayer, heads_of
 from mha.projections.said import Projections, found_by_name
 from mha_core import SpecError
+from mha_core.errors import listed
+from mha_core.files.mistaken import without_forward
+
+OPEN = "..."
+"""Stands in a line that is printed where nothing says which projection is meant."""
 
 
 class Unlisted:
@@ -96,8 +101,8 @@ class Unlisted:
         if self.turning:
             return next(iter(self.turning.values()))
         why = f"{next(iter(self.refused.values()))}. " if self.refused else ""
-        if getattr(getattr(type(self._target), "forward", None), "__name__", "") == "_forward_unimplemented":  # PyTorch
-            why += f"{type(self._target).__qualname__} has no method forward. "
+        missing = without_forward(self._target)
+        why += f"{missing}. " if missing else ""
         if OFTEN in why:
             return f"{why}Call it once for each call of the layer, and take its rows apart (docs/recordings.md)"
         if self.as_they_are:
@@ -110,6 +115,9 @@ class Unlisted:
             says = says or heads_of(self._named.get(name, self._target))
         heads = "" if says else "its own number of heads"
         which = "" if found is not None else "each name where it belongs"
+        if found is None and self._guessed(name).query == OPEN:
+            there = listed([repr(one) for one, part in self._inside_of(name) if self._hooks.projects(part)], 8)
+            which = f"each of {there} where it belongs"
         lacks = " and ".join(filter(None, (which, heads)))
         return (
             f"{why}A class that is not listed is recorded by its projections, if their names are said: "
@@ -130,25 +138,33 @@ class Unlisted:
 
     def _line(self, name: str) -> str:
         """The call of mha.capture that says where the projections of this layer, and its like, are."""
-        found = self._found.get(name) or self._in_order(name)
+        found = self._found.get(name) or self._guessed(name)
         roles = ", ".join(f'{role}="{getattr(found, role)}"' for role in ("query", "key", "value", "output"))
         said = f"mha.Projections({roles}, num_heads={found.num_heads or self._some_heads(name, found)})"
         return f'mha.capture(model, "calls.safetensors", layers={{{self._alike(name)!r}: {said}}})'
 
-    def _in_order(self, name: str) -> Projections:
-        """Projections in the order in which a layer has them, where no name says which is which."""
+    def _guessed(self, name: str) -> Projections:
+        """Projections by what their names contain, or the two that a layer has; OPEN where neither tells."""
         own = [own for own, part in self._inside_of(name) if self._hooks.projects(part)]
-        usual = ["q_proj", "k_proj", "v_proj", "out_proj"]
-        query, key, value, *_, output = own if len(own) > 3 else [*3 * own[:1], own[1]] if len(own) == 2 else usual
-        return Projections(query, key, value, output)
+        if not own:
+            return Projections("q_proj", "k_proj", "v_proj", "out_proj")
+        if len(own) == 2:
+            return Projections(own[0], own[0], own[0], own[1])
+        by_role = [[one for one in own if part in one.lower()] for part in ("quer", "key", "val")]
+        rest = [one for one in own if not any(one in some for some in by_role)]
+        if any(len(some) != 1 for some in by_role) or len(rest) != 1:
+            return Projections(OPEN, OPEN, OPEN, OPEN)
+        (query,), (key,), (value,) = by_role
+        return Projections(query, key, value, rest[0])
 
     def _some_heads(self, name: str, found: Projections) -> int:
         """The layer's number of heads; where nothing says it, one that the rows of its queries have, at most 8."""
         with suppress(SpecError):
             return heads_of(self._named.get(name, self._target))
-        module = dict(self._inside_of(name)).get(found.query)
+        inside = dict(self._inside_of(name))
+        module = inside.get(found.query) or next(filter(self._hooks.projects, inside.values()), None)
         rows = 8 if module is None else int(self._hooks.matrix_of(module)[0].shape[0])
-        rows //= 3 if found.query == found.key == found.value and rows % 3 == 0 else 1
+        rows //= 3 if found.query == found.key == found.value != OPEN and rows % 3 == 0 else 1
         return max(one for one in range(1, 9) if rows % one == 0)
 
     def _inside_of(self, name: str) -> list[tuple[str, Any]]:

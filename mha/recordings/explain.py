@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,21 +20,18 @@ from conformance.runner import run_case
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
-from mha.formats.checkpoint import Checkpoint
-from mha.formats.find import find_layers, settle_layout
-from mha.formats.layer import read_layer
-from mha.formats.stacked import open_layers
+from mha.projections.said import read_otherwise
 from mha.recordings.function_bugs import bugs_of_functions
+from mha.recordings.meant import Meant, meant_by
 from mha.recordings.packing_bugs import packing_bugs
-from mha.recordings.recording import RecordedCall, Recording, is_recording
-from mha.recordings.replay import RecordedSubject, check_reproduced, judge_recording, selected
+from mha.recordings.recording import RecordedCall, Recording
+from mha.recordings.replay import RecordedSubject, judge_recording, selected
 from mha.recordings.seam_bugs import bugs_of_lowest, bugs_of_seam
-from mha_core import AttentionConfig, Rotary, RotaryInputs, SpecError, Trace
+from mha.substitution.recorded.weights import DIAGNOSED, WeightIndex, what_it_is
+from mha_core import Rotary, RotaryInputs, SpecError, Trace
 from mha_core.call.rotary import Tables
-from mha_core.errors import listed, shown
-from mha_core.layouts import get
+from mha_core.errors import listed
 from mha_core.parts.angles import base_in, in_words, positions_in
-from mha_core.weights import Weights, check_weights
 
 
 def explain(
@@ -53,7 +49,7 @@ def explain(
     for dtype in recording.dtypes:
         ids = [case.id for case in recording.cases(dtype) if case.id in known]
         if ids:
-            found.append(_searched(recording, dtype, ids, _bugs_for(recording), progress))
+            found.append(_searched(recording, dtype, ids, _bugs_for(recording), progress)[0])
     return found
 
 
@@ -64,20 +60,17 @@ def _bugs_for(recording: Recording) -> tuple[Bug, ...]:
     return (*own, *bugs_of_lowest(recording), *zoo, *bugs_of_functions(recording), *packing_bugs())
 
 
-LISTED = frozenset(("torch", "keras", "tensorflow", "flax", "mxnet", "transformers", "backends"))
-"""Packages with layers of which it is known how they read a mask."""
-
 INVERTED = frozenset(("mask-inverted", "mask-inverted-added", "mask-inverted-filled", "allowed-inverted"))
 """Bugs on file that read a mask the wrong way round."""
 
 
 def _searched(
     recording: Recording, dtype: str, ids: Collection[str], bugs: Sequence[Bug], progress: Callable[[str], None]
-) -> Diagnosis:
-    """The diagnosis of some calls.
+) -> tuple[Diagnosis, bool]:
+    """The diagnosis of some calls, and whether it is by masks that are read the other way round.
 
-    How a class of somebody's own reads its mask is told by the one reading that gives what it gave. Where none does,
-    the other reading is as good, and what it makes of the layer is said if that takes less bugs.
+    Where nobody said how a layer reads its mask and no reading gives what it gave, the other reading is as good, and
+    what it makes of the layer is said if that takes less bugs.
     """
 
     def diagnosed(of: Recording) -> Diagnosis:
@@ -87,22 +80,26 @@ def _searched(
     found = diagnosed(recording)
     each = [one.bugs for one in found.explanations]
     inverted = [any(bug.id in INVERTED for bug in some) for some in each]
-    own = {layer.kind.partition(".")[0] for layer in recording.layers}.isdisjoint(LISTED)
-    if own and each and all(inverted) and min(map(len, each)) > 1:
+    if (
+        any(read_otherwise(call.assumed) for call in recording.calls)
+        and each
+        and all(inverted)
+        and min(map(len, each)) > 1
+    ):
         second = diagnosed(_masks_read_otherwise(recording))
         if second.explanations and min(len(one.bugs) for one in second.explanations) < min(map(len, each)):
-            return second
-    return found
+            return second, True
+    return found, False
 
 
 def _masks_read_otherwise(recording: Recording) -> Recording:
-    """The recording with masks of True for keys that are excluded, in place of keys that are allowed."""
+    """The recording with masks of True for keys that are excluded, in place of allowed ones, where that is assumed."""
     calls = []
     for call in recording.calls:
         mask = call.inputs.mask
-        if mask.allowed is not None:
+        if mask.allowed is not None and read_otherwise(call.assumed):
             inputs = replace(call.inputs, mask=replace(mask, allowed=~np.asarray(mask.allowed, dtype=bool)))
-            call = replace(call, inputs=inputs)
+            call = replace(call, inputs=inputs, assumed=read_otherwise(call.assumed))
         calls.append(call)
     return replace(recording, calls=tuple(calls))
 
@@ -129,12 +126,14 @@ class LayersExplained:
             were given it: what they make of it is not judged.
         beyond: the names of those that differ and that no explanation in `found` fits, on which no other bug was tried,
             after MOST searches or MOST_IN_VAIN that found nothing; and the pattern of the calls of each.
+        otherwise: the names of those in `found` whose masks hide the keys that they were taken to allow.
     """
 
     found: tuple[tuple[tuple[str, ...], Diagnosis], ...]
     right: tuple[str, ...] = ()
     after_nan: tuple[str, ...] = ()
     beyond: Mapping[str, str] = field(default_factory=dict)
+    otherwise: tuple[str, ...] = ()
 
 
 def explain_layers(
@@ -161,8 +160,14 @@ def explain_layers(
 def _by_layer(
     recording: Recording, dtype: str, calls: dict[str, list[Case]], progress: Callable[[str], None]
 ) -> LayersExplained:
+    turned: dict[str, bool] = {}
+
     def searched(names: Sequence[str], bugs: Sequence[Bug]) -> Diagnosis:
-        return _searched(recording, dtype, {case.id for name in names for case in calls[name]}, bugs, progress)
+        found, otherwise = _searched(
+            recording, dtype, {case.id for name in names for case in calls[name]}, bugs, progress
+        )
+        turned.update(dict.fromkeys(names, otherwise))
+        return found
 
     subject = RecordedSubject(recording, dtype)
 
@@ -171,7 +176,8 @@ def _by_layer(
     after_nan = tuple(name for name in wrong if all(_is_after_nan(recording, dtype, case) for case in calls[name]))
     wrong = [name for name in wrong if name not in after_nan]
     if not after_nan and (not wrong or len(calls) == 1):
-        return LayersExplained(((tuple(calls), searched(tuple(calls), zoo)),))
+        alone = ((tuple(calls), searched(tuple(calls), zoo)),)
+        return LayersExplained(alone, otherwise=tuple(name for name in calls if turned[name]))
     right = tuple(name for name in calls if name not in (*wrong, *after_nan))
     groups: list[tuple[tuple[str, ...], Diagnosis]] = []
     while wrong and len(groups) < MOST and sum(not one.explanations for _, one in groups) < MOST_IN_VAIN:
@@ -184,7 +190,8 @@ def _by_layer(
         wrong = [name for name in wrong if name not in names]
     ids = {name: [case.id for case in calls[name]] for name in wrong}
     beyond = {name: own[0] if len(own) == 1 else f"{own[0].rpartition('#')[0]}#*" for name, own in ids.items()}
-    return LayersExplained(tuple(groups), right, after_nan, beyond)
+    otherwise = tuple(name for names, _ in groups for name in names if turned[name])
+    return LayersExplained(tuple(groups), right, after_nan, beyond, otherwise)
 
 
 def _is_after_nan(recording: Recording, dtype: str, case: Case) -> bool:
@@ -254,7 +261,7 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
     names = list(dict.fromkeys(layer.name for layer in recording.layers))
     original = meant_by(path, recording)
     theirs = (
-        original if isinstance(original, dict) else {one.name: (one.config, one.weights) for one in original.layers}
+        original.layers if isinstance(original, Meant) else {x.name: (x.config, x.weights) for x in original.layers}
     )
     if not set(names) <= set(theirs):
         if len(names) != len(theirs):
@@ -268,6 +275,7 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
     meant = recording.with_weights({name: theirs[name] for name in names})
     meant, lines = (meant, []) if isinstance(original, Recording) else _by_angles(meant, str(path))
     holding: dict[str, dict[str, None]] = {}
+    index = WeightIndex(meant.layers)
     for held, right in zip(recording.layers, meant.layers, strict=True):
         both = right.weights.keys() & held.weights.keys()
         other = [name for name in right.weights if name in both]
@@ -276,10 +284,15 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
         every = {name for name in right.weights if name.endswith("_proj.weight")} <= set(other)
         more = " (all of its matrices: is it a file of this model, in this state of training?)" * every
         what = f"other weights than {path}: {', '.join(other)}{more}" if other else f"the weights of {path}"
+        if isinstance(original, Meant):  # recordings are compared by themselves
+            pairs = {name: (right.weights[name], held.weights[name]) for name in other if name in both}
+            origins = {name: what_it_is(name, *pair, right, index, held.held_in) for name, pair in pairs.items()}
+            known = [f"{name} {words}" for name, words in origins.items() if not words.startswith("differs in ")]
+            what += f". {'; '.join(known)}".replace(DIAGNOSED, "") if known else ""
         holding.setdefault(what, {})[held.name or "The layer"] = None
     for what, who in holding.items():
         lines.append(f"{listed(tuple(who), NAMED)} {'holds' if len(who) == 1 else 'hold'} {what}.")
-    return meant, lines
+    return meant, [*lines, *([original.doubt] if isinstance(original, Meant) and original.doubt else [])]
 
 
 def _by_angles(recording: Recording, path: str) -> tuple[Recording, list[str]]:
@@ -331,52 +344,3 @@ def _positions(made: Tables, settings: Rotary, call: RecordedCall) -> tuple[NDAr
     batch = len(call.inputs.queries)
     whole = [np.broadcast_to(one, (batch, one.shape[-1])) for one in found if one is not None]
     return tuple(whole) if len(whole) == 2 else None
-
-
-def meant_by(
-    path: str | os.PathLike[str], recorded: Recording
-) -> Recording | dict[str, tuple[AttentionConfig, Weights]]:
-    """Read a file that describes the original layers: a Recording, or name -> config and weights of each layer.
-
-    Arrays do not say how many heads there are: that is taken from the layers that were recorded.
-
-    Raises:
-        SpecError: it is neither, or holds outputs that are not those of its weights.
-        FileNotFoundError: there is no such file.
-    """
-    try:
-        recording = Recording.load(path)
-    except SpecError:
-        if is_recording(Path(path)):  # of modules alone, or one that is damaged
-            raise
-        with open_layers(os.fspath(path)) as checkpoint:
-            known = bool(find_layers(checkpoint))
-            found = {name: read_layer(checkpoint, get("canonical"), name)[:2] for name in checkpoint.configs}
-            found = found or _with_heads_of(checkpoint, recorded)
-        if found:
-            return found
-        sizes = "the sizes that were recorded" if known else "a layout that is known (mha convert --layouts)"
-        made = f"`mha convert {shown(path)} --all --moved --num-heads H --to canonical --out FILE` makes of it"
-        raise SpecError(
-            f"{path} holds no config of a layer, and no layer of {sizes}: give a recording of the original"
-            + f", or what {made}" * known
-        ) from None
-    return check_reproduced(recording, path)
-
-
-def _with_heads_of(checkpoint: Checkpoint, recorded: Recording) -> dict[str, tuple[AttentionConfig, Weights]]:
-    """The layers of a file of weights, with the settings of the recorded layers of their names, or of all if alike."""
-    settings = {layer.name: layer.config for layer in recorded.layers}
-    found = {}
-    for layer in find_layers(checkpoint):
-        config = settings.get(layer.prefix, next(iter(settings.values())) if len({*settings.values()}) == 1 else None)
-        if config is None:
-            continue
-        try:
-            layout = settle_layout(layer, None, "")[0]
-            heads, groups = config.num_heads, config.num_kv_heads
-            weights = read_layer(checkpoint, layout, layer.prefix, num_heads=heads, num_kv_heads=groups)[1]
-            found[layer.prefix] = (config, check_weights(config, weights))
-        except SpecError:  # a layer of other sizes, or one whose arrays can be read in two ways
-            return {}
-    return found

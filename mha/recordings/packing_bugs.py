@@ -7,10 +7,12 @@ writes the right weights in one of them and reads the arrays in another.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import permutations
 
+import numpy as np
 from numpy.typing import NDArray
 
 from conformance.zoo.bug import Bug, DoesNotApply
@@ -28,6 +30,9 @@ LETTER = {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
 FIX = "Read a packed weight in the order in which its layer writes it: `mha convert --from LAYOUT` does."
 FIX_HEADS = "Take the channels apart as (h, d): reshape(H, d, ...)."
 FIX_CHANNELS = "Exchange both axes of the channels first: reshape(d, H, ...).swapaxes(0, 1)."
+
+JOINED, APART = "[0, d/2, 1, d/2 + 1, ...]", "[0, 2, ..., 1, 3, ...]"
+"""Orders of the rows of a head, in words."""
 
 Packs = tuple[tuple[str, ...], ...]
 QKV: Packs = (("q_proj", "k_proj", "v_proj"),)
@@ -123,6 +128,38 @@ def _bug(
     return Bug(name, sentence, PART_OF.get(first, first), fix, forward=forward, seen_in=seen_in)
 
 
+def _exchanged(order: tuple[str, ...], config: AttentionConfig, weights: Weights) -> Mapping[str, NDArray]:
+    """The weights where each projection holds those of another, packed or not: those of grouped heads can't be."""
+    with suppress(DoesNotApply):
+        return _reread(_layout((order,)), _layout(QKV), config, weights)
+    held = dict(weights)
+    for own, other in zip(PROJECTIONS, order, strict=False):
+        for kind in ("weight", "bias"):
+            mine, theirs = f"{own}.{kind}", f"{other}.{kind}"
+            if (mine in weights) != (theirs in weights):
+                raise DoesNotApply(f"{mine} or {theirs} is not there")
+            if mine in weights:
+                if weights[mine].shape != weights[theirs].shape:
+                    raise DoesNotApply(f"{mine} and {theirs} have other shapes")
+                held[mine] = weights[theirs]
+    return held
+
+
+def _pairs_moved(config: AttentionConfig, weights: Weights, *, apart: bool) -> Mapping[str, NDArray]:
+    """The weights whose rows of queries stand in the other order of rotary pairs, in each head.
+
+    Args:
+        config, weights: of the layer.
+        apart: the first of each pair, then the second ones; else pairs of a first and a second one.
+    """
+    heads, width = config.num_heads, config.head_dim
+    if width % 2 or width < 4:
+        raise DoesNotApply(f"heads {width} wide have no two orders of pairs")
+    order = np.arange(width).reshape((-1, 2) if apart else (2, -1)).T.ravel()
+    rows = (np.arange(heads)[:, None] * width + order).ravel()
+    return {name: array[rows] if name.startswith("q_proj.") else array for name, array in weights.items()}
+
+
 def _of_order(order: tuple[str, ...]) -> Bug:
     letters = [LETTER[projection] for projection in order]
     moved = {own: other for own, other in zip(PROJECTIONS[:3], order, strict=True) if own != other}
@@ -134,7 +171,7 @@ def _of_order(order: tuple[str, ...]) -> Bug:
     return _bug(
         f"packed-order-{''.join(letters)}",
         f"{said}: as where a packed weight [{'; '.join(letters)}] is read as [q; k; v].",
-        partial(_reread, _layout((order,)), _layout(QKV)),
+        partial(_exchanged, order),
         list(moved),
         fix=f"{fix} Of a packed weight, `mha convert --from LAYOUT` reads the order.",
     )
@@ -205,6 +242,17 @@ def packing_bugs() -> tuple[Bug, ...]:
             partial(channels_mixed, PROJECTIONS[3:]),
             PROJECTIONS[3:],
             fix=FIX_CHANNELS,
+        ),
+        *(
+            _bug(
+                f"rows-of-pairs-{name}",
+                f"In each head the rows of the queries stand as {own}, or those of the keys as {other}: rows that "
+                "were permuted for one form of rotary positions, in one of the two alone.",
+                partial(_pairs_moved, apart=apart),
+                PROJECTIONS[:1],
+                fix="Permute rows and biases of queries and keys alike, or neither.",
+            )
+            for name, apart, own, other in (("joined", False, JOINED, APART), ("apart", True, APART, JOINED))
         ),
         *map(_of_order, list(permutations(PROJECTIONS[:3]))[1:]),
     )

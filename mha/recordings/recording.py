@@ -209,7 +209,7 @@ class Recording:
             more = ""
             if found == "modules":
                 more = ". Of attention layers whose classes are not listed, layers={NAME: mha.Projections(...)} says "
-                more += "the projections (docs/recordings.md)"
+                more += "the projections, but for Flax linen (docs/recordings.md)"
             raise SpecError(
                 f"{path} is a recording of {found}, and holds no call of an attention layer: `mha where` reads it{more}"
             )

@@ -110,7 +110,7 @@ def where(
         if _wrong_in_own_lines(second) < _wrong_in_own_lines(report):
             judge, report = again, second
     wrong = {one.name: Suspect(one.kind, one.parameters) for one in report.results if one.status == "wrong"}
-    called = [one.name for one in report.results]
+    called = {one.name: one.kind for one in report.results}
     if isinstance(recording, ArraysRecording):  # it has no attention layers
         return report
     ready = {

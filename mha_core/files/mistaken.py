@@ -20,6 +20,17 @@ MOST = 4
 """Most names in a file that are said."""
 
 
+def without_forward(module: object) -> str:
+    """Return that a module of PyTorch has no method forward, in words; "" of all others.
+
+    >>> without_forward(Path("a.pt"))
+    ''
+    """
+    kind = module if isinstance(module, type) else type(module)
+    missing = getattr(getattr(kind, "forward", None), "__name__", "") == "_forward_unimplemented"
+    return f"{kind.__qualname__} has no method forward" if missing else ""
+
+
 def names_code(text: object) -> bool:
     r"""Return whether a text that names no file reads as MODULE:NAME.
 

@@ -61,12 +61,22 @@ class FusedLayout(Layout):
         order: where which rows stand.
         grouped: whether there may be fewer key heads than query heads.
         foreign: see `Layout`.
+        of: whose layers they are, for the summary.
     """
 
     def __init__(
-        self, name: str, summary: str, fused: str, out: str, *, order: Order, grouped: bool = True, foreign: str = ""
+        self,
+        name: str,
+        summary: str,
+        fused: str,
+        out: str,
+        *,
+        order: Order,
+        grouped: bool = True,
+        foreign: str = "",
+        of: str = "Hugging Face ",
     ) -> None:
-        self.name, self.summary, self.framework = name, f"Hugging Face {summary}", "torch"
+        self.name, self.summary, self.framework = name, f"{of}{summary}", "torch"
         self.order, self.grouped = order, grouped
         self.required = (f"{fused}.weight", f"{out}.weight")
         self.optional = (f"{fused}.bias", f"{out}.bias")
@@ -140,10 +150,15 @@ class FusedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """As `Layout.fits`; and the fused matrix has more rows than the output projection has columns."""
+        """As `Layout.fits`; and the fused matrix has more rows than the output projection has columns.
+
+        Three times as many where key heads can't be fewer.
+        """
         fused, out = self.required
-        plain = super().fits(shapes)
-        return plain and not (fused in shapes and out in shapes and shapes[fused][0] <= shapes[out][1])
+        if not super().fits(shapes) or fused not in shapes or out not in shapes:
+            return super().fits(shapes)
+        rows, columns = shapes[fused][0], shapes[out][1]
+        return rows > columns if self.grouped else rows == len(PROJECTIONS[:3]) * columns
 
 
 FUSED_LAYOUTS = (
@@ -164,6 +179,15 @@ FUSED_LAYOUTS = (
         "phi3", "Phi-3: qkv_proj (all queries, all keys, all values), o_proj", "qkv_proj", "o_proj", order=in_a_row
     ),
     FusedLayout("dbrx", "DBRX: Wqkv (all queries, all keys, all values), out_proj", "Wqkv", "out_proj", order=in_a_row),
+    FusedLayout(
+        "nanogpt",
+        "nanoGPT and minGPT: c_attn (all queries, all keys, all values), c_proj, both not transposed",
+        *("c_attn", "c_proj"),
+        order=in_a_row,
+        grouped=False,
+        foreign="q_attn.weight",
+        of="",
+    ),
     FusedLayout("modernbert", "ModernBERT: Wqkv (3, H, d rows), Wo", "Wqkv", "Wo", order=in_a_row, grouped=False),
     FusedLayout(
         "codegen",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -32,6 +32,8 @@ ASSUMED = (
     "Assumed of {0}: {1}. Nothing said it, and the numbers do not confirm it: what follows hangs on it. Say it in "
     "mha.Projections, and record again.\n"
 )
+
+TAKEN = "Of {0} nothing said this: {1}. It is taken so: with what follows, that gives every recorded number.\n"
 
 
 class DiagnoseOptions(Apart):
@@ -175,9 +177,6 @@ def _of_file(
     left = "" if recording.coverage is None or patterns else recording.coverage.not_judged
     if recording.coverage is not None and recording.coverage.unread and not left:
         click.echo(f"{recording.coverage.line}.\n")
-    assumed = {call.assumed: recording.layers[call.layer].name for call in reversed(recording.calls) if call.assumed}
-    for settings, name in reversed(assumed.items()):
-        click.echo(ASSUMED.format(name or "the layer", settings))
     compared = None
     if weights is not None:
         if compare:
@@ -185,7 +184,34 @@ def _of_file(
         recording, lines = intended(recording, weights)
         click.echo("\n".join([*lines, ""]))
     with consoles()[1].status("") as status:
-        return explain_layers(recording, patterns=patterns or ("*",), progress=says(status)), compared, left
+        found = explain_layers(recording, patterns=patterns or ("*",), progress=says(status))
+    for line in _assumed(recording, found):
+        click.echo(line)
+    return found, compared, left
+
+
+def _assumed(recording: Recording, found: Sequence[LayersExplained]) -> Iterator[str]:
+    """Yield what nothing said of the layers, for each such settings once: as far as a diagnosis gives their numbers, as
+    that takes it.
+    """
+    from mha.projections.said import read_otherwise
+    from mha.recordings.explain import INVERTED
+
+    otherwise = {name for one in found for name in one.otherwise}
+    given = {
+        name
+        for one in found
+        for names, diagnosis in one.found
+        if diagnosis.explanations and not any(bug.id in INVERTED for one in diagnosis.explanations for bug in one.bugs)
+        for name in names
+    }
+    lines = dict[str, str]()
+    for call in recording.calls:
+        name = recording.layers[call.layer].name
+        words = (name in otherwise and read_otherwise(call.assumed)) or call.assumed
+        if words:
+            lines.setdefault(words, (TAKEN if name in given else ASSUMED).format(name or "the layer", words))
+    yield from lines.values()
 
 
 def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[str]:
@@ -227,13 +253,13 @@ def _unseen(file: Path, patterns: tuple[str, ...], *, whole: bool) -> str:
 
 def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> WhereReport | None:
     """Compare the recording with that of the original, and print the result; None if `weights` is no recording."""
-    from mha.recordings.explain import meant_by
+    from mha.recordings.meant import Meant, meant_by
     from mha.substitution.recorded.walk import recordings_apart
     from mha.substitution.recorded.weights import DIAGNOSED
     from mha.substitution.reports.text import findings, last_line, tree
 
     original = meant_by(weights, recording)
-    if isinstance(original, dict):
+    if isinstance(original, Meant):
         return None
     console, errors = consoles()
     with errors.status("") as status:

@@ -12,7 +12,7 @@ from conformance.diagnosis.brief import brief
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from mha.coverage import class_like_attention
-from mha.projections.said import found_by_name
+from mha.projections.said import LINEN, found_by_name
 from mha.recordings.explain import explain
 from mha.recordings.recording import METADATA_KEY, Recording
 from mha.recordings.replay import RecordedSubject, judge_recording
@@ -69,7 +69,7 @@ DIFFERS = "Its attention function does not follow the definition of what it is h
 def diagnosed(
     path: str | os.PathLike[str],
     wrong: Mapping[str, Suspect],
-    called: Collection[str],
+    called: Mapping[str, str],
     judged: Collection[str],
     progress: Callable[[str], None] = lambda text: None,
     handed: Mapping[str, str] = MappingProxyType({}),
@@ -82,7 +82,8 @@ def diagnosed(
     Args:
         path: a recording of modules.
         wrong: name of each module that is wrong -> what is known of it, in the order of the calls.
-        called, judged: names of all modules that were called, and of those with a verdict.
+        called: name of each module that was called -> its class.
+        judged: the names of those with a verdict.
         progress: is told what is being done.
         handed: name of a module -> what it hands to its attention function beside the original's, in a sentence.
     """
@@ -128,9 +129,11 @@ def diagnosed(
     return texts
 
 
-def _to_record(name: str, kind: str, called: Collection[str], recording: Recording | None) -> str:
+def _to_record(name: str, kind: str, called: Mapping[str, str], recording: Recording | None) -> str:
     """Return how the cause in a layer that was not recorded is found; "" if its projections have no known names."""
     inside = [one[len(name) + 1 :] for one in called if name and _stands_in(one, name) and one != name]
+    if any(called[f"{name}/{one}"].startswith("flax.linen.") for one in inside if f"{name}/{one}" in called):
+        return f"Nothing here knows its class. {LINEN}."
     found = found_by_name(inside)
     if found is None:
         return ""

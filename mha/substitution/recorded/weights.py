@@ -116,13 +116,15 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
             continue
         with np.errstate(invalid="ignore"):
             distance = np.abs(own[name].astype(np.float64) - other[name])
-        message = f"{name} {_what_it_is(name, own[name], other[name], a, index, dtype)}"
+        message = f"{name} {what_it_is(name, own[name], other[name], a, index, dtype)}"
         found.append(Difference("weights", message, name, float(distance.max(initial=0.0)), 0.0))
     return found, notes
 
 
 DIAGNOSED = "; `mha diagnose PORT --weights ORIGINAL --case LAYER` looks for the order"
 """What comes next, unless it is that very command which says so."""
+
+REORDERED = "holds the original's numbers in another order"
 
 OF_ANOTHER_MODEL = (
     "all its matrices hold other numbers than the original's, as those of another model or another state of training: "
@@ -255,7 +257,37 @@ def _readings(name: str, ours: NDArray, config: AttentionConfig) -> Iterator[tup
         yield f"is the original's, whose channels stand as {words}", mixed[name]
 
 
-def _what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
+def _rows_moved(name: str, ours: NDArray, theirs: NDArray, config: AttentionConfig, dtype: str) -> str:
+    """Return in which order an array has the original's rows, in words; "" where they are not its rows, or some equal.
+
+    Args:
+        name: of a weight or bias; its rows are the channels of heads but for the output projection.
+        ours, theirs: the original's, and the port's.
+        config: of the original's layer.
+        dtype: in which they are compared.
+    """
+    places = {round_to(row, dtype).tobytes(): place for place, row in enumerate(ours)}
+    order = np.array([places.get(round_to(row, dtype).tobytes(), -1) for row in theirs])
+    if len(places) < len(ours) or len(theirs) != len(ours) or (order < 0).any():
+        return ""
+    counts = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
+    heads = counts.get(name.partition(".")[0], 1)
+    within = order.reshape(heads, -1) - np.arange(heads)[:, None] * (len(order) // heads)
+    if heads > 1 and (within == within[0]).all() and (within[0] >= 0).all():
+        return f"{REORDERED}: the rows of each head as {_first(within[0])}"
+    return f"{REORDERED}: its rows as {_first(order)}"
+
+
+def _first(order: NDArray) -> str:
+    """The first numbers of an order, as a list.
+
+    >>> _first(np.arange(3)), _first(np.arange(20)[::-1])
+    ('[0, 1, 2]', '[19, 18, 17, 16, 15, 14, 13, 12, ...]')
+    """
+    return f"[{', '.join(map(str, order[:8]))}{', ...' * (len(order) > 8)}]"
+
+
+def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
     """The likely origin of the port's array, in words that follow its name."""
     if not theirs.any():
         return "is missing or all zeros"
@@ -274,7 +306,7 @@ def _what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, ind
         return "has the other sign"
     if _has_the_same(ours, theirs, dtype):
         read = (words for words, one in _readings(name, ours, a.config) if same_numbers(one, theirs, dtype))
-        return next(read, f"holds the original's numbers in another order{DIAGNOSED}")
+        return next(read, "") or _rows_moved(name, ours, theirs, a.config, dtype) or f"{REORDERED}{DIAGNOSED}"
     with np.errstate(all="ignore"):
         factor = float(np.median(theirs[ours != 0].astype(np.float64) / ours[ours != 0]))
         if np.isfinite(factor) and np.allclose(theirs, ours * factor, rtol=8 * UNIT_ROUNDOFF[dtype], atol=0.0):

@@ -35,7 +35,7 @@ CONFIGS = {
     **dict.fromkeys(
         ("gpt-neox", "gpt-bigcode", "phi3", "dbrx"), (SQUARE, replace(PACKED, num_heads=6, num_kv_heads=2))
     ),
-    "modernbert": (SQUARE, PACKED),
+    **dict.fromkeys(("nanogpt", "modernbert"), (SQUARE, PACKED)),
     "codegen": (AttentionConfig(12, 4), replace(PACKED, num_heads=8, num_kv_heads=8)),
     "keras": (SQUARE, WIDTHS),
     "keras-gqa": (EQUAL_HEADS, replace(EQUAL_HEADS, num_heads=6, num_kv_heads=2)),
@@ -57,7 +57,9 @@ OWN_SWITCHES = {
     "vit": (PROJECTIONS[:3],),
     "vit-kernel": (PROJECTIONS[:3],),
     "mxnet-selfatt": (PROJECTIONS[:3],),
-    **dict.fromkeys(("gpt-neox", "gpt-bigcode", "phi3", "dbrx", "modernbert", "codegen"), (PROJECTIONS[:3],)),
+    **dict.fromkeys(
+        ("gpt-neox", "gpt-bigcode", "nanogpt", "phi3", "dbrx", "modernbert", "codegen"), (PROJECTIONS[:3],)
+    ),
     "mxnet-encdec": (("k_proj", "v_proj"),),
 }
 """Which projections have their biases together; in all other layouts all four."""

@@ -22,6 +22,7 @@ from tests.mha.convert.weight_files import (
     GROUPED,
     PREFIXES,
     arrays_of,
+    assert_holds,
     mha,
     two_layers,
     verify_in_numpy,
@@ -75,6 +76,24 @@ def test_layers_that_give_what_was_recorded_are_proved(source, tmp_path):
     printed = mha(source, *arguments[:-1], "-", "--recorded", record(calls, (PREFIXES[0], 0)), "--moved", "--force")
     assert [layer["standing"] for layer in json.loads(printed.output)["layers"]] == ["proved", "moved"], printed.output
     assert json.loads(printed.output)["standing"] == "mixed"
+
+
+@pytest.mark.parametrize(("layout", "other"), [("nanogpt", "gpt-bigcode"), ("gpt-bigcode", "nanogpt")])
+def test_of_layouts_that_names_leave_open_the_one_that_gives_what_was_recorded_is_taken(layout, other, tmp_path):
+    """nanoGPT's c_attn is [q; k; v], GPT-BigCode's goes head by head: names and sizes are the same."""
+    save_file(two_layers(layout), tmp_path / "a.safetensors")
+    arguments = (tmp_path / "a.safetensors", "--all", "--to", "bert", "--out", tmp_path / "b.npz")
+    result = mha(*arguments, "--moved", "--num-heads", 3)
+    assert result.exit_code == 2
+    assert "fits several layouts; say which (--from): gpt-bigcode, nanogpt" in result.output
+    calls = record(tmp_path / "calls.safetensors", (PREFIXES[1], 1), (PREFIXES[0], 0))
+    result = mha(*arguments, "--recorded", calls)
+    assert result.exit_code == 0, result.output
+    assert f"2 x {layout} to bert, proved: " in result.output
+    assert_holds(tmp_path / "b.npz", two_layers("bert"))
+    result = mha(*arguments, "--recorded", calls, "--from", other, "--force")
+    assert result.exit_code == 1
+    assert f"{PREFIXES[0]} does not give what was recorded of {PREFIXES[0]}" in result.output
 
 
 @pytest.mark.parametrize(("seed", "wrong", "also"), [(1, 0.0, True), (0, 1e-3, False)])

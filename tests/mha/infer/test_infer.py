@@ -17,7 +17,7 @@ pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
     "layout",
     [
         *("canonical", "d2l-jax", "torch", "gpt2", "mxnet-selfatt", "mxnet-encdec", "torch-separate", "keras"),
-        *("gpt-neox", "gpt-bigcode", "phi3", "modernbert", "keras-heads-first"),
+        *("gpt-neox", "gpt-bigcode", "nanogpt", "phi3", "modernbert", "keras-heads-first"),
     ],
 )
 def test_every_layout_is_recognised_without_its_names(layout):

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import mha
+from conformance.subjects.load import load_subject
 from mha.cli.main import main
 from mha.invariance.trial import Size
 from mha_core import SpecError
@@ -347,3 +348,16 @@ def test_a_model_on_meta_is_refused():
         layer = torch.nn.Linear(4, 4)
     with pytest.raises(SpecError, match="weight is on the meta device, where it has no numbers"):
         mha.invariants(layer)
+
+
+def test_a_module_without_forward_is_told_so(mine):
+    """It was sent to --inputs, which can't help."""
+    pytest.importorskip("torch")
+    Path("bare.py").write_text("import torch\n\n\nclass Bare(torch.nn.Module):\n    pass\n\n\nmade = Bare()\n")
+    np.savez("x.npz", x=np.ones((2, 5, 12), np.float32))
+    for options in ((), ("--inputs", "x.npz")):
+        status, said = run("bare:made", *options)
+        assert status == 2
+        assert said.strip().endswith("bare.Bare can't be asked: Bare has no method forward")
+    with pytest.raises(SpecError, match="'bare:made': Bare has no method forward; a layer of torch is judged in a"):
+        load_subject("bare:made", "float32")

@@ -176,6 +176,7 @@ def test_what_is_there_is_kept_when_it_is_interrupted(request_to_end, folder, tm
         (["bret"], "model 'bret' is not known (known: minilm, smollm2, the folder of a Hugging Face model) and no f"),
         (["smolm2"], "and no folder of that name exists; did you mean smollm2?"),
         (["--text", "Hello.", "--text", "  "], "text 2 of 2 is empty; there is nothing to embed"),
+        (["pyproject.toml"], "is a file, and a model is minilm, smollm2, a folder or MODULE:NAME; "),
         (["--dtype", "float16"], "--dtype must be float32 or float64. Got 'float16'."),
         (["--backend", "pytroch"], "backend 'pytroch' is not known (known: jax, mxnet, tf, torch)"),
         (["--json", "/no/such/folder/port.json"], "There is no /no/such/folder"),

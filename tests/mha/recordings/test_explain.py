@@ -12,6 +12,7 @@ from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import select
 from mha import Recording
 from mha.formats.readers.safetensors import create
+from mha.projections.said import MEANT
 from mha.recordings import explain as explained
 from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended
 from mha.recordings.packing_bugs import packing_bugs
@@ -24,6 +25,7 @@ from mha_core import (
     SpecError,
     save_weights,
 )
+from mha_core.layouts import get
 from mha_core.reference import pipeline as reference
 from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, wrongly_ported
 
@@ -65,8 +67,8 @@ def test_of_pairs_that_give_the_same_the_smaller_change_is_said():
     assert not {"mask-inverted", "mask-inverted-filled", "mask-transposed"} & set().union(*named)
 
 
-def test_how_a_class_of_ones_own_reads_its_mask_is_no_cause_beside_another_one():
-    """Nothing tells it where no reading gives what was recorded."""
+def test_how_a_layer_reads_its_mask_is_no_cause_beside_another_one_unless_it_was_said():
+    """Nothing tells it where no reading gives what was recorded; what somebody said counts."""
     layer = layer_of()
     allowed = np.random.default_rng(5).random((2, 1, 3, 5)) < 0.5
     wrong = recording_of(layer, *select(("merge-without-transpose",)), masks=(AttentionMask(allowed=allowed),))
@@ -77,20 +79,62 @@ def test_how_a_class_of_ones_own_reads_its_mask_is_no_cause_beside_another_one()
             mask = replace(mask, allowed=~mask.allowed)
         calls.append(replace(call, inputs=replace(call.inputs, mask=mask)))
     read = replace(wrong, calls=tuple(calls))
-    own = replace(read, layers=tuple(replace(one, kind="mine.Attention") for one in read.layers))
-    (found,) = explain(own)
+    assumed = f"batch_first=True, keep {MEANT[False]}"
+    guessed = replace(read, calls=tuple(replace(call, assumed=assumed) for call in calls))
+    assert [one.otherwise for one in explain_layers(guessed)] == [("",)]
+    (found,) = explain(guessed)
     assert [one.name for one in found.explanations] == ["merge-without-transpose"]
-    listed = replace(read, layers=tuple(replace(one, kind="torch.nn.MultiheadAttention") for one in read.layers))
-    (found,) = explain(listed)
-    assert "merge-without-transpose" not in [one.name for one in found.explanations]
+    for others in (calls, [replace(call, assumed="batch_first=True") for call in calls]):
+        (found,) = explain(replace(read, calls=tuple(others)))
+        assert "mask-inverted + merge-without-transpose" in [one.name for one in found.explanations]
+        assert "merge-without-transpose" not in [one.name for one in found.explanations]
 
 
 def test_each_wrong_packing_is_named():
     """Every order that is known is found again from outputs alone, and no other one with it."""
-    layer = layer_of()
+    layer = layer_of(config=AttentionConfig(24, 4, bias=True))  # heads as wide as two orders of pairs need
     for bug in packing_bugs():
         (found,) = explain(recording_of(layer, bug))
         assert [explanation.name for explanation in found.explanations] == [bug.id]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named", "said"),
+    [
+        (
+            {"k_proj": "v_proj", "v_proj": "k_proj"},
+            "packed-order-qvk",
+            "k_proj.weight holds the original's v_proj.weight; k_proj.bias holds",
+        ),
+        (
+            {"q_proj": [0, 4, 1, 5, 2, 6, 3, 7]},
+            "rows-of-pairs-joined",
+            "q_proj.weight holds the original's numbers in another order: the rows of each head as "
+            "[0, 4, 1, 5, 2, 6, 3, 7]; q_proj.bias holds",
+        ),
+        (
+            {"k_proj": [0, 4, 1, 5, 2, 6, 3, 7]},
+            "rows-of-pairs-apart",
+            "k_proj.weight holds the original's numbers in another order: the rows of each head as [0, 4, 1",
+        ),
+    ],
+)
+def test_what_a_port_with_grouped_heads_holds_is_named_and_explains_it(wrong, named, said, tmp_path):
+    """Keys and values of grouped heads have the same sizes; rows of heads are permuted for rotary positions."""
+    config = AttentionConfig(32, 4, num_kv_heads=2, bias=True)
+    layer, path = layer_of(config=config), tmp_path / "source.safetensors"
+    held = dict(layer.weights)
+    for own, other in wrong.items():
+        for kind in ("weight", "bias"):
+            array = layer.weights[f"{own}.{kind}"]
+            heads = array.reshape(-1, 8, *array.shape[1:])
+            moved = layer.weights[f"{other}.{kind}"] if isinstance(other, str) else heads[:, other].reshape(array.shape)
+            held[f"{own}.{kind}"] = moved
+    save_weights(path, config, layer.weights)
+    meant, (line,) = intended(recording_of(replace(layer, weights=held)), path)
+    assert said in line
+    (found,) = explain(meant)
+    assert [one.name for one in found.explanations] == [named]
 
 
 def test_packings_do_what_they_say():
@@ -308,3 +352,18 @@ def test_a_canonical_file_of_several_layers_is_taken_by_name(tmp_path):
     with pytest.raises(SpecError, match="is not a whole safetensors file: it is cut off") as raised:
         intended(recording_of(layer_of()), path)
     assert "mha convert" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("layout", "other"), [("nanogpt", "gpt-bigcode"), ("gpt-bigcode", "nanogpt")])
+def test_of_packings_that_names_leave_open_the_one_whose_weights_are_held_is_taken_and_the_other_said(
+    layout, other, tmp_path
+):
+    """A right layer of nanoGPT was said to read GPT-BigCode's weights wrongly."""
+    path = tmp_path / "c_attn.safetensors"
+    save_file(get(layout).write(CONFIG, layer_of().weights), path)
+    _, lines = intended(recording_of(layer_of()), path)
+    assert lines[0] == f"The layer holds the weights of {path}."
+    assert lines[1].startswith(f"Names do not tell which layout {path} has, {layout} or {other}: taken is {layout}, ")
+    assert f"If the original has {other}: `mha convert {path} --from {other} --all --moved --num-heads" in lines[1]
+    with pytest.raises(SpecError, match="gpt-bigcode or nanogpt, and the recorded layers hold neither more than"):
+        intended(recording_of(layer_of(seed=1)), path)

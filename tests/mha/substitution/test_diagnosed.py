@@ -8,6 +8,7 @@ from torch import nn
 import mha
 from backends.torch.layers import MultiHeadAttention
 from mha.coverage import UnreadWarning
+from mha_core import SpecError
 
 
 class Unscaled(MultiHeadAttention):
@@ -135,3 +136,40 @@ def test_a_layer_that_fails_its_probe_is_recorded_beside_modules_and_said(origin
     ):
         layer(x, x, x)
     assert len(mha.Recording.load(tmp_path / "calls.safetensors").calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
+def test_of_a_module_of_flax_linen_no_capture_by_projections_is_advised(tmp_path):
+    """Its projections are made in the call; capture refuses them, so `where` must not send one there."""
+    linen, jnp = pytest.importorskip("flax.linen"), pytest.importorskip("jax.numpy")
+
+    class Attention(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            q, k, v = (linen.Dense(12, name=f"{name}_proj")(x).reshape(2, 5, 4, 3) for name in "qkv")
+            weights = linen.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))  # which is not scaled
+            return linen.Dense(12, name="out_proj")(jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape))
+
+    class Block(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return Attention(name="attn")(x)
+
+    original = nn.ModuleDict({"attn": Parts(nn.MultiheadAttention(12, 4))}).eval()
+    original.forward = original["attn"].forward
+    params = {
+        name: {"kernel": jnp.asarray(part.weight.detach().numpy().T), "bias": jnp.asarray(part.bias.detach().numpy())}
+        for name, part in original["attn"].named_children()
+    }
+    port, path = Block().bind({"params": {"attn": params}}), tmp_path / "port.safetensors"
+    x = np.random.default_rng(0).normal(size=(2, 5, 12)).astype(np.float32)
+    with mha.capture(port, path, modules=True):
+        port(jnp.asarray(x))
+    (told,) = mha.where(original, path).diagnosed.values()
+    assert told.startswith("Nothing here knows its class. Modules of Flax linen are made in the call, and can't be")
+    assert "`mha check --new mine.py --framework jax`" in told
+    assert "Projections" not in told
+    said = mha.Projections("q_proj", "k_proj", "v_proj", "out_proj", num_heads=4)
+    words = "Attention at attn can't be read so. Modules of Flax linen are made in"
+    with pytest.raises(SpecError, match=words), mha.capture(port, layers={"attn": said}):
+        port(jnp.asarray(x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -338,7 +339,8 @@ def test_what_is_assumed_of_a_layer_that_differs_is_said_with_its_diagnosis(faul
     layer, keep = made(Unscaled(fault)), torch.arange(5) < torch.tensor([[3], [5]])
     causal = fault == "and causal"
     told = {}
-    for name, more in {"open": {}, "said": {"causal": causal, "batch_first": True, "mask": "keep"}}.items():
+    half = {"causal": causal, "batch_first": True, "mask": "keep"}
+    for name, more in {"open": {}, "half": half, "said": {**half, "mask_hides": False}}.items():
         path = tmp_path / f"{name}.safetensors"
         said = mha.Projections("q", "k", "v", "o", num_heads=3, **more)
         with pytest.warns(UnreadWarning) as heard, mha.capture(layer, path, layers={"": said}):
@@ -351,42 +353,102 @@ def test_what_is_assumed_of_a_layer_that_differs_is_said_with_its_diagnosis(faul
         told[name] = CliRunner().invoke(diagnose, [str(path), "--no-unseen"]).output
         assert call.assumed in told[name]
     if fault == "and merged":  # else another scale confirms the reading
-        words = "Assumed of the layer: causal=False, batch_first=True, keep true where a key is attended to. Nothing"
-        assert told["open"].startswith(words)
-        # Nobody said which way round the mask is: Projections have no word for it.
-        assert told["said"].startswith("Assumed of the layer: keep true where a key is attended to. Nothing")
-    for one in told.values():
+        keep = "keep true where a key is attended to (mask_hides=False). It is taken so: with what follows"
+        assert told["open"].startswith(f"Of the layer nothing said this: causal=False, batch_first=True, {keep}")
+        assert told["half"].startswith(f"Of the layer nothing said this: {keep}")
+    for name, one in told.items():
         assert "(scale-missing" in one
-        assert ("Assumed" in one) == (fault == "and merged")
+        assert ("nothing said" in one) == (fault == "and merged" and name != "said")
+        assert "do not confirm" not in one, "the diagnosis gives every number"
         assert "causal" not in one.partition("\n\n")[2]
 
 
-class Unnamed(nn.Module):
-    """Projections whose names say nothing; the number of heads is an attribute, or none is."""
+class Padded(nn.Module):
+    """A mask that is true where a key is hidden; channels that are split as (d, h), or causal scores that see all."""
 
-    def __init__(self, **attributes: int) -> None:
+    def __init__(self, fault: str) -> None:
         super().__init__()
-        self.first, self.second, self.third, self.fourth = (nn.Linear(12, 12) for _ in range(4))
+        self.q, self.k, self.v, self.o = (nn.Linear(12, 12) for _ in range(4))
+        self.fault = fault
+
+    def forward(self, x: Any, pad: Any) -> Any:
+        def split(y: Any) -> Any:
+            return y.unflatten(-1, (4, 3)).mT.transpose(1, 2) if self.fault else y.unflatten(-1, (3, 4)).transpose(1, 2)
+
+        q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+        scores = (q @ k.mT / 2.0).masked_fill(pad[:, None, None], -torch.inf)
+        scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
+        heads = scores.softmax(-1) @ v
+        heads = heads if self.fault != "unknown" else heads.sin()
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
+@pytest.mark.parametrize("fault", ["split", "unknown"])
+def test_what_is_said_of_a_mask_is_what_the_diagnosis_takes_it_for(fault: str, tmp_path: Any) -> None:
+    """The other way round, no query of an item would have a key; a diagnosis that gives every number confirms it."""
+    layer, pad = made(Padded(fault)), torch.arange(7) >= torch.tensor([[5], [7]])
+    said = mha.Projections("q", "k", "v", "o", num_heads=3, causal=True, mask="pad", batch_first=True)
+    path = tmp_path / "calls.safetensors"
+    hidden, allowed = "pad true where a key is hidden (mask_hides=True)", (~pad).numpy()
+    with pytest.warns(UnreadWarning) as heard, mha.capture(layer, path, layers={"": said}):
+        layer(drawn(2, 7, 12), pad)
+    assert f"(assumed: {hidden}; say it" in str(heard[0].message)
+    assert np.array_equal(np.squeeze(mha.Recording.load(path).calls[0].inputs.mask.allowed), allowed)
+    told = CliRunner().invoke(diagnose, [str(path), "--no-unseen"]).output
+    assert ("(split-d-h)" in told) == (fault == "split")
+    assert told.startswith(
+        f"Of the layer nothing said this: {hidden}. It is taken so: with what follows"
+        if fault == "split"
+        else f"Assumed of the layer: {hidden}. Nothing said it, and the numbers do not confirm it"
+    )
+    for hides in (True, False):
+        with mha.capture(layer, layers={"": replace(said, mask_hides=hides)}) as seen:
+            layer(drawn(2, 7, 12), pad)
+        (call,) = seen.recording.calls
+        assert call.assumed == ""
+        assert np.array_equal(np.squeeze(call.inputs.mask.allowed), allowed == hides)
+
+
+class Unnamed(nn.Module):
+    """Projections of four names, in the order in which they are made; the number of heads is an attribute, or none."""
+
+    def __init__(self, names: tuple[str, ...], order: str, **attributes: int) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Linear(12, 12))
+        self.by_role = dict(zip(order, names, strict=True))
         vars(self).update(attributes)
 
     def forward(self, x: Any) -> Any:
-        q, k, v = (part(x).unflatten(-1, (3, 4)).transpose(1, 2) for part in (self.first, self.second, self.third))
-        return self.fourth(((q @ k.transpose(-2, -1) / 2.0).softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+        q, k, v = (getattr(self, self.by_role[one])(x).unflatten(-1, (3, 4)).transpose(1, 2) for one in "qkv")
+        heads = ((q @ k.transpose(-2, -1) / 2.0).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+        return getattr(self, self.by_role["o"])(heads)
 
 
 @pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
 @pytest.mark.parametrize(("attributes", "heads"), [({"num_heads": 3}, 3), ({"nheads": 3}, 3), ({}, 6)])
-def test_the_line_that_is_printed_for_names_that_say_nothing_runs(
-    attributes: dict[str, int], heads: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("names", ["first second third fourth", "tokeys toqueries tovalues unifyheads"])
+def test_the_line_that_is_printed_names_no_projection_for_another(
+    names: str, attributes: dict[str, int], heads: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Names that contain query, key and value tell; others stay open, since keys may be made before queries."""
     monkeypatch.chdir(tmp_path)
-    model = made(Unnamed(**attributes))
+    own = tuple(names.split())
+    model = made(Unnamed(own, "kqvo", **attributes))
     with pytest.raises(SpecError) as refused, mha.capture(model):
         model(drawn(2, 5, 12))
-    said = str(refused.value)
-    roles = f'query="first", key="second", value="third", output="fourth", num_heads={heads}'
+    key, query, value, output = own if "key" in names else 4 * ["..."]
+    roles = f'query="{query}", key="{key}", value="{value}", output="{output}", num_heads={heads}'
     line = f"mha.capture(model, \"calls.safetensors\", layers={{'': mha.Projections({roles})}})"
-    assert f"{line}, with each name where it belongs{' and its own number of heads' * (not attributes)} (" in said
+    each = "each name" if "key" in names else "each of 'first', 'second', 'third', 'fourth'"
+    lacks = f"{each} where it belongs{' and its own number of heads' * (not attributes)} ("
+    assert f"{line}, with {lacks}" in str(refused.value)
+    if "key" not in names:
+        with pytest.raises(SpecError, match=r"no projection '\.\.\.'"), eval(line):
+            pass
+        for role, one in zip(("key", "query", "value", "output"), own, strict=True):
+            line = line.replace(f'{role}="..."', f'{role}="{one}"')
     with eval(line):
         model(drawn(2, 5, 12))
     assert equal(mha.Recording.load("calls.safetensors")) == (heads == 3)

@@ -158,7 +158,7 @@ def test_what_an_array_of_another_layer_is():
         ({"v_proj_bias": np.zeros(12, np.float32)}, "v_proj.bias is missing or all zeros"),
         ({"q_proj_weight": 2 * q}, "q_proj.weight is 2 times the original's"),
         ({"q_proj_weight": round_to(q, "bfloat16")}, "q_proj.weight is the original's rounded to bfloat16"),
-        ({"k_proj_weight": k[::-1].copy()}, "k_proj.weight holds the original's numbers in another order"),
+        ({"k_proj_weight": k[::-1].copy()}, "k_proj.weight holds the original's numbers in another order: its rows as"),
         (
             dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), packed, strict=True)),
             "q_proj.weight, k_proj.weight, v_proj.weight together hold the original's numbers in another order",
