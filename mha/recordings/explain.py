@@ -23,11 +23,11 @@ from conformance.zoo.registry import all_bugs
 from mha.projections.said import read_otherwise
 from mha.recordings.function_bugs import bugs_of_functions
 from mha.recordings.meant import Meant, meant_by
+from mha.recordings.origins import DIAGNOSED, WeightIndex, what_it_is
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
 from mha.recordings.replay import RecordedSubject, judge_recording, selected
 from mha.recordings.seam_bugs import bugs_of_lowest, bugs_of_seam
-from mha.substitution.recorded.weights import DIAGNOSED, WeightIndex, what_it_is
 from mha_core import Rotary, RotaryInputs, SpecError, Trace
 from mha_core.call.rotary import Tables
 from mha_core.errors import listed

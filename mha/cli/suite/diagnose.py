@@ -254,8 +254,8 @@ def _unseen(file: Path, patterns: tuple[str, ...], *, whole: bool) -> str:
 def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> WhereReport | None:
     """Compare the recording with that of the original, and print the result; None if `weights` is no recording."""
     from mha.recordings.meant import Meant, meant_by
+    from mha.recordings.origins import DIAGNOSED
     from mha.substitution.recorded.walk import recordings_apart
-    from mha.substitution.recorded.weights import DIAGNOSED
     from mha.substitution.reports.text import findings, last_line, tree
 
     original = meant_by(weights, recording)
