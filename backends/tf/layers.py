@@ -97,12 +97,22 @@ class MultiHeadAttention(AttentionLayer):
         """The config with the widths that the parameters have. SpecError before the first call decided them."""
         return self._config.with_widths(*self._widths)
 
+    def after_projection(
+        self, queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Return what a subclass makes of queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv).
+
+        They are as projected and split, before their norms and their turn. Here they stay as they are.
+        """
+        return queries, keys, values
+
     def _project(self, call: Call[tf.Tensor], mask: Mask) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv): split, normed and turned."""
         config = self._config
         queries = split_heads(self.q_proj(call.queries), config.num_heads)  # (B, H, Lq, d)
         keys = split_heads(self.k_proj(zero_padding(call.keys, mask)), config.num_kv_heads)  # (B, G, L, d)
         values = split_heads(self.v_proj(zero_padding(call.values, mask)), config.num_kv_heads)  # (B, G, L, dv)
+        queries, keys, values = self.after_projection(queries, keys, values)
         if config.parts:
             queries, keys = self._norm_and_turn(queries, keys, call)
         return queries, keys, values

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from backends.tf.ops.framework import as_tensor, describe, spec_errors_kept
+from backends.tf.ops.framework import as_tensor, cast_by_policy, describe, spec_errors_kept
 from mha_core.call.positions import check_encoded, sinusoidal_positions
 from mha_core.dtypes import check_dropout
 
@@ -16,7 +16,7 @@ from mha_core.dtypes import check_dropout
 class PositionalEncoding(keras.Layer):
     """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
 
-    In the dtype of its input, which must be `dtype` where the layer was given one.
+    In the dtype of its input, which must be `dtype` where the layer was given one; a mixed policy casts it.
 
     >>> import tensorflow as tf
     >>> PositionalEncoding(4)(tf.zeros((1, 2, 4))).numpy()[0, 1]
@@ -34,7 +34,7 @@ class PositionalEncoding(keras.Layer):
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """`call`, as Keras calls it; it sees a tensor in place of an array of NumPy."""
-        return super().__call__(as_tensor(x), *args, **kwargs)
+        return super().__call__(cast_by_policy(self, as_tensor(x)), *args, **kwargs)
 
     @spec_errors_kept()
     def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:

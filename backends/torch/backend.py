@@ -23,9 +23,13 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import Attended, Stages, exposed
 from mha_core.call.rotary import RotaryInputs
+from mha_core.call.symbols import Rules, put_together, shapes_at, symbols_of, taken_apart
 from mha_core.config import AttentionConfig
 from mha_core.stages import Trace
 from mha_core.weights import Weights
+
+OTHER_SIZES = {"b": 5, "q": 11, "n": 13, "p": 17}
+"""Symbol -> the size with which a program for every size is made."""
 
 Compute = Callable[[Call[torch.Tensor]], Stages[torch.Tensor] | Attended[torch.Tensor]]
 
@@ -45,11 +49,12 @@ class TorchBackend(Backend):
         return tuple(TORCH_DTYPES)
 
     def paths(self) -> tuple[str, ...]:
-        return ("eager", "compiled", "fast", "fast-compiled", "blocks")
+        return ("eager", "compiled", "fast", "fast-compiled", "blocks", "exported")
 
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
         # The fused kernel of the CPU has a faster exponential, and an online softmax over blocks of 512 keys.
-        return SoftmaxKernel(exp_ulps=20.0, key_block=512) if path.startswith("fast") else SoftmaxKernel()
+        fused = path.startswith("fast") or path == "exported"
+        return SoftmaxKernel(exp_ulps=20.0, key_block=512) if fused else SoftmaxKernel()
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         torch_device, torch_dtype = framework.device_of(device), TORCH_DTYPES[dtype]
@@ -59,6 +64,8 @@ class TorchBackend(Backend):
             compute = partial(layer.attend, query_block=BLOCK)
         elif path.endswith("compiled"):
             compute = _compiled(layer, compute)
+        elif path == "exported":
+            compute = _exported(layer)
 
         def run(inputs: AttentionInputs) -> Trace:
             wanted = inputs.cotangent is not None
@@ -106,6 +113,38 @@ def _compiled(layer: MultiHeadAttention, compute: Compute) -> Compute:
         return programs[form](call)
 
     return compiled
+
+
+def _exported(layer: MultiHeadAttention) -> Compute:
+    """Return the output by programs of torch.export, each made with arrays of other sizes than it is run with."""
+
+    class Program(torch.nn.Module):
+        def __init__(self, rules: Rules) -> None:
+            super().__init__()
+            self.layer, self.rules = layer, rules
+
+        def forward(self, arrays: dict[str, torch.Tensor]) -> torch.Tensor:
+            return self.layer.attend(put_together(arrays, self.rules)).output
+
+    programs: dict[Any, Callable[[dict[str, torch.Tensor]], torch.Tensor]] = {}
+
+    def exported(call: Call[torch.Tensor]) -> Attended[torch.Tensor]:
+        arrays, rules = taken_apart(call, torch.Tensor)
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        symbols = symbols_of(shapes)
+        others = shapes_at(symbols, shapes, OTHER_SIZES)
+        dtypes = (array.dtype for array in arrays.values())
+        form = (layer.training, torch.is_grad_enabled(), rules, *symbols.items(), *others.items(), *dtypes)
+        if form not in programs:
+            given = {name: arrays[name].new_zeros(shape) for name, shape in others.items()}
+            axes = {
+                name: {axis: torch.export.Dim.DYNAMIC for axis, symbol in enumerate(own) if symbol is not None}
+                for name, own in symbols.items()
+            }
+            programs[form] = torch.export.export(Program(rules), (given,), dynamic_shapes=(axes,)).module()
+        return Attended(programs[form](arrays), None)
+
+    return exported
 
 
 def _form(given: Call[torch.Tensor] | AttentionMask | RotaryInputs) -> list[Any]:

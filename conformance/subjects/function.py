@@ -61,8 +61,9 @@ def to_begin(thing: Any) -> str:
                 missing = without_forward(thing)
                 return (
                     f"{missing}{'; ' * bool(missing)}a layer of {package} is judged in a class that gives it weights: "
-                    f"`mha check --new FILE.py --framework {framework}` writes one. Or record its calls, with "
-                    'mha.capture(model, "calls.safetensors"): model(x), and run `mha diagnose calls.safetensors`'
+                    f"`mha check --new FILE.py --framework {framework}` writes one. Or record its "
+                    'calls, with mha.capture(model, "calls.safetensors"): model(x), and run '
+                    "`mha diagnose calls.safetensors`"
                 )
     return TO_BEGIN
 

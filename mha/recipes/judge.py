@@ -66,8 +66,8 @@ def judge_recorded(
 def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:
     """Compare the outputs that a module itself computed in a recorded call with the reference.
 
-    Rows that may attend to no key are left out and counted: the definition gives them the output
-    bias; a module that adds the lowest number to their scores gives the mean over all values.
+    Rows that may attend to no key are left out and counted: the definition gives them the output bias, and modules NaN
+    or something else.
     """
     wanted = answer(problem, precision) if wanted is None else wanted
     keyless = ~wanted.where.any(axis=-1)  # (B, H, Lq)

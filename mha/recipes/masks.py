@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha_core import AttentionMask, SpecError
+from mha_core.seam import LOWEST
 
 IMPLEMENTATIONS = ("eager", "sdpa")
 """The attention implementations that are understood, as `attn_implementation` names them."""
-
-_LOWEST = {"float64": float(np.finfo(np.float32).min), "bfloat16": -(2.0 - 2.0**-7) * 2.0**127}
 
 
 def mask_of(
@@ -23,9 +22,9 @@ def mask_of(
 ) -> AttentionMask:
     """Translate the mask of a module's call into an AttentionMask.
 
-    A float entry that is the lowest number of its dtype, or -inf, excludes its key; any other number,
-    -10000 as well, is a bias. In a row of excluded keys alone the original differs from the definition, see
-    docs/recipes.md.
+    A float entry that is the lowest number of its dtype, or -inf, excludes its key; any other number, -10000 as well,
+    is a bias. In a row of excluded keys alone the lowest number is a bias: it swallows all scores alike, and softmax
+    gives the mean over all values.
 
     Args:
         mask: bool or float, broadcastable to (B, H, Lq, Lk), or None.
@@ -53,7 +52,8 @@ def mask_of(
         return AttentionMask(allowed=np.array(mask))
     if mask.dtype.kind != "f":
         raise SpecError(f"attention_mask must be bool or float inside the model. Got {mask.dtype}.")
-    excluded = mask <= _LOWEST.get(dtype, float(np.finfo(mask.dtype).min))
+    excluded = mask <= LOWEST.get(dtype, float(np.finfo(mask.dtype).min))
+    excluded &= ~(excluded.all(axis=-1, keepdims=True) & np.isfinite(mask))
     bias = np.where(excluded, mask.dtype.type(0.0), mask)
     return AttentionMask(allowed=~excluded if excluded.any() else None, bias=bias if bias.any() else None)
 

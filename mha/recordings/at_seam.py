@@ -113,13 +113,23 @@ class SeamCalls:
         recorder: takes the calls.
         survey: is told which modules are read at the seam.
         layers: patterns of the names of layers to record.
+        beside: takes the calls of models of transformers inside layers that are read another way; None: nothing does.
 
     Attributes:
         read: name of each layer that was recorded at the seam -> what its softmax was computed in, where not its dtype.
     """
 
-    def __init__(self, hooks: Hooks, target: Any, recorder: Recorder, survey: Survey, layers: Iterable[str]) -> None:
+    def __init__(
+        self,
+        hooks: Hooks,
+        target: Any,
+        recorder: Recorder,
+        survey: Survey,
+        layers: Iterable[str],
+        beside: Recorder | None = None,
+    ) -> None:
         self._hooks, self._target, self._recorder, self._survey, self._layers = hooks, target, recorder, survey, layers
+        self._beside = beside
         self._waiting: list[tuple[str, Any, ReadCall]] = []
         self._calls: list[tuple[str, RecordedCall, ReadCall]] = []
         self._paused = 0
@@ -173,7 +183,11 @@ class SeamCalls:
         self.read.setdefault(name, False)
 
     def drop(self, name: str) -> None:
-        """Forget the calls inside a layer that was read another way."""
+        """Forget the calls inside a layer that was read another way, or have them recorded beside."""
+        for own, module, call in self._waiting:
+            of_transformers = hasattr(getattr(module, "config", None), "_attn_implementation")
+            if self._beside is not None and of_transformers and _inside(own, name):
+                self._beside.add(own, AT_SEAM.format(kind_of(module)), call)
         self._waiting = [one for one in self._waiting if not _inside(one[0], name)]
         for own in [own for own in self._refused if _inside(own, name)]:
             del self._refused[own]

@@ -296,7 +296,8 @@ def capture(
     survey = Survey(hooks.parts_of)
     recorder = Capture(hooks, survey, named, also, modules=modules)
     unlisted = Unlisted(hooks, target, said, is_known=lambda module: known(module) is not None, judge=_judged)
-    seam = SeamCalls(hooks, target, recorder, survey, layers)
+    beside = Capture(hooks, survey, None, (), modules=True) if modules else None
+    seam = SeamCalls(hooks, target, recorder, survey, layers, beside)
     none_found: NoneFoundError | None = None
 
     def check_asked() -> None:
@@ -342,7 +343,8 @@ def capture(
         stack.close()  # modules that run once more are not the model's calls
         seam.prove(keep=modules)
         if whole is not None and path is not None:
-            whole.save(path, recorder.recording if recorder.calls else None, recorder.versions)
+            handed = beside.recording if beside is not None and beside.calls else None
+            whole.save(path, recorder.recording if recorder.calls else None, recorder.versions, handed)
     unreadable += seam.refusals
     if modules and not recorder.calls:
         if unreadable:

@@ -5,26 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.bounds.precision import Precision
 from conformance.cases.case import Case
 from conformance.diagnosis.diagnose import Diagnosis
 from conformance.diagnosis.diagnose import diagnose as find_bugs
 from conformance.diagnosis.hypotheses import Hypothesis
+from conformance.judging.expected import expected
 from conformance.runner import run_case
 from conformance.subjects.items import take_items
 from conformance.zoo.bug import Bug
 from conformance.zoo.registry import all_bugs
 from mha.projections.said import read_otherwise
+from mha.recordings.function_bugs import bugs_of_functions
 from mha.recordings.meant import Meant, meant_by
+from mha.recordings.origins import DIAGNOSED, WeightIndex, what_it_is
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall, Recording
 from mha.recordings.replay import RecordedSubject, judge_recording, selected
-from mha.recordings.seam_bugs import bugs_of_seam
-from mha.substitution.recorded.weights import DIAGNOSED, WeightIndex, what_it_is
-from mha_core import Rotary, RotaryInputs, SpecError
+from mha.recordings.seam_bugs import bugs_of_lowest, bugs_of_seam
+from mha_core import Rotary, RotaryInputs, SpecError, Trace
 from mha_core.call.rotary import Tables
 from mha_core.errors import listed
 from mha_core.parts.angles import base_in, in_words, positions_in
@@ -53,7 +57,7 @@ def _bugs_for(recording: Recording) -> tuple[Bug, ...]:
     """The bugs that are tried on a recording: where a key stands for sinks, no other that is of a key at the end."""
     own = bugs_of_seam(recording)
     zoo = [bug for bug in all_bugs() if not own or not bug.id.startswith("block-")]
-    return (*own, *zoo, *packing_bugs())
+    return (*own, *bugs_of_lowest(recording), *zoo, *bugs_of_functions(recording), *packing_bugs())
 
 
 INVERTED = frozenset(("mask-inverted", "mask-inverted-added", "mask-inverted-filled", "allowed-inverted"))
@@ -118,6 +122,8 @@ class LayersExplained:
         found: the names of layers that differ alike, and the diagnosis of their calls: the same bugs explain each of
             them. One that nothing explains stands alone. Where none differs: all layers.
         right: the names of the other layers, whose calls are right.
+        after_nan: the names of those that differ in NaN alone, in items in which an earlier layer gave NaN and they
+            were given it: what they make of it is not judged.
         beyond: the names of those that differ and that no explanation in `found` fits, on which no other bug was tried,
             after MOST searches or MOST_IN_VAIN that found nothing; and the pattern of the calls of each.
         otherwise: the names of those in `found` whose masks hide the keys that they were taken to allow.
@@ -125,6 +131,7 @@ class LayersExplained:
 
     found: tuple[tuple[tuple[str, ...], Diagnosis], ...]
     right: tuple[str, ...] = ()
+    after_nan: tuple[str, ...] = ()
     beyond: Mapping[str, str] = field(default_factory=dict)
     otherwise: tuple[str, ...] = ()
 
@@ -166,10 +173,12 @@ def _by_layer(
 
     zoo = _bugs_for(recording)
     wrong = [name for name, own in calls.items() if any(run_case(case, subject).status != "equal" for case in own)]
-    if not wrong or len(calls) == 1:
+    after_nan = tuple(name for name in wrong if all(_is_after_nan(recording, dtype, case) for case in calls[name]))
+    wrong = [name for name in wrong if name not in after_nan]
+    if not after_nan and (not wrong or len(calls) == 1):
         alone = ((tuple(calls), searched(tuple(calls), zoo)),)
         return LayersExplained(alone, otherwise=tuple(name for name in calls if turned[name]))
-    right = tuple(name for name in calls if name not in wrong)
+    right = tuple(name for name in calls if name not in (*wrong, *after_nan))
     groups: list[tuple[tuple[str, ...], Diagnosis]] = []
     while wrong and len(groups) < MOST and sum(not one.explanations for _, one in groups) < MOST_IN_VAIN:
         names, found = wrong[:1], searched(wrong[:1], zoo)
@@ -182,7 +191,31 @@ def _by_layer(
     ids = {name: [case.id for case in calls[name]] for name in wrong}
     beyond = {name: own[0] if len(own) == 1 else f"{own[0].rpartition('#')[0]}#*" for name, own in ids.items()}
     otherwise = tuple(name for names, _ in groups for name in names if turned[name])
-    return LayersExplained(tuple(groups), right, beyond, otherwise)
+    return LayersExplained(tuple(groups), right, after_nan, beyond, otherwise)
+
+
+def _is_after_nan(recording: Recording, dtype: str, case: Case) -> bool:
+    """Whether a call is right but for NaN, in items in which an earlier call gave NaN and this one was given it."""
+    position = recording.names.index(case.id)
+    wanted = expected(case, Precision.of(dtype))
+    inputs, recorded = wanted.problem.inputs, wanted.problem.recorded
+    spread = np.zeros(len(inputs.queries), bool)
+    for before in recording.calls[:position]:
+        if len(before.outputs["output"]) == len(spread):
+            spread |= _has_nan(before.outputs["output"])
+    given = [inputs.queries, inputs.keys, inputs.values, inputs.past_keys, inputs.past_values]
+    spread &= np.any([_has_nan(array) for array in given if array is not None], axis=0)
+    stages: dict[str, Any] = {}
+    for name, array in recorded.items():
+        after = np.isnan(array) & spread.reshape(-1, *(1,) * (array.ndim - 1))
+        stages[name] = np.where(after, getattr(wanted.trace, name), array).astype(array.dtype)
+    return bool(spread.any()) and not wanted.judge(Trace(**stages), dtype)[1]
+
+
+def _has_nan(array: NDArray) -> NDArray[np.bool_]:
+    """Bool (B,): the items with a NaN."""
+    found: NDArray[np.bool_] = np.isnan(array).reshape(len(array), -1).any(axis=1)
+    return found
 
 
 def _bugs_of(hypotheses: Sequence[Hypothesis]) -> tuple[Bug, ...]:

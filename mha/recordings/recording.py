@@ -39,6 +39,9 @@ from mha_core.weights import Weights, check_weights
 METADATA_KEY = "mha_recording"
 """Key of the file's metadata under which everything but the arrays stands, as JSON."""
 
+HANDED_KEY = "mha_handed"
+"""The same, of calls of attention functions inside layers that are recorded with their projections."""
+
 
 @dataclass(frozen=True, eq=False)
 class Recording:
@@ -177,13 +180,13 @@ class Recording:
         pool = ArrayPool()
         pool.write(path, METADATA_KEY, self.described(pool))
 
-    def described(self, pool: ArrayPool) -> str:
-        """Everything but the arrays, as JSON; these go into the pool."""
+    def described(self, pool: ArrayPool, calls: str = "calls") -> str:
+        """Everything but the arrays, as JSON; these go into the pool, those of calls under names that start so."""
         description = {
             "format": FORMAT,
             "versions": dict(self.versions),
             "layers": [_describe_layer(pool, layer) for layer in self.layers],
-            "calls": [_describe_call(pool, f"calls.{i}", call, self.layers) for i, call in enumerate(self.calls)],
+            "calls": [_describe_call(pool, f"{calls}.{i}", call, self.layers) for i, call in enumerate(self.calls)],
         }
         if self.unread is not None:
             description["unread"] = [asdict(one) for one in self.unread]
@@ -194,8 +197,8 @@ class Recording:
         return json.dumps(description, allow_nan=False)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Recording:
-        """Read a file that `save` wrote.
+    def load(cls, path: str | os.PathLike[str], key: str = METADATA_KEY) -> Recording:
+        """Read a file that `save` wrote, or what else stands under a key of its metadata.
 
         Raises:
             SpecError: the file is not a whole safetensors file, is no recording, has a newer format, or
@@ -210,7 +213,7 @@ class Recording:
             raise SpecError(
                 f"{path} is a recording of {found}, and holds no call of an attention layer: `mha where` reads it{more}"
             )
-        arrays, text = read(path, METADATA_KEY, what="recording")
+        arrays, text = read(path, key, what="recording")
         try:
             return cls(**described_in(arrays, text))
         except Exception as error:  # whatever a description of another form brings out

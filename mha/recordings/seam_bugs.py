@@ -1,4 +1,4 @@
-"""Bugs of calls at the seam: what stands there as one more key, a sink, and is no key in the layer's code.
+"""Bugs of recorded calls: of what stands there as one more key, a sink, and of rows of lowest numbers.
 
 They join the zoo when such a recording is diagnosed.
 """
@@ -32,13 +32,23 @@ def _without_sinks(state: State) -> NDArray:
 
 def _sinks_of(order: str) -> Bug:
     """The bug that reads the sinks of heads in another order, or of one head for all."""
-    sentence = {"first": "The sink of the first head counts for all heads.", "reversed": "Sinks are read in reverse."}
+    sentence = {
+        "first": "The sink of the first head counts for all heads.",
+        "reversed": "Sinks are read in reverse.",
+        "next": "Each head has the sink of the next head.",
+        "last": "Each head has the sink of the head before.",
+    }
 
     def scores(state: State) -> NDArray:
         _check(state)
         found = np.array(forward.scores(state))
         own = found[..., -1]
-        found[..., -1] = own[:, ::-1] if order == "reversed" else own[:, :1]
+        found[..., -1] = {
+            "first": own[:, :1],
+            "reversed": own[:, ::-1],
+            "next": np.roll(own, -1, axis=1),
+            "last": np.roll(own, 1, axis=1),
+        }[order]
         return found
 
     return Bug(f"sinks-{order}", sentence[order], "scores", "Give each head its own sink.", forward={"scores": scores})
@@ -76,6 +86,8 @@ SEAM_BUGS = (
     ),
     _sinks_of("first"),
     _sinks_of("reversed"),
+    _sinks_of("next"),
+    _sinks_of("last"),
     Bug(
         "sinks-capped",
         "The softcap bounds the sinks too.",
@@ -94,6 +106,45 @@ SEAM_BUGS = (
 """The bugs of sinks."""
 
 
+SWALLOWING = -65504.0
+"""The lowest number of float16: a bias as low as this stands for an exclusion in every dtype."""
+
+
+def _rows_swallowed(inputs: AttentionInputs, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Bool (B, H, Lq, 1): rows in which every key that counts has the lowest number."""
+    bias = inputs.mask.bias
+    if bias is None:
+        return np.zeros((*allowed.shape[:3], 1), bool)
+    low = np.broadcast_to(bias <= SWALLOWING, allowed.shape)
+    found: NDArray[np.bool_] = (low | ~allowed).all(axis=-1, keepdims=True) & allowed.any(axis=-1, keepdims=True)
+    return found
+
+
+def _lowest_is_nan(state: State) -> NDArray:
+    swallowed = _rows_swallowed(state.inputs, state["allowed"])
+    if not swallowed.any():
+        raise DoesNotApply("without a row of lowest numbers alone")
+    return np.where(swallowed, np.nan, forward.weights(state))
+
+
+LOWEST_BUGS = (
+    Bug(
+        "lowest-row-nan",
+        "A row without an allowed key is NaN: the lowest number, which it has at each key, is read as -inf.",
+        "weights",
+        "Add the lowest number as it is, or give such a row weights of 0: ask the mask for it.",
+        forward={"weights": _lowest_is_nan},
+    ),
+)
+"""Bugs of rows in which a mask excludes every key by a number."""
+
+
 def bugs_of_seam(recording: Recording) -> tuple[Bug, ...]:
     """The bugs that calls with sinks have beside the zoo's; none for a recording without such a call."""
     return SEAM_BUGS if any(has_sinks(call.inputs) for call in recording.calls) else ()
+
+
+def bugs_of_lowest(recording: Recording) -> tuple[Bug, ...]:
+    """The bugs of rows of lowest numbers; none for a recording without such a number in a bias."""
+    biases = [call.inputs.mask.bias for call in recording.calls]
+    return LOWEST_BUGS if any(bias is not None and (bias <= SWALLOWING).any() for bias in biases) else ()

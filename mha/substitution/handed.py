@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
-from mha.recordings.at_seam import intercepted
+from mha.recordings.at_seam import intercepted, prove
 from mha.recordings.hooks import hooks_of
-from mha.recordings.recording import Recording
+from mha.recordings.modules.diagnosed import DIFFERS, FOLLOWS
+from mha.recordings.recording import HANDED_KEY, METADATA_KEY, Recording
 from mha.recordings.seam_bugs import has_sinks
 from mha.substitution.allowance import FACTOR
 from mha.substitution.original import Original, OriginalCall
@@ -20,6 +22,7 @@ from mha.substitution.substitute import Substitution
 from mha_core import AttentionConfig, AttentionInputs, SpecError
 from mha_core.call.masks import allowed_keys
 from mha_core.errors import listed
+from mha_core.files.tensorfile import read_header
 from mha_core.seam import Handover
 
 SWALLOWING = 1e30
@@ -84,8 +87,15 @@ def _handed(own: Original, model: Any, ready: Substitution, dtype: str) -> list[
 def _differences(port: Given, exact: Given, narrow: Given, unit: float) -> Iterator[tuple[str, str]]:
     """What differs, and how, of two calls; `narrow` is the original's in the port's dtype."""
     (config, inputs), (wanted_config, wanted) = port, exact
+    sinks = [has_sinks(one) for one in (inputs, wanted, narrow[1])]
+    if sinks[0] != sinks[1]:
+        does, other = ("sinks", "none") if sinks[0] else ("no sinks", "some")
+        yield "sinks", f"it hands over {does}, the original {other}"
     for name in ("queries", "keys", "values"):
-        got, expected, rounded = (getattr(one, name) for one in (inputs, wanted, narrow[1]))
+        got, expected, rounded = (
+            getattr(one, name)[:, :, : -1 if sink and name != "queries" else None]
+            for one, sink in zip((inputs, wanted, narrow[1]), sinks, strict=True)
+        )
         if got.shape != expected.shape:
             yield name, f"{name} are {got.shape}, the original's {expected.shape}"
             continue
@@ -150,15 +160,45 @@ def of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, str]:
     """Name of each wrong module that calls an attention function -> what it hands over, in a sentence."""
-    try:
-        recording = Recording.load(path) if ready else None
-    except SpecError:  # one without attention
-        return {}
+    recording = _recorded(path, METADATA_KEY) if ready else None
     at_seam = {layer.name for layer in recording.layers if layer.is_at_seam} if recording is not None else set()
-    found = {}
-    for name, substitutions in ready.items():
-        if recording is not None and name in at_seam:
-            sentence = handed_over(own, substitutions, recording, name, model)
-            if sentence:
-                found[name] = sentence
+    said = {
+        name: handed_over(own, substitutions, recording, name, model)
+        for name, substitutions in ready.items()
+        if recording is not None and name in at_seam
+    }
+    return {name: sentence for name, sentence in said.items() if sentence}
+
+
+def sides_of_wrong(
+    own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
+) -> dict[str, str]:
+    """Name of each wrong module whose layer was recorded with its projections -> on which side of its function it is.
+
+    That is said of attention functions that were recorded inside it, beside: see `mha.capture`.
+    """
+    recording = _recorded(path, HANDED_KEY) if ready else None
+    found: dict[str, str] = {}
+    for name in ready if recording is not None else ():
+        assert recording is not None
+        judgements = [
+            prove(problem, recording.layer_of(position).dtype).judgement
+            for position, problem in enumerate(recording.problems)
+            if recording.layer_of(position).name == name
+        ]
+        before = handed_over(own, ready[name], recording, name, model) if judgements else ""
+        differs = next((one.mismatches[0].message for one in judgements if not one.equal), "")
+        if differs:
+            found[name] = f"{DIFFERS}: {differs}.{before and chr(10)}{before}"
+        elif before:
+            found[name] = f"{FOLLOWS} {before}"
     return found
+
+
+def _recorded(path: str | os.PathLike[str], key: str) -> Recording | None:
+    """What a file holds under this key; None if nothing that can be read."""
+    if key not in read_header(path).metadata:
+        return None
+    with suppress(SpecError):
+        return Recording.load(path, key)
+    return None

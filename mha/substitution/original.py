@@ -96,6 +96,8 @@ class Original:
         self.calls: list[OriginalCall] = []
         self._open: list[tuple[int, Any]] = []
         self._only_whole: set[int] = set()
+        self.ran_with: Mapping[str, Any] = {}
+        """The arguments of the last run of a module, in which it may have left something, as in a cache."""
         self._places: dict[str, list[int]] = {}
         self._lacking = ""
         held = self.native.hold(model) if not hasattr(model, "scope") else None  # a bound module of linen has its own
@@ -328,6 +330,7 @@ class Original:
 
         passed: dict[Place, NDArray] = {}
         bound = inspect.BoundArguments(call.signature, changed(call.arguments, native))
+        self.ran_with = bound.arguments
         if not replace:
             return self.arrays(run(*bound.args, **bound.kwargs))
         target = getattr(run.func, "__self__", None) if isinstance(run, partial) else held  # `module.apply` of linen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from mha.coverage import kind_of
@@ -13,8 +14,9 @@ from mha.recordings.modules.diagnosed import Suspect, diagnosed
 from mha.recordings.modules.recording import ModuleRecording
 from mha.recordings.recording import Recording
 from mha.substitution.backward import judged_backward
+from mha.substitution.caches import WRITES, Caches
 from mha.substitution.calls import inputs_of, modules_of, uncovered
-from mha.substitution.handed import of_wrong
+from mha.substitution.handed import of_wrong, sides_of_wrong
 from mha.substitution.mutants.unseen import unseen_in
 from mha.substitution.orders import in_which_order, lacked, others_among, rounded_among
 from mha.substitution.original import Original
@@ -117,7 +119,10 @@ def where(
         if one.name in wrong and port in judge.ready
     }
     told = of_wrong(own, original, recording.path, ready)
-    return replace(report, diagnosed=diagnosed(recording.path, wrong, called, report.judged, progress, told))
+    texts = diagnosed(recording.path, wrong, called, report.judged, progress, told)
+    for name, side in sides_of_wrong(own, original, recording.path, ready).items():
+        texts[name] = f"{texts[name]}\n{side}" if name in texts else side
+    return replace(report, diagnosed=texts)
 
 
 def _wrong_in_own_lines(report: WhereReport) -> set[str]:
@@ -126,6 +131,11 @@ def _wrong_in_own_lines(report: WhereReport) -> set[str]:
 
 class _Judge(Blame):
     """Judges every pair, the innermost first."""
+
+    @cached_property
+    def caches(self) -> Caches:
+        """The caches of the original, as its modules are given them."""
+        return Caches(self.own, self.recording, self.pairs, self.paired_calls)
 
     def report(self) -> WhereReport:
         for port in reversed(range(len(self.modules))):  # calls begin outside
@@ -239,6 +249,7 @@ class _Judge(Blame):
             about["reason"] = f"the original calls it {len(mine)} times and the port {len(theirs)} times"
         if not calls:
             return ModuleResult(**about, status="not judged")
+        self.caches.take(calls)
         try:
             ready = [
                 Substitution(self.own, self.recording, self.own.calls[one], self.recording.calls[other])
@@ -248,9 +259,13 @@ class _Judge(Blame):
                 one.paired = {own for own, other in self.pairs.found.items() if self.was_judged(other)}
                 one.padding = next((self.padding[part] for part in self.inside[port] if part in self.padding), None)
             judged = [one.judge() for one in ready]
+            for number, kind, written in self.caches.written(original, calls, ready):
+                judged[number].arrays[(WRITES, kind)] = written
         except SpecError as error:
             return ModuleResult(**{**about, "reason": str(error)}, status="not judged")
         self.ready[port] = ready, calls
+        if (differs := self.caches.differs(original, calls)) and "reason" not in about:
+            about["reason"] = differs
         if any(one.own_masks for one in judged):
             self.own_masks.add(port)
         if any(one.other_masks for one in judged):

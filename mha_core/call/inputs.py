@@ -119,11 +119,14 @@ class AttentionInputs:
             self, queries=merge_heads(self.queries), keys=merge_heads(self.keys), values=merge_heads(self.values)
         )
 
-    def traceable(self, config: AttentionConfig) -> AttentionInputs:
-        """These inputs for a compiler, which does not see the numbers of positions: with tables where it needs them."""
+    def traceable(self, config: AttentionConfig, *, sizes: bool = True) -> AttentionInputs:
+        """These inputs for a compiler, which does not see the numbers of positions: with tables where it needs them.
+
+        `sizes`: whether it sees the sizes of the call, and with them those positions that are counted.
+        """
         settings, given = config.rotary, self.rotary
-        counted = not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)
-        if settings is None or settings.is_looked_up or counted:
+        counted = sizes and not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)
+        if settings is None or settings.is_per_position or counted:
             return self
         return replace(self, rotary=self.rotary_tables(config))
 

@@ -71,7 +71,7 @@ class AttentionMask:
             self._settle("bias", settled("bias", self.bias))
         if isinstance(self.causal, np.bool_):
             self._settle("causal", bool(self.causal))
-        self._settle("window", settled_window(self.window))
+        object.__setattr__(self, "window", settled_window(self.window))  # compilers do not compare tuples of symbols
 
     def _settle(self, name: str, value: Any) -> None:
         if value is not getattr(self, name):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mha_core.call.arguments import ArraySpec, CallSizes, settled
 from mha_core.errors import SpecError
 from mha_core.parts.frequencies import rule_of
-from mha_core.parts.rotary import Rotary, Table, tables
+from mha_core.parts.rotary import Rotary, Table, axis_of_pairs, tables
 
 
 class Tables(NamedTuple):
@@ -191,16 +191,19 @@ def check_rotary(
             fits = _fits(shape, wanted[1:]) or _fits(shape, wanted) or _fits(shape, (1, *wanted[1:]))
             if kind != dtype:
                 raise SpecError(f"{name} must have the dtype of queries, {dtype}. Got {kind}.")
-            named = f"(L, r / 2)={wanted[1:]} or (B, L, r / 2)={wanted}"
         elif settings.axes > 1:
             wanted = (settings.axes, batch, length)
-            fits, named = _fits(shape, wanted) or _fits(shape, (wanted[0], 1, length)), f"(axes, B, L)={wanted}"
+            fits = _fits(shape, wanted) or _fits(shape, (wanted[0], 1, length))
         else:
             wanted = (batch, length)
-            fits, named = _fits(shape, wanted[1:]) or _fits(shape, wanted), f"(L,)=({length},) or (B, L)={wanted}"
+            fits = _fits(shape, wanted[1:]) or _fits(shape, wanted)
         if name not in TABLES and not kind.startswith(("int", "uint")):
             raise SpecError(f"{name} must be integers. Got dtype {kind}.")
-        if not fits:
+        if not fits:  # only then are sizes read as text: a compiler keeps a symbol that it is not asked to write
+            one, both = ("(L, r / 2)", "(B, L, r / 2)") if name in TABLES else ("(L,)", "(B, L)")
+            named = f"{one}={wanted[1:]} or {both}={wanted}"
+            if name in POSITIONS and settings.axes > 1:
+                named = f"(axes, B, L)={wanted}"
             raise SpecError(f"{name} must have shape {named}. Got {shape}.")
 
 
@@ -236,24 +239,40 @@ def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tab
 
 
 @lru_cache(maxsize=4)
-def table_to_look_up(settings: Rotary) -> Table:
-    """Cosine and sine (max_positions, r / 2) of all positions, for a compiler that traces them.
+def traced_frequencies(settings: Rotary) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
+    """What makes tables of positions that a compiler traces: the axis and the frequency of each pair, and the factor.
 
     Raises:
-        SpecError: there is no `max_positions`, or the angles depend on more than one position.
+        SpecError: the frequencies depend on the length of the sequence, which a compiler traces too.
     """
-    words = "or give the tables themselves: rotary=(cos, sin)"
-    if settings.max_positions is None:
-        raise SpecError(
-            "positions that a compiler traces are looked up in a table: rotary.max_positions must say how many there "
-            f"are, {words}. Got max_positions=None."
-        )
     rule = rule_of(settings.rule)
-    if settings.axes > 1 or (rule is not None and rule.NEEDS_LENGTH):
-        what = "several axes" if rule is None or settings.axes > 1 else f"rule {rule.rope_type!r}"
-        raise SpecError(f"positions must be known while rotary has {what}, {words}. A compiler traces these.")
-    table = tables(settings, np.arange(settings.max_positions), settings.max_positions)
-    return Table(table.cos[0], table.sin[0])
+    if rule is not None and rule.NEEDS_LENGTH:
+        raise SpecError(
+            f"positions must be known while rotary has rule {rule.rope_type!r}, or give the tables themselves: "
+            "rotary=(cos, sin). A compiler traces these."
+        )
+    return (axis_of_pairs(settings), *settings.frequencies(1))
+
+
+DIGITS, BASE = 4, 256
+"""A position is a number of so many digits to this base."""
+
+
+@lru_cache(maxsize=4)
+def digit_tables(settings: Rotary) -> Table:
+    """Cosine and sine (DIGITS, BASE, r / 2) of what each digit of a position adds to its angles, for float32 programs.
+
+    The product of a position and a frequency is too coarse in float32. Here each digit's angle is exact, and the angles
+    are added: cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
+
+    Raises:
+        SpecError: as of `traced_frequencies`.
+    """
+    _, inverse, factor = traced_frequencies(settings)
+    added = np.arange(BASE) * float(BASE) ** np.arange(DIGITS)[:, None]
+    angle = added[..., None] * inverse
+    factors = np.where(np.arange(DIGITS) == 0, factor, 1.0)[:, None, None]
+    return Table(factors * np.cos(angle), factors * np.sin(angle))
 
 
 def check_positions(settings: Rotary, *positions: NDArray[np.integer]) -> None:

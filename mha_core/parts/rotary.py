@@ -37,8 +37,7 @@ class Rotary:
         sections: how many pairs turn with each axis of positions (axes, B, L); their sum is r / 2. Default: one axis.
         sections_interleaved: whether axes take turns over the pairs (Qwen3-VL), else each has its pairs in a row
             (Qwen2-VL). Not to be confused with `interleaved`.
-        max_positions: positions end before it. Needed only where a compiler traces positions: they are then looked
-            up in a table of so many rows.
+        max_positions: positions end before it, which is checked where their numbers can be read.
 
     Raises:
         SpecError: a field that is out of its range.
@@ -118,10 +117,10 @@ class Rotary:
         return len(self.sections or (1,))
 
     @property
-    def is_looked_up(self) -> bool:
-        """Whether positions whose numbers are not known can be looked up in a table."""
+    def is_per_position(self) -> bool:
+        """Whether an angle depends on its own position alone, and not on the length of the sequence."""
         rule = rule_of(self.rule)
-        return self.max_positions is not None and self.axes == 1 and not (rule is not None and rule.NEEDS_LENGTH)
+        return rule is None or not rule.NEEDS_LENGTH
 
     def frequencies(self, length: int) -> tuple[NDArray[np.float64], float]:
         """(r / 2,) inverse frequencies and the attention factor, for a sequence of this length; `width` is known."""

@@ -26,12 +26,12 @@ pytestmark = (
 )  # the releases of PyTorch and TensorFlow, and so the ways to compile them, are the same there
 
 PATHS = {
-    "torch": ("eager", "compiled", "fast", "fast-compiled", "blocks"),
+    "torch": ("eager", "compiled", "fast", "fast-compiled", "blocks", "exported"),
     "tf": ("eager", "compiled", "fast", "fast-compiled", "fast-xla", "blocks"),
-    "jax": ("compiled", "eager", "fast", "blocks", "optimized", "fast-optimized"),
+    "jax": ("compiled", "eager", "fast", "blocks", "optimized", "fast-optimized", "exported"),
     "mxnet": ("eager", "fast", "blocks"),
 }
-IN_BLOCKS = ("fast", "fast-compiled", "fast-xla", "fast-optimized", "blocks")
+IN_BLOCKS = ("fast", "fast-compiled", "fast-xla", "fast-optimized", "blocks", "exported")
 """The paths that hold no weights."""
 # torch.compile takes seconds for each of these, so they are few: an evaluation step with an empty
 # item, a training step with every feature at once, and the other score. `test_parity.py` has all cases

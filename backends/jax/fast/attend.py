@@ -16,6 +16,7 @@ from jax import Array, lax
 from backends.jax.fast.block import Constants, Floats, Static, attend_block
 from backends.jax.fast.chunks import GROUPS, ITEMS, QUERIES, Chunks, Starts, chunks_of, in_chunks
 from backends.jax.ops.attention import Score, joined
+from backends.jax.ops.framework import has_symbols
 from backends.jax.ops.masks import Mask
 from mha_core.call.blocks import Operands
 
@@ -53,8 +54,12 @@ def attend_in_blocks(
     else:
         of_score *= width  # each has a hidden layer
     bytes_per_query = mask.key_len * of_score * num_heads // groups
-    chunks = Chunks(query_block, 1, 1) if query_block else chunks_of(batch, groups, query_len, bytes_per_query)
-    if chunks.queries < query_len:
+    whole = has_symbols(batch, query_len, mask.key_len)  # no number of chunks is of every size
+    if whole:
+        chunks = Chunks(query_len, groups, batch)
+    else:
+        chunks = Chunks(query_block, 1, 1) if query_block else chunks_of(batch, groups, query_len, bytes_per_query)
+    if not whole and chunks.queries < query_len:
         operands = Operands(operands.queries, (joined(operands.keys),), (joined(operands.values),))
     rate, rng = (dropout.rate if training else 0.0), None
     if rate and mask.keep is None:
@@ -77,7 +82,7 @@ def attend_in_blocks(
             number = (starts.get(ITEMS, 0) * groups + starts.get(GROUPS, 0)) * query_len + starts.get(QUERIES, 0)
         return attend_block(static, part, Constants(mask, rng, number, starts))
 
-    heads = in_chunks(of_part, chunks, floats)
+    heads = of_part({}, floats) if whole else in_chunks(of_part, chunks, floats)
     return heads.reshape(batch, num_heads, query_len, value_width)
 
 

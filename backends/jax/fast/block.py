@@ -17,6 +17,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from backends.jax.ops.attention import Score, cap
+from backends.jax.ops.framework import has_symbols
 from backends.jax.ops.masks import Mask, additive_bias, allowed_keys, cut_keys, has_key, with_keys
 
 KEY_STEPS = 4
@@ -132,7 +133,7 @@ def _within_reach(
     constants = constants.of_block(floats.queries.shape[:4])
     mask, key_len = constants.mask, constants.mask.key_len
     step = -(-key_len // KEY_STEPS)
-    if mask.stop is None or len(floats.keys) > 1 or step < SMALLEST_STEP:
+    if mask.stop is None or len(floats.keys) > 1 or has_symbols(key_len) or step < SMALLEST_STEP:
         return compute(floats, constants, *moved)
     first = 0 if mask.first is None else mask.first
     start = jnp.where(first < mask.stop, first, key_len).min()

@@ -133,6 +133,11 @@ def has_values(array: Any) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(array))
 
 
+def has_symbols(*sizes: Any) -> bool:
+    """Whether some size is a symbol, as in a program that `jax.export` makes for every size."""
+    return not all(isinstance(size, int) for size in sizes)
+
+
 def to_numpy(array: jax.Array) -> NDArray:
     """The array in NumPy; bfloat16, which NumPy lacks, becomes float32, which holds each of its numbers exactly."""
     numbers = np.asarray(array)

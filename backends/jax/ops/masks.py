@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 from jax import Array, lax
 
-from backends.jax.ops.framework import as_jax, check_enabled, describe, has_values, numbers
+from backends.jax.ops.framework import as_jax, check_enabled, describe, has_symbols, has_values, numbers
 from mha_core.call.arguments import CallSizes
 from mha_core.call.blocks import Block
 from mha_core.call.call import Call, LayerSpec
@@ -204,7 +204,11 @@ def within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
     integers = jnp.asarray(integers)
     if not is_checked:
         info = jnp.iinfo(integers.dtype)
-        integers = jnp.clip(integers, max(limits[0], int(info.min)), min(limits[1], int(info.max)))
+        symbol = has_symbols(limits[1])
+        highest = min(LONGEST if symbol else limits[1], int(info.max))
+        integers = jnp.clip(integers, max(limits[0], int(info.min)), highest)
+        if symbol:  # which may be more than a narrow integer holds
+            return jnp.minimum(integers.astype(int), limits[1])
     return integers.astype(int)
 
 

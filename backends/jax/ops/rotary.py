@@ -9,19 +9,25 @@ import numpy as np
 from flax.typing import Dtype
 from jax import Array
 
-from backends.jax.ops.framework import has_values, numbers
+from backends.jax.ops.framework import has_symbols, has_values, numbers
 from backends.jax.ops.masks import within
 from mha_core.call.arguments import CallSizes
 from mha_core.call.call import Call
 from mha_core.call.rotary import (
+    BASE,
+    DIGITS,
     RotaryInputs,
     Tables,
     check_positions,
     counted_tables,
-    table_to_look_up,
+    digit_tables,
     tables_of_call,
+    traced_frequencies,
 )
 from mha_core.parts.rotary import Rotary, Table
+
+LAST = 2**31 - 1
+"""The last position that an integer of 32 bits holds."""
 
 
 def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> Tables:
@@ -34,7 +40,7 @@ def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> 
 
     Raises:
         SpecError: a position that is out of range, where its number can be read; positions that JAX traces, in a layer
-            without `max_positions`.
+            whose frequencies depend on the length.
     """
     if settings is None:
         return Tables()
@@ -44,12 +50,14 @@ def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> 
         return given.tables().map(lambda table: table.astype(dtype))
     past_len = 0 if call.past_keys is None else call.past_keys.shape[2]
     sizes = CallSizes(call.queries.shape[0], call.queries.shape[-2], past_len + call.keys.shape[-2], past_len)
-    if given is None and isinstance(offset, int):
+    if given is None and isinstance(offset, int) and not has_symbols(*sizes[1:4]):
         made = counted_tables(settings, offset, sizes)
     else:
         wait = settings.max_positions is None
-        if not all(_is_known(x, wait=wait) for x in ((offset,) if given is None else _positions(given))):
-            return _looked_up(given, offset, sizes, settings, dtype)
+        if has_symbols(*sizes[1:4]) or not all(
+            _is_known(x, wait=wait) for x in ((offset,) if given is None else _positions(given))
+        ):
+            return _traced(given, offset, sizes, settings, dtype)
         made = tables_of_call(settings, given, offset, sizes)
     return made.map(lambda table: jnp.asarray(table.astype(dtype)))
 
@@ -82,21 +90,33 @@ def _is_known(integers: Any, *, wait: bool) -> bool:
     return has_values(integers) if wait else numbers(integers) is not None
 
 
-def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, dtype: Dtype) -> Tables:
-    """The tables of positions whose numbers are not known: rows of a table of all of them."""
-    rows = Table(*(jnp.asarray(table.astype(dtype)) for table in table_to_look_up(settings)))
-    count = len(rows.cos)
+def _traced(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, dtype: Dtype) -> Tables:
+    """The tables of positions whose numbers are not known."""
+    axis, inverse, _ = traced_frequencies(settings)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    cos, sin = (jnp.asarray(table.astype(wide)) for table in digit_tables(settings))
+    pairs = np.arange(len(inverse))
 
     def of(positions: Any) -> Table:
         known = numbers(positions)
         if known is not None:
             check_positions(settings, known)
-        index = within(positions if positions.ndim == 2 else positions[None], (0, count - 1), is_checked=False)
-        return Table(rows.cos[index], rows.sin[index])
+        positions = within(positions, (0, LAST), is_checked=False)
+        if positions.ndim == 3:
+            of_pairs = jnp.moveaxis(positions[axis], 0, -1)  # (1 or B, L, r / 2)
+        else:
+            of_pairs = (positions if positions.ndim == 2 else positions[None])[..., None]
+        made = Table(cos[0, of_pairs % BASE, pairs], sin[0, of_pairs % BASE, pairs])
+        for digit in range(1, DIGITS):
+            index = digit, of_pairs // BASE**digit % BASE, pairs
+            a, b = made
+            made = Table(a * cos[index] - b * sin[index], b * cos[index] + a * sin[index])
+        return Table(made.cos.astype(dtype), made.sin.astype(dtype))
 
     if given is not None:
         queries = of(given.positions)
         return Tables(queries, queries if given.key_positions is None else of(given.key_positions))
-    first = within(offset, (-sizes.query_len, count), is_checked=False).reshape(-1, 1)  # so that no sum overflows
-    keys = np.arange(sizes.past_len, sizes.key_len)
-    return Tables(of(first + jnp.arange(sizes.query_len)), of(keys))
+    first = jnp.reshape(within(offset, (-LAST - 1, LAST), is_checked=False), (-1, 1))
+    rows = jnp.arange(sizes.query_len)
+    keys = jnp.arange(sizes.past_len, sizes.key_len)
+    return Tables(of(jnp.minimum(first, LAST - rows) + rows), of(keys))  # so that no sum overflows

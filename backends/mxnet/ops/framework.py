@@ -197,6 +197,13 @@ class KeywordBlock(mx.gluon.Block):
             hook(self, args, result)
         return result
 
+    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
+        """Say that this changes nothing: what the layer computes hangs on numbers of its masks, which no graph has."""
+        if active:
+            warnings.warn(
+                f"hybridize() changes nothing of {type(self).__name__}, which has no symbolic graph", stacklevel=2
+            )
+
 
 def dense(prefix: str, in_units: int | None, units: int, bias: bool, dtype: Any) -> Dense:
     """A Dense on the last axis; the first call decides its input width where that is None."""

@@ -69,6 +69,19 @@ def as_tensor(array: Any, dtype: str | None = None) -> Any:
     return tensor if dtype is None else tf.cast(tensor, dtype)
 
 
+def cast_by_policy(layer: keras.Layer, given: Any) -> Any:
+    """What a layer is given, its numbers in the dtype in which it computes if its policy is mixed, as Keras' own do."""
+    if layer.compute_dtype == layer.variable_dtype:
+        return given
+
+    def cast(one: Any) -> Any:
+        if not isinstance(one, (tf.Tensor, keras.KerasTensor)):
+            return one
+        return layer.dtype_policy.convert_input(one, True, layer.compute_dtype)
+
+    return keras.tree.map_structure(cast, given)
+
+
 def widened(x: tf.Tensor) -> tf.Tensor:
     """bfloat16 as float32, before numbers are added up: on some processors TensorFlow would add in bfloat16."""
     return tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x

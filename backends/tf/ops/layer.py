@@ -1,7 +1,8 @@
 """`AttentionLayer`, the base of the Keras layers: it makes, builds and calls a layer, with heads or without.
 
-No layer casts its inputs, as Keras would by default, and none reads Keras' implicit masks: one on the
-queries passes on to the output, as through a Dense layer, and only the arguments exclude keys.
+A layer casts its inputs under a mixed policy alone, such as "mixed_float16", where Keras would by default; and none
+reads Keras' implicit masks: one on the queries passes on to the output, as through a Dense layer, and only the
+arguments exclude keys.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from backends.tf.ops.framework import Shape, as_tensor, describe, spec_errors_kept
+from backends.tf.ops.framework import Shape, as_tensor, cast_by_policy, describe, spec_errors_kept
 from backends.tf.ops.masks import placed
 from mha_core.call.arguments import ArraySpec, holds_arrays, settled
 from mha_core.call.call import FLOATS, Call, LayerSpec, Widths
@@ -48,6 +49,7 @@ class AttentionLayer(keras.Layer):
             args = tuple(map(as_tensor, args))
             symbolic = any(isinstance(given, keras.KerasTensor) for given in (*args, *kwargs.values()))
             kwargs = {name: _as_tensors(name, given, symbolic=symbolic) for name, given in kwargs.items()}
+            args, kwargs = cast_by_policy(self, (args, kwargs))
             if not self.built:
                 _check_first_call(**dict(zip(("queries", "keys", "values"), args, strict=False)), **kwargs)
         return super().__call__(*args, **kwargs)

@@ -10,7 +10,7 @@ from backends.tf.ops.framework import arange, numbers, shape_of, within
 from mha_core.call.arguments import CallSizes
 from mha_core.call.call import Call
 from mha_core.call.checks import OFFSETS
-from mha_core.call.rotary import RotaryInputs, Tables, counted_tables, table_to_look_up, tables_of_call
+from mha_core.call.rotary import RotaryInputs, Tables, counted_tables, tables_of_call, traced_frequencies
 from mha_core.parts.rotary import Rotary, Table
 
 
@@ -22,8 +22,8 @@ def rotary_tables(call: Call[tf.Tensor], settings: Rotary | None) -> Tables:
         settings: those of the layer; None gives no tables.
 
     Raises:
-        SpecError: a position that is out of range, where tracing knows its number; positions that it does not know,
-            in a layer without `max_positions`.
+        SpecError: a position that is out of range, where tracing knows its number; positions that it does not know, in
+            a layer whose frequencies depend on the length.
     """
     if settings is None:
         return Tables()
@@ -35,7 +35,7 @@ def rotary_tables(call: Call[tf.Tensor], settings: Rotary | None) -> Tables:
     sizes = CallSizes(None, shape_of(x)[-2], past_len + shape_of(call.keys)[-2], past_len)
     read = _read(given, offset, sizes)
     if read is None:
-        return _looked_up(given, offset, sizes, settings, x.dtype)
+        return _traced(given, offset, sizes, settings, x.dtype)
     if given is None and isinstance(offset, int):
         made = counted_tables(settings, offset, sizes)
     else:
@@ -74,13 +74,18 @@ def _read(given: RotaryInputs | None, offset: Any, sizes: CallSizes) -> tuple[Ro
     return (read, 0) if is_known and isinstance(sizes.past_len, int) else None
 
 
-def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, dtype: tf.DType) -> Tables:
-    """The tables of positions that tracing does not know: rows of a table of all of them."""
-    rows = Table(*(tf.constant(table, dtype) for table in table_to_look_up(settings)))
+def _traced(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, dtype: tf.DType) -> Tables:
+    """The tables of positions that tracing does not know: their angles are computed with the call, in float64."""
+    axis, inverse, factor = traced_frequencies(settings)
 
     def of(positions: tf.Tensor) -> Table:
-        index = within(positions if positions.shape.rank == 2 else positions[tf.newaxis], (0, rows.cos.shape[0] - 1))
-        return Table(tf.gather(rows.cos, index), tf.gather(rows.sin, index))
+        positions = tf.cast(positions, tf.float64)
+        if positions.shape.rank == 3:
+            of_pairs = tf.transpose(tf.gather(positions, axis), (1, 2, 0))
+        else:
+            of_pairs = (positions if positions.shape.rank == 2 else positions[tf.newaxis])[..., tf.newaxis]
+        angle = of_pairs * inverse  # (1 or B, L, r / 2)
+        return Table(tf.cast(factor * tf.cos(angle), dtype), tf.cast(factor * tf.sin(angle), dtype))
 
     if given is not None:
         queries = of(given.positions)

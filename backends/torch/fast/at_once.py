@@ -43,7 +43,8 @@ def attend_at_once(operands: Operands[Tensor], score: Score, mask: Mask, dropout
 def _similarity(queries: Tensor, keys: Tensor, score: Score) -> Tensor:
     if score.vector is not None:
         return additive_score(queries, keys, score.vector)
-    if queries.shape[2] <= FEW_QUERIES and queries.dtype in (torch.float32, torch.float64):
+    few = not torch.compiler.is_compiling() and queries.shape[2] <= FEW_QUERIES  # a number there may be a symbol
+    if few and queries.dtype in (torch.float32, torch.float64):
         return (keys @ (queries * score.scale).transpose(-2, -1)).transpose(-2, -1)
     return dot_score(queries, keys, score.scale)
 

@@ -28,9 +28,6 @@ BUDGET = 2**22
 FUSED_QUERIES = 128
 """Queries in a block that the fused kernel computes: with a window, more of them reach keys that few need."""
 
-MOST_COMPILED = 16
-"""Blocks that a compiled program may have, since each is written out in it."""
-
 Item = TypeVar("Item")
 
 
@@ -96,8 +93,8 @@ def attend_in_blocks(
         return _attend(floats, constants)
     if query_block is None and is_fusable(operands, score, mask, rate):
         return attend_fused(*floats[:3], score.scale, mask)
-    if compiling:
-        return _unrolled(floats, constants, query_block)
+    if compiling:  # in one block, or in those that are asked for: sizes may be symbols, of which no number of blocks is
+        return _attend(floats, constants) if query_block is None else _unrolled(floats, constants, query_block)
     if query_block is None and is_fusable_in_blocks(operands, score, mask, rate):
         constants = constants._replace(fused=True)
     heads: Tensor = _InBlocks.apply(*floats, constants, query_block)
@@ -136,13 +133,10 @@ def _of_group(floats: Floats[Any]) -> int:
     return floats.queries.shape[1] // floats.keys.shape[1]
 
 
-def _unrolled(floats: Floats[Any], constants: Constants, query_block: int | None) -> Tensor:
+def _unrolled(floats: Floats[Any], constants: Constants, query_block: int) -> Tensor:
     """Heads (B, H, Lq, dv) for torch.compile: blocks of queries with all heads, each written out, joined at the end."""
     batch, num_heads, query_len = floats.queries.shape[:3]
     key_len, of_group = floats.keys.shape[2], _of_group(floats)
-    if query_block is None:
-        per_query = batch * num_heads * key_len * _bytes_per_score(floats)
-        query_block = max(fitting_block(query_len, per_query, BUDGET), -(-query_len // MOST_COMPILED))
     every = slice(0, batch), slice(0, num_heads)
     blocks = [Block(*every, queries, slice(0, key_len)) for queries in query_blocks(query_len, query_block)]
     if len(blocks) <= 1:

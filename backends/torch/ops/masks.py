@@ -15,6 +15,7 @@ from mha_core.call.blocks import Block, Reach, reach
 from mha_core.call.call import Call, LayerSpec
 from mha_core.call.checks import OFFSETS, check_call, check_numbers
 from mha_core.call.masks import AttentionMask
+from mha_core.errors import SpecError
 
 Window = tuple[int | None, int | None]
 
@@ -78,7 +79,15 @@ def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
 
     That is where its first tensor is, or else the layer's parameters. The mask's integers stay where they are, so that
     `build_mask` can read them without waiting for a device. Anything that `check_call` refuses stays as it is, too.
+
+    Raises:
+        SpecError: torch.jit.trace traces.
     """
+    if torch.jit.is_tracing():
+        raise SpecError(
+            "torch.jit.trace, and torch.onnx.export by it, keep the sizes of one call: "
+            "torch.export.export(layer, inputs, dynamic_shapes=...) has them as symbols"
+        )
     device = device_of_call(layer, call.queries, call.keys, call.values)
     call = call.map(lambda _, array: as_tensor(array, device))
     mask = call.mask
@@ -223,8 +232,10 @@ def _interval(mask: AttentionMask, sizes: CallSizes, device: torch.device) -> tu
         stop = (lens[:, None] if lens.ndim == 1 else lens)[:, None, :, None]
     left, right = mask.limits
     if left is not None or right is not None:
-        offset = torch.as_tensor(mask.query_offset, dtype=torch.int64, device=device).reshape(-1, 1, 1, 1)
-        position = offset + torch.arange(sizes.query_len, device=device)[:, None]
+        offset = mask.query_offset
+        if not isinstance(offset, int):  # which stays one: a tensor of it would be compiled anew for each
+            offset = torch.as_tensor(offset, dtype=torch.int64, device=device).reshape(-1, 1, 1, 1)
+        position = offset + torch.arange(sizes.query_len, device=device).reshape(1, 1, -1, 1)
         if right is not None:
             reached = position + (right + 1)
             stop = reached if stop is None else torch.minimum(stop, reached)

@@ -10,7 +10,14 @@ from torch import Tensor
 from backends.torch.ops.framework import constant_result, numbers, transforms_are_active
 from mha_core.call.arguments import CallSizes
 from mha_core.call.call import Call
-from mha_core.call.rotary import RotaryInputs, Tables, check_positions, counted_tables, table_to_look_up, tables_of_call
+from mha_core.call.rotary import (
+    RotaryInputs,
+    Tables,
+    check_positions,
+    counted_tables,
+    tables_of_call,
+    traced_frequencies,
+)
 from mha_core.parts.rotary import Rotary, Table
 
 
@@ -23,7 +30,7 @@ def rotary_tables(call: Call[Tensor], settings: Rotary | None) -> Tables:
 
     Raises:
         SpecError: a position that is out of range, where its number can be read; positions that a compiler traces, in
-            a layer without `max_positions`.
+            a layer whose frequencies depend on the length.
     """
     if settings is None:
         return Tables()
@@ -34,12 +41,13 @@ def rotary_tables(call: Call[Tensor], settings: Rotary | None) -> Tables:
     past_len = 0 if call.past_keys is None else call.past_keys.shape[2]
     sizes = CallSizes(x.shape[0], x.shape[-2], past_len + call.keys.shape[-2], past_len)
     offset = call.mask.query_offset
-    if given is None and isinstance(offset, int):
+    tracing = torch.compiler.is_compiling()
+    if given is None and isinstance(offset, int) and not (tracing and settings.is_per_position):
         made = _counted(settings, offset, *sizes[:4])
     else:
         read = _read(given, offset, wait=settings.max_positions is None)
         if read is None:
-            return _looked_up(given, offset, sizes, settings, x)
+            return _traced(given, offset, sizes, settings, x)
         made = tables_of_call(settings, *read, sizes).map(torch.tensor)
     return made.map(lambda table: table.to(device=x.device, dtype=x.dtype))
 
@@ -69,6 +77,8 @@ def _turned(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
 
 @constant_result
 def _counted(settings: Rotary, query_offset: int, batch: int, query_len: int, key_len: int, past_len: int) -> Tables:
+    if any(isinstance(size, torch.SymInt) for size in (query_len, key_len, past_len)):
+        traced_frequencies(settings)  # says that it needs them
     return counted_tables(settings, query_offset, CallSizes(batch, query_len, key_len, past_len)).map(torch.tensor)
 
 
@@ -88,25 +98,30 @@ def _read(given: RotaryInputs | None, offset: Any, *, wait: bool) -> tuple[Rotar
     return (positions, 0) if is_known else None
 
 
-def _looked_up(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, x: Tensor) -> Tables:
-    """The tables of positions whose numbers are not known: rows of a table of all of them."""
-    rows = Table(*(table.to(device=x.device, dtype=x.dtype) for table in _all(settings)))
+def _traced(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, x: Tensor) -> Tables:
+    """The tables of positions whose numbers are not known: their angles are computed with the call, in float64."""
+    axis, frequencies, factor = _frequencies(settings)
+    wide = torch.float32 if x.device.type == "mps" else torch.float64
+    inverse = torch.tensor(frequencies, dtype=wide, device=x.device)
 
     def of(positions: Tensor) -> Table:
         known = numbers(positions)
         if known is not None:
             check_positions(settings, known)
-        index = (positions if positions.ndim == 2 else positions[None]).to(torch.int64).clamp(0, len(rows.cos) - 1)
-        return Table(rows.cos[index], rows.sin[index])
+        of_pairs = positions[axis].movedim(0, -1) if positions.ndim == 3 else torch.atleast_2d(positions)[..., None]
+        angle = of_pairs * inverse  # (1 or B, L, r / 2)
+        return Table((factor * angle.cos()).to(x.dtype), (factor * angle.sin()).to(x.dtype))
 
     if given is not None:
         queries = of(given.positions)
         return Tables(queries, queries if given.key_positions is None else of(given.key_positions))
-    first = torch.as_tensor(offset, dtype=torch.int64, device=x.device).reshape(-1, 1)
+    # An integer stays one: a tensor of it would be compiled anew for each.
+    first = offset if isinstance(offset, int) else offset.to(device=x.device, dtype=torch.int64).reshape(-1, 1)
     keys = torch.arange(sizes.past_len, sizes.key_len, device=x.device)
     return Tables(of(first + torch.arange(sizes.query_len, device=x.device)), of(keys))
 
 
 @constant_result
-def _all(settings: Rotary) -> Table:
-    return Table(*map(torch.tensor, table_to_look_up(settings)))
+def _frequencies(settings: Rotary) -> tuple[list[int], list[float], float]:
+    axis, inverse, factor = traced_frequencies(settings)
+    return axis.tolist(), inverse.tolist(), factor  # of a constant tensor a compiler would take the size for a symbol

@@ -236,6 +236,8 @@ def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[
             f"{len(explained.beyond)} more differ, which nothing above explains: {names(explained.beyond)}. "
             f"No other bug was tried on them: {command} does."
         )
+    if explained.after_nan:
+        rest.append(f"NaN where an earlier layer gave NaN, which is not judged: {names(explained.after_nan)}.")
     if explained.right:
         rest.append(f"Right: {names(explained.right)}.")
     return [*texts, "\n".join(rest)] if rest else texts
@@ -254,8 +256,8 @@ def _unseen(file: Path, patterns: tuple[str, ...], *, whole: bool) -> str:
 def _compared(recording: Recording, weights: Path, patterns: tuple[str, ...]) -> WhereReport | None:
     """Compare the recording with that of the original, and print the result; None if `weights` is no recording."""
     from mha.recordings.meant import Meant, meant_by
+    from mha.recordings.origins import DIAGNOSED
     from mha.substitution.recorded.walk import recordings_apart
-    from mha.substitution.recorded.weights import DIAGNOSED
     from mha.substitution.reports.text import findings, last_line, tree
 
     original = meant_by(weights, recording)

@@ -61,6 +61,11 @@ class _Told:
         return "\n".join(lines)
 
 
+FOLLOWS = "Its attention function follows the definition."
+DIFFERS = "Its attention function does not follow the definition of what it is handed"
+"""What is said of an attention function."""
+
+
 def diagnosed(
     path: str | os.PathLike[str],
     wrong: Mapping[str, Suspect],
@@ -179,7 +184,7 @@ def _sentence(
     if at_seam and not isinstance(key, str):
         what = "What it is handed (queries, keys, values, mask, scale), or what is done with its output"
         before = handed or f"{what}, is not the original's."
-        return _Told(name, f"Its attention function follows the definition. {before}")
+        return _Told(name, f"{FOLLOWS} {before}")
     if not isinstance(key, str):
         what = {
             "unseen": "the order of its parameters, its settings or its mask is not the original's",
@@ -199,7 +204,7 @@ def _sentence(
     wrong = found.mismatch.message if found.mismatch is not None else key
     said = [f"{who} does not follow the definition of its own weights: {wrong}.", *brief(found).said]
     if at_seam:
-        said[0] = f"Its attention function does not follow the definition of what it is handed: {wrong}."
+        said[0] = f"{DIFFERS}: {wrong}."
         said += [handed] * bool(handed)
     return _Told(name, "\n".join(said), found)
 

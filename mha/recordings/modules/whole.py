@@ -25,16 +25,25 @@ class WholeRecording:
         self.paused = recorder.paused
         self.watched = watched
 
-    def save(self, path: str | os.PathLike[str], attention: Recording | None, versions: Mapping[str, str]) -> None:
-        """Write the file, whole or not at all, with the calls of attention layers if there were any."""
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        attention: Recording | None,
+        versions: Mapping[str, str],
+        handed: Recording | None = None,
+    ) -> None:
+        """Write the file, whole or not at all, with the calls of attention layers, and of functions in them, if any."""
+        from mha.recordings.recording import HANDED_KEY
         from mha.recordings.recording import METADATA_KEY as ATTENTION
 
         metadata = {METADATA_KEY: self._recorder.describe(versions)}
+        pool = ArrayPool()
         if attention is not None:
-            pool = ArrayPool()
             metadata[ATTENTION] = attention.described(pool)
-            for name, array in pool.arrays.items():
-                self._stream.put(name, array)
+        if handed is not None:
+            metadata[HANDED_KEY] = handed.described(pool, calls="handed")
+        for name, array in pool.arrays.items():
+            self._stream.put(name, array)
         self._stream.finish(path, metadata)
 
 

@@ -14,11 +14,8 @@ from numpy.typing import NDArray
 from conformance.bounds.bounded import LAMBDA
 from conformance.bounds.precision import UNIT_ROUNDOFF
 from conformance.judging.distance import Worst, distance, worst
+from mha.recordings.origins import narrower, same_numbers
 from mha.substitution.allowance import number
-from mha_core.dtypes import DTYPES, round_to
-
-SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
-"""The distance of neighbours below the smallest normal number."""
 
 LOCAL = 16.0
 """Roundoffs by which the numbers between two attention layers may differ, relative to their root mean square: those
@@ -26,48 +23,6 @@ of a matrix product, an activation and a normalisation, as `docs/where.md` measu
 
 GROWTH = 4.0
 """How many times larger a relative difference may come out of what lies between two attention layers."""
-
-
-def narrower(dtype: str, other: str) -> str:
-    """Return the dtype with the larger roundoff.
-
-    >>> narrower("float32", "bfloat16"), narrower("float64", "float32")
-    ('bfloat16', 'float32')
-    """
-    return max(dtype, other, key=UNIT_ROUNDOFF.__getitem__)
-
-
-def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
-    """Return True if two arrays are equal after rounding to `dtype`; NaN equals NaN.
-
-    A number in the middle of two of that dtype may have been rounded to either, if it was rounded before.
-
-    >>> same_numbers(np.array([1 + 2.0**-11]), np.array([1 + 2.0**-10]), "float16")
-    True
-    """
-    if a.shape != b.shape:
-        return False
-    one, other = round_to(a, dtype), round_to(b, dtype)
-    if np.array_equal(one, other, equal_nan=True):
-        return True
-    wide = a.astype(np.float64), b.astype(np.float64)
-    with np.errstate(all="ignore"):
-        size = np.maximum(np.abs(wide[0]), np.abs(wide[1]))
-        half = np.maximum(UNIT_ROUNDOFF[dtype] * np.ldexp(0.5, np.frexp(size)[1]), 0.5 * SMALLEST[dtype])
-        close = np.abs(wide[0] - wide[1]) <= half
-    return bool((close | (one == other) | (np.isnan(one) & np.isnan(other))).all())
-
-
-def rounded_to_which(a: NDArray, b: NDArray) -> str | None:
-    """Return the widest dtype that makes `b` of `a`, if rounding to one does.
-
-    >>> rounded_to_which(np.array([1 / 3]), np.array([0.33325195]))
-    'float16'
-    """
-    for dtype in DTYPES:
-        if np.array_equal(round_to(a, dtype), b.astype(round_to(a, dtype).dtype)) and not np.array_equal(a, b):
-            return dtype
-    return None
 
 
 @dataclass(frozen=True)

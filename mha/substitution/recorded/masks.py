@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.judging.expected import Expected
+from mha.recordings.origins import same_numbers
 from mha.substitution.allowance import number
-from mha.substitution.recorded.arrays import Allowance, apart, same_numbers
+from mha.substitution.recorded.arrays import Allowance, apart
 from mha.substitution.reports.report import Difference
 from mha_core import AttentionMask
 from mha_core.call.masks import additive_bias, allowed_keys

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from mha.recordings.origins import WeightIndex
 from mha.recordings.recording import Recording
-from mha.substitution.recorded.weights import WeightIndex
 from mha_core import SpecError
 from mha_core.errors import listed
 

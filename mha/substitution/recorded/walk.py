@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 
 from mha.recordings.modules.diagnosed import NOT_RECORDED
+from mha.recordings.origins import WeightIndex
 from mha.recordings.recording import Recording
 from mha.recordings.replay import matching
 from mha.substitution.recorded.arrays import Allowance, apart
@@ -18,7 +19,7 @@ from mha.substitution.recorded.call import FIELDS, ComparedCall, calls_part, mov
 from mha.substitution.recorded.ends import Before, compare_ends, unjudged
 from mha.substitution.recorded.masks import FINITE
 from mha.substitution.recorded.pairs import Pairing, pair_calls
-from mha.substitution.recorded.weights import WeightIndex, layer_differences
+from mha.substitution.recorded.weights import layer_differences
 from mha.substitution.reports.report import PARTS, Difference, ModuleResult, Status, WhereReport
 from mha.undetectable_bugs.find import undetectable_bugs
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.bounds.precision import UNIT_ROUNDOFF
-from mha.recordings.packing_bugs import channels_mixed
+from mha.recordings.origins import DIAGNOSED, WeightIndex, has_the_same, narrower, same_numbers, what_it_is
 from mha.recordings.recording import RecordedLayer
-from mha.substitution.allowance import number
-from mha.substitution.recorded.arrays import narrower, rounded_to_which, same_numbers
 from mha.substitution.reports.report import Difference
 from mha_core import AttentionConfig
 from mha_core.config import PROJECTIONS, ProjectionBias
-from mha_core.dtypes import round_to
 from mha_core.heads import repeat_kv_heads
 from mha_core.parts.rotary import Rotary
-from mha_core.weights import Weights, weight_shapes
+from mha_core.weights import weight_shapes
 
 APART = ("embed_dim", "bias", "scale", "score_dim")
 """The fields of a config that are compared otherwise: the scale as a number, others by the shapes of arrays."""
@@ -34,43 +29,6 @@ SIZES = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim", "query_dim",
 """The settings that are sizes."""
 
 OF_OTHER_SIZES = "its sizes are not the original's, as those of another model"
-
-
-class WeightIndex:
-    """Finds arrays of the original's layers by their numbers.
-
-    Attributes:
-        layers: the original's layers.
-        called: their names, in their order.
-    """
-
-    def __init__(self, layers: Sequence[RecordedLayer]) -> None:
-        self.layers = layers
-        self.called = [layer.name or "layer" for layer in layers]
-        self._by_dtype: dict[str, dict[bytes, list[tuple[int, str]]]] = {}
-
-    def holders(self, array: NDArray, dtype: str) -> list[tuple[int, str]]:
-        """Return (position of the layer, name) of every array with these numbers."""
-        if dtype not in self._by_dtype:
-            found: dict[bytes, list[tuple[int, str]]] = defaultdict(list)
-            for position, layer in enumerate(self.layers):
-                for name, own in layer.weights.items():
-                    found[_digest(own, dtype)].append((position, name))
-            self._by_dtype[dtype] = found
-        return self._by_dtype[dtype].get(_digest(array, dtype), [])
-
-    def whose(self, weights: Weights, dtype: str) -> list[int]:
-        """Return the layers that hold all of these weights."""
-        held = [
-            {position for position, other in self.holders(array, dtype) if other == name}
-            for name, array in weights.items()
-        ]
-        return sorted(set.intersection(*held)) if held else []
-
-
-def _digest(array: NDArray, dtype: str) -> bytes:
-    wide = round_to(array, dtype).astype(np.float64) + 0.0  # -0 is 0
-    return sha256(repr(wide.shape).encode() + np.ascontiguousarray(wide).tobytes()).digest()
 
 
 def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) -> tuple[list[Difference], list[str]]:
@@ -131,11 +89,6 @@ def layer_differences(a: RecordedLayer, b: RecordedLayer, index: WeightIndex) ->
         found.append(Difference("weights", message, name, float(distance.max(initial=0.0)), 0.0))
     return found, notes
 
-
-DIAGNOSED = "; `mha diagnose PORT --weights ORIGINAL --case LAYER` looks for the order"
-"""What comes next, unless it is that very command which says so."""
-
-REORDERED = "holds the original's numbers in another order"
 
 OF_ANOTHER_MODEL = (
     "all its matrices hold other numbers than the original's, as those of another model or another state of training: "
@@ -247,81 +200,7 @@ def _joined(
     whole = [
         name for name in names for mine in names if same_numbers(own[mine], other[name], dtype)
     ]  # these are said to hold that one
-    if len(names) < 2 or whole or all(_has_the_same(own[name], other[name], dtype) for name in names):
+    if len(names) < 2 or whole or all(has_the_same(own[name], other[name], dtype) for name in names):
         return ()
     both = [np.sort(np.concatenate([side[name].ravel() for name in names])) for side in (own, other)]
     return names if same_numbers(both[0], both[1], dtype) else ()
-
-
-def _has_the_same(ours: NDArray, theirs: NDArray, dtype: str) -> bool:
-    """Return whether two arrays hold the same numbers, in any order."""
-    return same_numbers(np.sort(ours.ravel()), np.sort(theirs.ravel()), dtype)
-
-
-def _readings(name: str, ours: NDArray, config: AttentionConfig) -> Iterator[tuple[str, NDArray]]:
-    """Yield what a weight or bias is where its memory, or its channels, are read in another order; in words."""
-    if ours.ndim == 2:
-        yield "is the original's reshaped where a transposition is due", ours.reshape(ours.shape[::-1]).T
-    projection = name.partition(".")[0]
-    for back, words in ((False, "(d, h), and is read as (h, d)"), (True, "(h, d), and is read as (d, h)")):
-        mixed = channels_mixed([projection], config, {name: ours}, back=back, kinds="weight bias")
-        yield f"is the original's, whose channels stand as {words}", mixed[name]
-
-
-def _rows_moved(name: str, ours: NDArray, theirs: NDArray, config: AttentionConfig, dtype: str) -> str:
-    """Return in which order an array has the original's rows, in words; "" where they are not its rows, or some equal.
-
-    Args:
-        name: of a weight or bias; its rows are the channels of heads but for the output projection.
-        ours, theirs: the original's, and the port's.
-        config: of the original's layer.
-        dtype: in which they are compared.
-    """
-    places = {round_to(row, dtype).tobytes(): place for place, row in enumerate(ours)}
-    order = np.array([places.get(round_to(row, dtype).tobytes(), -1) for row in theirs])
-    if len(places) < len(ours) or len(theirs) != len(ours) or (order < 0).any():
-        return ""
-    counts = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
-    heads = counts.get(name.partition(".")[0], 1)
-    within = order.reshape(heads, -1) - np.arange(heads)[:, None] * (len(order) // heads)
-    if heads > 1 and (within == within[0]).all() and (within[0] >= 0).all():
-        return f"{REORDERED}: the rows of each head as {_first(within[0])}"
-    return f"{REORDERED}: its rows as {_first(order)}"
-
-
-def _first(order: NDArray) -> str:
-    """The first numbers of an order, as a list.
-
-    >>> _first(np.arange(3)), _first(np.arange(20)[::-1])
-    ('[0, 1, 2]', '[19, 18, 17, 16, 15, 14, 13, 12, ...]')
-    """
-    return f"[{', '.join(map(str, order[:8]))}{', ...' * (len(order) > 8)}]"
-
-
-def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
-    """The likely origin of the port's array, in words that follow its name."""
-    if not theirs.any():
-        return "is missing or all zeros"
-    if not ours.any():
-        return "is there; the original has none, or zeros"
-    if ours.ndim == 2 and same_numbers(ours.T, theirs, dtype):
-        return "is the original's transposed"
-    holders = index.holders(theirs, dtype)  # layers may be copies of one another: the pair's own comes first
-    for position, there in sorted(holders, key=lambda held: index.layers[held[0]] is not a):
-        whose = "" if index.layers[position] is a else f" of {index.called[position]}"
-        return f"holds the original's {there}{whose}"
-    narrow = rounded_to_which(ours, theirs)
-    if narrow is not None and ours.dtype == theirs.dtype:
-        return f"is the original's rounded to {narrow}"
-    if same_numbers(ours, -theirs, dtype):
-        return "has the other sign"
-    if _has_the_same(ours, theirs, dtype):
-        read = (words for words, one in _readings(name, ours, a.config) if same_numbers(one, theirs, dtype))
-        return next(read, "") or _rows_moved(name, ours, theirs, a.config, dtype) or f"{REORDERED}{DIAGNOSED}"
-    with np.errstate(all="ignore"):
-        factor = float(np.median(theirs[ours != 0].astype(np.float64) / ours[ours != 0]))
-        if np.isfinite(factor) and np.allclose(theirs, ours * factor, rtol=8 * UNIT_ROUNDOFF[dtype], atol=0.0):
-            return f"is {factor:.6g} times the original's"
-        wrong = int((round_to(ours, dtype) != round_to(theirs, dtype)).sum())
-        most = float(np.abs(ours.astype(np.float64) - theirs).max())
-    return f"differs in {wrong} of {ours.size} elements, by up to {number(most)}"

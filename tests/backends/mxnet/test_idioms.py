@@ -82,7 +82,8 @@ def test_save_and_load_parameters(tmp_path, score):
 def test_cast_and_hybridize():
     layer = layer_of(AttentionConfig(E, H, **SIZES))
     expected = layer(*inputs("float64")).asnumpy()
-    layer.hybridize()
+    with pytest.warns(UserWarning, match=r"hybridize\(\) changes nothing of MultiHeadAttention"):
+        layer.hybridize()
     np.testing.assert_array_equal(layer(*inputs("float64")).asnumpy(), expected)
     layer.hybridize(False)
     layer.cast("float32")
@@ -91,6 +92,38 @@ def test_cast_and_hybridize():
     np.testing.assert_allclose(output.asnumpy(), expected, rtol=1e-4, atol=1e-6)
     with pytest.raises(SpecError, match=r"queries must have the dtype of the layer, float32\. Got float64"):
         layer(*inputs("float64"))
+
+
+class Clipped(MultiHeadAttention):
+    """A step of one's own between projection and scores."""
+
+    def after_projection(self, queries, keys, values):
+        return [mx.np.clip(one, -0.4, 0.4) for one in (queries, keys, values)]
+
+
+def test_a_subclass_may_change_what_was_projected():
+    layer, bare = Clipped(12, 3, bias=True), MultiHeadAttention(12, 3, projections=False)
+    layer.initialize()
+    x, y = (mx.np.array(numbers(B, length, 12, seed=length), dtype="float32") for length in (5, 7))
+    layer(x, y, y)
+
+    def by_hand(x, y):
+        projected = (layer.q_proj(x), layer.k_proj(y), layer.v_proj(y))
+        return layer.out_proj(bare(*(mx.np.clip(one, -0.4, 0.4) for one in projected), causal=True))
+
+    for one in (layer.q_proj, layer.k_proj, layer.v_proj):
+        one.weight.set_data(20 * one.weight.data())
+    assert (np.abs(layer.q_proj(x).asnumpy()) > 0.4).any()
+    found = []
+    for way in (lambda x, y: layer(x, y, y, causal=True), by_hand):
+        x.attach_grad()
+        y.attach_grad()
+        with mx.autograd.record():
+            output = way(x, y)
+        output.backward()
+        found.append([one.asnumpy() for one in (output, x.grad, y.grad)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
 def test_call_passes_keywords_and_runs_hooks():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 
 import keras
 import numpy as np
@@ -126,6 +127,24 @@ def test_mixed_precision_policy():
         assert {variable.dtype for variable in layer.weights} == {"float32"}
 
 
+def test_a_model_of_a_mixed_policy_casts_as_kerass_own_layers_do():
+    x, bias = inputs("float32")[0], mask_arrays("float32")["bias"][:1, :, :1]
+    before = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        given = keras.Input(x.shape[1:])
+        positions, layer = PositionalEncoding(x.shape[2]), MultiHeadAttention(12, H)
+        model = keras.Model(given, layer(positions(given), given, given, bias=bias))
+        own = keras.layers.MultiHeadAttention(H, 4)(x, x)
+    finally:
+        keras.mixed_precision.set_global_policy(before)
+    assert model(x).dtype == layer(x, x, x).dtype == own.dtype == "float16"
+    assert {variable.dtype for variable in layer.weights} == {"float32"}
+    half = tf.cast(x, "float16")
+    wanted = layer(positions(half), half, half, bias=tf.cast(bias, "float16"))
+    np.testing.assert_array_equal(model(x), wanted)
+
+
 def test_positions():
     x = np.random.default_rng(7).normal(size=(B, LQ, 12))
     encode = PositionalEncoding(12, 0.5, max_len=9, dtype="float64")
@@ -151,3 +170,34 @@ def test_keras_on_another_backend_is_refused():
         check=True,
     )
     assert "Got Keras on 'numpy'. Set KERAS_BACKEND=tensorflow" in done.stdout
+
+
+class Clipped(MultiHeadAttention):
+    """A step of one's own between projection and scores."""
+
+    def after_projection(self, queries, keys, values):
+        return [tf.clip_by_value(one, -0.4, 0.4) for one in (queries, keys, values)]
+
+
+@pytest.mark.parametrize("jit_compile", [None, False, True])
+def test_a_subclass_may_change_what_was_projected(jit_compile):
+    layer, bare = Clipped(12, H, bias=True), MultiHeadAttention(12, H, projections=False)
+    rng = np.random.default_rng(1)
+    x, y = (tf.constant(rng.normal(size=(B, length, 12)), tf.float32) for length in (5, 7))
+    layer(x, y, y)
+
+    def gradients(way):
+        with tf.GradientTape() as tape:
+            tape.watch((x, y))
+            output = way(x, y)
+        return output, *tape.gradient(output, (x, y))
+
+    def by_hand(x, y):
+        q, k, v = (tf.clip_by_value(one, -0.4, 0.4) for one in (layer.q_proj(x), layer.k_proj(y), layer.v_proj(y)))
+        return layer.out_proj(bare(q, k, v, causal=True))
+
+    assert (np.abs(layer.q_proj(x)) > 0.4).any()
+    whole = partial(gradients, lambda x, y: layer(x, y, y, causal=True))
+    found = whole() if jit_compile is None else tf.function(whole, jit_compile=jit_compile)()
+    for one, other in zip(found, gradients(by_hand), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)

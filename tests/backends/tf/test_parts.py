@@ -57,7 +57,7 @@ def unknown(*names):
 
 
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
-def test_positions_that_tracing_does_not_know_are_looked_up(jit_compile):
+def test_positions_that_tracing_does_not_know_turn_as_known_ones(jit_compile):
     layer = from_weights(CONFIG, WEIGHTS)
 
     def given(q, k, positions, key_positions):
@@ -74,12 +74,35 @@ def test_positions_that_tracing_does_not_know_are_looked_up(jit_compile):
     np.testing.assert_allclose(found, expected(past=CACHE, query_offset=OFFSET), **EXACT)
 
 
-def test_positions_without_a_table_of_all_must_be_known():
-    layer = from_weights(replace(CONFIG, rotary=replace(ROTARY, max_positions=None)), WEIGHTS)
-    with pytest.raises(SpecError, match=r"looked up in a table: rotary\.max_positions must say .* max_positions=None"):
+def test_a_saved_program_without_a_limit_takes_every_size(tmp_path):
+    config = replace(CONFIG, rotary=Rotary(width=6, sections=(2, 1), base=50.0))
+    layer = from_weights(config, WEIGHTS)
+    specs = [tf.TensorSpec((None, None, 9), tf.float64), tf.TensorSpec((2, None, None), tf.int32)] * 2
+
+    def attend(q, of_q, k, of_k):
+        return layer(q, k, k, positions=(of_q, of_k)), layer(q, k, k)
+
+    module = tf.Module()
+    module.layer, module.attend = layer, tf.function(attend, input_signature=specs)
+    tf.saved_model.save(module, tmp_path)
+    loaded = tf.saved_model.load(tmp_path)
+    for batch, query_len, key_len in ((B, LQ, LK), (1, 2, 3)):
+        x, y = QUERIES[:batch, :query_len], KEYS[:batch, :key_len]
+        of_x = RNG.integers(0, 300, (2, batch, query_len)).astype("int32")
+        of_y = RNG.integers(0, 300, (2, batch, key_len)).astype("int32")
+        for found, rotary in zip(loaded.attend(x, of_x, y, of_y), (RotaryInputs(of_x, of_y), None), strict=True):
+            wanted = run(config, WEIGHTS, AttentionInputs(x, y, y, rotary=rotary)).output
+            np.testing.assert_allclose(found, wanted, **EXACT)
+
+
+def test_positions_of_a_rule_that_needs_the_length_must_be_known():
+    rule = {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4}
+    layer = from_weights(replace(CONFIG, rotary=replace(ROTARY, rule=rule, max_positions=None)), WEIGHTS)
+    with pytest.raises(SpecError, match=r"known while rotary has rule 'dynamic', or give the tables"):
         tf.function(lambda q, k: layer(q, k, k), unknown("x", "x"))(QUERIES, KEYS)
     constant = tf.function(lambda q, k: layer(q, k, k, positions=(POSITIONS, KEY_POSITIONS)))(QUERIES, KEYS)
-    np.testing.assert_allclose(constant, expected(RotaryInputs(POSITIONS, KEY_POSITIONS)), **EXACT)
+    wanted = layer(QUERIES, KEYS, KEYS, positions=(POSITIONS, KEY_POSITIONS))
+    np.testing.assert_allclose(constant, wanted, **EXACT)
     with pytest.raises(SpecError, match=r"positions must be at least 0\. Got -1"):
         layer(QUERIES, KEYS, KEYS, positions=([0, 1, 2, -1], KEY_POSITIONS))
 

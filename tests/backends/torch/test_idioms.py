@@ -211,3 +211,25 @@ def test_compiled_calls_take_lists_and_numpy(x, y):
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     sources = {"bias": [0.5] * (y.shape[1] - 1) + [-1.0], "window": [1, None], "query_offset": np.array([2, 0])}
     assert torch.equal(compiled(x, y, y, [3, 2], **sources), layer(x, y, y, [3, 2], **sources))
+
+
+class Clipped(MultiHeadAttention):
+    """A step of one's own between projection and scores."""
+
+    def after_projection(self, queries, keys, values):
+        return queries.clamp(-0.4, 0.4), keys.clamp(-0.4, 0.4), values.clamp(-0.4, 0.4)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_subclass_may_change_what_was_projected(compiled):
+    torch.manual_seed(1)
+    layer, bare = Clipped(12, 3, bias=True), MultiHeadAttention(12, 3, projections=False)
+    x, y = (torch.randn(2, length, 12, requires_grad=True) for length in (5, 7))
+    layer(x, y, y)
+    ask = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
+    q, k, v = (getattr(layer, f"{name}_proj")(one).clamp(-0.4, 0.4) for name, one in zip("qkv", (x, y, y), strict=True))
+    assert (q == 0.4).any()
+    wanted, found = layer.out_proj(bare(q, k, v, causal=True)), ask(x, y, y, causal=True)
+    torch.testing.assert_close(found, wanted)
+    for one, other in zip(*(torch.autograd.grad((z**2).sum(), (x, y)) for z in (found, wanted)), strict=True):
+        torch.testing.assert_close(one, other)

@@ -64,7 +64,10 @@ def test_a_live_model_is_ported_with_its_own_inputs_and_others(port):
     ("words", "message"),
     [
         (["live_mine:unseen", "--inputs", "x.npz"], "its attention (Attention) has a softmax of its own, or its"),
-        (["live_mine:unseen"], "live_mine:unseen has no tokenizer: give it arrays by its arguments' names, --inputs FILE.npz"),
+        (
+            ["live_mine:unseen"],
+            "live_mine:unseen has no tokenizer: give it arrays by its arguments' names, --inputs",
+        ),
         (["live_mine:make", "--inputs", "other.npz"], "Sequential takes no 'hidden' (it takes: input)"),
         (["live_mine:made"], "live_mine has no 'made'"),
     ],

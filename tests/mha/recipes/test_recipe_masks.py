@@ -40,6 +40,14 @@ def test_a_mask_without_a_bias_or_without_exclusion_says_only_that():
     assert may_attend.allowed.tolist() == [[True, False]]
 
 
+def test_a_row_of_lowest_numbers_alone_is_a_bias_and_one_of_minus_infinity_excludes():
+    low = LOWEST["float32"]
+    array = np.array([[low, low, low], [low, -np.inf, low], [0.0, low, low], [-np.inf] * 3], np.float32)
+    found = mask_of(array, "float32", "eager")
+    assert found.allowed.tolist() == [[True] * 3, [True, False, True], [True, False, False], [False] * 3]
+    assert found.bias.tolist() == [[low] * 3, [low, 0.0, low], [0.0] * 3, [0.0] * 3]
+
+
 @pytest.mark.parametrize(
     ("array", "implementation", "message"),
     [

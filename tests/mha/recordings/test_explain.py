@@ -237,6 +237,7 @@ def searches(monkeypatch):
 
     monkeypatch.setattr(explained, "all_bugs", lambda: zoo)
     monkeypatch.setattr(explained, "packing_bugs", tuple)
+    monkeypatch.setattr(explained, "bugs_of_functions", lambda recording: ())
     monkeypatch.setattr(explained, "find_bugs", noted)
     return seen
 

@@ -68,25 +68,31 @@ def test_an_offset_that_is_traced_turns_as_a_known_one_does(offset):
     np.testing.assert_allclose(jax.jit(attend)(offset), wanted, **CLOSE)
 
 
-def test_traced_positions_beyond_the_table_count_as_the_nearest():
-    layer, variables = layer_with()
-    attend = jax.jit(lambda positions: layer.apply(variables, *X, positions=(positions, KEY_POSITIONS)))
-    far = np.array([[-3, 2, 5, 11], [0, 2**31 - 1, 3, 3]])
-    near = np.clip(far, 0, 19)
-    np.testing.assert_array_equal(attend(far), attend(near))
-    shifted = jax.jit(lambda offset: layer.apply(variables, *X, query_offset=offset))
-    np.testing.assert_array_equal(shifted(2**31 - 1), shifted(20))
+@pytest.mark.parametrize(
+    "rule",
+    [
+        None,
+        {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 9},
+    ],
+)
+def test_traced_positions_turn_as_known_ones_however_far_they_are(rule):
+    layer, variables = layer_with(max_positions=None, rule=rule)
+    attend = jax.jit(lambda *positions: layer.apply(variables, *X, positions=positions))
+    far = np.array([[0, 255, 256, 70_000], [2**24 - 1, 5, 2**31 - 1, 3]])
+    wanted = layer.apply(variables, *X, positions=(far, KEY_POSITIONS))
+    np.testing.assert_allclose(attend(far, KEY_POSITIONS), wanted, **CLOSE)
 
 
-def test_traced_positions_without_a_table_are_refused():
-    layer, variables = layer_with(max_positions=None)
+def test_traced_positions_of_a_rule_that_needs_the_length_are_refused():
+    layer, variables = layer_with(rule={"rope_type": "dynamic", "factor": 3.0, "max_position_embeddings": 9})
     attend = jax.jit(lambda positions, offset: layer.apply(variables, *X, positions=positions, query_offset=offset))
     for positions, offset in (((POSITIONS, KEY_POSITIONS), 0), (None, np.array([1, 2]))):
-        with pytest.raises(SpecError, match=r"max_positions must say how many there are, or give the tables"):
+        with pytest.raises(SpecError, match=r"known while rotary has rule 'dynamic', or give the tables"):
             attend(positions, offset)
     of_keys = jnp.asarray(KEY_POSITIONS)
     known = jax.jit(lambda x: layer.apply(variables, x, *X[1:], positions=(POSITIONS, of_keys)))
-    wanted = expected(RotaryInputs(POSITIONS, KEY_POSITIONS))["output"]
+    wanted = layer.apply(variables, *X, positions=(POSITIONS, of_keys))
     np.testing.assert_allclose(known(X[0]), wanted, **CLOSE)  # what is not an argument is known
 
 

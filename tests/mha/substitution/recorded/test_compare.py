@@ -13,7 +13,8 @@ import pytest
 
 import mha
 from conformance.zoo.registry import select
-from mha.substitution.recorded.weights import WeightIndex, layer_differences
+from mha.recordings.origins import WeightIndex
+from mha.substitution.recorded.weights import layer_differences
 from mha_core import AttentionConfig, AttentionMask
 from mha_core.dtypes import round_to
 from tests.mha.recordings.wrong_ports import layer_of

@@ -1,0 +1,259 @@
+"""Bugs of attention functions inside models, read off what they were given and gave; they join the zoo in a diagnosis.
+
+The zoo's bugs of masks are of a layer that is told `causal` and `window`. A model hands its attention one mask, in
+which these and padding stand: here they are read off that array, `allowed`. A wrong scale is read off the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.problem import Problem
+from conformance.zoo.bug import Bug, DoesNotApply
+from mha.recordings.recording import Recording
+from mha.recordings.seam_bugs import has_sinks
+from mha_core import AttentionConfig
+from mha_core.dtypes import round_to
+from mha_core.reference import forward
+from mha_core.reference import pipeline as reference
+from mha_core.reference.state import State
+
+Change = Callable[[NDArray, int, NDArray], NDArray]
+"""(allowed (B, H, Lq, Lk) without sinks, length of the past, offsets of keys from a query's own) -> other allowed."""
+
+
+def _allowed_by(change: Change) -> Callable[[State], NDArray]:
+    """The step that changes which keys are allowed; sinks stay."""
+
+    def step(state: State) -> NDArray:
+        right = np.array(forward.allowed(state))
+        keys = right.shape[3] - has_sinks(state.inputs)
+        own = keys - right.shape[2]
+        offsets = np.arange(keys) - own - np.arange(right.shape[2])[:, None]
+        if state.inputs.mask.allowed is None or own < 0:
+            raise DoesNotApply("without a mask that is handed over whole")
+        found = np.array(right)
+        found[..., :keys] = change(right[..., :keys], own, offsets)
+        return found
+
+    return step
+
+
+def _of_item(order: str) -> Change:
+    def change(allowed: NDArray, own: int, offsets: NDArray) -> NDArray:
+        if len(allowed) < 2 or (order == "reversed" and len(allowed) == 2):
+            raise DoesNotApply("with so few batch items")
+        return allowed[::-1] if order == "reversed" else np.roll(allowed, {"next": -1, "last": 1}[order], axis=0)
+
+    return change
+
+
+def _but_the_only(allowed: NDArray, without: NDArray) -> NDArray:
+    """The keys without some, but in rows that have no others: there a finite number that is added changes nothing."""
+    left: NDArray = allowed & ~without
+    return np.where(left.any(axis=-1, keepdims=True), left, allowed)
+
+
+def _check_causal(allowed: NDArray, offsets: NDArray) -> None:
+    if (allowed & (offsets > 0)).any():
+        raise DoesNotApply("without a causal mask")
+
+
+def _without_own(allowed: NDArray, own: int, offsets: NDArray) -> NDArray:
+    _check_causal(allowed, offsets)
+    return _but_the_only(allowed, np.broadcast_to(offsets == 0, allowed.shape))
+
+
+def _one_ahead(allowed: NDArray, own: int, offsets: NDArray) -> NDArray:
+    _check_causal(allowed, offsets)
+    return np.concatenate([allowed[:, :, 1:], allowed[:, :, -1:]], axis=2)
+
+
+def _without_newest(allowed: NDArray, own: int, offsets: NDArray) -> NDArray:
+    """A decoding step alone is changed."""
+    return _but_the_only(allowed, np.broadcast_to(offsets == 0, allowed.shape)) if own else allowed
+
+
+def _window(allowed: NDArray, offsets: NDArray) -> int:
+    """How far back a window of a mask reaches. Raises DoesNotApply for a mask without one."""
+    seen = np.where(allowed, offsets, 0).min(initial=0)
+    beyond = offsets < seen
+    if not beyond.any() or seen == 0 or not (allowed & (offsets == seen)).any():
+        raise DoesNotApply("without a window")
+    return int(seen)
+
+
+def _wider(allowed: NDArray, own: int, offsets: NDArray) -> NDArray:
+    there = allowed.any(axis=2, keepdims=True)  # padding, to which nobody attends, stays out
+    return allowed | ((offsets == _window(allowed, offsets) - 1) & there)
+
+
+def _narrower(allowed: NDArray, own: int, offsets: NDArray) -> NDArray:
+    return _but_the_only(allowed, np.broadcast_to(offsets == _window(allowed, offsets), allowed.shape))
+
+
+def _mask_bug(name: str, sentence: str, fix: str, change: Change) -> Bug:
+    return Bug(name, sentence, "weights", fix, forward={"allowed": _allowed_by(change)})
+
+
+def _uncapped(state: State) -> float:
+    if state.config.softcap is None or state.inputs.mask.allowed is None:
+        raise DoesNotApply("without a softcap and a mask")
+    return state.config.softcap
+
+
+def _mask_capped(state: State) -> NDArray:
+    cap = _uncapped(state)
+    return np.where(forward.allowed(state), forward.scores(state), -cap)
+
+
+def _all_allowed(state: State) -> NDArray:
+    _uncapped(state)
+    return np.ones_like(forward.allowed(state))
+
+
+OWN_ITEM = "Give each batch item the mask of its own."
+MASK_BUGS = (
+    _mask_bug("mask-of-next-item", "Each batch item has the mask of the next batch item.", OWN_ITEM, _of_item("next")),
+    _mask_bug("mask-of-last-item", "Each batch item has the mask of the one before.", OWN_ITEM, _of_item("last")),
+    _mask_bug("mask-of-items-reversed", "Batch items have masks in reversed order.", OWN_ITEM, _of_item("reversed")),
+    _mask_bug(
+        "whole-mask-without-diagonal",
+        "A causal query does not see its own place.",
+        "Let query i see keys 0 to i, its own too.",
+        _without_own,
+    ),
+    _mask_bug(
+        "whole-mask-one-ahead",
+        "A causal query has the mask of the next one: it sees one place ahead.",
+        "Let query i see keys 0 to i alone.",
+        _one_ahead,
+    ),
+    _mask_bug(
+        "newest-key-unseen",
+        "A query that has a past in a cache does not see the newest key, its own.",
+        "Let the query of a decoding step see all keys, the newest too.",
+        _without_newest,
+    ),
+    _mask_bug(
+        "whole-mask-window-wider",
+        "The window reaches one place too far back.",
+        "A window of w keys holds a query's own and the w - 1 before it.",
+        _wider,
+    ),
+    _mask_bug(
+        "whole-mask-window-narrower",
+        "The window reaches one place less far back than it should.",
+        "A window of w keys holds a query's own and the w - 1 before it.",
+        _narrower,
+    ),
+    Bug(
+        "softcap-after-mask",
+        "The softcap bounds the mask too: excluded keys have a score of -softcap, and weights.",
+        "scores",
+        "Cap the scores first, and add the mask to what is capped.",
+        forward={"allowed": _all_allowed, "scores": _mask_capped},
+    ),
+)
+"""Bugs of masks that are handed over whole."""
+
+
+def _softmax_between(state: State) -> NDArray:
+    """A softmax that is given scores in bfloat16 and gives weights in it, and computes in float32 itself."""
+
+    def narrow(array: NDArray) -> NDArray:
+        with np.errstate(over="ignore"):
+            return round_to(array, "bfloat16").astype(np.float64)
+
+    return narrow(forward.softmax(narrow(state["scores"]), state["allowed"]))
+
+
+SOFTMAX_BUG = Bug(
+    "softmax-between-bfloat16",
+    "The softmax is given scores in bfloat16, and gives weights in it.",
+    "weights",
+    "Leave scores and weights in the dtype of the inputs, or a wider one.",
+    forward={"weights": _softmax_between},
+)
+"""What PyTorch's softmax does with scores in bfloat16; the zoo's has its exponentials and their sum in it too."""
+
+LEAST_WEIGHT = 1e-5
+"""Smaller weights tell little of their score."""
+
+FITS = 1e-4
+"""How far, relatively, scores may be from the straight line whose slope is a scale."""
+
+
+def _scale_in(problem: Problem) -> float | None:
+    """The number by which a call multiplied its scores, as its weights tell; None if they tell none."""
+    weights = problem.recorded.get("weights")
+    if weights is None or problem.config.softcap is not None or problem.inputs.dropout_keep is not None:
+        return None
+    state = reference.run_state(problem.config, problem.weights, problem.inputs)
+    counted = state["allowed"] & (weights > LEAST_WEIGHT)
+    products, bias = state["unscaled"], state["scores"] - state["capped"]
+    logits = np.where(counted, np.log(np.where(counted, weights, 1.0)) - bias, 0.0)
+    number = np.maximum(counted.sum(axis=-1, keepdims=True), 1)
+    x, y = (
+        np.where(counted, array - np.where(counted, array, 0.0).sum(axis=-1, keepdims=True) / number, 0.0)
+        for array in (products, logits)
+    )
+    if not np.isfinite(x).all() or not np.isfinite(y).all() or not x.any():
+        return None
+    found = float((x * y).sum() / (x * x).sum())
+    return found if found > 0 and np.abs(y - found * x).max() <= FITS * np.abs(y).max() else None
+
+
+def _plain(scale: float) -> tuple[float, str]:
+    """The scale, and in words: as 1 / sqrt(n) where it is that as far as weights can tell."""
+    number = round(scale**-2)
+    if 0 < number < MOST_CHANNELS and abs(number**-0.5 - scale) <= FITS * scale:
+        return number**-0.5, f"1 / sqrt({number})"
+    return scale, f"{scale:.6g}"
+
+
+MOST_CHANNELS = 4096
+"""The largest number of channels of which a scale is told."""
+
+
+def _known(config: AttentionConfig) -> tuple[float, ...]:
+    """The scales that the zoo's bugs give; and the right one."""
+    own, plain = config.softmax_scale, config.head_dim**-0.5
+    return own, 1.0, own**2, plain, own * plain, 1 / config.head_dim, config.embed_dim**-0.5
+
+
+def _scaled_by(scale: float) -> Callable[[State], NDArray]:
+    return lambda state: np.asarray(state["unscaled"] * scale)
+
+
+def _scale_bugs(recording: Recording) -> tuple[Bug, ...]:
+    found: dict[str, float] = {}
+    for problem in recording.problems:
+        scale = _scale_in(problem)
+        if scale is None or any(abs(scale - one) <= FITS * one for one in _known(problem.config)):
+            continue
+        value, words = _plain(scale)
+        found.setdefault(words, value)
+    return tuple(
+        Bug(
+            "scale-other",
+            f"The scale of the scores is {words}, which is not the layer's.",
+            "scores",
+            "Multiply queries @ keys^T by the layer's scale.",
+            forward={"similarity": _scaled_by(value)},
+        )
+        for words, value in list(found.items())[:MOST_SCALES]
+    )
+
+
+MOST_SCALES = 4
+"""Most scales that are tried."""
+
+
+def bugs_of_functions(recording: Recording) -> tuple[Bug, ...]:
+    """The bugs of attention functions that may be in a recording."""
+    masks = any(call.inputs.mask.allowed is not None for call in recording.calls)
+    return (*(MASK_BUGS if masks else ()), SOFTMAX_BUG, *_scale_bugs(recording))

@@ -1,0 +1,141 @@
+"""Programs that are compiled or exported once, and run with other sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from backends.torch import MultiHeadAttention
+from mha_core import Rotary, SpecError
+
+pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
+
+SIZES = ((3, 5, 7, 9), (5, 4, 9, 2), (2, 6, 8, 5))
+"""B, Lq, Lk and Lp of each call; the first is the one that is traced."""
+
+WIDTH, HEADS, GROUPS = 24, 4, 2
+
+LAYERS = {
+    "lengths": ({"bias": True}, ("valid_lens",), {}),
+    "grouped and normed": ({"num_kv_heads": GROUPS, "query_key_norm": "rms"}, (), {"causal": True}),
+    "rotary": ({"rotary": Rotary(base=50.0)}, (), {"causal": True, "query_offset": 2, "window": (3, 0)}),
+    "rotary up to": ({"rotary": Rotary(max_positions=64, interleaved=True)}, ("positions",), {"return_weights": True}),
+    "capped": ({"softcap": 5.0}, ("bias",), {}),
+    "additive": ({"score": "additive", "score_dim": 10}, ("allowed",), {}),
+    "decoding": (
+        {"num_kv_heads": GROUPS, "rotary": Rotary(rule={"rope_type": "linear", "factor": 2.0})},
+        ("past_keys", "past_values"),
+        {"causal": True, "query_offset": 4, "return_present": True},
+    ),
+}
+"""Name -> options of a layer, the arrays of its calls, and what else they are given."""
+
+AUTO = torch.export.Dim.DYNAMIC
+SYMBOLS = {
+    "queries": {0: AUTO, 1: AUTO}, "keys": {0: AUTO, 1: AUTO}, "values": {0: AUTO, 1: AUTO}, "valid_lens": {0: AUTO},
+    "bias": {0: AUTO, 2: AUTO, 3: AUTO}, "allowed": {0: AUTO, 2: AUTO, 3: AUTO}, "window": (None, None),
+    "positions": ({0: AUTO}, {0: AUTO, 1: AUTO}), "past_keys": {0: AUTO, 2: AUTO}, "past_values": {0: AUTO, 2: AUTO},
+}  # fmt: skip
+"""Argument -> the axes that are symbols; none of the others."""
+
+
+def made(name):
+    torch.manual_seed(3)
+    options, widths = LAYERS[name][0], {"query_dim": WIDTH, "key_dim": WIDTH, "value_dim": WIDTH}
+    return MultiHeadAttention(WIDTH, HEADS, dtype=torch.float64, **widths, **options).eval()
+
+
+def arguments(name, sizes):
+    """What a call is given, by name."""
+    batch, query_len, key_len, past_len = sizes
+    rng = np.random.default_rng(batch)
+    past = (batch, GROUPS, past_len, WIDTH // HEADS)
+    arrays = {
+        "queries": rng.normal(size=(batch, query_len, WIDTH)),
+        "keys": rng.normal(size=(batch, key_len, WIDTH)),
+        "values": rng.normal(size=(batch, key_len, WIDTH)),
+        "valid_lens": rng.integers(1, key_len + 1, batch),
+        "bias": rng.normal(size=(batch, HEADS, query_len, key_len)),
+        "allowed": rng.random((batch, 1, query_len, key_len)) > 0.4,
+        "positions": (rng.integers(0, 60, query_len), rng.integers(0, 60, (batch, key_len))),
+        "past_keys": rng.normal(size=past),
+        "past_values": rng.normal(size=past),
+    }
+    _, names, more = LAYERS[name]
+    given = {key: arrays[key] for key in ("queries", "keys", "values", *names)}
+    return torch.utils._pytree.tree_map(torch.tensor, given) | more
+
+
+def check(run, layer, name, sizes, atol=1e-12):
+    given = arguments(name, sizes)
+    found, wanted = (torch.utils._pytree.tree_leaves(one(**given)) for one in (run, layer))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=atol)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_compiled_program_is_one_for_every_size(name):
+    torch._dynamo.reset()
+    graphs = []
+
+    def kept(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    layer = made(name)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=kept)
+    for sizes in SIZES:
+        check(compiled, layer, name, sizes)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_exported_program_takes_every_size(name):
+    layer, given = made(name), arguments(name, SIZES[0])
+    shapes = {one: SYMBOLS.get(one) for one in given}
+    exported = torch.export.export(layer, (), given, dynamic_shapes=shapes).module()
+    for sizes in SIZES:
+        check(exported, layer, name, sizes)
+
+
+@pytest.mark.nightly("PyTorch's exported programs run in onnxruntime, at every size")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the exporter's own
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_exported_program_runs_in_onnxruntime(name, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    layer, given = made(name), arguments(name, SIZES[0])
+    shapes = {one: SYMBOLS.get(one) for one in given}
+    # It rounds a number of Python, such as the scale, to float32 in a program of float64 too.
+    torch.onnx.export(layer, (), tmp_path / "layer.onnx", kwargs=given, dynamic_shapes=shapes, dynamo=True)
+    session = runtime.InferenceSession(tmp_path / "layer.onnx", providers=["CPUExecutionProvider"])
+
+    def run(**given):
+        tensors = [one.numpy() for one in torch.utils._pytree.tree_leaves(given) if isinstance(one, torch.Tensor)]
+        names = [one.name for one in session.get_inputs()]
+        return [torch.from_numpy(one) for one in session.run(None, dict(zip(names, tensors, strict=True)))]
+
+    for sizes in SIZES:
+        check(run, layer, name, sizes, atol=1e-7)
+
+
+def test_a_rule_that_needs_the_length_is_refused_where_that_is_a_symbol():
+    rule = {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4}
+    layer = MultiHeadAttention(WIDTH, HEADS, query_dim=WIDTH, key_dim=WIDTH, value_dim=WIDTH, rotary={"rule": rule})
+    x = torch.ones(2, 5, WIDTH)
+    axes = {0: AUTO, 1: AUTO}
+    with pytest.raises(SpecError, match="positions must be known while rotary has rule 'dynamic', or give the tables"):
+        torch.export.export(layer, (x, x, x), dynamic_shapes={"queries": axes, "keys": axes, "values": axes})
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="eager")
+    y = x.clone()  # x is marked as one with symbols now
+    torch.testing.assert_close(compiled(y, y, y), layer(y, y, y))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_a_trace_of_one_call_is_refused():
+    layer = MultiHeadAttention(12, 3, query_dim=12, key_dim=12, value_dim=12)
+    x = torch.ones(2, 5, 12)
+    with pytest.raises(SpecError, match=r"torch\.export\.export\(layer, inputs, dynamic_shapes=\.\.\.\)"):
+        torch.jit.trace(layer, (x, x, x))
