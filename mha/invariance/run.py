@@ -34,7 +34,7 @@ LIMIT = 60.0
 """Seconds for one relation."""
 
 BRIEF = Size(2, 5)
-"""What the relations of state are asked of."""
+"""What relations that need no more are asked of, such as those of state."""
 
 Allowances = tuple[Allowance, Allowance]
 """Of the dtype in which relations are asked; and of the model's own, for those whose two ways round otherwise."""

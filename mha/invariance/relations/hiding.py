@@ -31,6 +31,21 @@ def _later(trial: Trial, known: Known) -> Pair:
     return Pair(first.part(_length_axis(trial), None, cut), second.part(_length_axis(trial), None, cut))
 
 
+def _not_causal_masked(known: Known) -> str | None:
+    return _not_causal(known) or _no_padding(known)
+
+
+def _later_masked(trial: Trial, known: Known) -> Pair:
+    """The same beside a mask that hides padding on the right."""
+    cut = max(1, trial.size.length // 2)
+    real = np.broadcast_to(np.arange(trial.size.length) < trial.size.length - 1, (trial.size.batch, trial.size.length))
+    more = {**known.causally(trial.size.batch, 0, trial.size.length), **_padded(trial, known, real)}
+    x = trial.x()
+    first = trial.call(x, more).out
+    second = trial.call(trial.other(x, cut), more).out
+    return Pair(first.part(_length_axis(trial), None, cut), second.part(_length_axis(trial), None, cut))
+
+
 def _shorter(trial: Trial, known: Known) -> Pair:
     """The first positions alone give what they give with later ones behind them."""
     cut = max(1, trial.size.length // 2)
@@ -47,11 +62,12 @@ def _no_padding(known: Known) -> str | None:
 
 
 def _real(trial: Trial, left: bool) -> NDArray:
-    """Which positions of each item are real: of every second item some are not, at one end."""
-    real = np.ones((trial.size.batch, trial.size.length), bool)
-    for item in range(0, trial.size.batch, 2):
-        padding = max(1, (trial.size.length - item) // 3)
-        real[item, slice(None, padding) if left else slice(-padding, None)] = False
+    """Which positions of each item are real: one is not in the first, more in the second, none in the third."""
+    length = trial.size.length
+    real = np.ones((trial.size.batch, length), bool)
+    for item in range(trial.size.batch):
+        padding = min((1, length // 3 + 1, 0)[item % 3], length - 1)
+        real[item] = np.arange(length) >= padding if left else np.arange(length) < length - padding
     return real
 
 
@@ -117,12 +133,12 @@ def _not_left(known: Known) -> str | None:
 
 def _alone(trial: Trial, known: Known) -> Pair:
     """An item without its padding, alone, against the same in the padded batch."""
-    real = _real(trial, left=False)
+    real, item = _real(trial, left=False), min(1, trial.size.batch - 1)
     first = trial.once(trial.x(), _padded(trial, known, real)).out
-    count = int(real[0].sum())
-    second = trial.call(trial.x(0, count, slice(0, 1))).out
+    count = int(real[item].sum())
+    second = trial.call(trial.x(0, count, slice(item, item + 1))).out
     batch, length = trial.template.axes
-    return Pair(first.part(batch, 0, 1).part(length, None, count), second)
+    return Pair(first.part(batch, item, item + 1).part(length, None, count), second)
 
 
 def _positions_needed(known: Known) -> str | None:
@@ -138,12 +154,12 @@ def _alone_left(trial: Trial, known: Known) -> Pair:
     real = _real(trial, left=True)
     positions = np.maximum(np.cumsum(real, 1) - 1, 0)
     more = {**_padded(trial, known, real), "position_ids": literal(positions)}
-    first = trial.call(trial.x(), more).out
-    begin = int((~real[0]).sum())
+    first, item = trial.call(trial.x(), more).out, min(1, trial.size.batch - 1)
+    begin = int((~real[item]).sum())
     alone = {"position_ids": literal(np.arange(trial.size.length - begin)[None])}
-    second = trial.call(trial.x(begin, None, slice(0, 1)), alone).out
+    second = trial.call(trial.x(begin, None, slice(item, item + 1)), alone).out
     batch, length = trial.template.axes
-    return Pair(first.part(batch, 0, 1).part(length, begin), second)
+    return Pair(first.part(batch, item, item + 1).part(length, begin), second)
 
 
 # The batch
@@ -297,6 +313,15 @@ MASK_ONES = Relation(
 
 ROWS = (
     Relation("causality-later", "causality", "Other tokens later change nothing earlier.", _later, _not_causal),
+    Relation(
+        "causality-masked",
+        "causality",
+        "Other tokens later change nothing earlier where a mask hides padding, either.",
+        _later_masked,
+        _not_causal_masked,
+        length=3,
+        brief=True,
+    ),
     Relation(
         "causality-shorter",
         "causality",

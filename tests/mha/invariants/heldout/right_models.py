@@ -427,10 +427,8 @@ def f_ours():
 
 def m_ours():
     """This project's layer in MXNet."""
-    import mxnet as mx
-
-    import backends.mxnet  # noqa: F401
     from backends.mxnet import MultiHeadAttention
+    from backends.mxnet.ops.framework import mx
 
     mx.npx.set_np()
     layer = MultiHeadAttention(20, 4, 0.5)
