@@ -37,6 +37,10 @@ IN_BLOCKS = ("fast", "fast-compiled", "fast-xla", "fast-optimized", "blocks", "e
 # item, a training step with every feature at once, and the other score. `test_parity.py` has all cases
 # on the paths that compile nothing.
 CASES = ("ragged-square", "everything", "additive")
+ONE = ("everything", "float32")
+"""The case and dtype that PyTorch's compiler has on each of its paths; it has the others nightly."""
+BY_INDUCTOR = {"torch": ("compiled", "fast-compiled"), "tf": (), "jax": (), "mxnet": ()}
+INDUCTOR = pytest.mark.nightly("what PyTorch's compiler makes of the layer is within the bound")
 
 
 def problem_of(case_id):
@@ -56,11 +60,17 @@ def pytest_generate_tests(metafunc):
     if "other_path" in metafunc.fixturenames:
         names = metafunc.config.getoption("--backends").split(",")
         others = [(name, path) for name in names for path in PATHS[name][1:]]
-        metafunc.parametrize(("name", "other_path"), others, ids=["-".join(pair) for pair in others])
+        if "case_id" not in metafunc.fixturenames:
+            metafunc.parametrize(("name", "other_path"), others, ids=["-".join(pair) for pair in others])
+            return
+        every = [(*pair, case_id, dtype) for pair in others for case_id in CASES for dtype in ("float64", "float32")]
+        given = [
+            pytest.param(*one, id="-".join(one), marks=[INDUCTOR] * (one[1] in BY_INDUCTOR[one[0]] and one[2:] != ONE))
+            for one in every
+        ]
+        metafunc.parametrize(("name", "other_path", "case_id", "dtype"), given)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("case_id", CASES)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own import
 def test_the_other_path_is_within_the_bound(name, other_path, case_id, dtype):
     wanted = answer(problem_of(case_id), BackendSubject(load(name), dtype, "cpu", other_path).precision)

@@ -36,7 +36,14 @@ def traced(layer, *, jit_compile):
 
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize(
-    "changes", [{}, {"num_kv_heads": 1}, {"score": "additive", "score_dim": 14}], ids=["mha", "gqa", "additive"]
+    "changes",
+    [
+        {},
+        {"num_kv_heads": 1, "softcap": 0.7},
+        {"score": "additive", "score_dim": 14},
+        {"rotary": {"width": 2}, "query_key_norm": "rms"},
+    ],
+    ids=["mha", "gqa and softcap", "additive", "rotary and norm"],
 )
 def test_traced_with_unknown_sizes_equals_eager(changes, jit_compile):
     config = AttentionConfig(**{**CONFIG.to_dict(), **changes})
