@@ -34,7 +34,7 @@ LIMIT = 60.0
 """Seconds for one relation."""
 
 BRIEF = Size(2, 5)
-"""What relations that need no more are asked of, such as those of state."""
+"""The size of the inputs of relations that need no more, such as those of state."""
 
 Allowances = tuple[Allowance, Allowance]
 """Of the dtype in which relations are asked; and of the model's own, for those whose two ways round otherwise."""
@@ -141,7 +141,7 @@ def _look(
 
 
 def _is_random(live: Live, template: Template) -> bool:
-    """Whether calls of one, of one again, and of another one each give something else."""
+    """Return whether two calls of one model and a call of a copy each give something else."""
     first, found = live.fresh(), list[Any]()
     rough = Allowance(live.dtype, 2.0 * UNIT_ROUNDOFF[live.dtype])
     for own in (first, first, live.fresh()):
@@ -228,7 +228,7 @@ def _asked(relation: Relation, known: Known, allowances: Allowances, named: str 
 def _measure(
     relation: Relation, known: Known, allowance: Allowance, size: Size, named: str | None, kept: Any = None
 ) -> tuple[Apart, str]:
-    """How far the two ways are apart, and the code of their calls, if no answers of earlier ones are `kept`."""
+    """Return how far the two ways are apart, and the code of their calls (whole if no earlier answers are `kept`)."""
     own_step = isinstance(known.cache, Cache) and callable(known.cache.step)
     live = known.live if own_step and relation.group == "decoding" else known.live.fresh()
     known = replace(known, live=known.live)

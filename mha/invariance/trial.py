@@ -251,7 +251,7 @@ class Trial:
 
 
 def _content_of(value: Any) -> Any:
-    """What tells an argument from others."""
+    """A key that tells an argument from others."""
     array = value.array if isinstance(value, Given) else None
     return repr(value) if array is None else (array.dtype.str, array.shape, array.tobytes())
 

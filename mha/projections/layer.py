@@ -27,8 +27,8 @@ NEAR = 0.25
 """A reading whose output is further off than this part of the largest element is not judged by its bound."""
 
 UNUSUAL = 2.0
-"""Where nothing confirms a reading, one with the length first, without the mask that was given, or that leaves a query
-without a key, is taken only if it is so many times nearer."""
+"""A factor by which an unusual reading must be nearer than others to be taken, where nothing confirms it: one with the
+length first, without the mask that was given, or that leaves a query without a key."""
 
 Judge = Callable[[str, ReadCall], str | None]
 """Compares a call with the reference under the bound of its dtype: None, or how they differ."""

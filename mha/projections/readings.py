@@ -24,7 +24,7 @@ def in_order(array: NDArray, *, batch_first: bool) -> NDArray:
 def mask_readings(
     held: tuple[NDArray, str] | None, full: tuple[int, ...], hides: bool | None = None
 ) -> list[dict[str, Any]]:
-    """What an argument may mean as a mask of (B, H, Lq, Lk): keys that are allowed, excluded, added, or lengths.
+    """Return the meanings of an argument as a mask of (B, H, Lq, Lk): keys allowed, excluded, added, or lengths.
 
     Args:
         held: the argument and its dtype; None where it holds no array.

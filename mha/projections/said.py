@@ -12,7 +12,7 @@ MEANT = {
     False: "true where a key is attended to (mask_hides=False)",
     True: "true where a key is hidden (mask_hides=True)",
 }
-"""Whether True in a mask hides a key -> what is said of it where nobody said so and its call does not show it."""
+"""A sentence for each meaning of True in a mask, if it hides a key or not, where neither user nor call says it."""
 
 
 def read_otherwise(assumed: str) -> str:

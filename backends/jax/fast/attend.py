@@ -59,7 +59,7 @@ def attend_in_blocks(
         chunks = Chunks(query_len, groups, batch)
     else:
         chunks = Chunks(query_block, 1, 1) if query_block else chunks_of(batch, groups, query_len, bytes_per_query)
-    if not whole and chunks.queries < query_len:
+    if chunks.queries < query_len:
         operands = Operands(operands.queries, (joined(operands.keys),), (joined(operands.values),))
     rate, rng = (dropout.rate if training else 0.0), None
     if rate and mask.keep is None:

@@ -134,7 +134,7 @@ def has_values(array: Any) -> bool:
 
 
 def has_symbols(*sizes: Any) -> bool:
-    """Whether some size is a symbol, as in a program that `jax.export` makes for every size."""
+    """Return whether some size is a symbol, as in a program that `jax.export` makes for every size."""
     return not all(isinstance(size, int) for size in sizes)
 
 

@@ -70,7 +70,7 @@ def as_tensor(array: Any, dtype: str | None = None) -> Any:
 
 
 def cast_by_policy(layer: keras.Layer, given: Any) -> Any:
-    """What a layer is given, its numbers in the dtype in which it computes if its policy is mixed, as Keras' own do."""
+    """Return a layer's arguments, with numbers in its compute dtype if its policy is mixed, as Keras' own layers do."""
     if layer.compute_dtype == layer.variable_dtype:
         return given
 

@@ -101,14 +101,15 @@ def _read(given: RotaryInputs | None, offset: Any, *, wait: bool) -> tuple[Rotar
 def _traced(given: RotaryInputs | None, offset: Any, sizes: CallSizes, settings: Rotary, x: Tensor) -> Tables:
     """The tables of positions whose numbers are not known: their angles are computed with the call, in float64."""
     axis, frequencies, factor = _frequencies(settings)
-    wide = torch.float32 if x.device.type == "mps" else torch.float64
-    inverse = torch.tensor(frequencies, dtype=wide, device=x.device)
+    dtype = torch.float32 if x.device.type == "mps" else torch.float64
+    inverse = torch.tensor(frequencies, dtype=dtype, device=x.device)
 
     def of(positions: Tensor) -> Table:
         known = numbers(positions)
         if known is not None:
             check_positions(settings, known)
-        of_pairs = positions[axis].movedim(0, -1) if positions.ndim == 3 else torch.atleast_2d(positions)[..., None]
+        wide = positions.to(inverse.dtype)
+        of_pairs = wide[axis].movedim(0, -1) if wide.ndim == 3 else torch.atleast_2d(wide)[..., None]
         angle = of_pairs * inverse  # (1 or B, L, r / 2)
         return Table((factor * angle.cos()).to(x.dtype), (factor * angle.sin()).to(x.dtype))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,10 @@ def _not_causal(known: Known) -> str | None:
     return None if known.causal or known.flag else "nothing says that it is causal (--causal says so)"
 
 
-def _later(trial: Trial, known: Known) -> Pair:
+def _later(trial: Trial, known: Known, hidden: Mapping[str, Any] = MappingProxyType({})) -> Pair:
+    """Other content later, against the same earlier; in both calls with what `hidden` hides."""
     cut = max(1, trial.size.length // 2)
-    more = known.causally(trial.size.batch, 0, trial.size.length)
+    more = {**known.causally(trial.size.batch, 0, trial.size.length), **hidden}
     x = trial.x()
     first = trial.once(x, more).out
     second = trial.call(trial.other(x, cut), more).out
@@ -37,13 +40,8 @@ def _not_causal_masked(known: Known) -> str | None:
 
 def _later_masked(trial: Trial, known: Known) -> Pair:
     """The same beside a mask that hides padding on the right."""
-    cut = max(1, trial.size.length // 2)
     real = np.broadcast_to(np.arange(trial.size.length) < trial.size.length - 1, (trial.size.batch, trial.size.length))
-    more = {**known.causally(trial.size.batch, 0, trial.size.length), **_padded(trial, known, real)}
-    x = trial.x()
-    first = trial.call(x, more).out
-    second = trial.call(trial.other(x, cut), more).out
-    return Pair(first.part(_length_axis(trial), None, cut), second.part(_length_axis(trial), None, cut))
+    return _later(trial, known, _padded(trial, known, real))
 
 
 def _shorter(trial: Trial, known: Known) -> Pair:
@@ -62,7 +60,7 @@ def _no_padding(known: Known) -> str | None:
 
 
 def _real(trial: Trial, left: bool) -> NDArray:
-    """Which positions of each item are real: one is not in the first, more in the second, none in the third."""
+    """Return the real positions, bool (B, L): the first item has one of padding, the second more, the third none."""
     length = trial.size.length
     real = np.ones((trial.size.batch, length), bool)
     for item in range(trial.size.batch):
