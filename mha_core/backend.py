@@ -110,6 +110,10 @@ class Backend(ABC):
         first, *others = self.paths()
         return (first, "fast") if "fast" in others else (first,)
 
+    def compiled_paths(self) -> tuple[str, ...]:
+        """Return those of `paths` whose programs the framework compiles or exports."""
+        return tuple(path for path in self.paths() if path not in ("eager", "fast", "blocks"))
+
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
         """How `path` computes its softmax on `device`."""
         return SoftmaxKernel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,9 +21,14 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask
 from mha_core.call.results import exposed
 from mha_core.call.rotary import RotaryInputs
+from mha_core.call.symbols import symbols_of
 from mha_core.config import AttentionConfig
 from mha_core.stages import Trace
 from mha_core.weights import Weights
+
+Tensors = dict[str, tf.Tensor]
+Computed = tuple[Tensors, Any]
+"""Stages, and the gradients of leaves and variables or None."""
 
 COMPILED = {"compiled": False, "fast-compiled": False, "fast-xla": True}
 """Path that is traced by tf.function -> whether XLA compiles it."""
@@ -48,7 +54,7 @@ class TensorFlowBackend(Backend):
         return tuple(TF_DTYPES)
 
     def paths(self) -> tuple[str, ...]:
-        return ("eager", "compiled", "fast", "fast-compiled", "fast-xla", "blocks")
+        return ("eager", "compiled", "fast", "fast-compiled", "fast-xla", "blocks", "exported")
 
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
         tf_device, tf_dtype = framework.device_of(device), TF_DTYPES[dtype]
@@ -63,9 +69,7 @@ class TensorFlowBackend(Backend):
         if path == "blocks":
             run_call = partial(layer.attend, query_block=BLOCK)
 
-        def compute(
-            leaves: dict[str, tf.Tensor], others: dict[str, Any], training: bool, cotangent: tf.Tensor | None
-        ) -> tuple[dict[str, tf.Tensor], Any]:
+        def compute(leaves: Tensors, others: dict[str, Any], training: bool, cotangent: tf.Tensor | None) -> Computed:
             """The stages that the path exposes; with a cotangent also the gradients of leaves and variables."""
             if cotangent is None:
                 return exposed(run_call(_call_of(leaves, **others), training=training)), None
@@ -80,6 +84,8 @@ class TensorFlowBackend(Backend):
         if path in COMPILED:
             # AutoGraph would rewrite each function first; within a call of any Keras layer it rewrites none.
             compute = tf.function(compute, jit_compile=COMPILED[path], autograph=False)
+        elif path == "exported":
+            compute = _exported(compute)
 
         def run(inputs: AttentionInputs) -> Trace:
             with framework.full_precision(), tf.device(tf_device):
@@ -106,8 +112,40 @@ class TensorFlowBackend(Backend):
         return prepared
 
 
+def _exported(compute: Callable[..., Computed]) -> Callable[..., Computed]:
+    """Return what a path computes, by programs of tf.function that have None for the sizes of a call."""
+    programs: dict[Any, Any] = {}
+
+    def exported(leaves: Tensors, others: dict[str, Any], training: bool, cotangent: tf.Tensor | None) -> Computed:
+        rotary = others["rotary"] or {}
+        given = {**others, **rotary, **leaves, "cotangent": cotangent}
+        arrays = {name: value for name, value in given.items() if tf.is_tensor(value)}
+        symbols = symbols_of({name: tuple(array.shape) for name, array in arrays.items()})
+        signature = {
+            name: tf.TensorSpec(
+                [None if symbol else size for symbol, size in zip(symbols[name], array.shape, strict=True)], array.dtype
+            )
+            for name, array in arrays.items()
+        }
+        rules = [(name, value) for name, value in others.items() if name not in arrays and name != "rotary"]
+        form = (training, *rules, *signature.items())
+
+        def whole(arrays: Tensors) -> Computed:
+            def part(own: dict[str, Any]) -> dict[str, Any]:
+                return {name: arrays.get(name, value) for name, value in own.items()}
+
+            traced = {**part(others), "rotary": part(rotary) or None}
+            return compute(part(leaves), traced, training, arrays.get("cotangent"))
+
+        if form not in programs:
+            programs[form] = tf.function(whole, autograph=False).get_concrete_function(signature)
+        return programs[form](arrays)
+
+    return exported
+
+
 def _call_of(
-    leaves: dict[str, tf.Tensor], dropout_keep: tf.Tensor | None, rotary: dict[str, Any] | None, **sources: Any
+    leaves: Tensors, dropout_keep: tf.Tensor | None, rotary: dict[str, Any] | None, **sources: Any
 ) -> Call[tf.Tensor]:
     """The Call with these leaves and other sources of its mask; made while tracing, since it can't be an argument."""
     mask = AttentionMask(**{**sources, "bias": leaves.get("bias")})

@@ -17,6 +17,7 @@ from conformance.cases.sequence import Asked
 from conformance.judging.result import Result
 from conformance.plan import Plan
 from conformance.subjects.backend import as_users_run
+from conformance.subjects.load import COMPILED
 from mha_core.dtypes import DTYPES
 from mha_core.features import FEATURES
 from mha_core.parts import PARTS
@@ -148,7 +149,8 @@ def looked_at(
     paths, all_paths = _paths(subjects, there)
     dtypes = tuple(dict.fromkeys(result.dtype for result in answered))
     devices = tuple(dict.fromkeys(result.device for result in answered))
-    never = [dtype for dtype in DTYPES if dtype not in dtypes]
+    never = [f"{name} compiled" for name in _not_compiled(subjects, {result.subject for result in answered})]
+    never += [dtype for dtype in DTYPES if dtype not in dtypes]
     never += ["a GPU"] if devices == ("cpu",) else []
     never += [f"the path {path}" for path in all_paths if path not in paths]
     never += [words for words in (*KINDS, SEQUENCES) if words not in every.kinds]
@@ -193,6 +195,13 @@ def _calls(asked: Iterable[Asked], unasked: Mapping[str, set[str]]) -> Iterator[
             yield one, False
         else:
             yield from ((step.case, True) for step in one.steps() if step.words not in unasked[one.id])
+
+
+def _not_compiled(subjects: Iterable[Any], names: set[str]) -> list[str]:
+    """Those of these names whose subjects say how they are compiled, and were not asked so."""
+    own = {one.spec: one for one in subjects if hasattr(one, "says_compiled")}
+    says = [spec for spec, one in own.items() if one.says_compiled and one.name in names]
+    return [own[spec].name for spec in says if f"{spec}.{COMPILED}" not in own]
 
 
 def _paths(subjects: Iterable[Any], asked: Sequence[Asked]) -> tuple[list[str], list[str]]:

@@ -67,8 +67,10 @@ def as_users_run(subject: Any) -> Any:
     return subject if other == path else replace(subject, path=other)
 
 
-def paths_to_check(backend: Backend, path: str | None) -> tuple[str | None, ...]:
-    """`path` alone, or the default ones: None, which is the backend's usual path, and the others."""
+def paths_to_check(backend: Backend, path: str | None, *, compiled: bool = False) -> tuple[str | None, ...]:
+    """`path` alone, those that are `compiled`, or the default ones: None, the backend's usual path, and others."""
+    if compiled:
+        return backend.compiled_paths()
     return (None, *backend.default_paths()[1:]) if path is None else (path,)
 
 

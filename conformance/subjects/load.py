@@ -56,6 +56,9 @@ __all__ = [
 MOST_NAMES = 8
 """Most names of a module that a message says."""
 
+COMPILED = "compiled"
+"""The attribute of a subject that is the same layer, compiled or exported."""
+
 DEFAULT_TIME_LIMIT = 60.0
 """Seconds that a subject may take for one case."""
 
@@ -71,6 +74,7 @@ class LoadedSubject:
         spec: the place where it was found, MODULE:NAME.
         origin: the place where it is defined, if it was imported under another name; else the spec.
         undeclared: whether it is an object that says nowhere what it can express.
+        says_compiled: whether it has another subject as its attribute `compiled`: the same layer, compiled or exported.
         original: the object with `prepare`.
         name, dtype, device, precision: its name in reports, and how it computes in this run.
         time_limit: seconds that it may take for one case.
@@ -85,6 +89,7 @@ class LoadedSubject:
     time_limit: float = DEFAULT_TIME_LIMIT
     origin: str = ""
     undeclared: bool = False
+    says_compiled: bool = False
     own: ClassVar[bool] = True
 
     @property
@@ -140,7 +145,7 @@ def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMI
     where = f"subject {spec!r}"
     named = _find(where, module_name, path, f"; {TO_BEGIN}")
     try:
-        return _loaded(spec, where, named, name=path.split(".")[-1], dtype=dtype, time_limit=time_limit)
+        return _loaded(spec, where, named, name=_short(path), dtype=dtype, time_limit=time_limit)
     except SpecError:
         raise
     except (Exception, SystemExit) as error:  # what it says of itself is its own code, which may raise anything
@@ -158,6 +163,7 @@ def _loaded(spec: str, where: str, named: Any, *, name: str, dtype: str, time_li
     return LoadedSubject(
         spec=spec,
         undeclared=not said,
+        says_compiled=getattr(named, COMPILED, None) is not None,
         original=original,
         name=_text(where, original, "name", name),
         dtype=dtype,
@@ -166,6 +172,16 @@ def _loaded(spec: str, where: str, named: Any, *, name: str, dtype: str, time_li
         time_limit=time_limit,
         origin=_origin(named) or spec,
     )
+
+
+def _short(path: str) -> str:
+    """The name in reports of what stands at a path in a module.
+
+    >>> _short("Mine.attention"), _short("Mine.attention.compiled")
+    ('attention', 'attention compiled')
+    """
+    *_, before, last = "", *path.split(".")
+    return f"{before} {last}" if before and last == COMPILED else last
 
 
 def _origin(named: Any) -> str:

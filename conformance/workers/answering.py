@@ -209,5 +209,5 @@ def described_subjects(spec: str, dtypes: tuple[str, ...], limit: float) -> tupl
 
 
 def _described(subject: LoadedSubject) -> dict[str, Any]:
-    names = ("spec", "name", "dtype", "device", "precision", "selector", "origin", "undeclared")
+    names = ("spec", "name", "dtype", "device", "precision", "selector", "origin", "undeclared", "says_compiled")
     return {**{name: getattr(subject, name) for name in names}, "limit": subject.time_limit}

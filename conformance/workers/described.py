@@ -266,7 +266,7 @@ class RemoteSubject:
     """A user's subject in one dtype, in a process of its own: whatever it does there, it can't harm this one.
 
     Attributes:
-        spec, name, dtype, device, precision, selector, origin, undeclared: as of a `LoadedSubject`.
+        spec, name, dtype, device, precision, selector, origin, undeclared, says_compiled: as of a `LoadedSubject`.
         limit: seconds that one answer may take.
         patience: fewer seconds, if whoever asks does not wait that long.
         settings: what its process is started with.
@@ -283,6 +283,7 @@ class RemoteSubject:
     origin: str
     limit: float
     undeclared: bool = False
+    says_compiled: bool = False
     slow_to_prepare: bool = False
     patience: float = math.inf
     settings: Settings = field(default_factory=Settings)

@@ -222,6 +222,7 @@ class Apart(Options):
         *,
         devices: tuple[str, ...] = (),
         path: str | None = None,
+        compiled: bool = False,
         time_limit: float = 60.0,
     ) -> Loaded:
         """Backends and the user's own subjects, in every dtype that was asked for and that they compute in.
@@ -233,15 +234,17 @@ class Apart(Options):
             specs: the user's subjects. One that can't be used does not stop the others.
             devices: of the backends. Default: all.
             path: of the backends. Default: their default paths.
+            compiled: the backends' compiled paths, and each subject as its attribute `compiled` beside.
             time_limit: seconds that a subject may take for a case.
         """
-        from conformance.subjects.load import check_time_limit
+        from conformance.subjects.load import COMPILED, check_time_limit
         from conformance.workers.described import describe_subjects
         from mha_core.errors import BackendError, SpecError
 
         check_time_limit(time_limit)
         found = Loaded()
-        for spec in specs:
+        waiting = list(specs)
+        for spec in waiting:
             try:
                 subjects, lines = describe_subjects(spec, dtypes, time_limit, settings)
             except (SpecError, BackendError) as error:
@@ -249,11 +252,16 @@ class Apart(Options):
                 continue
             found.own += subjects
             found.left_out += lines
+            if compiled and spec in specs:
+                if subjects[0].says_compiled:
+                    waiting.append(f"{spec}.{COMPILED}")
+                else:
+                    found.left_out.append(f"left out: {spec} as it is compiled: it has no attribute {COMPILED!r}")
         if backend_names or not specs:
             found.backends, absent, broken = self.backends(backend_names, settings)
             found.left_out += absent
             found.broken += broken
-        ours, skipped = backend_subjects(found.backends, dtypes, devices, path)
+        ours, skipped = backend_subjects(found.backends, dtypes, devices, path, compiled=compiled)
         found.left_out += skipped
         found.subjects = [*ours, *found.own]
         return found
@@ -277,10 +285,15 @@ class Apart(Options):
 
 
 def backend_subjects(
-    backends: list[Backend], dtypes: list[str], devices: tuple[str, ...], path: str | None = None
+    backends: list[Backend],
+    dtypes: list[str],
+    devices: tuple[str, ...],
+    path: str | None = None,
+    *,
+    compiled: bool = False,
 ) -> tuple[list[BackendSubject], list[str]]:
-    """Every backend on its default paths, or on `path`, in every dtype on every device; and a line for each dtype
-    or path that one does not have.
+    """Every backend on its default paths, on `path` or on those that are compiled, in every dtype on every device; and
+    a line for each dtype or path that one does not have.
     """
     from conformance.subjects.backend import BackendSubject, paths_to_check
 
@@ -300,14 +313,16 @@ def backend_subjects(
         if path is not None and path not in backend.paths():
             skipped.append(f"left out: {backend.name} has no path {path!r} (it has: {', '.join(backend.paths())})")
             continue
-        for device in backend.devices():
+        if not (own := paths_to_check(backend, path, compiled=compiled)):
+            skipped.append(f"left out: {backend.name} has no compiled path (it has: {', '.join(backend.paths())})")
+        for device in backend.devices() if own else ():
             if devices and device not in devices:
                 continue
             for dtype in dtypes:
                 if dtype not in backend.dtypes(device):
                     skipped.append(f"left out: {backend.name} does not compute in {dtype} on {device}")
                     continue
-                subjects += [BackendSubject(backend, dtype, device, one) for one in paths_to_check(backend, path)]
+                subjects += [BackendSubject(backend, dtype, device, one) for one in own]
     if backends and not subjects:
         raise CouldNotRun("\n".join(["nothing to run:", *skipped]))
     return subjects, skipped

@@ -17,8 +17,9 @@ from conformance.judging.expected import answer
 from conformance.reports.text import failure_text
 from conformance.runner import run_case
 from conformance.subjects.backend import BackendSubject
-from mha_core import STAGES, AttentionInputs, AttentionMask, Trace
+from mha_core import STAGES, AttentionConfig, AttentionInputs, AttentionMask, Trace
 from mha_core.backend import load
+from mha_core.weights import init_weights
 from tests.backends.drivers import drive
 
 pytestmark = (
@@ -27,7 +28,7 @@ pytestmark = (
 
 PATHS = {
     "torch": ("eager", "compiled", "fast", "fast-compiled", "blocks", "exported"),
-    "tf": ("eager", "compiled", "fast", "fast-compiled", "fast-xla", "blocks"),
+    "tf": ("eager", "compiled", "fast", "fast-compiled", "fast-xla", "blocks", "exported"),
     "jax": ("compiled", "eager", "fast", "blocks", "optimized", "fast-optimized", "exported"),
     "mxnet": ("eager", "fast", "blocks"),
 }
@@ -99,6 +100,22 @@ def test_one_prepared_layer_takes_calls_of_many_forms(name, other_path, monkeypa
             assert trace.output.shape == (2, 1, 29)
         else:
             assert trace.weights.shape == (2, 3, 1, length)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_row_of_nan_gives_nan_to_the_keys_that_it_may_see_alone(name, other_path, monkeypatch):
+    """Key 3 is hidden from some queries by one source and from the others by another, keys 5 and 6 from all by one."""
+    if name == "torch":
+        monkeypatch.setattr("backends.torch.backend._compiler", lambda: "aot_eager")
+    rng = np.random.default_rng(0)
+    queries, keys, values, cotangent = (rng.normal(size=(2, length, 12)) for length in (5, 7, 7, 5))
+    keys[0, 1] = np.nan
+    allowed = np.ones((1, 1, 5, 7), bool)
+    allowed[..., 3:, 3] = False
+    inputs = AttentionInputs(queries, keys, values, AttentionMask(allowed=allowed, causal=True), cotangent=cotangent)
+    config = AttentionConfig(12, 3)
+    gradient = load(name).prepare(config, init_weights(config, 1), path=other_path)(inputs).gradients["values"]
+    np.testing.assert_array_equal(np.isnan(gradient).any(axis=-1), [[1, 1, 1, 0, 1, 0, 0], [0] * 7])
 
 
 @pytest.mark.parametrize("name", PATHS)

@@ -190,8 +190,7 @@ class _ChunkPasses:
         block = self._weigh(floats, queries)
         part = block.floats
         d_rows = _where(block.has_key, d_heads) + made.marks
-        folded = (fold_groups(x, part.values.shape[1]) for x in (block.kept, d_rows))
-        d_values = tf.matmul(*folded, transpose_a=True)
+        d_values = _value_gradients(block, d_rows, made.marks)
         d_weights = product(d_rows, part.values, transpose=True)
         if block.factor is not None:
             d_weights *= block.factor
@@ -210,6 +209,29 @@ class _ChunkPasses:
         d_keys = _grown(d_keys, 2, block.keys, floats.keys)
         d_values = _grown(d_values, 2, block.keys, floats.values)
         return Floats(d_queries, d_keys, d_values, d_vector, d_bias)
+
+
+def _value_gradients(block: _Weighed, d_rows: tf.Tensor, marks: tf.Tensor) -> tf.Tensor:
+    """(B, G, m, dv): the gradients of a block's values from those of its rows, which hold the marks.
+
+    A row of NaN gives NaN to its allowed keys alone, and 0 to the others: two more passes, where there is such a row.
+    """
+    # XLA's maximum on a CPU passes over a NaN, which leaves no mark; all of such a row's weights are NaN then.
+    first = tf.reduce_sum(block.weights[..., :1], axis=-1, keepdims=True)
+    marked = tf.math.is_nan(marks + first)
+
+    def product_of(kept: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        groups = block.floats.values.shape[1]
+        return tf.matmul(fold_groups(kept, groups), fold_groups(rows, groups), transpose_a=True)
+
+    def with_marks() -> tf.Tensor:
+        nan, one = tf.constant(float("nan"), d_rows.dtype), tf.ones((), d_rows.dtype)
+        kept = _where(block.allowed, tf.where(marked, nan, block.kept))
+        return product_of(kept, tf.where(marked, one, d_rows))
+
+    if block.allowed is None:
+        return product_of(block.kept, d_rows)
+    return tf.cond(tf.reduce_any(marked), with_marks, lambda: product_of(block.kept, d_rows))
 
 
 def _masked(scores: tf.Tensor, allowed: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:

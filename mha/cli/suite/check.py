@@ -103,6 +103,9 @@ class CheckOptions(Reported, Apart):
         "--path",
         help="Run the backends on this path, such as eager or compiled. Default: its first, and fast.",
     )
+    compiled: bool = options.flag(
+        "--compiled", "Run the backends on all paths that are compiled or exported, and subjects as their `compiled`."
+    )
     everything: bool = options.flag(
         "--all", "Ask every case in every dtype and on every path, and each layer four times again in each."
     )
@@ -193,6 +196,8 @@ def check(asked: CheckOptions) -> None:
     cases = _selected_cases(asked.patterns, asked.count, asked.seed)
     known = deviations.load(asked.table_path)
     dtypes = [check_dtype(dtype) for dtype in asked.dtypes or ("float64", "float32")]
+    if asked.compiled and asked.path is not None:
+        raise CouldNotRun("--compiled names the paths, as --path does: leave out one of them")
     settings = asked.settings(asked.specs)
     found = asked.loaded(
         settings,
@@ -201,6 +206,7 @@ def check(asked: CheckOptions) -> None:
         asked.specs,
         devices=asked.devices,
         path=asked.path,
+        compiled=asked.compiled,
         time_limit=asked.time_limit,
     )
     warn(errors, [*found.left_out, *found.broken])
@@ -260,7 +266,7 @@ def _print_about(
     from mha.cli.suite.screen import about
 
     of_it = [one for one in subjects if one.name == results[0].subject]
-    looked = looked_at(cases, results, of_it)
+    looked = looked_at(cases, results, subjects)
     catches = None
     if asked.count is None or asked.no_diagnosis:  # else a smaller one is shown
         catches = {case.id: case.catches for case in cases}

@@ -111,6 +111,9 @@ def short(weights, queries, keys, values, mask, *, num_heads):
     return queries[:, :1]
 
 
+wide.compiled = wide_and_wrong
+
+
 class Kept:
     name = "kept"
 
@@ -439,3 +442,24 @@ def test_the_cases_of_a_diagnosis_are_those_of_one_call(own):
     _, text = said("check", "--subject", f"{own}:input_width", *cases)
     assert "float64: 3 of 3 differ" in text
     assert "gives the layer's numbers in all 2 cases of one call and in" in flat(text)
+
+
+def test_compiled_judges_a_subject_also_as_what_says_to_be_the_same_compiled(own):
+    status, plain = said("check", "-s", f"{own}:wide", "-d", "float64", *FEW)
+    assert (status, "wide compiled" in plain) == (0, True)  # among what was not covered
+    status, found = said("check", "-s", f"{own}:wide", "-d", "float64", "--compiled", *FEW)
+    assert status == 1
+    assert "wide float64: equal in all 5" in found
+    assert "wide compiled float64: 5 of 5 differ" in found
+    assert "Not covered: wide compiled" not in found
+
+
+def test_compiled_says_which_subject_has_no_such_form(own):
+    ended = CliRunner().invoke(
+        main, ["check", "-s", f"{own}:right", "-d", "float64", "--compiled", "--workers", "0", "-c", "prime"]
+    )
+    assert ended.exit_code == 0
+    assert f"left out: {own}:right as it is compiled: it has no attribute 'compiled'" in flat(ended.stderr)
+    ended = CliRunner().invoke(main, ["check", "-s", f"{own}:right", "--compiled", "--path", "eager"])
+    assert ended.exit_code == 2
+    assert "--compiled names the paths, as --path does: leave out one of them" in flat(ended.stderr)
