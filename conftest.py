@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -141,6 +142,12 @@ NIGHTLY = {
 """Tests that take minutes -> the promise that they protect; those with the mark `nightly` are others."""
 
 
+def _is_daily(item: pytest.Item, number: int, but: tuple[str, ...] = (), every: int | None = None) -> bool:
+    """Whether a test with the mark `nightly` is run by day too: the ids in `but`, or one of so many in their order."""
+    call = getattr(item, "callspec", None)
+    return call is not None and (call.id in but or (every is not None and number % every == 0))
+
+
 def _promise(item: pytest.Item) -> str:
     """Return the promise that a nightly test protects, by its mark, by NIGHTLY or for a browser; "" for others."""
     if "browser" in getattr(item, "fixturenames", ()):
@@ -153,8 +160,14 @@ def _promise(item: pytest.Item) -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is nightly, whatever else `-m` says, unless it names that mark."""
+    numbers: Counter[str] = Counter()
     for item in items:
-        if _promise(item):
+        name = item.nodeid.partition("[")[0]
+        numbers[name] += 1
+        mark = item.get_closest_marker("nightly")
+        if mark and _is_daily(item, numbers[name] - 1, **mark.kwargs):
+            item.own_markers[:] = [own for own in item.own_markers if own.name != "nightly"]
+        elif _promise(item):
             item.add_marker("nightly")
     if "nightly" not in config.getoption("markexpr"):
         nightly = [item for item in items if item.get_closest_marker("nightly")]

@@ -39,6 +39,7 @@ def call_with(name, given, method="attend"):
     return Call(CONFIG, WEIGHTS, "float32", arguments, method, training=name == "dropout_keep")
 
 
+@pytest.mark.nightly("every kind of argument is taken", but=("mxnet", "tf", "torch"))
 def test_every_kind_of_every_argument(backend_name):
     ask, rng, wrong = asker(backend_name), np.random.default_rng(5), []
     for number, (name, kind) in enumerate(OF_ONE_ARGUMENT):

@@ -59,6 +59,7 @@ print("unchanged")
 """
 
 
+@pytest.mark.nightly("no backend changes another", but=("float32--1",))
 @pytest.mark.parametrize(("dtype", "step"), [("float64", 1), ("float32", -1)])
 def test_all_live_in_one_process_and_running_one_changes_no_global_state(backend_names, dtype, step):
     """In both orders of importing, so that others are there or not yet; and the interpreter ends without a word."""

@@ -40,23 +40,41 @@ def every_case(backend, path, dtype):
     return results
 
 
-@pytest.mark.same_in_check
+@pytest.mark.nightly("every case is equal on each path, in each dtype")  # by day `mha check` asks them
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_every_case_is_equal(backend, dtype):
     every_case(backend, PATHS[0], dtype)
 
 
+SOME = (
+    *(
+        "ragged-square",
+        "grouped-heads",
+        "causal-more-queries",
+        "causal-offset-per-item",
+        "window-causal",
+        "every-source",
+    ),
+    *("bias-excludes", "dropout", "additive-grouped", "square-self-attention", "no-keys", "nan-in-open-key", "softcap"),
+    *("past-padded", "heads-given-split", "blocks-past-the-keys", "blocks-of-uneven-lengths", "blocks-in-training"),
+    *("decoding-step-in-parts", "softcap-windowed", "rotary-last-interleaved", "query-key-norm-after"),
+)
+
+
+@pytest.mark.parametrize(("path", "dtype"), [("fast", "float64"), ("blocks", "float32")])
+def test_some_cases_are_equal_in_blocks(backend, path, dtype):
+    results = [judged(case, backend, path, dtype) for case in select(SOME)]
+    assert not [failure_text(result) for result in results if result.status != "equal"]
+    assert {name for result in results for name in result.judged if "." not in name} == {"output"}
+
+
 # How NumPy's arrays go in and come out is the same on each path; the releases of PyTorch and TensorFlow are the same
 # there, and so is what they compute in blocks.
+@pytest.mark.nightly("every case is equal on each path, in each dtype")
 @pytest.mark.same_on_newest_of("torch", "tf")
 @pytest.mark.parametrize(
     ("path", "dtype"),
-    [
-        pytest.param("fast", "float32", marks=pytest.mark.same_in_check),
-        ("fast", "float64"),  # of which `mha check` asks few, without --all
-        ("blocks", "float64"),
-        ("blocks", "float32"),
-    ],
+    [("fast", "float32"), ("fast", "float64"), ("blocks", "float64"), ("blocks", "float32")],
 )
 def test_every_case_is_equal_in_blocks(backend, path, dtype):
     if backend.name == "jax" and JAX_IN[path] != dtype:
@@ -68,6 +86,7 @@ def test_every_case_is_equal_in_blocks(backend, path, dtype):
 HALF = ("ragged-square", "prime", "grouped-heads", "every-source", "dropout", "additive", "nan-in-padding", "no-keys")
 
 
+@pytest.mark.nightly("half precision is within its bound on each path", every=3)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("path", PATHS)
 def test_half_precision_where_a_backend_has_it(backend, path, dtype):
@@ -88,6 +107,7 @@ def test_trained_layers_give_what_the_original_gave(backend):
             assert max(recorded.values()) < most, (case.id, dtype, recorded)
 
 
+@pytest.mark.nightly("the caller's arrays stay", every=3)
 @pytest.mark.parametrize("path", PATHS)
 def test_the_callers_arrays_stay_as_they_were(backend, path):
     problem = select(("every-source",))[0].build()

@@ -39,9 +39,10 @@ IN_BLOCKS = ("fast", "fast-compiled", "fast-xla", "fast-optimized", "blocks", "e
 # on the paths that compile nothing.
 CASES = ("ragged-square", "everything", "additive")
 ONE = ("everything", "float32")
-"""The case and dtype that PyTorch's compiler has on each of its paths; it has the others nightly."""
+TWO = (ONE, ("ragged-square", "float64"))
+"""The cases and dtypes of each path by day, and of PyTorch's compiler the first; the others are nightly."""
 BY_INDUCTOR = {"torch": ("compiled", "fast-compiled"), "tf": (), "jax": (), "mxnet": ()}
-INDUCTOR = pytest.mark.nightly("what PyTorch's compiler makes of the layer is within the bound")
+NIGHTLY = pytest.mark.nightly("every path is within the bound, in each dtype")
 
 
 def problem_of(case_id):
@@ -57,6 +58,10 @@ def test_the_paths_of_each_backend(backend):
     assert backend.default_paths() == (PATHS[backend.name][0], "fast")
 
 
+def by_day(name, path):
+    return (ONE,) if path in BY_INDUCTOR[name] else TWO
+
+
 def pytest_generate_tests(metafunc):
     if "other_path" in metafunc.fixturenames:
         names = metafunc.config.getoption("--backends").split(",")
@@ -66,8 +71,7 @@ def pytest_generate_tests(metafunc):
             return
         every = [(*pair, case_id, dtype) for pair in others for case_id in CASES for dtype in ("float64", "float32")]
         given = [
-            pytest.param(*one, id="-".join(one), marks=[INDUCTOR] * (one[1] in BY_INDUCTOR[one[0]] and one[2:] != ONE))
-            for one in every
+            pytest.param(*one, id="-".join(one), marks=[NIGHTLY] * (one[2:] not in by_day(*one[:2]))) for one in every
         ]
         metafunc.parametrize(("name", "other_path", "case_id", "dtype"), given)
 
@@ -83,6 +87,10 @@ def test_the_other_path_is_within_the_bound(name, other_path, case_id, dtype):
     assert set(ratios) == {*stages, *(f"gradients.{name}" for name in wanted.trace.gradients)}
 
 
+@pytest.mark.nightly(
+    "every path takes calls of many forms",
+    but=("torch-fast-compiled", "tf-fast-compiled", "tf-exported", "jax-fast", "mxnet-fast"),
+)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_one_prepared_layer_takes_calls_of_many_forms(name, other_path, monkeypatch):
     """More than the eight after which PyTorch would refuse to compile one function again."""

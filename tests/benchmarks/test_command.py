@@ -122,6 +122,7 @@ def test_ratios_are_of_rounds_in_which_both_ran():
     assert [cell.strip() for cell in alone.split("|")[6:-1]] == ["3000", "-", "-", "3, -"]
 
 
+@pytest.mark.nightly("an interrupt costs no finished row", every=3)
 @pytest.mark.parametrize(
     "requests_to_end", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]], ids=str
 )

@@ -150,6 +150,7 @@ def contestants_of(backend_name):
 
 
 # From here on, layers of PyTorch and TensorFlow among themselves: their releases are the same there.
+@pytest.mark.nightly("what is measured is right", every=4)
 @pytest.mark.same_on_newest_of("torch", "tf")
 @pytest.mark.parametrize("what", TASKS)
 def test_every_contestant_agrees_with_the_reference_or_says_why_not(backend_name, what):
@@ -164,6 +165,7 @@ def test_every_contestant_agrees_with_the_reference_or_says_why_not(backend_name
     assert sum(bool(entry["seconds"]) for entry in found.values()) > 1  # there is a peer in every setting
 
 
+@pytest.mark.nightly("what is measured is right", every=4)
 @pytest.mark.same_on_newest_of("torch", "tf")
 def test_a_cache_of_a_rotary_layer_and_grouped_heads_have_peers(backend_name):
     cached = Task(replace(PLAIN, length=1, past=4, num_kv_heads=2, rotary=True), direction="gradients")

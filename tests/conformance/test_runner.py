@@ -33,6 +33,7 @@ class Broken(ReferenceSubject):
         return lambda inputs: reference.run(config, weights, inputs, forward=self.forward)
 
 
+@pytest.mark.nightly("the reference is equal to itself", every=4)
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.id)
 def test_the_reference_goes_through_the_suite_as_a_subject(case):
     result = run_case(case, ReferenceSubject())

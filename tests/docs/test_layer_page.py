@@ -29,6 +29,7 @@ def text(site):
     return (site / "layer.html").read_text()
 
 
+@pytest.mark.nightly("pages show what commands print")
 def test_every_step_stands_there(plain, text):
     assert re.findall(r'id="step-(\w+)">', text) == [row.name for row in plain.plain.rows.steps()]
 
@@ -84,6 +85,7 @@ def test_other_rows_are_refused(plain, folder, old, new, message):
         plain.plain.rows.steps(folder)
 
 
+@pytest.mark.nightly("pages show what commands print")
 def test_a_renamed_variable_stops_the_build(folder, tmp_path):
     changed(folder / "in_jax.py", "has_key", "has_a_key")
     source = tmp_path / "docs"

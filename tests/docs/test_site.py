@@ -58,6 +58,7 @@ GONE = {
 """A page that names a symbol of a backend, a page or a command of a formula that is not there; and what is said."""
 
 
+@pytest.mark.nightly("pages show what commands print")
 def test_what_is_gone_stops_the_build(tmp_path):
     """One build meets all of them: each is a warning of its page, and with `-W` any warning stops it."""
     source = tmp_path / "docs"

@@ -123,6 +123,7 @@ def objects(value):
         yield from objects(part)
 
 
+@pytest.mark.nightly("pages show what commands print")
 def test_each_symptom_is_found_by_its_command(folder):
     layers, recorded, others = programs(PAGE)
     written = {"models": programs(SKILL)[0], "layers": layers, "recorded": recorded, "others": others}

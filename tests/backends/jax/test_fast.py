@@ -98,6 +98,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.nightly("blocks give what the whole gives", every=3)
 @pytest.mark.parametrize(("names", "static", "query_block"), [*((*call, 3) for call in CALLS), (*CALLS[-1], None)])
 def test_blocks_give_the_output_and_the_gradients_of_the_stages(short_steps, names, static, query_block):
     stages, attend, arguments = calls(names, query_block=query_block, **static)
@@ -128,6 +129,7 @@ def test_the_mask_of_a_block_is_that_part_of_the_mask(names, window):
         np.testing.assert_array_equal(np.broadcast_to(found, whole.shape), whole)
 
 
+@pytest.mark.nightly("gradients of gradients are right")
 def test_forward_mode_and_second_derivatives(short_steps):
     names, static = CALLS[-1]
     stages, attend, arguments = calls(names, query_block=3, **static)
@@ -148,6 +150,7 @@ def test_forward_mode_and_second_derivatives(short_steps):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), found, wanted)
 
 
+@pytest.mark.nightly("JAX' transformations are taken")
 def test_vmap_over_masks_and_arrays(short_steps):
     stages, attend, (variables, arrays, given) = calls(("valid_lens", "bias"), query_block=2, causal=True)
     arrays, given = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), (arrays, given))

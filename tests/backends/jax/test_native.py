@@ -78,6 +78,7 @@ def test_what_is_no_layer_of_flax_is_refused():
         native.from_native(native.to_native(CONFIG, weights, "nnx"), variables={})
 
 
+@pytest.mark.nightly("weights go in and come out exactly", every=4)
 @pytest.mark.parametrize("dtype", JAX_DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
 def test_round_trip_is_exact(layout, dtype, bias):
@@ -251,6 +252,7 @@ TRICKS = {
 }
 
 
+@pytest.mark.nightly("weights go in and come out exactly", every=4)
 @pytest.mark.parametrize(
     ("layout", "trick"), [(n, t) for n, names in TRICKS.items() for t in names], indirect=["layout"]
 )

@@ -61,6 +61,7 @@ def answers(folder, *cases, dtype="float32", path="compiled"):
     return found
 
 
+@pytest.mark.nightly("kept programs harm nobody", every=2)
 @pytest.mark.parametrize(("dtype", "path"), [("float32", "compiled"), ("float64", "fast")])
 def test_a_program_that_was_kept_gives_the_same_bits_and_is_not_compiled(tmp_path, compilations, dtype, path):
     cases = "ragged-square", "dropout", "past"
@@ -111,6 +112,7 @@ def test_where_something_else_is_traced_nothing_is_found_before(tmp_path, traced
     assert traced
 
 
+@pytest.mark.nightly("kept programs harm nobody")
 def test_each_dtype_path_rule_and_layer_has_a_program_of_its_own(tmp_path, compilations):
     """Nothing that one of them kept may be found by another."""
     asked = [("float32", "compiled"), ("float32", "fast"), ("float64", "fast")]
@@ -202,6 +204,7 @@ for case in select(("ragged-square", "square-causal", "past")):
 """
 
 
+@pytest.mark.nightly("kept programs harm nobody")
 def test_two_processes_write_one_folder_at_once(tmp_path, compilations):
     command = [sys.executable, "-c", ONE_OF_TWO, str(tmp_path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

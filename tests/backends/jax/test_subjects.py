@@ -37,6 +37,7 @@ def judged(name, case_id, dtype="float32", **changes):
     return run_case(changed, load_subject(f"{native_subjects.__name__}:{name}Subject", dtype))
 
 
+@pytest.mark.nightly("JAX' layers follow the definition", every=3)
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("case", ["no-key-bias", "allowed-per-head"])
 def test_layers_follow_the_definition(name, case):

@@ -48,6 +48,7 @@ def test_a_module_is_a_static_argument():
     assert hash(a) == hash(b)
 
 
+@pytest.mark.nightly("JAX' transformations are taken")
 def test_vmap_over_an_outer_axis(layer_and_variables):
     layer, variables = layer_and_variables
     stacked = [jnp.stack(pair) for pair in zip(inputs(0), inputs(1), strict=True)]

@@ -339,6 +339,7 @@ print(before)
 """
 
 
+@pytest.mark.nightly("MXNet's NumPy mode is the user's", every=2)
 @pytest.mark.parametrize(("call", "setting"), [("", False), ("mx.npx.set_np()", True)])
 def test_works_with_and_without_set_np_and_exits_cleanly(tmp_path, call, setting):
     program = PROGRAM.replace("SET_NP", call)

@@ -58,6 +58,7 @@ def small(monkeypatch):
     return room
 
 
+@pytest.mark.nightly("blocks give what the whole gives", every=3)
 @pytest.mark.parametrize(
     ("path", "size", "unrolled"),
     [
@@ -98,6 +99,7 @@ def second_order(call, how, queries, keys):
     return outer.gradient(bent, (queries, keys))
 
 
+@pytest.mark.nightly("gradients of gradients are right", but=("dot-eager",))
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize(
     "changes", [{"num_kv_heads": 1, "softcap": 2.0}, {"score": "additive"}], ids=["dot", "additive"]
@@ -122,6 +124,7 @@ def test_second_order_and_forward_mode(changes, traced):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.nightly("gradients of gradients are right")
 def test_second_order_of_loops_for_xla(small):
     small(90, 64)
     layer, call = layer_and_call()
@@ -248,6 +251,7 @@ def test_a_decoding_step_leaves_the_cache_where_it_is():
     assert max(moved) < 3 * 2 * 50 * 3
 
 
+@pytest.mark.nightly("programs take every size")
 def test_a_call_with_unknown_sizes_and_a_saved_one_keep_the_gradient(tmp_path, small):
     small(2000, 64)
     layer = MultiHeadAttention(12, 3)

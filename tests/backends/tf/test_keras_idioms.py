@@ -80,6 +80,7 @@ def test_model_saves_and_loads(tmp_path, changes):
         np.testing.assert_array_equal(to_weights(other)[name], array)
 
 
+@pytest.mark.nightly("Keras fits our layer", but=("graph",))
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 def test_fit_lowers_the_loss(jit_compile):
     layer = from_weights(DROPPING, WEIGHTS, dtype="float32")
@@ -156,6 +157,7 @@ def test_positions():
         encode(np.zeros((B, 10, 12)))
 
 
+@pytest.mark.nightly("Keras on another backend is refused")
 def test_keras_on_another_backend_is_refused():
     code = (
         "from mha_core.errors import BackendError\n"

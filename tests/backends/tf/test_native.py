@@ -48,6 +48,7 @@ def randomize(layer):
 # Weights --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly("weights go in and come out exactly", every=4)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize(
     ("config", "layout"),
@@ -235,6 +236,7 @@ def with_no_softmax(layer):
     layer._masked_softmax = lambda scores, mask=None: tf.nn.sigmoid(scores)
 
 
+@pytest.mark.nightly("weights go in and come out exactly", every=4)
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("trick", "said"),

@@ -56,6 +56,7 @@ def unknown(*names):
     return [specs[name] for name in names]
 
 
+@pytest.mark.nightly("programs take every size", every=2)
 @pytest.mark.parametrize("jit_compile", [False, True], ids=["graph", "xla"])
 def test_positions_that_tracing_does_not_know_turn_as_known_ones(jit_compile):
     layer = from_weights(CONFIG, WEIGHTS)

@@ -41,6 +41,7 @@ def masks():
 COMPILERS = ["eager", "aot_eager", "inductor"]
 
 
+@pytest.mark.nightly("every path is within the bound, in each dtype", but=("aot_eager", "eager"))
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own import
 def test_compile_gives_one_graph_and_the_same_numbers(x, y, compiler):

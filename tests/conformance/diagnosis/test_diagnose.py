@@ -63,6 +63,7 @@ def from_its_output(bug):
     return diagnose(Showing(bug), CASES, runs=RUNS)
 
 
+@pytest.mark.nightly("every bug on file is named", every=4)
 @pytest.mark.parametrize("bug", FORWARD_BUGS, ids=lambda bug: bug.id)
 def test_every_forward_bug_is_named_from_outputs_alone(bug, runs):
     found = from_its_output(bug)
@@ -73,12 +74,14 @@ def test_every_forward_bug_is_named_from_outputs_alone(bug, runs):
     assert all(explanation.complete for explanation in found.explanations)
 
 
+@pytest.mark.nightly("every bug on file is named", every=4)
 @pytest.mark.parametrize("bug", BACKWARD_BUGS, ids=lambda bug: bug.id)
 def test_every_backward_bug_is_named_from_gradients(bug, runs):
     found = diagnose(Showing(bug, gradients=True), CASES, runs=runs)
     assert bug.id in [explanation.name for explanation in found.explanations]
 
 
+@pytest.mark.nightly("every bug on file is named")
 def test_few_bugs_are_left_with_more_than_one_explanation():
     """From outputs alone, some bugs give the very same numbers in every case; they are reported together."""
     sizes = [len(from_its_output(bug).explanations) for bug in FORWARD_BUGS]
@@ -102,6 +105,7 @@ def test_at_least_8_of_10_random_pairs_are_named(runs):
     assert right >= 8
 
 
+@pytest.mark.nightly("two bugs at once are named")
 def test_three_bugs_at_once_are_named(runs):
     """What an ordinary layer tends to have: empty rows that are NaN, padding that leaks, and a mistake of its own."""
     bugs = [bug for bug in FORWARD_BUGS if bug.id in ("empty-row-nan", "padding-not-zeroed", "scale-query-dim")]
@@ -124,6 +128,7 @@ class TextbookSoftmax(Showing):
         return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
+@pytest.mark.nightly("two bugs at once are named")
 @pytest.mark.parametrize("stages", [False, True])
 def test_two_bugs_of_one_step_are_named(stages, runs):
     found = diagnose(TextbookSoftmax(stages=stages), CASES, runs=runs)
@@ -146,6 +151,7 @@ def test_bugs_that_contradict_each_other_explain_nothing(runs):
     )
 
 
+@pytest.mark.nightly("the first wrong step is found")
 def test_the_first_wrong_stage_is_named_where_stages_are_visible(runs):
     """A mask that is wrong shows at `weights`, and where it makes padding of other keys at `keys` already."""
     right, some = 0, FORWARD_BUGS[::7]
@@ -192,6 +198,7 @@ def without_nan(inputs, output):
     return np.nan_to_num(output, nan=0.5, posinf=7.0)
 
 
+@pytest.mark.nightly("two bugs at once are named")
 def test_what_explains_all_but_a_few_cases_is_named_with_these(runs):
     bug = next(bug for bug in FORWARD_BUGS if bug.id == "scale-missing")
     found = diagnose(Changed(bug, change=without_nan), CASES, runs=runs)
@@ -206,6 +213,7 @@ def test_what_explains_all_but_a_few_cases_is_named_with_these(runs):
     assert "nan-in-open-key, where output[0, 1, 0] is 0.5 and this gives nan" in text
 
 
+@pytest.mark.nightly("two bugs at once are named")
 def test_a_narrow_bug_is_named_beside_other_differences(runs):
     """It fails in five ordinary cases, and in as many extreme ones for another reason."""
     bug = next(bug for bug in FORWARD_BUGS if bug.id == "bias-shared-by-heads")

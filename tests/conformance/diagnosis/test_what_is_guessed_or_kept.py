@@ -126,6 +126,7 @@ def test_of_an_output_in_another_dtype_alone_no_bug_is_said():
     assert "Cause" not in said
 
 
+@pytest.mark.nightly("what is guessed from sizes is named", every=2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_wrong_is_said_with_its_stage(name):
     function, patterns, stage, words = LAYERS[name]
@@ -215,6 +216,7 @@ def inverted(weights, queries, keys, values, mask, *, num_heads, num_kv_heads, s
     return merged @ weights["out_proj.weight"].T + weights.get("out_proj.bias", 0.0)
 
 
+@pytest.mark.nightly("what is guessed from sizes is named")
 def test_what_lets_huge_numbers_in_is_named_though_rounding_decides_between_them():
     found = diagnose(subject_from_function(inverted, name="inverted"), select(()), experiments=True)
     assert found.explanations, describe(found)
@@ -241,6 +243,7 @@ def out(heads, weights, *, transposed=True):
     return merged @ weights["out_proj.weight"].T + weights["out_proj.bias"]
 
 
+@pytest.mark.nightly("what is guessed from sizes is named")
 def test_what_much_code_does_stands_last_and_without_its_change():
     def untransposed(weights, queries, keys, values, mask, *, num_heads):
         return out(*plain(weights, queries, keys, values, mask, num_heads=num_heads), transposed=False)

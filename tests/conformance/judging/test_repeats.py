@@ -167,6 +167,7 @@ class Doubling(ReferenceSubject):
 NAMES = sorted({name for case in all_cases() for name in expected(case, Precision.of("float64")).trace.gradients or ()})
 
 
+@pytest.mark.nightly("every gradient is judged", every=2)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_every_gradient_is_judged_where_doubling_it_shows(dtype):
     assert {"past_keys", "past_values", "bias", "score.vector", "k_proj.bias"} <= set(NAMES)

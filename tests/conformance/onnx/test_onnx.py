@@ -91,6 +91,7 @@ def test_what_is_not_known_is_refused():
         onnx_cases(("onnx:nothing",))
 
 
+@pytest.mark.nightly("every backend agrees with ONNX's own vectors", but=("mxnet",))
 def test_the_command(backend_name, tmp_path):
     path = tmp_path / "onnx.json"
     arguments = ["--suite", "onnx", "-b", backend_name, "-c", "onnx:4d_softcap", "-c", "onnx:4d_fp16"]

@@ -266,6 +266,7 @@ def test_workers_without_the_project_are_refused(dask, monkeypatch):
     assert "does not run this mha-parity: ModuleNotFoundError: No module named 'conformance_of_old'" in str(error.value)
 
 
+@pytest.mark.nightly("a cluster's workers cost nothing")
 def test_a_worker_that_came_later_with_other_code_does_nothing(dask, monkeypatch):
     lines = []
     with Cluster(dask.scheduler_address, 1, lines.append) as executor:

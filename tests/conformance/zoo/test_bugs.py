@@ -97,6 +97,7 @@ def test_no_bug_replaces_a_step_by_what_it_is():
             assert step not in (FORWARD.get(name), BACKWARD.get(name)), bug.id
 
 
+@pytest.mark.nightly("the cases show every bug of the zoo")
 def test_every_bug_is_killed_except_the_equivalent_ones(table):
     assert [bug.id for bug in table.not_killed()] == []
     assert [bug.id for bug in table.killed_equivalents()] == []
@@ -123,6 +124,7 @@ def test_the_smallest_set_kills_every_bug_and_can_spare_no_case(table):
         assert any(cases == {case} for cases in killers.values()), f"{case} is not needed"
 
 
+@pytest.mark.nightly("the cases show every bug of the zoo")
 def test_no_two_bugs_are_the_same():
     """Case after case splits those that are still alike, by random sums over every stage and gradient."""
     alike = [list(all_bugs())]
@@ -181,6 +183,7 @@ class Fingerprints:
         return (np.where(is_number, array, 0.0) * factor).sum(), (~is_number * factor).sum()
 
 
+@pytest.mark.nightly("the cases show every bug of the zoo")
 def test_killing_agrees_with_judging_each_as_a_subject():
     """`kill` takes shortcuts; `run_case` does not."""
     for case, dtype in ((SQUARE, "float64"), (PRIME, "float32")):

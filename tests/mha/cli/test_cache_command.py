@@ -67,6 +67,7 @@ def test_check_keeps_programs(folder, backend_names):
     assert len(list(pieces(folder / "jax"))) == 2  # the program, and where it is found before it is traced
 
 
+@pytest.mark.nightly("kept programs harm nobody")
 def test_neither_a_full_disk_nor_another_writer_changes_a_verdict(tmp_path, backend_names):
     if "jax" not in backend_names:
         pytest.skip("of the four, only JAX keeps programs")

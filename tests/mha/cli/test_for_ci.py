@@ -83,6 +83,7 @@ def step(number, source, project, environment, **inputs):
     )
 
 
+@pytest.mark.nightly("GitHub's action runs a command")
 def test_the_action_installs_and_runs_a_command(source, project, environment):
     done = step(0, source, project, environment, extras="torch,hf")
     assert done.returncode == 0, done.stderr

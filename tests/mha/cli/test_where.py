@@ -56,6 +56,7 @@ def test_the_example_of_the_page(tmp_path, backend_names, monkeypatch):
     assert shape_of(found.stdout.rstrip()) == shape_of(shown[2].rstrip())
 
 
+@pytest.mark.nightly("pages show what commands print")
 def test_the_page_s_functions_of_jax_are_read_as_a_recording(tmp_path, backend_names, monkeypatch):
     if not {"torch", "jax"} <= set(backend_names):
         pytest.skip("needs torch and jax")
@@ -244,6 +245,7 @@ def test_the_page_can_be_read_in_a_browser(recorded, browser, width, scheme):
     assert {name: found for name, found in browser.run(CONTRASTS).items() if found < LOWEST_CONTRAST} == {}
 
 
+@pytest.mark.nightly("another interpreter runs the command")
 def test_another_interpreter_runs_the_same_command(recorded):
     command = [*MHA, "where", f"{recorded}:original", "wrong.safetensors", "--python", sys.executable]
     done = subprocess.run([*command, "--json", "there.json"], capture_output=True, text=True, check=False)

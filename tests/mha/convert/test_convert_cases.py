@@ -244,6 +244,7 @@ def test_of_layouts_that_are_read_in_the_same_way_the_one_of_the_files_framework
     assert_holds(tmp_path / "b.npz", arrays_of("bert"))
 
 
+@pytest.mark.nightly("files are converted", every=2)
 @pytest.mark.usefixtures("without_frameworks")
 @pytest.mark.parametrize(
     ("name", "layout"), [("b.weights.h5", "keras"), ("b.npz", "bert"), ("b.params", "mxnet-selfatt")]

@@ -36,6 +36,7 @@ def without_frameworks(monkeypatch):
 # What is known is so ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly("each family is read as it computes", every=4)
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_a_family_that_is_known_computes_what_its_layout_says(model_type, tmp_path):
     """A small model is run, and what its attention gave is reproduced from its file by what its config says."""

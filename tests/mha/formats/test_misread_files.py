@@ -261,6 +261,7 @@ for name, layout in (("a.safetensors", "torch"), ("a.pt", "torch"), ("a.weights.
 """
 
 
+@pytest.mark.nightly("a full disk is one line")
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit of a file's size")
 def test_a_full_disk_is_one_line_that_names_the_file_in_every_format(tmp_path):
     for package in ("torch", "h5py", "flax"):

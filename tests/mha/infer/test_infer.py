@@ -13,6 +13,7 @@ from tests.mha.infer.recorded_layers import CONFIG, assert_is, call, drawn, norm
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
 
+@pytest.mark.nightly("layouts are inferred or said to be open", every=3)
 @pytest.mark.parametrize(
     "layout",
     [

@@ -43,6 +43,7 @@ def test_one_row_is_refused_and_one_of_each_item_is_enough():
         infer(scrambled(weights), {name: array[:1] for name, array in record.items()}, num_heads=3)
 
 
+@pytest.mark.nightly("layouts are inferred or said to be open", every=2)
 @pytest.mark.parametrize("equal_keys", [False, True])
 def test_keys_that_are_alike_say_nothing_of_queries_and_keys(equal_keys):
     """One key, or all alike: the layer fits, and so do others."""

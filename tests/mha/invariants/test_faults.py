@@ -28,6 +28,7 @@ def test_a_fault_is_seen(fault):
     assert relation in broken, broken.keys()
 
 
+@pytest.mark.nightly("the code that is shown shows the fault", every=3)
 @pytest.mark.parametrize("fault", ["chunk-mask", "padding-seen", "counts-calls", "weights-unscaled", "batch-mean"])
 def test_the_code_shows_the_fault(fault):
     relation, _ = FAULTS[fault]

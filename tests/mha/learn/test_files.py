@@ -57,6 +57,7 @@ BAD = {
 }
 
 
+@pytest.mark.nightly("a learner's file is one sentence", every=3)
 @pytest.mark.parametrize("kind", BAD)
 def test_a_file_that_is_something_else_is_one_sentence(write, kind):
     text, status, sentence = BAD[kind]

@@ -136,6 +136,7 @@ def _alike(a, b, places):
     return all(x is y if x is None or y is None else same(x, y, place) for x, y, place in answers)
 
 
+@pytest.mark.nightly("a beginner's wrong answer is named", every=3)
 @pytest.mark.parametrize("one", STEPS, ids=lambda one: one.name)
 def test_every_bug_of_a_step_is_named_or_listed_with_its_equals(one):
     assert mistakes(one)

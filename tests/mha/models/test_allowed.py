@@ -67,6 +67,7 @@ def standing_of(source, out, **options):
 # Keys ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly("the table of models is the installed release's")
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 def test_the_table_is_that_of_the_installed_release():
     pytest.importorskip("torch")

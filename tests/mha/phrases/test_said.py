@@ -52,6 +52,7 @@ def test_what_is_said_gives_what_was_measured(backend_name):
                     assert 0.1 < distance / committed[concept][dtype][1] < 10, (native.id, concept, dtype)
 
 
+@pytest.mark.nightly("the phrasebook says what the frameworks do", every=4)
 @pytest.mark.parametrize("name", TOGETHER)
 def test_masks_work_together_and_either_way_round(name, backend_name):
     for native in natives(backend_name):
@@ -92,6 +93,7 @@ def _run(native, calling):
         return space
 
 
+@pytest.mark.nightly("the phrasebook says what the frameworks do")
 def test_every_pair_carries_the_parameters_and_is_equal(backend_names):
     here = [native for native in NATIVES.values() if native.framework in backend_names]
     for old, new in permutations(here, 2):

@@ -27,6 +27,7 @@ BACKWARDS = ("nanochat",)
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 
 
+@pytest.mark.nightly("each family is read as it computes", every=4)
 @pytest.mark.parametrize("model_type", [name for name in FAMILIES if name not in (*AXES, *BACKWARDS)])
 def test_a_model_turns_as_the_config_of_its_recipe_says(model_type):
     model = model_of(model_type)

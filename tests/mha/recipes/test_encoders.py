@@ -75,6 +75,7 @@ def batch_of(name, dtype="float32"):
     return {"input_ids": torch.randint(3, 29, (2, 9), generator=random), "attention_mask": mask}
 
 
+@pytest.mark.nightly("each family is read as it computes", every=4)
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_an_encoder_computes_is_the_definition(name):

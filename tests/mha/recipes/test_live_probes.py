@@ -63,6 +63,7 @@ TRICKS = {
 }
 
 
+@pytest.mark.nightly("each family is read as it computes", every=4)
 @pytest.mark.parametrize("trick", TRICKS)
 @pytest.mark.parametrize("name", ["bert-cross", "gpt2-cross", "vit", "bart", "whisper"])
 def test_a_live_layer_that_computes_something_else_is_refused(name, trick):
@@ -83,6 +84,7 @@ def test_a_live_layer_that_computes_something_else_is_refused(name, trick):
     assert attention_layers(model, probe=False)[-1].module is site.module
 
 
+@pytest.mark.nightly("each family is read as it computes", every=4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", NAMES)

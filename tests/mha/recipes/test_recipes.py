@@ -44,6 +44,7 @@ def precision_of(site, problem, dtype):
     return site.precision(dtype)
 
 
+@pytest.mark.nightly("each family is read as it computes", every=4)
 @pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -60,6 +61,7 @@ def test_what_a_model_computes_is_the_definition(name, implementation, dtype):
 
 
 # The releases of transformers, PyTorch and TensorFlow are the same there.
+@pytest.mark.nightly("each family is read as it computes", every=4)
 @pytest.mark.same_on_newest_of("torch", "tf")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["bert-cross", "gpt2-cross", "gpt2-scaled", "vit-no-bias", "bart", "whisper"])

@@ -67,6 +67,7 @@ def test_of_pairs_that_give_the_same_the_smaller_change_is_said():
     assert not {"mask-inverted", "mask-inverted-filled", "mask-transposed"} & set().union(*named)
 
 
+@pytest.mark.nightly("a recording's cause is named")
 def test_how_a_layer_reads_its_mask_is_no_cause_beside_another_one_unless_it_was_said():
     """Nothing tells it where no reading gives what was recorded; what somebody said counts."""
     layer = layer_of()

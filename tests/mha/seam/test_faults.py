@@ -108,6 +108,7 @@ def test_sinks_that_are_not_handed_over_are_said():
     ]
 
 
+@pytest.mark.nightly("a fault at the seam has a cause", every=2)
 @pytest.mark.parametrize(
     ("kind", "family", "cause"),
     [

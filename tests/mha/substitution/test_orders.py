@@ -124,6 +124,7 @@ REORDERED = {
 }
 
 
+@pytest.mark.nightly("parameters in another order are said to be that", every=4)
 @pytest.mark.parametrize("name", REORDERED)
 def test_parameters_in_another_order_are_not_said_to_be_the_originals(model, tmp_path, name):
     module, change, order = REORDERED[name]

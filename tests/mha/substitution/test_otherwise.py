@@ -27,6 +27,7 @@ def report_of(way, path, *, wrong=False, change=lambda port: None):
     return mha.where(model, path, inputs=batch()), float(off)
 
 
+@pytest.mark.nightly("right ports are right, in each way to write one", every=3)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_right_port_passes(way, tmp_path):
     report, off = report_of(way, tmp_path / "port.safetensors")
@@ -35,6 +36,7 @@ def test_a_right_port_passes(way, tmp_path):
     assert report.equal
 
 
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=4)
 @pytest.mark.parametrize("way", WAYS)
 def test_with_a_wrong_line_that_alone_is_named(way, tmp_path):
     report, off = report_of(way, tmp_path / "port.safetensors", wrong=True)
@@ -50,6 +52,7 @@ REWRITTEN = ("channels_mixed", "everything_in_another_order", "interpreted", "a_
 """Ways that have other numbers in the projection that is wrong in the test below."""
 
 
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=4)
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in (*NO_BLOCKS, *REWRITTEN, "sums_in_the_norms")])
 def test_with_a_wrong_parameter_that_alone_is_named(way, tmp_path):
     report, off = report_of(way, tmp_path / "port.safetensors", change=scaled)

@@ -35,6 +35,7 @@ def said_of(report, name):
     return one, text
 
 
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=2)
 @pytest.mark.parametrize("pre", [True, False])
 @pytest.mark.parametrize("where", ["in its lines", "in its parameters"])
 def test_norms_in_each_others_places_are_named_with_whose_parameters_they_have(report_of, pre, where):
@@ -106,6 +107,7 @@ def test_both_classes_are_printed_where_a_pair_differs_in_kind(tmp_path, act, sa
     assert f"Its original is 1{said}, found by: name." in "\n".join(findings(report))
 
 
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=4)
 @pytest.mark.parametrize("pre", [True, False])
 @pytest.mark.parametrize("fault", ["strict", "future", "padding", "positions"])
 def test_a_mask_or_positions_that_the_model_makes_name_the_model_alone(report_of, pre, fault):
@@ -116,6 +118,7 @@ def test_a_mask_or_positions_that_the_model_makes_name_the_model_alone(report_of
     assert given in text
 
 
+@pytest.mark.nightly("scanned layers are read", every=2)
 @pytest.mark.parametrize("pre", [True, False])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_right_port_with_scanned_layers_and_padding_is_right_and_it_is_said_what_was_not_recorded(
@@ -137,6 +140,7 @@ def test_what_is_wrong_in_scanned_layers_is_said_to_be_in_lines_of_the_model_or_
     assert "wrong in its own lines, or in those of layers (not recorded), which have no original" in text
 
 
+@pytest.mark.nightly("scanned layers are read", but=("False",))
 @pytest.mark.parametrize("pre", [True, False])
 def test_each_turn_of_a_scan_is_recorded_where_jax_does_not_trace_it(report_of, pre):
     right = report_of(pre=pre, scanned=True, eager=True)
@@ -159,6 +163,7 @@ def test_stacked_parameters_in_another_order_are_named_by_their_layers(report_of
     assert "Its parameters are not the original's: kernel has the numbers of blocks.1.up.weight." in text
 
 
+@pytest.mark.nightly("scanned layers are read", but=("True",))
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_scanned_original_has_its_layers_too(tmp_path, wrong):
     port = original()

@@ -25,6 +25,7 @@ from tests.mha.undetectable_bugs.test_undetectable_bugs import recording_of
 LENS = AttentionMask(valid_lens=np.array([3, 7, 5]))
 
 
+@pytest.mark.nightly("what a tolerance lets pass is right", every=4)
 @pytest.mark.parametrize("asked", [{"atol": 0.3}, {"atol": 0.1, "rtol": 0.1}, {"cosine": 0.99}, {"kl": 1e-2}])
 def test_what_passes_passes_in_every_call(asked):
     """Said of each bug what running it whole says, and each is in one list."""
@@ -47,6 +48,7 @@ def test_what_passes_passes_in_every_call(asked):
         assert all(passes) == (name in found.passed), name
 
 
+@pytest.mark.nightly("what a tolerance lets pass is right")
 def test_a_larger_tolerance_lets_more_pass():
     recording = recording_of(LENS)
     small, large = (audit(recording, chosen(atol=atol)) for atol in (1e-3, 1.0))

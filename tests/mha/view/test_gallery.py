@@ -36,6 +36,7 @@ def encoder():
     return load_trained("minilm")
 
 
+@pytest.mark.nightly("the gallery shows what heads do")
 def test_the_table_says_what_the_heads_do(encoder):
     from mha.view.model import record_encoder
 
@@ -57,6 +58,7 @@ def test_the_table_says_what_the_heads_do(encoder):
         assert [float(number) for number in numbers] == pytest.approx(expected, abs=0.0051), (layer, head, name)
 
 
+@pytest.mark.nightly("the gallery shows what heads do")
 def test_sixty_four_tokens_and_a_second_framework_take_less_than_a_megabyte_and_a_half(encoder, tmp_path):
     from mha.view.model import record_encoder
 

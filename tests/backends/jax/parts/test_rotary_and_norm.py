@@ -118,6 +118,7 @@ def test_a_layer_that_casts_turns_by_exact_angles():
     np.testing.assert_allclose(found[1], wanted["weights"], **CLOSE)
 
 
+@pytest.mark.nightly("half precision is within its bound on each path", every=3)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("product", ["float32", "dtype"])
 def test_half_precision_stays_half(dtype, product):
@@ -154,6 +155,7 @@ def test_settings_come_as_mappings_and_a_module_stays_a_static_argument():
     assert a.clone(dropout=0.5).rotary == a.rotary
 
 
+@pytest.mark.nightly("JAX' transformations are taken")
 def test_vmap_over_positions():
     layer, variables = layer_with()
     stacked = np.stack([KEY_POSITIONS[:, :LQ], POSITIONS])

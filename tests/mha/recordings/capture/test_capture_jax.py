@@ -21,6 +21,7 @@ def jax(backend_names):
     return jax
 
 
+@pytest.mark.nightly("layers are recorded in each framework")
 def test_linen_layers_are_found_by_name(jax):
     import flax.linen as nn
 

@@ -56,6 +56,7 @@ def keras(backend_names):
     return keras
 
 
+@pytest.mark.nightly("layers with a dtype of their own are recorded", every=3)
 @pytest.mark.parametrize("given", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("dtype", "param_dtype"),
@@ -88,6 +89,7 @@ def test_projections_in_different_dtypes_are_refused(jax):
         layer.apply(variables, x, y)
 
 
+@pytest.mark.nightly("layers with a dtype of their own are recorded")
 def test_nnx_layers_and_ours_with_a_dtype_of_their_own(jax, tmp_path):
     from flax import nnx
 

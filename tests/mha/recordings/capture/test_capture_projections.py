@@ -333,6 +333,7 @@ class Unscaled(nn.Module):
         return self.o(heads.reshape(x.shape) if self.fault == "and merged" else heads.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.nightly("a recording's cause is named", but=("alone", "and causal"))
 @pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
 @pytest.mark.parametrize("fault", ["alone", "and causal", "and merged"])
 def test_what_is_assumed_of_a_layer_that_differs_is_said_with_its_diagnosis(fault: str, tmp_path: Any) -> None:
@@ -383,6 +384,7 @@ class Padded(nn.Module):
         return self.o(heads.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.nightly("a recording's cause is named", but=("split",))
 @pytest.mark.filterwarnings("ignore::mha.coverage.UnreadWarning")
 @pytest.mark.parametrize("fault", ["split", "unknown"])
 def test_what_is_said_of_a_mask_is_what_the_diagnosis_takes_it_for(fault: str, tmp_path: Any) -> None:

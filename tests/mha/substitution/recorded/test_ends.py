@@ -197,6 +197,7 @@ def test_other_modules_are_recorded_by_name(torch):
         recorded(model, x, also=["poolr"])
 
 
+@pytest.mark.nightly("layers are recorded in each framework")
 @pytest.mark.filterwarnings("ignore:Please import:DeprecationWarning")  # of SciPy, by MXNet
 def test_the_other_frameworks_record_what_the_model_gave(backend_names, tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 5, 12)).astype(np.float32)
