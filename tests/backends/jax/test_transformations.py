@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from backends.jax import DotProductAttention, MultiHeadAttention
 from backends.jax.backend import JaxBackend
