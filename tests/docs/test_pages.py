@@ -29,12 +29,15 @@ def test_every_deviation_is_a_card(site):
     assert set(traps.WORST) <= {entry.id for entry in load().entries}
 
 
-def test_every_bug_of_the_zoo_stands_at_its_stage_or_on_the_page_of_its_part(site):
-    stages = (site / "stages.html").read_text()
+def test_every_bug_of_the_zoo_stands_at_its_stage_or_with_its_part(site):
+    stages, definition = ((site / f"{name}.html").read_text() for name in ("stages", "definition"))
+    found = definition.partition('<section id="rotary-positions">')[2]
+    rotary, _, norm = found.partition('<section id="query-key-norm">')
+    parts = {"rotary": rotary, "query_key_norm": norm}
     for bug in all_bugs():
         place = bugs.place_of(bug)
         if place in beginnings_of_parts():
-            text = (site / "parts" / f"{place}.html").read_text()
+            text = parts[place]
         else:
             text = stages.partition(f'<section id="{place}">')[2].partition("</section>")[0]
         assert f">{bug.id}<" in text, bug.id
