@@ -89,7 +89,7 @@ def test_a_lesson_has_its_figure_and_leads_on(browser, site, page):
     found = figures(browser, site, page)
     assert len(found) == 1
     assert all(label and height > 100 for label, height in found)
-    following = [*(lesson.page for lesson in COURSE), "importance"]
+    following = [*(lesson.page for lesson in COURSE), "view"]
     if page != "own-heads":
         onward = f"a[href='{following[following.index(page) + 1]}.html']"
         last = "#exercises" if next(one for one in COURSE if one.page == page).exercises else "#in-short"
