@@ -38,7 +38,7 @@ GONE = {
     "heads": "`python lessons/own/trained.py` in a clone (docs/view.md)",
     "infer": "`mha convert FILE --infer --recorded CALL`",
     "matrix": "`nox` in a clone",
-    "phrase --from": "the tables of docs/phrasebook-layers.md, or mha phrase FROM TO",
+    "phrase --from": "the tables of docs/phrasebook.md, or mha phrase FROM TO",
     "recipes": "`mha convert --families`",
     "trials": "`python -m tests.conformance.heldout.measure open` in a clone",
     "view --importance": "`python lessons/own/trained.py` in a clone (docs/view.md)",
