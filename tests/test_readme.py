@@ -26,7 +26,7 @@ EXAMPLES = {
     f"{name}:{number}": text
     for name, page in {
         "README.md": README,
-        **{name: DOCS[name] for name in ("layers.md", "porting.md", "view.md")},
+        **{name: DOCS[name] for name in ("layers.md", "port.md", "view.md")},
     }.items()
     for number, text in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
 }

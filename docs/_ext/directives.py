@@ -10,7 +10,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from _ext import families, symbols
 from _ext.lessons import course
-from _ext.pages import bugs, commands, parallel, public, traps
+from _ext.pages import bugs, commands, exercises, parallel, public, traps
 from _ext.phrasebook import layers
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ DIRECTIVES: dict[str, Callable[..., str]] = {
     "bugs": bugs.markdown,
     "commands": commands.markdown,
     "course": course.markdown,
+    "exercises": exercises.markdown,
     "families": families.markdown,
     "layer-phrases": layers.markdown,
     "layers": public.layers,

@@ -35,13 +35,13 @@ GONE = {
     "deviations --probe": "`pytest -m nightly tests/conformance/deviations` in a clone",
     "determinism": "`mha check --twice`",
     "diagnose --probe": "`mha diagnose --details`",
-    "heads": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
+    "heads": "`python lessons/own/trained.py` in a clone (docs/view.md)",
     "infer": "`mha convert FILE --infer --recorded CALL`",
     "matrix": "`nox` in a clone",
-    "phrase --from": "the tables of docs/phrasebook-layers.md, or mha phrase FROM TO",
+    "phrase --from": "the tables of docs/phrasebook.md, or mha phrase FROM TO",
     "recipes": "`mha convert --families`",
     "trials": "`python -m tests.conformance.heldout.measure open` in a clone",
-    "view --importance": "`python lessons/own/trained.py` in a clone (docs/importance.md)",
+    "view --importance": "`python lessons/own/trained.py` in a clone (docs/view.md)",
 }
 """Word, or command and option -> what is used now."""
 

@@ -1,6 +1,6 @@
 """Lists, numbers and arrays of NumPy as arguments of a call, converted in one place for the reference and all backends.
 
-The rules stand in docs/calls.md: floats come as arrays, of the layer's framework or of NumPy; integers
+The rules stand in docs/layers.md: floats come as arrays, of the layer's framework or of NumPy; integers
 and booleans also as lists and numbers, and so does the additive bias, which then takes the dtype of
 the queries. This module converts objects of NumPy and Python; a framework's array is returned unchanged.
 `ArraySpec` has the properties of an array that the checks of a call need, and `CallSizes` what they return.

@@ -1,4 +1,4 @@
-"""What a call takes (docs/calls.md): the same from all backends and the reference, refused in the same words."""
+"""What a call takes (docs/layers.md): the same from all backends and the reference, refused in the same words."""
 
 from __future__ import annotations
 

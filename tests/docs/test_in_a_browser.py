@@ -34,7 +34,7 @@ def test_tabs_follow_over_pages(browser, site):
     assert set(browser.run(shown)) == {"PyTorch"}
     browser.run("document.querySelector('label[data-sync-id=jax]').click()")
     browser.wait(f"{shown.replace('return ', 'return (')}).every(name => name === 'JAX')")
-    browser.driver.get((site / "api-layers.html").as_uri())
+    browser.driver.get((site / "layers.html").as_uri())
     browser.wait(f"{shown.replace('return ', 'return (')}).every(name => name === 'JAX')")
     browser.run("localStorage.clear(); sessionStorage.clear()")
 
@@ -89,7 +89,7 @@ def test_a_lesson_has_its_figure_and_leads_on(browser, site, page):
     found = figures(browser, site, page)
     assert len(found) == 1
     assert all(label and height > 100 for label, height in found)
-    following = [*(lesson.page for lesson in COURSE), "importance"]
+    following = [*(lesson.page for lesson in COURSE), "view"]
     if page != "own-heads":
         onward = f"a[href='{following[following.index(page) + 1]}.html']"
         last = "#exercises" if next(one for one in COURSE if one.page == page).exercises else "#in-short"
@@ -117,7 +117,7 @@ def test_without_scripts_the_text_stands_there(browser, site, width):
 CUT = """
 const cut = [], walk = document.createTreeWalker(document.querySelector("article"), NodeFilter.SHOW_TEXT);
 for (let node; (node = walk.nextNode()); ) {
-  const holder = node.parentElement.closest(".phrase pre, .phrase h3, .carry[open] pre");
+  const holder = node.parentElement.closest(".phrase pre, .phrase h4, .carry[open] pre");
   if (!holder?.checkVisibility()) continue;
   for (const found of node.data.matchAll(/\\w+/g)) {
     const range = document.createRange();
@@ -133,7 +133,7 @@ return cut;
 
 @pytest.mark.parametrize("scripts", [True, False])
 def test_no_name_is_cut_in_the_phrase_book_of_layers(scripts, browser, site):
-    browser.open(site / "phrasebook-layers.html", 390, scripts=scripts)
+    browser.open(site / "phrasebook.html", 390, scripts=scripts)
     browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
     browser.run("document.querySelectorAll('.carry:not([hidden])').forEach(move => { move.open = true; })")
     assert browser.run(CUT) == []
@@ -144,7 +144,7 @@ def test_no_name_is_cut_in_the_phrase_book_of_layers(scripts, browser, site):
 
 
 def test_the_phrase_book_of_layers_is_one_long_page_without_scripts(browser, site):
-    browser.open(site / "phrasebook-layers.html", 1440, scripts=False)
+    browser.open(site / "phrasebook.html", 1440, scripts=False)
     source = browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": "document.body.innerText"})
     text = source["result"].get("value", "")
     for part in ("key_padding_mask=~valid", "interleaved_matmul_encdec_qk(qh", "num_kv_heads=G", "nnx.Rngs(0)"):

@@ -14,6 +14,7 @@ from _ext.pages import bugs, traps
 from conformance.deviations.known import load
 from conformance.zoo.registry import all_bugs, beginnings_of_parts
 from mha.cli.main import main
+from mha.learn.exercises import all_exercises
 from mha.phrases.said import CONCEPTS
 from mha.phrases.table import NATIVES, warnings_of
 from mha.phrases.text import lines_of, words_of
@@ -29,19 +30,29 @@ def test_every_deviation_is_a_card(site):
     assert set(traps.WORST) <= {entry.id for entry in load().entries}
 
 
-def test_every_bug_of_the_zoo_stands_at_its_stage_or_on_the_page_of_its_part(site):
-    stages = (site / "stages.html").read_text()
+def test_every_bug_of_the_zoo_stands_at_its_stage_or_with_its_part(site):
+    stages, definition = ((site / f"{name}.html").read_text() for name in ("stages", "definition"))
+    found = definition.partition('<section id="rotary-positions">')[2]
+    rotary, _, norm = found.partition('<section id="query-key-norm">')
+    parts = {"rotary": rotary, "query_key_norm": norm}
     for bug in all_bugs():
         place = bugs.place_of(bug)
         if place in beginnings_of_parts():
-            text = (site / "parts" / f"{place}.html").read_text()
+            text = parts[place]
         else:
             text = stages.partition(f'<section id="{place}">')[2].partition("</section>")[0]
         assert f">{bug.id}<" in text, bug.id
 
 
+def test_every_exercise_stands_on_the_page_of_exercises(site):
+    page = (site / "learn.html").read_text()
+    for one in all_exercises(("numpy",)):
+        name = re.sub("-in-numpy$", "-in-...", one.name)
+        assert re.search(rf"<td><p><code[^>]*><span[^>]*>{re.escape(name)}</span>", page), name
+
+
 def test_the_reference_has_every_public_name_and_command(site):
-    page, layers, commands = ((site / f"{name}.html").read_text() for name in ("api", "api-layers", "cli"))
+    page, layers, commands = ((site / f"{name}.html").read_text() for name in ("api", "layers", "api"))
     for package in ("mha_core", "mha", "conformance.subjects"):
         for name in import_module(package).__all__:
             assert f'id="{package}.{name}"' in page
@@ -61,12 +72,12 @@ def test_the_lesson_on_a_port_shows_the_example_of_the_readme(site):
 
 
 def test_the_phrase_book_of_layers_has_every_statement_and_every_pair(site):
-    page = (site / "phrasebook-layers.html").read_text()
+    page = (site / "phrasebook.html").read_text()
     assert len(page.encode()) < 300_000
     text = html.unescape(re.sub(r"<wbr>|</?span[^>]*>", "", page))
     for native in NATIVES.values():
         for concept, heading in CONCEPTS.items():
-            part = text.partition(f"<h2>{html.unescape(heading)}<")[2].partition("<h2>")[0]
+            part = text.partition(f"<h3>{html.unescape(heading)}<")[2].partition("<h3>")[0]
             mine = [cell for cell in re.findall(r"<article.*?</article>", part, re.DOTALL) if native.id in _ids(cell)]
             assert len(mine) == 1, (native.id, concept)
             for line in [*lines_of(native, concept), words_of(native, concept)]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import chdir
 from pathlib import Path
+from shutil import copy
 
 import jsonschema
 import pytest
@@ -125,10 +126,9 @@ def objects(value):
 
 @pytest.mark.nightly("pages show what commands print")
 def test_each_symptom_is_found_by_its_command(folder):
-    layers, recorded, others = programs(PAGE)
-    written = {"models": programs(SKILL)[0], "layers": layers, "recorded": recorded, "others": others}
-    for name, text in written.items():
-        (folder / f"{name}.py").write_text(text)
+    (folder / "models.py").write_text(programs(SKILL)[0])
+    for program in (ROOT / "examples" / "symptoms").glob("*.py"):
+        copy(program, folder)
     steps = shown(PAGE)
     assert len(re.findall(r"^## ", PAGE, re.MULTILINE)) >= 8
     assert len(steps) >= PAGE.count("\n## ")

@@ -27,7 +27,7 @@ def model():
 
 def test_the_page_shows_what_is_printed(capsys):
     """To 3 in the last digit: processors round differently."""
-    page = (ROOT / "docs" / "importance.md").read_text()
+    page = (ROOT / "docs" / "view.md").read_text()
     trained.main()
     printed = capsys.readouterr().out
     shown = page.partition("$ python lessons/own/trained.py\n")[2].partition("```")[0]

@@ -3,7 +3,7 @@
 ```{bugs} weights
 ```
 
-Bugs of parts stand on the pages of the parts alone.
+Bugs of parts stand beside the settings of the parts alone (docs/definition.md).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def cell(natives: list[Native], concept: str) -> str:
     """What one layer says of a concept, or several that say the same."""
     first = natives[0]
     names = ", ".join(broken(native.title) for native in natives)
-    parts = [f'<article class="phrase" data-of="{" ".join(native.id for native in natives)}"><h3>{names}</h3>']
+    parts = [f'<article class="phrase" data-of="{" ".join(native.id for native in natives)}"><h4>{names}</h4>']
     words = words_of(first, concept)
     if words:
         parts.append(f"<p>{escape(words)}</p>")
@@ -85,7 +85,7 @@ def markdown() -> str:
     parts: list[str] = []
     for concept, heading in CONCEPTS.items():
         cells = "".join(cell(natives, concept) for natives in grouped(concept))
-        parts += [f"## {heading}\n", raw(f'<div class="phrases">{cells}</div>')]
+        parts += [f"### {heading}\n", raw(f'<div class="phrases">{cells}</div>')]
         if concept == "parameters":
             parts += [
                 "From a layer `old` to a layer `new`, both as they are made above, with `import numpy as np`. Each "

@@ -19,7 +19,7 @@ from mha.substitution.allowance import number
 
 LOCAL = 16.0
 """Roundoffs by which the numbers between two attention layers may differ, relative to their root mean square: those
-of a matrix product, an activation and a normalisation, as `docs/where.md` measures them, several times over."""
+of a matrix product, an activation and a normalisation, as `docs/recordings.md` measures them, several times over."""
 
 GROWTH = 4.0
 """How many times larger a relative difference may come out of what lies between two attention layers."""

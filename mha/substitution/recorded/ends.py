@@ -1,7 +1,7 @@
 """What two models gave, and modules of them that are no attention layers, compared.
 
 No reference says what stands behind an attention layer. So two ends are held against each other alone, under the
-allowance of the inputs of a next layer (docs/where.md).
+allowance of the inputs of a next layer (docs/recordings.md).
 """
 
 from __future__ import annotations

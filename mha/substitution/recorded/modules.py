@@ -1,7 +1,7 @@
 """Two recordings of all modules of a model: the first modules that give other numbers, though they were given the same.
 
 No original runs here. So what a pair of modules was given, and what it gave, are held against each other under the
-allowance of the inputs of a next layer (docs/where.md).
+allowance of the inputs of a next layer (docs/recordings.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two recordings of attention layers, compared call by call in the order of the original's.
 
 Each call is first judged by itself: its outputs must be the answer to its own inputs, mask and weights. Then the two
-calls of a pair are compared. docs/where.md says what counts as a difference.
+calls of a pair are compared. docs/recordings.md says what counts as a difference.
 """
 
 from __future__ import annotations

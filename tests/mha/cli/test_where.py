@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copy
 
 import pytest
 import torch
@@ -24,7 +25,9 @@ from mha_core.errors import install_command
 from tests.browser.driver import CONTRASTS, LOWEST_CONTRAST
 
 MHA = [sys.executable, "-c", "from mha.cli.main import run; run()"]
-PAGE = (Path(__file__).parents[3] / "docs" / "where.md").read_text()
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "where.md").read_text()
+EXAMPLE = ROOT / "examples" / "where"
 
 
 def shape_of(text: str) -> str:
@@ -44,9 +47,7 @@ def test_the_example_of_the_page(tmp_path, backend_names, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "models", None)  # gone after the test,
     del sys.modules["models"]  # and not there before
-    Path("models.py").write_text(
-        next(text for text in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "class" in text)
-    )
+    copy(EXAMPLE / "models.py", "models.py")
     shown = re.search(r"```\n\$ python models.py; mha (where [^\n]*)\n(.*?)```", PAGE, re.S)
     assert shown is not None
     done = subprocess.run([sys.executable, "models.py"], capture_output=True, text=True, check=False)
@@ -63,9 +64,8 @@ def test_the_page_s_functions_of_jax_are_read_as_a_recording(tmp_path, backend_n
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "models", None)
     del sys.modules["models"]
-    programs = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    Path("models.py").write_text(next(text for text in programs if "class" in text))
-    Path("arrays.py").write_text(next(text for text in programs if "np.savez" in text))
+    for name in ("models.py", "arrays.py"):
+        copy(EXAMPLE / name, name)
     shown = re.search(r"```\n\$ python arrays.py; mha (where [^\n]*)\n(.*?)```", PAGE, re.S)
     assert shown is not None
     done = subprocess.run([sys.executable, "arrays.py"], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""docs/loading.md: its commands and its examples are run, section by section, as a reader would."""
+"""docs/convert.md, from "Load what it wrote" on: its commands and examples are run, section by section."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from mha_core.layouts import LAYOUTS
 from tests.mha.convert.weight_files import mha
 
-PAGE = (Path(__file__).parents[3] / "docs" / "loading.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "convert.md").read_text()
 SECTIONS = dict(part.split("\n", 1) for part in PAGE.split("\n## ")[1:])
-FIRST, *OTHERS = SECTIONS
+FIRST = "Load what it wrote"
+OTHERS = [name for name in list(SECTIONS)[list(SECTIONS).index(FIRST) + 1 :] if name != "From Python"]
 BLOCKS = re.compile(r"```(python)?\n(.*?)```", re.DOTALL)
 NEEDS = {"torch": "torch", "keras": "tf", "flax": "jax", "mxnet": "mxnet"}
 """What an example imports -> the backend that must be under test."""
@@ -22,7 +23,7 @@ NEEDS = {"torch": "torch", "keras": "tf", "flax": "jax", "mxnet": "mxnet"}
 def run(text, names):
     for language, block in BLOCKS.findall(text):
         if language:
-            exec(compile(block, "docs/loading.md", "exec"), names)
+            exec(compile(block, "docs/convert.md", "exec"), names)
         else:
             for line in block.splitlines():
                 program, command, *arguments = shlex.split(line.removeprefix("$ "))

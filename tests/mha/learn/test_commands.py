@@ -20,7 +20,6 @@ from mha.cli.learning.learn import FRAMEWORKS
 from mha.cli.main import main
 from mha.learn.exercises import TRACKS, all_exercises, chosen, exercise
 from mha.learn.handout.folder import code_of, text_of
-from mha.learn.handout.listing import page
 from mha.learn.running.dialects import DIALECTS
 from mha.learn.tracks.course import COURSE, row_of
 from mha.learn.tracks.translate import into
@@ -223,10 +222,6 @@ def test_with_numpy_alone_nothing_else_is_imported(folder):
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
-def test_the_page_of_exercises_is_the_table():
-    assert (ROOT / "docs" / "exercises.md").read_text() == page()
-
-
 def test_the_exercises_that_a_stage_names_are_there():
     lines = re.findall(r"^\[Exercises\]\(learn.md\): (.*)\.$", (ROOT / "docs" / "stages.md").read_text(), re.M)
     named = {name for line in lines for name in re.findall(r"`(.*?)`", line)}
@@ -234,10 +229,15 @@ def test_the_exercises_that_a_stage_names_are_there():
     assert named == wanted
 
 
-def blocks(page_name):
+def blocks(text):
     """(kind, text) of the blocks of a page that are run."""
-    text = (ROOT / "docs" / page_name).read_text()
     return re.findall(r"^```(python|console)\n(.*?)^```$", text, re.M | re.S)
+
+
+def learn_page():
+    """The page for a learner, and its section for a class."""
+    one, _, many = (ROOT / "docs" / "learn.md").read_text().partition("\n## A class\n")
+    return one, many
 
 
 def run_block(text):
@@ -249,9 +249,9 @@ def run_block(text):
 def test_the_transcript_of_the_page_is_what_happens(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert learn("start", ".").exit_code == 0
-    kinds = [kind for kind, _ in blocks("learn.md")]
+    kinds = [kind for kind, _ in blocks(learn_page()[0])]
     assert kinds == ["console", "python", "console", "python", *(["console"] * 2), *(["python", "console"] * 2)]
-    for kind, text in blocks("learn.md"):
+    for kind, text in blocks(learn_page()[0]):
         if kind == "python":
             one = exercise(re.match(r"def (\w+)", text)[1])
             (tmp_path / one.file).write_text(text_of(one).replace(code_of(one), text.strip()))
@@ -260,9 +260,9 @@ def test_the_transcript_of_the_page_is_what_happens(tmp_path, monkeypatch):
     end_idle()
 
 
-def test_the_page_for_teachers_is_what_happens(tmp_path, monkeypatch):
+def test_the_section_for_a_class_is_what_happens(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (kind, begin), (_, table) = blocks("teachers.md")
+    (kind, begin), (_, table) = blocks(learn_page()[1])
     assert kind == "console"
     run_block(begin)
     for name in ("ann", "bob", "dan"):
@@ -271,8 +271,7 @@ def test_the_page_for_teachers_is_what_happens(tmp_path, monkeypatch):
     Path("ann", "write", "weighted_sum.py").write_text("def weighted_sum(weights, values): return weights @ values\n")
     Path("bob", "write", "masked_softmax.py").write_text(WRONG)
     run_block(table)
-    text = (ROOT / "docs" / "teachers.md").read_text()
-    shown = dict(re.findall(r"`--only (\w+).*?` \| (\d+) minutes", text))
+    shown = dict(re.findall(r"`--only (\w+).*?` \| (\d+) minutes", learn_page()[1]))
     for track, minutes in shown.items():
         assert int(minutes) == sum(row_of(one).minutes for one in chosen(all_exercises(("numpy",)), (track,)))
     assert set(shown) == {COURSE, *TRACKS}

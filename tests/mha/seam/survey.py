@@ -294,7 +294,7 @@ HOWS = {
 
 
 def page_of(report: Mapping[str, Any]) -> str:
-    """The page of a survey, in Markdown."""
+    """The section of docs/seam.md on a survey, in Markdown."""
     classes: dict[str, dict[str, str]] = report["classes"]
     equal = {kind: row for kind, row in classes.items() if row.get("status") == "equal"}
     codes = {row["code"] for row in equal.values()}
@@ -312,10 +312,10 @@ def page_of(report: Mapping[str, Any]) -> str:
         f"their own; {different} differ, and the outputs of {changed} changed while they were recorded. "
         f"{len(report['not built'])} model types could not be built."
     )
-    lines = ["# Which attention classes of transformers are read", "", *_wrapped(text), "", *_wrapped(result)]
+    lines = ["## Which attention classes of transformers are read", "", *_wrapped(text), "", *_wrapped(result)]
     for how, heading in HOWS.items():
         names = sorted({_short(kind) for kind, row in classes.items() if row["how"] == how})
-        lines += ["", f"## {heading}: {len(names)}", "", *_wrapped(", ".join(names))]
+        lines += ["", f"### {heading}: {len(names)}", "", *_wrapped(", ".join(names))]
     return "\n".join(lines) + "\n"
 
 
@@ -351,7 +351,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("types", nargs="*", help="model types; default: all")
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--page", type=Path, help="write the page too")
+    parser.add_argument("--page", type=Path, help="write its section of docs/seam.md too")
     asked = parser.parse_args()
     types = asked.types or sorted(CONFIG_MAPPING_NAMES)
     report = survey(types, lambda report: asked.json.write_text(json.dumps(report, indent=1)))

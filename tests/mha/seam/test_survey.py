@@ -1,4 +1,4 @@
-"""docs/seam-survey.md: which attention classes of transformers are read."""
+"""docs/seam.md: which attention classes of transformers are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from tests.mha.seam.survey import CONFIG_MAPPING_NAMES, page_of, survey
 
-PAGE = Path(__file__).parents[3] / "docs" / "seam-survey.md"
+PAGE = Path(__file__).parents[3] / "docs" / "seam.md"
 
 pytestmark = pytest.mark.same_on_newest  # the releases of transformers and PyTorch are the same there
 
@@ -31,7 +31,7 @@ def test_the_page_is_what_a_run_says():
     """What is built depends on the seconds that a machine takes: no class of the page may be missing or differ."""
     found = page_of(survey(sorted(CONFIG_MAPPING_NAMES)))
     lists = {
-        heading: set(re.findall(r"\w+", names)) for heading, names in re.findall(r"## (.*?): \d+\n\n([^#]*)", found)
+        heading: set(re.findall(r"\w+", names)) for heading, names in re.findall(r"### (.*?): \d+\n\n([^#]*)", found)
     }
-    for heading, names in re.findall(r"## (.*?): \d+\n\n([^#]*)", PAGE.read_text()):
+    for heading, names in re.findall(r"### (.*?): \d+\n\n([^#]*)", PAGE.read_text()):
         assert set(re.findall(r"\w+", names)) <= lists[heading], heading

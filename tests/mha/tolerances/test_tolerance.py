@@ -1,4 +1,4 @@
-"""mha.tolerance: the right numbers and their bounds, for arrays of every framework; and docs/tolerance.md."""
+"""mha.tolerance: the right numbers and their bounds, for arrays of every framework; and docs/bounds.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = AttentionConfig(12, 4)
 WEIGHTS = init_weights(CONFIG, seed=0)
 X = np.random.default_rng(0).normal(size=(2, 5, 12))
 INPUTS = AttentionInputs(X, X, X, AttentionMask(valid_lens=np.array([3, 5])))
-DOC = Path(__file__).parents[3] / "docs" / "tolerance.md"
+DOC = Path(__file__).parents[3] / "docs" / "bounds.md"
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])

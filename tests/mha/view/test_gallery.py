@@ -1,4 +1,4 @@
-"""docs/gallery.md: every number in its table, on its texts; and how large the page of the model is."""
+"""docs/view.md: every number in its table, on its texts; and how large the page of the model is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mha_core.backend import load
 
 pytestmark = pytest.mark.same_on_newest  # PyTorch computes the model, and it is one release in both sets
 
-PAGE = (Path(__file__).parents[3] / "docs/gallery.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/view.md").read_text()
 ROW = re.compile(r"^\| layer (\d) head (\d+) \| (\w+) \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", re.MULTILINE)
 
 LONG = (

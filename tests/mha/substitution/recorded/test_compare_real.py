@@ -1,4 +1,4 @@
-"""Two recordings of real layers: PyTorch's beside Keras', and the example of docs/where.md."""
+"""Two recordings of real layers: PyTorch's beside Keras', and the example of docs/recordings.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import mha
 from mha.cli.main import main
 from tests.mha.substitution.recorded.three_layers import said_of
 
-PAGE = (Path(__file__).parents[4] / "docs" / "where.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "recordings.md").read_text()
 LENGTHS = np.array([4, 7])
 PADDED = np.arange(7) >= LENGTHS[:, None]
 X = np.random.default_rng(0).normal(size=(2, 7, 12)).astype(np.float32)
@@ -45,9 +45,9 @@ def masked(text):
 
 def test_the_example_of_the_documentation(torch, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = PAGE.partition("## Two recordings")[2]
+    text = PAGE.partition("## Two recordings")[2].partition("\n## ")[0]
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
-    exec(compile(code, "docs/where.md", "exec"), {"__name__": "example"})
+    exec(compile(code, "docs/recordings.md", "exec"), {"__name__": "example"})
     (shown,) = re.findall(r"```\n\$ mha (where .*?)\n(.*?)```", text, re.DOTALL)
     done = CliRunner(env={"COLUMNS": "130"}).invoke(main, shown[0].split())
     assert done.exit_code == 1, done.output
