@@ -127,6 +127,7 @@ NIGHTLY = {
     "tests/conformance/test_fast_branches.py": "the fast path's cases take every branch",
     "tests/conformance/test_twice.py": "the same question has the same answer to the bit",
     "tests/conformance/zoo/test_twice.py": "two cases or more show every bug of the zoo",
+    "tests/docs/test_layer_page.py": "the page of one layer in five dialects is what runs",
     "tests/fuzz": "no odd call and no damaged file gives a wrong number or a traceback",
     "tests/lessons": "every notebook runs, and its exercises are judged rightly",
     "tests/mha/convert/test_convert_decoders.py": "a decoder's layers are converted as its family computes them",

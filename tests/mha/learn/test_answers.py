@@ -111,6 +111,7 @@ def test_there_are_enough_answers_over_all_exercises():
     assert min(Counter(half(answer.name) for answer in wrong).values()) >= 190
 
 
+@pytest.mark.nightly("a beginner's wrong answer is named, and a right one right")
 @pytest.mark.same_on_newest  # frameworks alone differ there, and little
 @pytest.mark.parametrize("part", [1, 2])
 def test_no_wrong_answer_is_right_and_no_right_one_wrong(outcomes, part):
@@ -120,12 +121,14 @@ def test_no_wrong_answer_is_right_and_no_right_one_wrong(outcomes, part):
     assert (wrongly_right, wrongly_wrong) == (LEFT[part], 0), f"half {part}"
 
 
+@pytest.mark.nightly("a beginner's wrong answer is named, and a right one right")
 @pytest.mark.same_on_newest  # frameworks alone differ there, and little
 @pytest.mark.parametrize("part", [1, 2])
 def test_what_is_named_is_true_of_other_numbers_too(outcomes, part):
     assert sum(bool(one.untrue) for one in outcomes if half(one.answer.name) == part) == 0, f"half {part}"
 
 
+@pytest.mark.nightly("a beginner's wrong answer is named, and a right one right")
 @pytest.mark.same_on_newest  # frameworks alone differ there, and little
 @pytest.mark.parametrize("part", [1, 2])
 def test_most_are_named_or_told_in_a_sentence(outcomes, part):
