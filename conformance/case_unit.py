@@ -52,7 +52,7 @@ TOO_LATE = re.compile(r"(?:call 1 of [\w-]+ \(.*?\): )?(no (?:answer|sign of lif
 
 
 def too_late(result: Result) -> str:
-    """Return how long a subject was waited for that did not answer at all, such as "no answer within 60 s"; else ""."""
+    """Return the words of a timeout, such as "no answer within 60 s", if the subject gave no answer at all; else ""."""
     found = TOO_LATE.match(result.message) if result.status == "failed" else None
     return "" if found is None else found[1]
 
@@ -83,7 +83,7 @@ class _Patience:
 
 @dataclass(frozen=True)
 class CaseUnit(Unit):
-    """Cases on one subject; the answer to each is its Result.
+    """A unit of work: cases for one subject. The answer to each case is its Result.
 
     Args:
         subject: as this process knows it; see `conformance.workers.described`.
@@ -91,7 +91,7 @@ class CaseUnit(Unit):
         before: the case before these. It is asked first, so that it can be asked again after the first of them.
         known: the deviations that must be seen.
         again: how often the subject is asked again.
-        series: a name that all units of one run and one subject have in common, and no other.
+        series: a name that the units of one run and one subject share, and no others.
     """
 
     subject: Any
@@ -164,16 +164,16 @@ def run_apart(
     whole: bool = False,
     plan: Plan | None = None,
 ) -> Iterator[tuple[int, Result]]:
-    """Judge every (case, subject) in worker processes; yields (its number, Result) as they come.
+    """Judge every (case, subject) in worker processes; yields (index in `runs`, Result) as they come.
 
-    A subject that has no answer in time in LATE cases, before it has one in any, is asked no more on this machine: the
-    other cases have failed, and say why.
+    Once LATE cases of a subject had no answer in time, and none had one, it is asked no more on this machine: its other
+    cases fail, and their messages say why.
 
     Args:
-        runs: those of one subject stand together, as equal objects.
-        executor, settings: where, and with what.
+        runs: the pairs (case, subject). Those of one subject stand together, as equal objects.
+        executor, settings: what runs the work, and what worker processes are started with.
         known: the deviations that must be seen.
-        whole: whether a case is sent itself, because no table has it by its id.
+        whole: whether the cases themselves are sent, because no table has them by their ids.
         plan: says how often each subject is asked again. Default: in every way.
     """
     units: list[CaseUnit] = []
@@ -198,7 +198,7 @@ def run_apart(
 
 
 def smallest(case: str, subject: Any) -> Result:
-    """The result of a small random case that a subject fails, found from one that it fails."""
+    """Return the Result of a small random case that a subject fails, shrunk from a larger one that it fails."""
     small = shrink(case_from_text(case), lambda other: run_case(other, subject).status in FAILING)
     return run_case(small, subject)
 
@@ -218,7 +218,7 @@ def _case(named: str | Asked) -> Asked:
 
 @cache
 def case_by_id(name: str) -> Asked:
-    """The case or the sequence of this id, of the table, or a random case."""
+    """Return the case or the sequence of this id: from the table, or a random case."""
     from conformance.cases.table import select_asked
 
     return case_from_text(name) if is_case_text(name) else select_asked((name,))[0]
@@ -226,7 +226,7 @@ def case_by_id(name: str) -> Asked:
 
 @cache
 def shelf() -> Shelf | None:
-    """Where this process finds what others have expected; None if nothing is to be kept."""
+    """Return the shelf of expected answers that processes share; None if nothing is to be kept."""
     folder = kept_folder()
     if folder is None:
         return None

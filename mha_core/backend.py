@@ -38,10 +38,10 @@ Run = Callable[[AttentionInputs], Trace]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared layer whose weights can be changed later, as a Run.
+    """A Run of a prepared layer whose weights can be changed later.
 
     Args:
-        run: runs it.
+        run: runs the layer.
         set_weights: gives it other weights of the same config, the way users of its framework do.
     """
 
@@ -54,7 +54,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class SoftmaxKernel:
-    """How a path computes its softmax, as far as that decides how exact it is.
+    """A description of how a path computes its softmax, as far as that decides how exact it is.
 
     Args:
         exp_ulps: error of one exponential, in units in the last place.
@@ -84,29 +84,29 @@ class Backend(ABC):
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
-        """Package -> version of the framework and its libraries."""
+        """Return package -> version, of the framework and its libraries."""
 
     @abstractmethod
     def devices(self) -> tuple[str, ...]:
-        """The devices that the framework sees: "cpu" first, then e.g. "gpu:0"."""
+        """Return the devices that the framework sees: "cpu" first, then e.g. "gpu:0"."""
 
     @abstractmethod
     def dtypes(self, device: str) -> tuple[str, ...]:
-        """The dtypes that it computes in on `device`, of mha_core.dtypes.DTYPES."""
+        """Return the dtypes that it computes in on `device`, from mha_core.dtypes.DTYPES."""
 
     def paths(self) -> tuple[str, ...]:
-        """The ways in which the framework can run a layer, its users' usual one first.
+        """Return the names of the ways in which the framework can run a layer, its users' usual one first.
 
         "eager" and "compiled" compute all stages: operation by operation, or as one program made by the
         framework's compiler. "fast" is what the layer does when nobody asks for stages or weights: its Trace
-        holds the output and gradients alone; "fast-compiled" and the like are compiled variants, and those of
-        `OPTIMIZED` too. "blocks" is the fast path in blocks of `BLOCK` queries, and "exported" that of a program which
-        has symbols for batch and lengths.
+        holds the output and gradients alone; "fast-compiled" and the like are compiled variants, and so are those
+        in `OPTIMIZED`. "blocks" is the fast path in blocks of `BLOCK` queries, and "exported" is the fast path of a
+        program that has symbols for batch and lengths.
         """
         return ("eager",)
 
     def default_paths(self) -> tuple[str, ...]:
-        """The paths that are checked unless one is asked for: the first of `paths`, and "fast" if it is there."""
+        """Return the paths that are checked by default: the first of `paths`, and "fast" if it is there."""
         first, *others = self.paths()
         return (first, "fast") if "fast" in others else (first,)
 
@@ -115,7 +115,7 @@ class Backend(ABC):
         return tuple(path for path in self.paths() if path not in ("eager", "fast", "blocks"))
 
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
-        """How `path` computes its softmax on `device`."""
+        """Return how `path` computes its softmax on `device`."""
         return SoftmaxKernel()
 
     def as_users_run(self, path: str) -> str:
@@ -137,7 +137,7 @@ class Backend(ABC):
         """Make the layer; called by `prepare` with arguments that have been checked and rounded.
 
         Returns:
-            What runs it; a `Prepared` if its weights can be changed later.
+            The function that runs it; a `Prepared` if its weights can be changed later.
         """
 
     def prepare(
@@ -149,14 +149,14 @@ class Backend(ABC):
         device: str = "cpu",
         path: str | None = None,
     ) -> Run:
-        """A function that runs this layer in `dtype` on `device`, along `path` (None: the first of `paths`).
+        """Return a function that runs this layer in `dtype` on `device`, along `path` (None: the first of `paths`).
 
         Weights and inputs are rounded to `dtype` first. The Trace holds all seven stages, and
         gradients where the inputs carry a cotangent; arrays are of `dtype` (bfloat16: of float32,
         which holds every bfloat16 number). Where the backend can do it, the function has `set_weights(weights)` too.
 
         Raises:
-            SpecError: the weights, or later the inputs, do not fit the config; the dtype has no such name.
+            SpecError: the weights, or later the inputs, do not fit the config; or no dtype has this name.
             BackendError: the device or the path is not there, or the device does not compute in this dtype.
         """
         check_dtype(dtype)
@@ -184,7 +184,7 @@ class Backend(ABC):
 
 
 def names() -> list[str]:
-    """The names of all backends that some installed package declares, without importing any."""
+    """Return the names of all backends that some installed package declares, without importing any."""
     return sorted(_entry_points())
 
 
@@ -243,7 +243,7 @@ def use_compile_cache(backend: Backend) -> None:
 
 
 def install_line(name: str) -> str:
-    """The pip command that installs what backend `name` needs."""
+    """Return the pip command that installs what backend `name` needs."""
     distribution = _entry_points()[name].dist
     if distribution is None:
         return f"pip install {name}"

@@ -32,8 +32,8 @@ class ReadCall(NamedTuple):
         inputs: its inputs.
         outputs: its results by stage: `output`, and `weights` if it returned them per head.
         dtype: the dtype in which it computed, by name. bfloat16 numbers come in float32 arrays.
-        parameters: the dtype of the weights, where the layer casts them to `dtype` as it computes.
-        assumed: which settings nothing said and the numbers do not confirm, in words, or "".
+        parameters: the dtype of the weights, if the layer casts them to `dtype` as it computes.
+        assumed: in words, the settings that nothing stated and the numbers do not confirm; "" if there are none.
     """
 
     config: AttentionConfig
@@ -46,12 +46,12 @@ class ReadCall(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """A module run forward and backward, in NumPy.
+    """The arrays of a module that was run forward and backward, in NumPy.
 
     Args:
-        outputs: what it gave, by place.
+        outputs: its outputs, by place.
         inputs: the gradients of its inputs, by place.
-        parameters: those of its parameters, by name; frozen ones have none.
+        parameters: the gradients of its parameters, by name; frozen ones have none.
     """
 
     outputs: dict[Any, NDArray]
@@ -116,7 +116,7 @@ def d2l_call(
 
 
 def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, defaults included, and those among **kwargs by their own names too."""
+    """Return the arguments of a call by name, with defaults; those in **kwargs also by their own names."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     more = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
@@ -127,7 +127,7 @@ def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, A
 
 
 def as_called(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """The arguments of a call; its signature has what is given by name as keywords alone, so that it is made again so.
+    """Return the bound arguments of a call; those given by name are keyword-only, so that they are given so again.
 
     Decorators of transformers add keywords of their own, which would meet the same argument given by position.
 
@@ -144,18 +144,18 @@ def as_called(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping
 
 
 def as_lens(lens: NDArray) -> NDArray:
-    """Lengths as integers; the book's examples have them as whole floating-point numbers too."""
+    """Return lengths as integers; the book's examples also have them as whole floating-point numbers."""
     return lens.astype(np.int64) if lens.dtype.kind == "f" and (lens == np.floor(lens)).all() else lens
 
 
 def has_d2l_parts(layer: Any, call: Callable[..., Any], kind: type) -> bool:
-    """Whether a layer has the parts of d2l.ai's: num_heads, four projections of this kind, and its arguments."""
+    """Return whether a layer has the parts of d2l.ai's: num_heads, four projections of this kind, and its arguments."""
     parts = (getattr(layer, f"W_{part}", None) for part in "qkvo")
     return hasattr(layer, "num_heads") and all(isinstance(part, kind) for part in parts) and takes_lens(call)
 
 
 def takes_lens(call: Callable[..., Any]) -> bool:
-    """Whether the arguments are those of d2l.ai's layer."""
+    """Return whether a call's first arguments are those of d2l.ai's layer."""
     return list(inspect.signature(call).parameters)[:4] == ["queries", "keys", "values", "valid_lens"]
 
 
@@ -169,7 +169,7 @@ def refuse_dropout(*, training: bool, rate: float) -> None:
 
 
 def one_dtype(dtypes: Iterable[str]) -> str:
-    """The one dtype of parameters, inputs and output, by name."""
+    """Return the one dtype of parameters, inputs and output, by name. SpecError if they have several."""
     found = sorted(set(dtypes))
     if len(found) != 1:
         raise SpecError(f"a call in mixed precision can't be recorded: it has {', '.join(found)}")
@@ -177,7 +177,7 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """(name, module, adapter) of every chosen module that is not inside another one, unless its adapter is open."""
+    """Yield (name, module, adapter) of each chosen module that is not inside another one whose adapter is not open."""
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)
@@ -189,9 +189,9 @@ def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], A
 
 
 class NoneFoundError(SpecError):
-    """A model holds no layer that can be captured."""
+    """An error: a model holds no layer that can be captured."""
 
 
 def none_found(target: Any) -> NoneFoundError:
-    """The error for a target in which no layer is chosen."""
+    """Return the error for a target in which no layer is chosen."""
     return NoneFoundError(f"{type(target).__name__} has no attention layer that is known here and was asked for")

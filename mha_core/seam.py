@@ -34,19 +34,19 @@ Intercept = Callable[[Any, Handle], AbstractContextManager[None]]
 
 
 class Handover(NamedTuple):
-    """What one call of an attention function is handed, and gives, in NumPy copies.
+    """The arguments and the result of one call of an attention function, in NumPy copies.
 
     Args:
         queries: (B, H, Lq, d), or (1, H, Lq, d) for all items.
         keys, values: (B, G, Lk, d) and (B, G, Lk, dv), those of a cache included.
         output: (B, H, Lq, dv); None if it is not known.
-        dtype: of all of them, by name; bfloat16 numbers are in float32 arrays.
+        dtype: the dtype of all of them, by name; bfloat16 numbers are in float32 arrays.
         masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk); an additive number that is the
             lowest of its dtype, or -inf, excludes its key in a row that has another. Keys beyond Lk are cut off.
         causal: whether query i attends to keys 0 to i alone.
         scale: factor of the scores; None: 1 / sqrt(d).
         softcap: bound of the scores, before the masks; None: none.
-        sinks: (H,), a score of each head that stands in the denominator alone; None: none.
+        sinks: (H,), a score of each head that counts in the softmax's denominator alone; None: none.
         weights: (B, H, Lq, Lk), where they were returned; of another shape they are passed over.
     """
 
@@ -63,7 +63,7 @@ class Handover(NamedTuple):
     weights: NDArray | None = None
 
     def given(self) -> tuple[AttentionConfig, AttentionInputs]:
-        """What the function is handed, in terms of the definition: attention without projections.
+        """Return what the function is handed, in terms of the definition: attention without projections.
 
         A sink is one more key of zeros, whose value is 0 and whose bias is the sink: its score is 0 * scale + sink.
 
@@ -111,7 +111,7 @@ class Handover(NamedTuple):
         return config, inputs
 
     def read(self) -> ReadCall:
-        """The whole call in terms of the definition. Raises as `given` does, and if the output is not of its shape."""
+        """Return the call in terms of the definition. Raises as `given` does, or if the output's shape is wrong."""
         config, inputs = self.given()
         wanted = (len(inputs.keys), config.num_heads, inputs.queries.shape[2], config.value_head_dim)
         if self.output is None or self.output.shape != wanted:
@@ -150,7 +150,7 @@ class Handover(NamedTuple):
 
 
 def number(name: str, value: Any) -> float | None:
-    """A setting of a call as a number; SpecError for an array of several."""
+    """Return a setting of a call as a number, or None. SpecError for an array of several numbers."""
     if value is None:
         return None
     try:
@@ -173,11 +173,11 @@ class AttentionCall:
     """One call of an attention function inside a model.
 
     Args:
-        name, module: who calls it: the module, and its name in the model; ("", None) where nothing says who.
-        read: copies what is handed over, and returns what makes a Handover of the function's result, or of None.
-            Raises SpecError for what can't be read.
+        name, module: the name in the model of the module that calls it, and the module; ("", None) if it is not known.
+        read: copies the arguments, and returns a function: the function's result, or None -> Handover. Raises SpecError
+            if they can't be read.
         run: runs the function itself.
-        give: makes the function's result of an output (B, H, Lq, dv) in NumPy.
+        give: output (B, H, Lq, dv) in NumPy -> the function's result.
     """
 
     name: str
@@ -187,7 +187,7 @@ class AttentionCall:
     give: Callable[[NDArray], Any]
 
     def recorded(self, seen: Callable[[str, Any, Handover | SpecError], None]) -> Any:
-        """Run the function, and tell `seen` what it was handed and gave, or why it can't be read."""
+        """Run the function, call seen(name, module, Handover or the error that prevents it), and return the result."""
         try:
             with_result = self.read()
         except Exception as error:  # of arguments that are not what the function takes, which it says itself
@@ -210,9 +210,9 @@ def _as_spec(error: Exception) -> SpecError:
 
 @contextmanager
 def in_place_of(function: Any, wrapped: Any) -> Iterator[None]:
-    """A context in which every name of an imported module that stands for a function stands for another one.
+    """Return a context in which `wrapped` replaces a function under every name that an imported module has for it.
 
-    What holds the function itself, such as a default argument or an attribute of an object, keeps it.
+    Default arguments and attributes of objects keep the function itself.
     """
     found: list[tuple[Any, str]] = []
     for module in list(sys.modules.values()):
@@ -228,7 +228,7 @@ def in_place_of(function: Any, wrapped: Any) -> Iterator[None]:
 
 
 def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
-    """The name and the object of the innermost frame whose `self` has a name; ("", None) for none."""
+    """Return the name and the `self` of the innermost frame whose `self` has a name; ("", None) if none has."""
     while frame is not None:
         found = frame.f_locals.get("self")
         name = None if found is None else name_of(found)
@@ -239,7 +239,7 @@ def caller(name_of: Callable[[Any], str | None], frame: Any) -> tuple[str, Any]:
 
 
 def windowed(left: int, right: int, query_len: int, key_len: int) -> NDArray[np.bool_]:
-    """Bool (1, 1, Lq, Lk): the keys from `left` before a query's own position to `right` behind it."""
+    """Return bool (1, 1, Lq, Lk): True for keys from `left` before a query's own position to `right` after it."""
     offset = np.arange(key_len) - np.arange(query_len)[:, None]
     found: NDArray[np.bool_] = ((offset >= -left) & (offset <= right))[None, None]
     return found

@@ -54,15 +54,15 @@ runs here. None if it can't be read: programs are then found by their texts alon
 
 
 class KeptProgram:
-    """A compiled function whose programs are kept: called as the function is, it gives the same, to the bit.
+    """A compiled function whose programs are kept. It is called as the function is, and gives the same, to the bit.
 
     Args:
         compiled: `jax.jit` of a function whose arguments `static` are static.
-        static: positions of arguments; all others are pytrees of arrays.
-        device: where it runs.
-        kept: where programs are looked for, and put.
-        origin: all that the function is made of, as `origin` says it; None if that can't be said.
-        options: those of the compiler; None for JAX's own settings.
+        static: positions of the static arguments; all others are pytrees of arrays.
+        device: the device that it runs on.
+        kept: the store of programs.
+        origin: what the function is traced from, as `origin` returns it; None if that can't be said.
+        options: the compiler's options; None for JAX's own settings.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class KeptProgram:
 
 
 def written(program: jax.stages.Compiled) -> bytes:
-    """A program as bytes. TypeError if it takes or gives something else than arrays in dicts and tuples."""
+    """Return a program as bytes. TypeError if it takes or gives anything but arrays in dicts and tuples."""
     inside: Any = program
     if getattr(inside._params, "const_args", None):
         raise TypeError("a program with arrays of its own")
@@ -150,7 +150,7 @@ def written(program: jax.stages.Compiled) -> bytes:
 
 
 def read(data: bytes, device: jax.Device) -> Callable[..., Any]:
-    """The program of some bytes, on a device: called with trees of arrays, it gives a tree of arrays."""
+    """Return the program in some bytes, for a device: a function of trees of arrays that gives a tree of arrays."""
     from jax._src.lib import xla_client
 
     line, _, packed = data.partition(b"\n")
@@ -197,7 +197,7 @@ SOURCE = "what a program is traced from"
 
 
 def accepted(options: CompilerOptions) -> CompilerOptions:
-    """Return those of the compiler options that this jaxlib knows: others have come and gone with its versions."""
+    """Return the compiler options that this jaxlib knows; versions differ in them."""
     return (
         options if _is_known(options) else {name: value for name, value in options.items() if _is_known({name: value})}
     )
@@ -212,14 +212,14 @@ def _is_known(options: CompilerOptions) -> bool:
 
 
 def text_key(text: str) -> str:
-    """The key of a program by its text."""
+    """Return the key of a program: a hash of its text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def origin(layer: Any, path: str) -> str | None:
-    """What a path of a layer is traced from, but for its arguments: the layer, all code, and Python.
+    """Return as text what a layer's program for `path` is traced from: the layer, all code, and Python.
 
-    None if a field of the layer is something that a text does not say exactly, or code can't be read.
+    Its arguments are not in it. None if a field of the layer has no exact text (see `exact`), or code can't be read.
     """
     if CODE is None:
         return None
@@ -232,13 +232,13 @@ def origin(layer: Any, path: str) -> str | None:
 
 @cache
 def libraries() -> str:
-    """What of Python and of installed packages decides what is traced, beyond the versions that `kept_in` is given."""
+    """Return what else decides what is traced, beside the versions that `kept_in` is given: packages and Python."""
     stamp = installed_stamp("jax", "jaxlib", "flax", "ml_dtypes")
     return f"{stamp} {np.__version__} {sys.version} {sys.flags.optimize}"
 
 
 def exact(value: Any) -> str:
-    """A text that no other value has. TypeError for what such a text is not known of.
+    """Return a text that no other value has. TypeError for a value of which no such text is known.
 
     >>> exact((1, 1.0, True, "1", None))
     "(1,1.0,True,'1',None,)"
@@ -263,6 +263,6 @@ def exact(value: Any) -> str:
 
 
 def kept_in(folder: Path, versions: dict[str, str], options: object) -> Kept:
-    """The programs in `folder` that were compiled by these versions with these options, flags, and on this machine."""
+    """Return the store in `folder` of programs by these versions, with these options and flags, on this machine."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(SETTINGS))
     return Kept(folder / folder_for({PROJECT: version(PROJECT), **versions}, (repr(options), *settings, machine())))

@@ -67,7 +67,7 @@ def _columns(x: Bounded) -> Bounded:
 
 
 def d_bias(b: Bounds) -> Bounded | None:
-    """The bound of the gradient of the mask's additive bias, in the bias's own shape; None without one."""
+    """Return the bound of the gradient of the mask's additive bias, in the bias's own shape; None without one."""
     bias = b.state.inputs.mask.bias
     return None if bias is None else _to_shape(b.rounding, b["d_scores"], bias.shape)
 
@@ -92,7 +92,7 @@ def _to_shape(r: Rounding, x: Bounded, shape: tuple[int, ...]) -> Bounded:
 
 
 def d_similarity(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): the gradient dS (1 - tanh^2(x / c)), of the similarity x before the softcap."""
+    """(B, H, Lq, Lk): the bound of the gradient dS (1 - tanh^2(x / c)) of the similarity x before the softcap c."""
     state, r, d_scores = b.state, b.rounding, b["d_scores"]
     softcap = state.config.softcap
     if softcap is None:
@@ -111,7 +111,7 @@ def d_similarity(b: Bounds) -> Bounded:
 
 
 def d_additive_hidden(b: Bounds) -> Bounded | None:
-    """(B, H, Lq, Lk, S): with respect to A q + C k, inside the tanh."""
+    """(B, H, Lq, Lk, S): the bound of the gradient of A q + C k, which is inside the tanh; None for other scores."""
     hidden, r = b["additive_hidden"], b.rounding
     if hidden is None:
         return None
@@ -153,7 +153,7 @@ def d_keys(b: Bounds) -> Bounded:
 
 
 def d_score_parameters(b: Bounds) -> dict[str, Bounded]:
-    """Name -> bound of the gradient of each of the additive score's three arrays; empty for a dot product."""
+    """Return name -> bound of the gradient of each of the additive score's three arrays; empty for a dot product."""
     if b.state.config.score != "additive":
         return {}
     sums, r = b.once(_sums), b.rounding
@@ -210,12 +210,15 @@ def _either(one: Bounded, other: Bounded) -> Bounded:
 
 
 def without_past(step: str, b: Bounds) -> Bounded:
-    """(B, G, Lk - Lp, d or dv): the bound of `step` (B, G, Lk, .), its past cut off."""
+    """(B, G, Lk - Lp, d or dv): the bound of `step` (B, G, Lk, .) without the Lp keys of the past."""
     return b[step].map(lambda array: array[:, :, b.state.sizes.past_len :])
 
 
 def normed(order: str, name: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the bound of the gradient of the norm's input, where the layer norms in this order."""
+    """(B, heads, L, d): the bound of the gradient of the norm's input; of its output, if there is no norm here.
+
+    `order` says where: "before" or "after" the rotation.
+    """
     settings = b.state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: Bounded = b[NORMED[order, name][1]]
@@ -224,14 +227,17 @@ def normed(order: str, name: str, b: Bounds) -> Bounded:
 
 
 def through_norm(b: Bounds, order: str, name: str) -> NormBounds:
-    """The bounds of the gradients of a norm's input and parameters; the layer must norm in this order."""
+    """Return the bounds of the gradients of a norm's input and parameters.
+
+    The layer must have the norm where `order` says: "before" or "after" the rotation.
+    """
     settings, (given, made) = b.state.config.query_key_norm, NORMED[order, name]
     assert settings is not None
     return back_through(b, name, b[given], b[made], settings)
 
 
 def d_norm_parameters(b: Bounds) -> dict[str, Bounded]:
-    """Name -> bound of the gradient of each weight and bias of the norm; empty in a layer without them."""
+    """Return name -> bound of the gradient of each weight and bias of the norm; empty in a layer without them."""
     settings = b.state.config.query_key_norm
     made = {} if settings is None else {name: through_norm(b, settings.order, name) for name in NORMS}
     found = {f"{name}.{kind}": getattr(bounds, kind) for name, bounds in made.items() for kind in ("weight", "bias")}
@@ -239,13 +245,13 @@ def d_norm_parameters(b: Bounds) -> dict[str, Bounded]:
 
 
 def turned(side: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the bound of the gradient before the rotation of a side, "queries" or "keys"."""
+    """(B, heads, L, d): the bound of the gradient of a side, "queries" or "keys", before its rotation."""
     gradient: Bounded = b[f"d_rotated_{side}"]
     return gradient if b.state.config.rotary is None else rotated(b, gradient, side, back=True)
 
 
 def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
-    """Name -> bound of the gradient of each projection's W and b; empty in a layer without projections.
+    """Return name -> bound of the gradient of each projection's W and b; empty in a layer without projections.
 
     The gradient of W is gradient^T x over all rows, that of b the sum of the rows.
     """
@@ -259,7 +265,7 @@ def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
 
 
 def d_inputs(b: Bounds) -> dict[str, Bounded]:
-    """Name -> bound of the gradient of the given queries, keys and values, and of the past's if there is one."""
+    """Return name -> bound of the gradient of the given queries, keys and values, and of the past's if there is one."""
     state = b.state
     found: dict[str, Bounded] = {
         "queries": b["d_query_inputs"],

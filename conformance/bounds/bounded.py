@@ -34,7 +34,7 @@ enough that the rounding of the reference doesn't make equal numbers differ."""
 
 
 def copies(x: NDArray) -> NDArray:
-    """How many numbers along the last axis have the same digits as each of them, itself included.
+    """Return, for each number, how many along the last axis have the same digits, itself included.
 
     Sign and power of two are ignored: numbers that differ only in them have equal relative rounding errors.
 
@@ -56,7 +56,7 @@ def copies(x: NDArray) -> NDArray:
 
 
 def total_copies(x: NDArray) -> NDArray:
-    """The sum of `copies` over the last axis.
+    """Return the sum of `copies` over the last axis.
 
     >>> total_copies(np.array([[0.3, 0.7, -0.6, 0.3, 1.0]]))
     array([11])
@@ -92,28 +92,28 @@ def _groups(in_order: NDArray) -> tuple[NDArray, NDArray]:
 
 @dataclass(frozen=True)
 class Bounded:
-    """Exact values `v` and bounds `e` on how far a computed array may lie from them."""
+    """A pair of exact values `v` and bounds `e` on how far a computed array may lie from them."""
 
     v: NDArray
     e: NDArray
 
     @classmethod
     def exact(cls, v: NDArray) -> Bounded:
-        """The Bounded of v with an error of 0: for arrays that are given, such as inputs and parameters."""
+        """Return the Bounded of v with an error of 0: for arrays that are given, such as inputs and parameters."""
         return cls(v, np.zeros(v.shape))
 
     @property
     def most(self) -> NDArray:
-        """The largest magnitude that the computed array can have."""
+        """Return the largest magnitude that each computed element can have."""
         return np.abs(self.v) + self.e
 
     def map(self, rearrange: Callable[[NDArray], NDArray]) -> Bounded:
-        """`rearrange` applied to v and to e. It must only move elements: transpose, split into heads, repeat."""
+        """Return `rearrange` applied to v and to e. It must only move elements: transpose, split into heads, repeat."""
         return Bounded(rearrange(self.v), rearrange(self.e))
 
     @property
     def T(self) -> Bounded:
-        """The last two axes exchanged."""
+        """Return this with the last two axes exchanged."""
         return self.map(lambda array: array.swapaxes(-1, -2))
 
 
@@ -125,7 +125,7 @@ class Rounding:
     probabilistic: bool
 
     def add(self, *errors: NDArray | float) -> NDArray:
-        """The bound of a sum of errors."""
+        """Return the bound on the sum of errors with these bounds."""
         total: NDArray = np.asarray(reduce(operator.add, errors))
         if not self.probabilistic:
             return total
@@ -133,11 +133,11 @@ class Rounding:
         return np.where(total < self.precision.linear_below, total, roots)
 
     def unit(self, u: float) -> float:
-        """The bound of one rounding."""
+        """Return the relative bound on one rounding with unit roundoff u."""
         return LAMBDA * u if self.probabilistic else u
 
     def gamma(self, n: int, u: float, squares: NDArray | float | None = None) -> Any:
-        """The bound of n roundings in a row, relative to the sum of magnitudes.
+        """Return the bound on n roundings in a row, relative to the sum of magnitudes.
 
         `squares` is the sum of the squared sizes of all groups of equal terms; n if all differ.
         """
@@ -148,7 +148,7 @@ class Rounding:
         return np.minimum(worst, np.expm1(LAMBDA * root * u + n * u * u / (1.0 - u)))
 
     def within(self, furthest: Any, width: Any) -> Any:
-        """The bound on the error of a number that stays within an interval.
+        """Return the bound on the error of a number that stays within an interval.
 
         `furthest` is the distance of the interval's further end, which is the deterministic bound; `width` its width.
 
@@ -158,18 +158,18 @@ class Rounding:
         return 0.5 * LAMBDA * width if self.probabilistic else furthest
 
     def moved_through(self, rising: Callable[[NDArray], NDArray], x: Bounded) -> NDArray:
-        """The error of f(x) for a rising f with slopes of at most 1: less than that of x where f is flat."""
+        """Return the bound on the error of a rising f(x) with slopes of at most 1: less than x's where f is flat."""
         middle = rising(x.v)
         up, down = rising(x.v + x.e) - middle, middle - rising(x.v - x.e)
         return np.minimum(x.e, self.within(np.maximum(up, down), up + down))
 
     def store(self, x: Bounded, lost: float | None = None) -> Bounded:
-        """Rounding to the storage dtype; below `lost`, by default its smallest normal number, anything may become 0."""
+        """Return x rounded to the storage dtype; numbers below `lost` (default: its smallest normal) may become 0."""
         flushed = self.precision.tau if lost is None else lost
         return Bounded(x.v, self.add(x.e, self.unit(self.precision.u) * x.most, flushed))
 
     def product(self, a: Bounded, b: Bounded, v: NDArray | None = None) -> Bounded:
-        """A @ b, stored. `v` is the exact product where it is known already."""
+        """Return `a @ b`, rounded as `store` does. `v` is the exact product, if it is known already."""
         if self.precision.um:
             a, b = (Bounded(x.v, self.add(x.e, self.unit(self.precision.um) * x.most)) for x in (a, b))
         n, most_a, most_b = a.v.shape[-1], a.most, b.most
@@ -191,19 +191,19 @@ class Rounding:
         return self.store(Bounded(a.v @ b.v if v is None else v, e))
 
     def times(self, a: Bounded, factor: NDArray | float) -> Bounded:
-        """A * an exactly known factor, stored."""
+        """Return `a` times an exactly known factor, rounded as `store` does."""
         return self.store(Bounded(a.v * factor, a.e * np.abs(factor)))
 
     def elementwise(self, a: Bounded, b: Bounded) -> Bounded:
-        """A times B element by element, stored."""
+        """Return `a` times `b` element by element, rounded as `store` does."""
         return self.store(Bounded(a.v * b.v, self.add(np.abs(a.v) * b.e, np.abs(b.v) * a.e, a.e * b.e)))
 
     def plus(self, a: Bounded, b: Bounded) -> Bounded:
-        """A + b, stored."""
+        """Return `a + b`, rounded as `store` does."""
         return self.store(Bounded(a.v + b.v, self.add(a.e, b.e)))
 
     def total(self, a: Bounded, axes: tuple[int, ...], *, keepdims: bool = False) -> Bounded:
-        """The sum over some axes, stored. Errors with one source add up as in `carried`, with factors of 1."""
+        """Return the sum over some axes, rounded as `store` does. The errors may all have one sign, so they add up."""
         n = int(np.prod([a.v.shape[axis] for axis in axes], dtype=int))
         carried = a.e.sum(axis=axes, keepdims=keepdims)
         squares = None
@@ -213,7 +213,7 @@ class Rounding:
         return self.store(Bounded(a.v.sum(axis=axes, keepdims=keepdims), self.add(carried, summation)))
 
     def carried(self, errors: NDArray, factors: NDArray) -> NDArray:
-        """The bound that errors (..., m, n) leave in their product with factors (..., n, k).
+        """Return the bound (..., m, k) on what errors (..., m, n) become in a product with factors (..., n, k).
 
         Independent errors add up as the root of their squares; m copies of one error, by Cauchy and
         Schwarz, as at most the root of m times their squares. Errors that have one source all move together:
@@ -273,13 +273,13 @@ Found = TypeVar("Found")
 
 @dataclass
 class Bounds:
-    """The argument of the bound of a step, as a State is that of a step of the reference.
+    """The argument of every step's bound, as a State is the argument of every step of the reference.
 
     Attributes:
         state: the arrays that the reference computed, of every step.
         rounding: how errors add up.
-        steps: the bounds of earlier steps, by the step's name; `bounds[name]` reads it. Most are a Bounded; where
-            the step gives None, or a dict of gradients, so is its bound None, or a dict of Bounded.
+        steps: name of an earlier step -> its bound; `bounds[name]` reads it. Most are a Bounded; of a step that
+            gives None or a dict of gradients, the bound is None or a dict of Bounded.
     """
 
     state: State
@@ -291,11 +291,11 @@ class Bounds:
         return self.steps[name]
 
     def heads_of(self, name: str) -> Bounded:
-        """The bound of `keys` or `values` with each head repeated for the query heads that read it."""
+        """Return the bound of `keys` or `values` with each head repeated for the query heads that read it."""
         return self[name].map(lambda array: repeat_kv_heads(array, self.state.config.num_heads))
 
     def once(self, compute: Callable[[Bounds], Found]) -> Found:
-        """The result of `compute(self)`, which is kept, so that steps that share it compute it once."""
+        """Return `compute(self)`, which is computed once and kept for all steps that share it."""
         if compute not in self._found:
             self._found[compute] = compute(self)
         return self._found[compute]

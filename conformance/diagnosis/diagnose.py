@@ -60,24 +60,24 @@ class Diagnosis:
         ended: why the search for a reason ended before it was through, in one line; else None.
         left_out: case id -> why it could not be judged.
         unasked: the parts of a layer that every failing case has; isolating problems have none of them.
-        raised: the ids of those of them in which the subject failed, and did not say that it can't express them.
+        raised: ids of the cases in `left_out` in which the subject failed without saying that it can't express them.
         mismatch: the first array over its bound, in the plainest of the failing cases that show it earliest.
         case: the id of that case; "" if none fails.
-        alone: what the cases that fail have, and no other has, in words; "" if nothing.
+        alone: in words what all failing cases have, and no other case has; "" if nothing.
         visible: the names of the arrays that the subject exposes.
         recorded: whether it only gives what was recorded, and can't be asked more.
-        nans: how its weights differ beside a NaN, in sentences, where nothing else differs (see `nan_weights`).
-        stages: stage before the output that it exposes -> whether that is wrong (see `shown_stages`).
+        nans: how its weights differ beside a NaN, in sentences, if nothing else differs (see `nan_weights`).
+        stages: each exposed stage before the output -> whether it is wrong (see `shown_stages`).
         inside: the dtype in which it computes, if that is narrower than its own.
-        rounds: whether its scores or softmax are seen to be in that dtype, and not all of its numbers.
+        rounds: whether its scores or softmax, and not all of its numbers, are seen to be in that dtype.
         explanations: hypotheses that explain every case and every answer; several, if nothing tells them apart.
-        partly: if there is none, those that explain nearly all failing cases, with the ones that they don't.
-        ordinary: the further calls that these explain too, if they explain all that is ordinary; else 0.
-        closest: if there is none of these either, those that explain some failing cases, best first.
+        partly: without explanations, hypotheses that explain nearly all failing cases, with the cases that they don't.
+        ordinary: how many further calls those in `partly` explain, if they explain everything ordinary; else 0.
+        closest: if `partly` is empty too, hypotheses that explain some failing cases, best first.
         measured: what isolating problems showed; None if the subject was not asked more than the cases.
-        located: the first wrong step of what nothing explains wholly, if it could be told.
-        again: of a subject that is right when asked once, and not when asked again: the diagnosis of second calls.
-        form, formed: of one whose outputs all have another form: which, and the diagnosis of them as (B, Lq, Do).
+        located: the first wrong step, if nothing explains everything and the step could be found.
+        again: the diagnosis of second calls, of a subject that is right only when it is asked once.
+        form, formed: if all outputs have another form: that form, and the diagnosis of the outputs as (B, Lq, Do).
     """
 
     subject: str
@@ -111,7 +111,7 @@ class Diagnosis:
 
     @property
     def first_step(self) -> str | None:
-        """The stage of the first wrong step of what nothing explains: as located, or as its own stages say."""
+        """Return the stage of the first wrong step, by `located` or the exposed stages; None if neither shows it."""
         located = None if self.located is None else self.located.stage
         located = None if any(self.stages.get(later) is False for later in LATER.get(located or "", ())) else located
         shown = next((stage for stage, wrong in self.stages.items() if wrong), None)
@@ -121,24 +121,24 @@ class Diagnosis:
 
     @property
     def first_stage(self) -> str | None:
-        """The first wrong stage: of what explains it, else the one that was located, else of what explains the most."""
+        """Return the first wrong stage: of the explanations, else `first_step`, else of what explains the most."""
         if self.again is not None:
             return self.again.first_stage
         return stage_of(self.explanations) or self.first_step or stage_of((*self.partly, *self.closest))
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What equal questions had other answers to, in sentences."""
+        """Return sentences about equal questions that had different answers."""
         return () if self.measured is None else self.measured.behaviour.remarks
 
     @property
     def differs(self) -> bool:
-        """Whether there is something to explain."""
+        """Return whether there is something to explain."""
         return bool(self.failing or self.remarks or self.beyond is not None)
 
     @property
     def beyond(self) -> ProbeResult | None:
-        """The first isolating problems in which it differs, where no case shows anything."""
+        """Return the first isolating problems in which the subject differs, if no case fails; else None."""
         return None if self.failing or self.measured is None else self.measured.first
 
 
@@ -155,8 +155,8 @@ def diagnose(
 ) -> Diagnosis:
     """Run the subject on the cases and look for the bugs that explain it.
 
-    What differs is seen first, and stands whatever becomes of the search: where that raises, or takes longer than
-    LONGEST, its last finding is kept, and `ended` says why it is the last.
+    The cases that differ are found first. If the search for a reason then raises, or takes longer than LONGEST, its
+    last finding is kept, and `ended` says why it ended.
 
     Args:
         subject: what to diagnose; anything with `prepare(config, weights) -> run(inputs) -> Trace`.

@@ -31,7 +31,7 @@ LAST_PLACES = 4.0
 
 @dataclass(frozen=True)
 class Miss:
-    """A case that a hypothesis does not explain, with the first array that shows it, in words; its `extremity`."""
+    """A case that a hypothesis does not explain: the first array that shows it, where it differs, and `extremity`."""
 
     case: str
     array: str
@@ -100,7 +100,7 @@ class Evidence:
         return self._are_close(observation, ["output", *(gradients if "output" not in wrong else ())], arrays)
 
     def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
-        """The first array by which these bugs do not explain this case: the output, or a stage or gradient."""
+        """Return the first array by which these bugs fail to explain a case: the output, a stage or a gradient."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None:
             return Miss(observation.case.id, "output", "where it cannot be made", observation.extremity)
@@ -110,7 +110,7 @@ class Evidence:
         return Miss(observation.case.id, name, message, observation.extremity)
 
     def others(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
-        """The names of arrays that these bugs give differently, in a case that they explain."""
+        """Return the names of arrays that differ with these bugs from the subject's, in a case that they explain."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None or self.whole(observation, bugs):
             return []
@@ -158,9 +158,10 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
 
 
 def inside_of(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
-    """The dtype by whose errors the subject is judged, if it is narrower than its own.
+    """Return the dtype by whose errors the subject is judged, if it is narrower than its own; else None.
 
-    It gives numbers of that dtype alone; or it deviates from float64 as is listed, by no more than float32 errs.
+    The subject gives numbers of that dtype alone; or its listed deviations from float64 are no more than float32's
+    errors.
     """
     inside = narrower([one.arrays["output"] for one in observed], subject.dtype)
     if subject.dtype != "float64":
@@ -185,7 +186,7 @@ compared, and that are shown."""
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One or two bugs, and the cases that they explain. Without a bug, only the precision is wrong.
+    """A hypothesis: bugs, and the cases that they explain. Without a bug, only the precision is wrong.
 
     Attributes:
         explained, total: the number of cases that it explains, and of all cases.
@@ -193,7 +194,7 @@ class Hypothesis:
         misses: the cases that it does not explain, failing ones first, each with the array that shows it.
         others: array -> number of explained cases in which the subject's array differs from the hypothesis': such
             differences do not change the outputs.
-        late: the bugs that show in no case of the kind that tells, such as ordinary ones: they are said last.
+        late: the bugs that show in none of the decisive cases, such as ordinary ones: they are named last.
     """
 
     bugs: Model
@@ -207,17 +208,17 @@ class Hypothesis:
 
     @property
     def name(self) -> str:
-        """The ids of the bugs."""
+        """Return the ids of the bugs, joined by " + "."""
         return " + ".join(bug.id for bug in self.bugs)
 
     @property
     def complete(self) -> bool:
-        """Whether it explains every case."""
+        """Return whether it explains every case."""
         return self.explained == self.total
 
 
 def preferred(models: Iterable[Model]) -> list[Model]:
-    """Return those of models that nothing tells apart that are said: of the fewest bugs, on file if possible."""
+    """Return the models to be named, of several that nothing tells apart: those of the fewest bugs, on file if any."""
     ranked = sorted(models, key=lambda model: (len(model), sum(map(is_measured, model))))
     # A factor of queries is one of scores too: it is said of the first place that has it.
     told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}
@@ -261,12 +262,12 @@ class Search:
 
     @property
     def are_right(self) -> bool:
-        """Whether all numbers are the definition's, and it is their dtype, or their last places, that differ."""
+        """Return whether all numbers are the definition's, so that only their dtype or last places differ."""
         return all(self.evidence.whole(one, ()) for one in self.observations)
 
     @property
     def only_large(self) -> bool:
-        """Whether only expensive cases fail, as for a bug that acts in large cases alone."""
+        """Return whether only expensive cases fail, as for a bug that acts in large cases alone."""
         return all(one.case.expensive for one in self.failing)
 
     def wholly(self, candidates: Iterable[Model]) -> list[Model]:
@@ -321,7 +322,7 @@ class Search:
         return frozenset(index for index, one in enumerate(self._telling) if self.evidence.changes(one, bug))
 
     def acting(self, bugs: Model) -> Model:
-        """Return the bugs without those that no case and no further call needs."""
+        """Return the bugs that some case or further call needs, without the others."""
         for bug in bugs if len(bugs) > 1 else ():
             rest = tuple(other for other in bugs if other is not bug)
             if self.further(rest) and self.wholly([rest]):
@@ -329,7 +330,7 @@ class Search:
         return bugs
 
     def least(self, models: Sequence[Model]) -> list[Model]:
-        """Return the models without those whose bugs, each by itself, change much more than another model's do.
+        """Return the models whose bugs, each by itself, do not change much more than another model's.
 
         A mask that is inverted and transposed is causal without the diagonal, which is the plainer reading.
         """
@@ -344,9 +345,9 @@ class Search:
         return [model for model in models if changes[model] <= MUCH_MORE * min(changes.values())]
 
     def closest(self, zoo: Sequence[Bug], *, pairs: bool) -> list[Hypothesis]:
-        """Return one bug, or two, that explain the most cases; none that explain only a few of those that fail.
+        """Return the hypotheses of one or two bugs that explain the most cases; none if they explain few failing ones.
 
-        Without `pairs` none are tried where no bug explains some by itself.
+        Without `pairs`, two bugs are tried only if one of them explains some cases by itself.
         """
         ranked = self._ranked((bug,) for bug in zoo)[:MOST_RANKED]
         if not ranked and pairs:  # two that act in the same cases may explain none alone
@@ -358,7 +359,7 @@ class Search:
         ]
 
     def helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
-        """Yield the pairs that explain the first failing case that one bug does not."""
+        """Yield the models with one bug more that explain the first failing case that `base` does not."""
         missing = next((one for one in self.failing if not self._explains(one, base)), None)
         for bug in zoo if missing is not None else ():
             pair = (*base, bug)
@@ -370,9 +371,9 @@ class Search:
         return [bugs for _, bugs in sorted(found, key=lambda one: -one[0])]
 
     def gain(self, bugs: Model) -> float:
-        """Return the ordinary failing cases explained, less passing ones broken, as a share of the failing ones.
+        """Return (ordinary failing cases explained - passing cases broken) / ordinary failing cases.
 
-        It is 0 as soon as it can't be more than CLOSEST any more.
+        It is 0 as soon as it can't reach CLOSEST any more.
         """
         explained, left = 0, len(self._decisive)
         for one in self._decisive:

@@ -18,7 +18,7 @@ CASES_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 3, 2, 12
 
 
 def cases(count: int) -> str:
-    """Return so many cases in words."""
+    """Return a number of cases in words: "1 case", "2 cases"."""
     return "1 case" if count == 1 else f"{count} cases"
 
 
@@ -27,7 +27,7 @@ def _all(total: int) -> str:
 
 
 def extent(diagnosis: Diagnosis) -> str:
-    """Return in one line who was diagnosed, and in how many cases it differs."""
+    """Return one line: which subject was diagnosed, and in how many cases it differs."""
     total = len(diagnosis.failing) + len(diagnosis.passing)
     who = f"{diagnosis.subject} ({diagnosis.dtype})"
     if diagnosis.raised:
@@ -51,7 +51,7 @@ def extent(diagnosis: Diagnosis) -> str:
 
 
 def left_out(diagnosis: Diagnosis) -> list[str]:
-    """Return one line about the cases that were left out, by reason."""
+    """Return one line about the cases that were left out, by reason; [] if none was."""
     said = []
     for raised, words in ((False, "that it does not take"), (True, "that raised")):
         reasons = [why for id, why in diagnosis.left_out.items() if (id in diagnosis.raised) is raised]
@@ -62,7 +62,7 @@ def left_out(diagnosis: Diagnosis) -> list[str]:
 
 
 def shown(mismatch: Mismatch) -> str:
-    """Return the worst place of an array that differs, in words."""
+    """Return in words where an array differs most, and by how much."""
     if mismatch.index is None:
         return mismatch.message
     where = ", ".join(map(str, mismatch.index))
@@ -74,7 +74,10 @@ def shown(mismatch: Mismatch) -> str:
 
 
 def example(diagnosis: Diagnosis) -> list[str]:
-    """Return a line about a plain case that differs, and what a case that alone fails alone has; none if none does."""
+    """Return a line about a plain case that differs; [] if none does.
+
+    If one case alone fails, and nothing explains it, the line also says what no other case has.
+    """
     if diagnosis.mismatch is None and diagnosis.measured is not None and diagnosis.beyond is not None:
         return [f"Example: {_row(diagnosis.measured, diagnosis.beyond)}."]
     if diagnosis.mismatch is None:
@@ -87,7 +90,7 @@ def example(diagnosis: Diagnosis) -> list[str]:
 
 
 def precision(diagnosis: Diagnosis) -> str:
-    """Return in one line what shows that it computes in a narrower dtype than its own."""
+    """Return one line: what shows that the subject computes in a narrower dtype than its own."""
     if diagnosis.deviating:
         return f"What is listed errs as {diagnosis.inside} does; that is allowed for."
     said = "a move of the queries by 1e-10 is lost" if diagnosis.rounds else "every output is such a number"
@@ -95,14 +98,14 @@ def precision(diagnosis: Diagnosis) -> str:
 
 
 def label(diagnosis: Diagnosis) -> str:
-    """Return what the bugs that are told are: "Cause", "Likely cause", or "" of none."""
+    """Return the heading of the bugs that are named, such as "Cause" or "Likely cause"; "" if none are."""
     if diagnosis.explanations:
         return "Cause" * bool(diagnosis.explanations[0].bugs)
     return ("Cause in every ordinary case" if diagnosis.ordinary else "Likely cause") * bool(diagnosis.partly)
 
 
 def how_sure(diagnosis: Diagnosis) -> str:
-    """Return how sure the reasons are: in what they give the same numbers, in one sentence; "" if there are none."""
+    """Return one sentence: how sure the reasons are, by how much they explain; "" if there are none."""
     if diagnosis.nans:
         total = len(diagnosis.failing) + len(diagnosis.passing)
         return f"The output is right in {_all(total)}{_further(diagnosis)}: nothing else is wrong."
@@ -148,7 +151,7 @@ KINDS = ("ordinary", "with a row without a key", "with NaN, infinity or a size o
 
 
 def unexplained(diagnosis: Diagnosis) -> list[str]:
-    """Return one line about the failing cases that what is likely does not explain."""
+    """Return one line about the failing cases that the likely cause does not explain; [] if there are none."""
     told = () if diagnosis.explanations else diagnosis.partly
     missed = [miss for one in told[:1] for miss in one.misses if miss.case in diagnosis.failing]
     kinds = [[miss.case for miss in missed if miss.extremity == extremity] for extremity in range(len(KINDS))]
@@ -157,14 +160,14 @@ def unexplained(diagnosis: Diagnosis) -> list[str]:
 
 
 def others(diagnosis: Diagnosis) -> list[str]:
-    """Return a line about arrays that are not those of the cause, where its output is the subject's."""
+    """Return a line about arrays that differ from the cause's in cases whose output is the same; [] if none do."""
     told = (*diagnosis.explanations, *diagnosis.partly)
     counts = ", ".join(f"{name} ({cases(count)})" for one in told[:1] for name, count in one.others.items())
     return [f"Besides, it shows other arrays, which leave the output as it is: {counts}."] if counts else []
 
 
 def missed(diagnosis: Diagnosis) -> list[str]:
-    """Return lines about cases that what is likely does not give, with their numbers."""
+    """Return a line for each of the first cases that the likely cause does not explain, with the numbers."""
     return [
         f"  Not in {miss.case}, {miss.message}" for one in diagnosis.partly[:1] for miss in one.misses[:REASONS_SHOWN]
     ]
@@ -174,7 +177,7 @@ def missed(diagnosis: Diagnosis) -> list[str]:
 
 
 def problems(measured: Measured) -> list[str]:
-    """Return a line about each row of problems, with the worst place where it differs, and what was refused."""
+    """Return lines: one for each row of problems, with its worst place, and those about refused questions."""
     width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
     lines = [f"  {outcome.probe.id:{width}}  {_row(measured, outcome)}" for outcome in measured.outcomes]
     refused = [f"  {times} times: {reason}" for reason, times in measured.asker.refused.most_common(REFUSALS_SHOWN)]

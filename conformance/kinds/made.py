@@ -37,13 +37,13 @@ Model = tuple[Bug, ...]
 
 
 def is_measured(bug: Bug) -> bool:
-    """Return whether a bug was measured, and is not one of the zoo."""
+    """Return whether a bug is one of `conformance.kinds` (its id begins with "measured:"), and not of the zoo."""
     return bug.id.startswith(PREFIX)
 
 
 @contextmanager
 def unwarned() -> Iterator[None]:
-    """Silence NumPy's warnings of what experiments compute: a guess with odd numbers does not fit, and that is all."""
+    """Silence NumPy's warnings in experiments: a guess with odd numbers just does not fit, and needs no warning."""
     with warnings.catch_warnings(), any_numbers:
         warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"conformance\.(measure|kinds)\.")
         yield
@@ -78,7 +78,7 @@ def bug_of(slug: str, sentence: str, fix: str, steps: Mapping[str, Change], *, s
 
 
 def lower(words: str) -> str:
-    """Return the words with a small letter in front, as inside a sentence."""
+    """Return the words with a small first letter, as inside a sentence."""
     return words[0].lower() + words[1:]
 
 
@@ -100,14 +100,14 @@ def with_inputs(state: State, **changes: Any) -> State:
 
 
 def only_in(bug: Bug, where: Where) -> Bug:
-    """Return the bug in some calls alone."""
+    """Return the bug, limited to the calls for which `where` holds."""
     changes = {name: _only_in(step, where) for name, step in {**bug.forward, **bug.backward}.items()}
     sentence = f"Only in {where.words}: {lower(bug.sentence)}"
     return bug_of(f"{bug.id.removeprefix(PREFIX)}-in-{where.slug}", sentence, bug.fix, changes, stage=bug.stage)
 
 
 def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
-    """Yield the bugs that let padding in, as layers have them that set padded keys and values to 0 all the same."""
+    """Yield the bugs that let padding in, as layers have them that still set padded keys and values to 0."""
     for bug in bugs:
         if bug.stage == "keys" and "allowed" in bug.forward and "padding" not in bug.forward:
             sentence = f"{bug.sentence.rstrip('.')}, though padded keys and values are set to 0."
@@ -117,7 +117,7 @@ def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
 
 @cache
 def of_mask(bug: Bug) -> Bug:
-    """Return a bug of a mask that lets padding in as one of the weights: no key is wrong where nothing but keys lie.
+    """Return the bug; with stage "weights" in place of "keys" if it is a mask that lets padding in.
 
     >>> from conformance.zoo.registry import all_bugs
     >>> of_mask(next(bug for bug in all_bugs() if bug.id == "lens-one-long")).stage

@@ -41,7 +41,7 @@ KEPT, SMALL = 2048, 2**16
 
 @dataclass(eq=False)
 class Asker:
-    """Asks a subject, once per problem.
+    """A questioner, which asks a subject once per problem.
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
@@ -49,9 +49,9 @@ class Asker:
         configs: the layers that it may be asked as. Default: those of CONFIGS that it takes.
 
     Attributes:
-        precision: the arithmetic that its bounds are of; narrower than declared once that is seen.
-        inside: that dtype, or None.
-        refused: why a question had no answer -> how often.
+        precision: the arithmetic that the bounds are for; narrower than the subject declares once that is seen.
+        inside: the narrower dtype, if one was seen, or None.
+        refused: reason why a question had no answer -> how often.
         questions: how many were asked.
         spent: the seconds that they took.
     """
@@ -84,7 +84,7 @@ class Asker:
             self.configs = tuple(one for one, call in asked if call and self.ask(call[0]) is not None)[:MOST_CONFIGS]
 
     def made(self, problems: Callable[[Asker], Sequence[Problem]]) -> Sequence[Problem]:
-        """Return the problems; [], with a note of why, where a layer has no such call."""
+        """Return the problems; [] if a layer has no such call, with the reason noted in `refused`."""
         try:
             return problems(self)
         except SpecError as error:
@@ -103,22 +103,22 @@ class Asker:
 
     @property
     def fixed_weights(self) -> Weights | None:
-        """The weights of a subject that can't be asked with others, as a live layer; else None."""
+        """Return the weights of a subject that can't be given others, such as a live layer; else None."""
         return self.subject.weights if hasattr(self.subject, "fitted") else None
 
     @property
     def slow(self) -> bool:
-        """Whether its calls take long, so that it is asked less."""
+        """Return whether the subject's calls take so long that it is asked less."""
         return self.spent - self._longest > SLOW * self.questions
 
     @property
     def unit(self) -> float:
-        """The unit roundoff of its arithmetic."""
+        """Return the unit roundoff of the subject's arithmetic."""
         return UNIT_ROUNDOFF[self.precision.storage]
 
     @property
     def nearness(self) -> Nearness:
-        """How near its arrays and a model's must be."""
+        """Return how near the subject's arrays must be to a model's."""
         return Nearness.of(self.unit, inside=self.inside is not None)
 
     def narrow_to(self, dtype: str) -> None:
@@ -128,11 +128,11 @@ class Asker:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether no question is asked any more."""
+        """Return whether no question is asked any more."""
         return self.spent >= self.seconds or self._unanswered >= MOST_UNANSWERED
 
     def ask(self, problem: Problem) -> Trace | None:
-        """Return its answer, as float64, to a problem rounded to its dtype; None, with a note of why, without one."""
+        """Return the answer, as float64, to a problem rounded to the subject's dtype; None if it gives none."""
         if problem not in self._answers:
             digest = _digest(problem)  # what one probe reads, the next often asks for again
             if digest not in self._by_digest:
@@ -141,7 +141,7 @@ class Asker:
         return self._answers[problem]
 
     def in_turn(self, problems: Sequence[Problem]) -> list[Trace]:
-        """Return all that one prepared layer gives for several problems, up to the first that it fails at."""
+        """Return the answers of one prepared layer to several problems, up to the first at which it fails."""
         found: list[Trace] = []
         start = time.perf_counter()
         try:
@@ -155,12 +155,12 @@ class Asker:
         return found
 
     def output(self, problem: Problem) -> NDArray | None:
-        """Return its output, or None."""
+        """Return the output of its answer to a problem, or None."""
         trace = self.ask(problem)
         return None if trace is None else trace.output
 
     def is_right(self, problem: Problem) -> bool:
-        """Return whether its answer is the definition's, within the bounds; it must have given one."""
+        """Return whether its answer is the definition's within the bounds; there must be an answer."""
         output = self.output(problem)
         assert output is not None
         return self.wanted(problem).allows("output", output, "float64")
@@ -174,7 +174,8 @@ class Asker:
     def rounded(self, problem: Problem) -> Problem:
         """Return the problem as the subject gets it: the same object for the same problem.
 
-        In its dtype, and where its sizes or weights are fixed (`fitted`) the nearest that it can be asked.
+        It is in the subject's dtype. A subject with fixed sizes or weights (`fitted`) gets the nearest problem that it
+        can be asked.
         """
         fitted = getattr(self.subject, "fitted", None)
         if self.subject.dtype == "float64" and fitted is None:
@@ -193,7 +194,7 @@ class Asker:
         return max(LATER_WAIT if self._unanswered else FIRST_WAIT, TIMES_LONGER * self._longest)
 
     def ask_again(self, problem: Problem) -> Trace | None:
-        """Return as `ask` does, but ask even if it has been asked before."""
+        """Return what `ask` returns, but ask even if the problem has been asked before."""
         if self.out_of_time:
             self._refuse(self._late)
             return None
@@ -268,9 +269,9 @@ class Behaviour:
     """A description of what kind of thing a subject is.
 
     Attributes:
-        remarks: what equal questions had other answers to, in sentences.
+        remarks: sentences about equal questions that had different answers.
         is_function: whether equal questions to a layer prepared anew have equal answers: else nothing can be measured.
-        shared: the stage of what layers of equal shapes share, so that no claim about one layer holds; else None.
+        shared: the stage that layers of equal shapes share, so that nothing can be said about one of them; else None.
     """
 
     remarks: tuple[str, ...] = ()
@@ -279,7 +280,7 @@ class Behaviour:
 
 
 def observe(asker: Asker) -> Behaviour:
-    """Return what equal questions show."""
+    """Return the Behaviour that equal questions show."""
     if not asker.configs or not can_be_asked_again(asker.subject):
         return Behaviour()
     problem = generic(asker.configs[0])
@@ -292,9 +293,9 @@ def observe(asker: Asker) -> Behaviour:
 
 
 def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | None = None) -> bool:
-    """Return whether a float64 subject, or a model of it, rounds what becomes of its queries to about float32.
+    """Return whether a float64 subject, or a model of it, rounds to about float32 what it computes from its queries.
 
-    Its answer follows small moves of them, each as the other, and not one that float32 does not see.
+    If so, its answer moves in proportion to small moves of the queries, but not with a move too small for float32.
     """
     if asker.subject.dtype != "float64" or not asker.configs:
         return False

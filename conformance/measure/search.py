@@ -39,7 +39,7 @@ and conditions that are tried for one bug."""
 
 
 def features_of(problem: Problem, huge: float = HUGE) -> frozenset[str]:
-    """Return what a call and its layer have; EXTREME if numbers are huge or none, or a row has no key."""
+    """Return the features of a call and its layer; EXTREME if numbers are huge or NaN, or a row has no key."""
     usual = all((np.abs(getattr(problem.inputs, name)) < huge).all() for name in ("queries", "keys", "values"))
     extreme = not usual or not problem.allowed().any(axis=-1).all()
     return Setting.of(problem).has | ({EXTREME} if extreme else frozenset())
@@ -47,13 +47,13 @@ def features_of(problem: Problem, huge: float = HUGE) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What came of one row of problems.
+    """The result of one row of problems.
 
     Attributes:
-        probe: which.
+        probe: the row.
         asked: the problems that the subject answered; none if it refused all of them.
-        differing: of these, those in which it is not the definition.
-        refused: whether it was asked any that it did not answer.
+        differing: those of `asked` in which its answer is not that of the definition.
+        refused: whether there was a problem that it did not answer.
     """
 
     probe: Probe
@@ -67,12 +67,12 @@ class Measured:
     """The result of all problems on one subject.
 
     Attributes:
-        models: those that give every answer.
-        outcomes: of each row of problems, in their order.
-        asker: whom was asked what.
-        behaviour: whether it is a function. If it is none, no problem was asked.
-        against: of models that were known to explain it elsewhere and do not give every answer, the first row that
-            tells so.
+        models: the models that give every answer.
+        outcomes: the result of each row of problems, in the order of the rows.
+        asker: asked the subject, and has its answers.
+        behaviour: whether the subject is a function. If it is none, no problem was asked.
+        against: the first row that the first model of `start` (see `Probing.run`) does not give, if no model of
+            `start` gives every answer; else None.
     """
 
     models: tuple[Model, ...]
@@ -83,13 +83,13 @@ class Measured:
 
     @property
     def first(self) -> ProbeResult | None:
-        """The first row in which it differs from the definition."""
+        """Return the result of the first row in which the subject differs from the definition; None if none does."""
         return next((outcome for outcome in self.outcomes if outcome.differing), None)
 
 
 @dataclass(frozen=True)
 class Located:
-    """The first wrong step.
+    """The first wrong step of a subject.
 
     Attributes:
         stage: the stage at which it shows first.
@@ -104,16 +104,16 @@ class Located:
 
 @dataclass(eq=False)
 class Probing:
-    """One search.
+    """A search for the models (bugs in the reference) that give every answer of one subject.
 
     Args:
         asker: asks the subject.
         zoo: the bugs on file.
-        suffices: whether a model gives what else is known.
-        like: problems whose features, such as a past, the isolating ones may have; None: all.
-        progress: is told what is being done.
+        suffices: model -> whether it also gives what else is known of the subject.
+        like: problems whose features, such as a past, the isolating problems may have; None: any feature.
+        progress: is called with what is being done, in words.
         known: model, problem and kind of arrays -> whether the model gives them.
-        nearly: the models that give every answer, and not what else is known.
+        nearly: the models that give every answer, but for which `suffices` is False.
     """
 
     asker: Asker
@@ -132,7 +132,7 @@ class Probing:
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
-        """Ask the problems, and look for what gives all answers; models of `start` that do are all that is wanted."""
+        """Ask the problems, and return the models that give all answers: those of `start`, or else what is found."""
         self.progress("asking the same again")
         behaviour = observe(self.asker)
         if not behaviour.is_function:
@@ -196,8 +196,9 @@ class Probing:
     def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
         """Return the models of bugs on file that give every ordinary answer, and the number of these answers.
 
-        With a bug of rows without a key beside them, if that gives more. None are looked for where no extreme answer
-        differs: they would be what gives every answer, as what was measured may that no extreme case confirms.
+        Models that give every answer are returned instead, if there are any for which `suffices` holds. A bug of rows
+        without a key is added to a model if both together give more answers. ([], 0) if no ordinary answer differs from
+        the definition's, or no extreme one.
         """
         if nearly := list(filter(suffices, dict.fromkeys(self.nearly))):
             return nearly, sum(len(row.asked) for row in self.outcomes)

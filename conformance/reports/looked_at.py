@@ -66,11 +66,11 @@ SEQUENCES = "a second call of another shape, mask or thread"
 
 @dataclass(frozen=True)
 class OfPart:
-    """What the calls of layers with one part were.
+    """A description of the calls of layers with one part.
 
     Attributes:
-        sizes: words -> the largest size of any of them.
-        never: the kinds that none was.
+        sizes: name of a size in words -> the largest in any of these calls.
+        never: the kinds of calls that none of them was.
     """
 
     sizes: dict[str, int]
@@ -79,15 +79,15 @@ class OfPart:
 
 @dataclass(frozen=True)
 class LookedAt:
-    """What the calls of a run were.
+    """A description of the calls of a run.
 
     Attributes:
-        sizes: words -> the largest size of any call.
+        sizes: name of a size in words -> the largest in any call.
         dtypes, devices, paths: those that were run; a path is one of a backend's.
-        kinds: those of KINDS, and SEQUENCES, that some call was.
-        never: the dtypes, devices, paths and kinds that none was.
+        kinds: the kinds, from KINDS and SEQUENCES, that some call was of.
+        never: the dtypes, devices, paths and kinds that no call had.
         with_all: what `mha check --all` asks besides.
-        parts: a part of layers in words -> what the calls of layers with it were; none of a part that no layer had.
+        parts: a part of layers in words -> the calls of layers with it. A part that no layer had is not in it.
     """
 
     sizes: dict[str, int]
@@ -101,7 +101,7 @@ class LookedAt:
 
     @property
     def line(self) -> str:
-        """All of it in one line, but for the kinds that were met.
+        """Return all of this in one line, except `kinds`.
 
         >>> LookedAt({"keys": 1100}, ("float32",), ("cpu",), ("eager",), (), ("float64", "a GPU")).line
         'Covered: keys to 1,100; float32; cpu; the path eager. Not covered: float64, a GPU.'
@@ -117,7 +117,7 @@ class LookedAt:
         return f"Covered: {said}.{never}{of_parts}{with_all}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it, with the line."""
+        """Return this as a dict of JSON values, with the line."""
         return {**asdict(self), "line": self.line}
 
 
@@ -128,13 +128,13 @@ def _said(sizes: Mapping[str, int]) -> str:
 def looked_at(
     asked: Iterable[Asked], results: Sequence[Result], subjects: Iterable[Any], plan: Plan | None = None
 ) -> LookedAt | None:
-    """What the calls of these results were; None if there was no answer.
+    """Return a description of the calls of these results; None if there was no answer.
 
     Args:
         asked: the cases and sequences.
-        results: those that had no answer do not count.
-        subjects: whom they were asked; backends among them say which paths they have.
-        plan: what of it the run asked. Default: everything.
+        results: the results; those without an answer do not count.
+        subjects: the subjects that were asked; backends among them say which paths they have.
+        plan: which of the questions the run asked. Default: all.
     """
     answered = [result for result in results if result.status not in ("unsupported", "failed")]
     if not answered:

@@ -44,7 +44,7 @@ _sessions: OrderedDict[str, Session] = OrderedDict()
 
 
 def answered(request: bytes) -> tuple[bytes, bytes]:
-    """Call the function that a request names: Frame.ANSWER and what it returned, or Frame.RAISED and the error."""
+    """Call the function that a request names; return Frame.ANSWER and its result, or Frame.RAISED and its error."""
     try:
         name, _, given = request.partition(b"\0")
         function = _named(name.decode())  # its module knows what else may be sent to it
@@ -65,7 +65,7 @@ def _named(name: str) -> Any:
 
 @wire.sendable
 class NotPrepared(LookupError):
-    """A layer that this process has not prepared, or no longer has."""
+    """An error: this process has not prepared the layer, or no longer has it."""
 
 
 def answers(
@@ -75,17 +75,17 @@ def answers(
     calls: list[AttentionInputs],
     limit: float,
 ) -> wire.Together:
-    """The answers of a layer, which is prepared at its first call: (arrays by name of each, the error that ended them).
+    """Return a layer's answers (arrays by name), and the error that ended them or None; prepare it at its first call.
 
     Args:
         session: the name of the prepared layer.
-        source: of its subject.
-        layer: what it is prepared with; None where it has been.
-        calls: what it is asked, in this order.
+        source: how its subject is made.
+        layer: what it is prepared with; None if it has been prepared.
+        calls: the inputs of its calls, in this order.
         limit: seconds that a subject with a time limit may take for each.
 
     Raises:
-        NotPrepared: `layer` is needed.
+        NotPrepared: `layer` is None, and it has not been prepared.
     """
     found = _sessions.pop(session, None)
     if found is None:
@@ -109,10 +109,10 @@ def answers(
 
 
 def turns(source: Source, done: list[Turn], limit: float) -> wire.Together:
-    """What comes of turns on layers that are prepared for them, as `Session.turns` has it; a Trace is its arrays.
+    """Return what `Session.turns` gives on layers that are prepared for these turns, with arrays in place of Traces.
 
     Args:
-        source: of the subject.
+        source: how the subject is made.
         done: the turns, in this order.
         limit: seconds that a subject with a time limit may take for each.
     """
@@ -159,13 +159,13 @@ def _loaded(name: str) -> Backend:
 
 
 def backend_subject(name: str, dtype: str, device: str, path: str | None) -> BackendSubject:
-    """A backend as a subject."""
+    """Return a backend as a subject."""
     return BackendSubject(_backend(name, kept_folder()), dtype, device, path)
 
 
 @cache
 def own_subject(spec: str, dtype: str, limit: float) -> LoadedSubject:
-    """Somebody's own subject."""
+    """Return a user's own subject."""
     return load_subject(spec, dtype, time_limit=limit)
 
 
@@ -173,7 +173,7 @@ def own_subject(spec: str, dtype: str, limit: float) -> LoadedSubject:
 
 
 def described_backend(name: str) -> dict[str, Any]:
-    """What `conformance.workers.described.DescribedBackend` knows of a backend."""
+    """Return the fields of a `conformance.workers.described.DescribedBackend` for a backend."""
     import platform
     import sys
 
@@ -198,12 +198,12 @@ def described_backend(name: str) -> dict[str, Any]:
 
 
 def described_subject(spec: str, dtype: str, limit: float) -> dict[str, Any]:
-    """What `conformance.workers.described.RemoteSubject` knows of somebody's own subject."""
+    """Return the fields of a `conformance.workers.described.RemoteSubject` for a user's own subject."""
     return _described(load_subject(spec, dtype, time_limit=limit))
 
 
 def described_subjects(spec: str, dtypes: tuple[str, ...], limit: float) -> tuple[list[dict[str, Any]], list[str]]:
-    """The same in all of these dtypes that it computes in, and a line for each of the others."""
+    """Return `described_subject` for each of `dtypes` that it computes in, and a line for each of the others."""
     found, left_out = load_subjects(spec, dtypes, time_limit=limit)
     return [_described(subject) for subject in found], left_out
 

@@ -44,23 +44,23 @@ _line: Line | None = None
 
 
 def use_line(line: Line) -> None:
-    """Ask all questions on this line from now on."""
+    """Send all questions to other processes through this line from now on."""
     global _line
     _line = line
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Another process, which is kept: its home, and what it is started with."""
+    """A process beside this one, kept between questions: its home, and what it is started with."""
 
     home: Home
     settings: Settings
 
     def asked(self, seconds: float | None, kind: type[Kind], function: Callable[..., Any], *given: Any) -> Kind:
-        """What a function gives there; raises what it raises there.
+        """Return what a function returns in that process; raises what it raises there.
 
         Args:
-            seconds: the time that it may take. None: any, as long as the process gives signs of life.
+            seconds: the time that it may take. None: no limit, as long as the process gives signs of life.
             kind: the type of the answer.
             function, given: a function of a module, and its arguments.
 
@@ -75,7 +75,7 @@ class Elsewhere:
             return self.read(strangers.ask(self.home, seconds, request), kind)
 
     def read(self, answer: tuple[bytes, bytes], kind: type[Kind]) -> Kind:
-        """The value of an answer, as `asked` gives it; raises as that."""
+        """Return the value in the answer that the process sent; raises as `asked`."""
         word, content = answer
         try:
             value = wire.loads(content)
@@ -92,7 +92,7 @@ class Elsewhere:
 
 
 def request_of(function: Callable[..., Any], *given: Any) -> bytes:
-    """The request to call a function of a module."""
+    """Return the request, as bytes, to call a function of a module with these arguments."""
     return f"{function.__module__}:{function.__qualname__}\0".encode() + wire.dumps(list(given))
 
 
@@ -100,12 +100,12 @@ _numbers = itertools.count()
 
 
 class RemoteSession:
-    """A prepared layer in another process: what `conformance.subjects.ask.Session` is in this one.
+    """A prepared layer in another process; the counterpart in this one is `conformance.subjects.ask.Session`.
 
     Args:
-        process: where it is prepared.
-        source: of its subject there.
-        problem: the layer, and the first call.
+        process: the process in which the layer is prepared.
+        source: how its subject is made there.
+        problem: has the layer's config and weights.
         limit: seconds that one answer may take.
     """
 
@@ -116,7 +116,7 @@ class RemoteSession:
         self._is_prepared = False
 
     def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:
-        """The layer's answers to the inputs of these problems; raises as `conformance.subjects.ask.ask`."""
+        """Yield the layer's answers to the inputs of these problems; raises as `conformance.subjects.ask.ask`."""
         try:
             given, error = self._asked([problem.inputs for problem in problems])
         except WorkerDied as death:
@@ -127,7 +127,7 @@ class RemoteSession:
             raise error if isinstance(error, Exception) else SubjectFailed("its process sent too few answers")
 
     def turns(self, turns: Sequence[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
-        """As `conformance.subjects.ask.Session.turns`, on layers that are prepared for these turns."""
+        """Yield what `conformance.subjects.ask.Session.turns` yields, from layers that are prepared for these turns."""
         seconds = sum(max(1, turn.times * len(turn.problems)) for turn in turns) * self._limit + GRACE_SECONDS
         arguments = (self._source, list(turns), self._limit)
         try:
@@ -186,11 +186,11 @@ def _trace(arrays: Any, problem: Problem) -> Trace:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DescribedBackend(Backend):
-    """A backend in another process, which is asked there.
+    """A stand-in for a backend in another process, which does the computing.
 
     Attributes:
         name, slow_to_prepare, relative_cost: as of a `Backend`.
-        interpreter, python: the program that runs it, and its version.
+        interpreter, python: the path of the Python that runs it, and its version.
         settings: what its process is started with.
     """
 
@@ -211,7 +211,7 @@ class DescribedBackend(Backend):
         return Home(self.name)
 
     def versions(self) -> dict[str, str]:
-        """As of a `Backend`, and Python's where another interpreter runs it."""
+        """Return package -> version, with that of Python where another interpreter runs the backend."""
         here = {} if same_program(self.interpreter) else {"python": self.python}
         return {**self._versions, **here}
 
@@ -231,7 +231,7 @@ class DescribedBackend(Backend):
         return self._kernels[device, path]
 
     def session(self, problem: Problem, dtype: str, device: str, path: str | None) -> RemoteSession:
-        """A prepared layer in its process."""
+        """Return a session with the problem's layer in the backend's process, which prepares it at the first call."""
         source = ("conformance.workers.answering:backend_subject", self.name, dtype, device, path)
         return RemoteSession(Elsewhere(self.home, self.settings), source, problem, BACKEND_SECONDS)
 
@@ -248,7 +248,7 @@ class DescribedBackend(Backend):
 
 
 def describe_backend(name: str, settings: Settings) -> DescribedBackend:
-    """What a backend says of itself, asked in a process of its own, which is kept for work.
+    """Return a stand-in for a backend, with what it says of itself in a process of its own, which is kept for work.
 
     Raises:
         CannotStart: its interpreter can't be used.
@@ -268,9 +268,9 @@ class RemoteSubject:
     Attributes:
         spec, name, dtype, device, precision, selector, origin, undeclared, says_compiled: as of a `LoadedSubject`.
         limit: seconds that one answer may take.
-        patience: fewer seconds, if whoever asks does not wait that long.
+        patience: seconds that the caller waits for an answer, if these are fewer.
         settings: what its process is started with.
-        source: how it is found there. Default: by its spec.
+        source: how it is made in its process. Default: from its spec.
         place: the name of its process. Default: the spec.
     """
 
@@ -296,25 +296,26 @@ class RemoteSubject:
         return Home(self.place) if self.place else Home(self.spec, self.limit)
 
     def within(self, seconds: float) -> RemoteSubject:
-        """The same, in the same process, with a shorter time limit."""
+        """Return the same subject, in the same process, with a shorter time limit."""
         return replace(self, patience=seconds)
 
     def elsewhere(self, problem: Problem) -> RemoteSession:
-        """The layer of a problem, prepared in its process at the first call."""
+        """Return a session with the problem's layer in the subject's process, which prepares it at the first call."""
         source = self.source or ("conformance.workers.answering:own_subject", self.spec, self.dtype, self.limit)
         process = Elsewhere(self.home, self.settings)
         return RemoteSession(process, source, problem, min(self.limit, self.patience))
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        """A function that asks the subject; it is prepared there at the first call."""
+        """Return a function that asks the subject; its process prepares the layer at the first call."""
         return _asking(self.elsewhere, config, weights)
 
 
 def describe_subjects(
     spec: str, dtypes: Sequence[str], time_limit: float, settings: Settings
 ) -> tuple[list[RemoteSubject], list[str]]:
-    """A user's subject in every dtype that it computes in, and a line for each of the others; its module is imported
-    in a process of its own.
+    """Return a user's subject in each of `dtypes` that it computes in, and a line for each of the others.
+
+    Its module is imported in a process of its own.
 
     Raises:
         SpecError: as `conformance.subjects.load.load_subjects`, or its process can't be started or died.
@@ -326,7 +327,7 @@ def describe_subjects(
 
 
 def describe_subject(spec: str, dtype: str, time_limit: float, settings: Settings) -> RemoteSubject:
-    """As `describe_subjects`, in one dtype. Raises OtherDtype if it does not compute in it."""
+    """Return a user's subject in one dtype, as `describe_subjects`. Raises OtherDtype if it does not compute in it."""
     with _importing(spec, time_limit, settings) as process:
         said = process.asked(settings.import_limit, dict, answering.described_subject, spec, dtype, time_limit)
     return RemoteSubject(**said, settings=settings)
@@ -348,12 +349,12 @@ def _while_imported(death: WorkerDied, settings: Settings) -> str:
 
 
 def home_of(subject: Subject) -> Home:
-    """The process that a subject runs in."""
+    """Return the home of the process that a subject runs in."""
     if isinstance(subject, BackendSubject):
         return Home(subject.backend.name)
     return subject.home if isinstance(subject, RemoteSubject) else Home(NUMPY)
 
 
 def relative_cost(subject: Subject) -> float:
-    """About how long a case takes on a subject, in any measure."""
+    """Return about how long a case takes on a subject, in arbitrary units."""
     return float(getattr(subject, "relative_cost", 1.0))

@@ -54,11 +54,11 @@ _all: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
 
 class WorkerProcess:
-    """A process that was started and has said what it is.
+    """A worker process that was started and has said what it is.
 
     Args:
-        home: what it is for.
-        interpreter: the program; None for the one that runs this.
+        home: what the process is for.
+        interpreter: the path of its Python; None for the one that runs this.
         threads: how many threads a framework has (see `THREADS`), unless the environment says it. More of them than
             cores wait for each other in turn, which makes a small operation a hundred times slower. None: as many as
             it takes by itself.
@@ -66,10 +66,10 @@ class WorkerProcess:
             everywhere.
 
     Attributes:
-        hello: what it said.
-        is_ready: whether it has said it.
-        unit: what it does, or did last, or is asked for.
-        is_spent: whether a thread of the last request is still at work in it, or a process that may not stay.
+        hello: what it said first.
+        is_ready: whether it has said this.
+        unit: the unit that it works on, or worked on last.
+        is_spent: whether it still has a thread of the last request at work, or a process that may not stay.
 
     Raises:
         CannotStart: it lacks this project, has another version of it, or does not start.
@@ -127,12 +127,12 @@ class WorkerProcess:
 
     @property
     def has_left_processes(self) -> bool:
-        """Whether processes run that the worker started; looked at on Linux alone."""
+        """Return whether processes run that the worker started; False on other systems than Linux."""
         return sys.platform == "linux" and len(descendants(self._process.pid)) > 1  # the worker is one
 
     @property
     def where(self) -> str:
-        """The process in words."""
+        """Return the process in words: its interpreter, and what it is for."""
         return f"the interpreter {shown(self.interpreter or sys.executable)} of {self.home.name}"
 
     def _greeted(self, words: IO[bytes], limit: float) -> Hello:
@@ -166,11 +166,11 @@ class WorkerProcess:
         return hello
 
     def run(self, unit: Unit, start: int, strangers: Line) -> Iterator[Any]:
-        """The answers of a unit from item `start` on, in a process of ours.
+        """Return an iterator over the answers of a unit from item `start` on, in a process of ours.
 
         Args:
             unit, start: the work.
-            strangers: whom it asks for answers of frameworks and subjects.
+            strangers: the line to the processes of frameworks and subjects, which the unit asks.
 
         Raises:
             WorkerDied: the process ended, or was silent or busy with one item beyond its limit.
@@ -182,12 +182,12 @@ class WorkerProcess:
     def call(
         self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None, strangers: Line | None = None
     ) -> Any:
-        """What `function(*arguments)` returns in a process of ours, or raises; it is a function of a module.
+        """Return what `function(*arguments)` returns in a process of ours; raises what it raises.
 
         Args:
-            function, arguments: what to call.
-            seconds: the time that it may take. None: any, as long as the process gives signs of life.
-            strangers: as of `run`.
+            function, arguments: a function of a module, and its arguments.
+            seconds: the time that it may take. None: no limit, as long as the process gives signs of life.
+            strangers: as for `run`.
 
         Raises:
             WorkerDied: as `run`.
@@ -209,7 +209,7 @@ class WorkerProcess:
                 yield pickle.loads(content)
 
     def ask(self, request: bytes, seconds: float | None) -> tuple[bytes, bytes]:
-        """Kind and content of the answer to a request, in a process that is not ours; errors as of `exchange`."""
+        """Return kind and content of the answer to a request, in a process that is not ours; raises as `exchange`."""
         try:
             ((kind, content),) = self.exchange(request, seconds)
         except ValueError:  # it says more or less than it was asked
@@ -217,11 +217,11 @@ class WorkerProcess:
         return kind, content
 
     def exchange(self, request: bytes, seconds: float | None) -> Iterator[tuple[bytes, bytes]]:
-        """Send a request; yields kind and content of each frame of its answer, but for signs of life.
+        """Send a request; yield kind and content of each frame of the answer, except signs of life.
 
         Args:
             request: the content of the request.
-            seconds: the time until the next frame. None: any, as long as the process gives signs of life.
+            seconds: the time until the next frame. None: no limit, as long as the process gives signs of life.
 
         Raises:
             WorkerDied: it ended, or had to be ended.
@@ -303,7 +303,7 @@ class WorkerProcess:
 
 
 def running() -> list[WorkerProcess]:
-    """Every worker of this process that has not ended."""
+    """Return every worker of this process that has not ended."""
     return list(_all)
 
 

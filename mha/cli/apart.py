@@ -32,14 +32,14 @@ def _asked(question: str) -> bool:
 
 @dataclass
 class Loaded:
-    """What takes part in a command.
+    """A list of the subjects and backends that take part in a command.
 
     Attributes:
-        subjects: all that can be used, on every device and in every dtype.
-        own: the user's among them.
-        backends: those that can be used.
+        subjects: all subjects that can be used, on every device and in every dtype.
+        own: the user's own subjects among these.
+        backends: the backends that can be used.
         left_out: a line for each backend, dtype or path that is not there.
-        broken: a line for each backend or subject that can't be used; it costs the command its success.
+        broken: a line for each backend or subject that can't be used; with one, the command does not succeed.
     """
 
     subjects: list[Subject] = field(default_factory=list)
@@ -50,16 +50,16 @@ class Loaded:
 
     @property
     def versions(self) -> dict[str, dict[str, str]]:
-        """Backend -> package -> version."""
+        """Return backend -> package -> version."""
         return {backend.name: backend.versions() for backend in self.backends}
 
 
 class Apart(Options):
-    """The options of commands whose subjects run in processes of their own; those of a command derive from it.
+    """A base class with the options of commands whose subjects run in processes of their own.
 
     Attributes:
-        workers: processes at a time; 0: none but this one. None: one for each core.
-        pythons: "NAME=PATH", as they were given.
+        workers: how many processes run at a time; 0: only this one; None: one for each core.
+        pythons: interpreters of backends and subjects, each as "NAME=PATH".
         scheduler: the address of a Dask cluster's scheduler; None: the work is done on this machine.
         import_limit: seconds for an interpreter to start, and for a backend or a subject to be imported and made.
     """
@@ -97,7 +97,7 @@ class Apart(Options):
         return self.workers == 0
 
     def settings(self, specs: tuple[str, ...] = ()) -> Settings:
-        """Which interpreter runs what. Raises SpecError if that can't be, or the cluster can't be used.
+        """Return which interpreter runs what. Raises SpecError if one of them, or the cluster, can't be used.
 
         Args:
             specs: the subjects that were asked for.
@@ -130,7 +130,7 @@ class Apart(Options):
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """A context after which the processes that were started end."""
+        """Return a context at whose end the processes that were started are ended."""
         from conformance.workers.execute import end_idle
 
         try:
@@ -141,7 +141,7 @@ class Apart(Options):
 
     @contextmanager
     def executor(self) -> Iterator[Executor]:
-        """Where the work is done."""
+        """Return a context with the executor that does the work."""
         from conformance.workers.local import Local
 
         executor = Local(1 if self.in_this_process else self.workers) if self.scheduler is None else self._cluster
@@ -158,13 +158,13 @@ class Apart(Options):
         text: Callable[[Item], str],
         work: Callable[[Executor], Iterator[Item]],
     ) -> tuple[list[Item], bool]:
-        """What `work(executor)` yields, or what there is when the user interrupts; and whether one did.
+        """Return what `work(executor)` yields, up to an interrupt by the user; and whether there was one.
 
         Args:
-            errors: where a progress bar is shown.
+            errors: the console that shows a progress bar.
             total: how many items there will be.
-            text: what the bar says after an item.
-            work: yields items, in any order.
+            text: item -> what the bar says after it.
+            work: a function of an executor that yields items, in any order.
         """
         from conformance.runner import until_interrupted
 
@@ -178,10 +178,11 @@ class Apart(Options):
             return until_interrupted(seen())
 
     def backends(self, requested: tuple[str, ...], settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
-        """The requested backends, or all installed ones; a line for each that is not installed; and one for each whose
-        interpreter can't be used, which costs the command its success.
+        """Return the requested backends, or all installed ones; and two lists with a line for each that can't be used.
 
-        A backend that was asked for and can't be used is an error, and so is an installed one that is broken.
+        The first is about backends that are not installed, the second about those whose interpreter can't be used: then
+        the command does not succeed. A backend that was asked for and can't be used is an error, and so is an
+        installed one that is broken.
         """
         from conformance.workers.described import describe_backend
         from conformance.workers.interpreters import Home
@@ -225,16 +226,16 @@ class Apart(Options):
         compiled: bool = False,
         time_limit: float = 60.0,
     ) -> Loaded:
-        """Backends and the user's own subjects, in every dtype that was asked for and that they compute in.
+        """Return the backends and the user's own subjects, in each of `dtypes` that they compute in.
 
         Args:
-            settings: of `settings`.
+            settings: what `settings` returned.
             dtypes: names of dtypes.
-            backend_names: the backends; all that are installed if none is named, and no subject is.
+            backend_names: the backends. Default: all that are installed, unless `specs` names a subject.
             specs: the user's subjects. One that can't be used does not stop the others.
-            devices: of the backends. Default: all.
-            path: of the backends. Default: their default paths.
-            compiled: the backends' compiled paths, and each subject as its attribute `compiled` beside.
+            devices: the backends' devices. Default: all.
+            path: the backends' path. Default: their default paths.
+            compiled: whether backends run on their compiled paths, and each subject also as its attribute `compiled`.
             time_limit: seconds that a subject may take for a case.
         """
         from conformance.subjects.load import COMPILED, check_time_limit
@@ -267,7 +268,7 @@ class Apart(Options):
         return found
 
     def one_backend(self, name: str, settings: Settings) -> tuple[Backend, str]:
-        """One backend, and the version and the program of the Python that runs it.
+        """Return a backend, and a line with the version and the path of the Python that runs it.
 
         Raises:
             BackendError: it can't be used; the message is one line.
@@ -278,7 +279,7 @@ class Apart(Options):
         return described, f"python {described.python}: {described.interpreter}"
 
     def loader(self, time_limit: float, settings: Settings) -> Callable[[str, str], Subject]:
-        """`load(spec, dtype)`, which makes a user's subject: one that runs in its own process."""
+        """Return a function of (spec, dtype) that makes a user's subject, which runs in a process of its own."""
         from conformance.workers.described import describe_subject
 
         return partial(describe_subject, time_limit=time_limit, settings=settings)
@@ -292,8 +293,9 @@ def backend_subjects(
     *,
     compiled: bool = False,
 ) -> tuple[list[BackendSubject], list[str]]:
-    """Every backend on its default paths, on `path` or on those that are compiled, in every dtype on every device; and
-    a line for each dtype or path that one does not have.
+    """Return a subject for each backend, path, dtype and device; and a line for each dtype or path that one lacks.
+
+    The paths are the backend's default ones, `path` alone, or with `compiled` those that are compiled.
     """
     from conformance.subjects.backend import BackendSubject, paths_to_check
 

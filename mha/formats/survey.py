@@ -49,7 +49,7 @@ class IncompleteLayer:
     there: tuple[str, ...]
 
     def lacks(self) -> str:
-        """The arrays that it lacks, in words; layouts that lack equal arrays are named together.
+        """Return the arrays that it lacks, in words; layouts that lack the same arrays are named together.
 
         >>> IncompleteLayer("a", {"canonical": ("a.out_proj.weight",), "llama": ("a.o_proj.weight",)}, ()).lacks()
         'lacks a.out_proj.weight (canonical) or a.o_proj.weight (llama)'
@@ -62,7 +62,7 @@ class IncompleteLayer:
 
 @dataclass(frozen=True)
 class Survey:
-    """The attention in one file.
+    """A list of all attention in one file.
 
     Attributes:
         path: the file.
@@ -70,9 +70,9 @@ class Survey:
         incomplete: layers that lack arrays, in the same order.
         unseen: modules whose names look like attention, and whose arrays fit no layout.
         order: the prefixes of `layers` and `incomplete` together, in the same order.
-        passed_over: other files of weights beside this one, where a folder was the source.
-        strays: names that are nearly those of arrays that a whole layer lacks; and arrays that it lacks and a layer
-            of the same prefix, but for numbers, has.
+        passed_over: other files of weights beside this one, if the source was a folder.
+        strays: arrays with nearly the name of one that a whole layer lacks; and arrays that a neighbour has and a whole
+            layer lacks. A neighbour's prefix differs in numbers alone.
     """
 
     path: str
@@ -84,7 +84,7 @@ class Survey:
     strays: tuple[Stray, ...] = ()
 
     def numbers(self, layout: str | None = None) -> dict[str, int]:
-        """Prefix -> number from 0, in the order of the model; incomplete layers are counted too.
+        """Return prefix -> number from 0, in the order of the model; incomplete layers are counted too.
 
         Args:
             layout: number only the layers that may have this layout. Default: all layers.
@@ -94,14 +94,14 @@ class Survey:
         return {prefix: number for number, prefix in enumerate(one for one in self.order if one in counted)}
 
     def lacking(self, layout: str | None = None) -> list[IncompleteLayer]:
-        """The incomplete layers; with `layout`, those that may have been of this layout."""
+        """Return the incomplete layers; with `layout`, only those that may be of this layout."""
         return [layer for layer in self.incomplete if layout is None or layout in layer.missing]
 
     def refuse_incomplete(self, prefix: str | None = None, layout: str | None = None) -> None:
         """Raise SpecError if a layer that is asked for is incomplete; the message lists all such layers.
 
-        A layer also counts as incomplete if it lacks an optional array and the file has one of nearly that name; or
-        if its neighbours have that array, unless it is asked for by its prefix.
+        A layer also counts as incomplete if it lacks an optional array and the file has one of nearly that name. The
+        same holds if its neighbours have that array, unless the layer is asked for by its prefix.
 
         Args:
             prefix: the one layer that is asked for. Default: all layers.
@@ -122,7 +122,7 @@ class Survey:
         raise SpecError(f"{self.path}: {count}: {shown} ({hint})")
 
     def line(self, read: Collection[str] | None = None) -> str:
-        """One line: how many of the modules that look like attention were read, and which were not.
+        """Return one line: how many of the modules that look like attention were read, and which were not.
 
         Args:
             read: the prefixes that were read. Default: those of all whole layers.
@@ -139,7 +139,7 @@ class Survey:
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        """The survey as a dict of JSON values."""
+        """Return the survey as a dict of JSON values."""
         numbers = self.numbers()
         return {
             "source": self.path,
@@ -153,7 +153,7 @@ class Survey:
 
 
 def survey_file(path: str | Path) -> Survey:
-    """`survey` of a file or folder of weights.
+    """Return the `survey` of a file or folder of weights.
 
     Raises:
         SpecError: as `mha.formats.open_checkpoint`.
@@ -163,7 +163,7 @@ def survey_file(path: str | Path) -> Survey:
 
 
 def survey(checkpoint: Checkpoint, source: str | Path | None = None) -> Survey:
-    """Everything in a file that is attention or looks like it, from its names and shapes alone.
+    """Return everything in a file that is attention or looks like it, from its names and shapes alone.
 
     Args:
         checkpoint: the open file.
@@ -251,7 +251,7 @@ def _unseen(checkpoint: Checkpoint, read: Collection[str]) -> list[str]:
 
 
 def module_of(name: str) -> str | None:
-    """The module that looks like attention in the name of an array, as a prefix; None if none does.
+    """Return the prefix of the module that looks like attention in the name of an array; None if none does.
 
     >>> module_of("encoder.block.0.layer.0.SelfAttention.q.weight")
     'encoder.block.0.layer.0.SelfAttention'

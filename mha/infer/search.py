@@ -52,7 +52,7 @@ SIGNIFICANT = 1e-2
 
 @dataclass
 class Ranking:
-    """The best hypotheses so far; and those too close for chance, until the search judges them.
+    """The best hypotheses so far; and those that fit too well for chance, until the search judges them.
 
     Attributes:
         best: a heap of (-misfit, number, hypothesis), worst first.
@@ -69,11 +69,11 @@ class Ranking:
 
     @property
     def cutoff(self) -> float:
-        """The misfit from which on a hypothesis is not kept."""
+        """Return the misfit from which on a hypothesis is not kept."""
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
     def promising(self, misfit: NDArray) -> NDArray[np.intp]:
-        """Return the places of the least numbers of an array, at most KEPT; one if all are as good as chance."""
+        """Return the indices (n, axes) of misfits below the cutoff, at most KEPT; of the least one if none is."""
         good = np.argwhere(misfit < self.cutoff)
         if len(good) > KEPT:
             flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
@@ -81,7 +81,7 @@ class Ranking:
         return good if len(good) else np.argwhere(misfit == misfit.min())[:1]
 
     def add(self, misfit: float, hypothesis: Hypothesis) -> None:
-        """Keep a hypothesis if it is among the best."""
+        """Keep a hypothesis if its misfit is below the cutoff."""
         self.nearest = min(self.nearest, (misfit, hypothesis), key=lambda near: near[0])
         if misfit >= self.cutoff:
             return
@@ -98,11 +98,11 @@ class Ranking:
 
 
 class Search:
-    """All hypotheses about one file and one record, tier by tier.
+    """A search of all hypotheses about one file and one recorded call, tier by tier, ordinary ones first.
 
     Args:
-        candidates, observed: the readings of the arrays, and the record.
-        rows: those of the sketch, whose outputs vary.
+        candidates, observed: the file's arrays, and the recorded call.
+        rows: (item, query) of each row of the sketch; their outputs vary.
         num_heads: H, if it is known.
         deadline: the time.monotonic() after which the search gives up.
     """
@@ -127,12 +127,12 @@ class Search:
         self.timed_out = False
 
     def readings(self, tier: int) -> list[Reading]:
-        """Return the readings that belong to a tier, those with heads of usual widths first."""
+        """Return the readings of a tier (how unusual they are; 0: ordinary), those with usual head widths first."""
         found = readings(self.families, self.observed, self.num_heads, tier)
         return sorted(found, key=lambda reading: _unusual_width(reading.family.q[0].count // reading.heads))
 
     def cost(self, tier: int) -> float:
-        """Return roughly how many multiplications a tier costs, with PER_READING for each reading."""
+        """Return the rough number of multiplications for all readings of a tier, with their overhead PER_READING."""
         biases = 1 + len(self.candidates.vectors)
         total = 0.0
         for reading in self.readings(tier):
@@ -142,9 +142,9 @@ class Search:
         return total * len(self.observed.masks)
 
     def run(self, tier: int, is_found: Callable[[list[Hypothesis]], bool]) -> Ranking:
-        """Rank the hypotheses of one tier. Sets `timed_out` if there was no time for all of them.
+        """Return the ranking of one tier's hypotheses. Sets `timed_out` if there was no time for all of them.
 
-        An expensive tier ends as soon as `is_found` returns True for hypotheses that are too close for chance.
+        An expensive tier ends as soon as `is_found` returns True for hypotheses that fit too well for chance.
         """
         ranking = Ranking()
         cost = self.cost(tier)

@@ -43,17 +43,17 @@ RESETS = ("reset_cache", "clear_cache", "reset", "reset_state")
 
 @dataclass(frozen=True)
 class Cache:
-    """How a model is asked step by step.
+    """A way in which a model is asked step by step.
 
     Attributes:
-        said: in words.
-        past: the arguments that are given the state; () where the model keeps it itself.
-        places: where each is in what a call gave; an empty list where the one that was given is changed in place.
-        asks: arguments of each call while it decodes.
-        begin: makes the first state, from trial and size; None for none.
-        start: the argument that is the position of the first token.
-        step: a function of tokens and state that gives output and state, in place of all this; or the name of such
-            a method.
+        said: the way in words.
+        past: the arguments by which the state is given; () if the model keeps it itself.
+        places: the place of the new state in the output, for each of `past`; () if the state is changed in place.
+        asks: further arguments of each call while it decodes.
+        begin: trial -> the first state; None if there is none.
+        start: the argument that is the position of the first token; None if there is none.
+        step: a function of (tokens, state) that gives (output, state), in place of all this; or the name of such a
+            method.
     """
 
     said: str
@@ -65,13 +65,13 @@ class Cache:
     step: Any = None
 
     def first(self, trial: Trial) -> Any:
-        """The state before any token."""
+        """Return the state before any token."""
         return None if self.begin is None else self.begin(trial)
 
     def feed(
         self, trial: Trial, x: Mapping[str, Given], state: Any, at: int, more: Mapping[str, Any] | None = None
     ) -> tuple[Answer, Any]:
-        """Give the next tokens, which begin at a position; the answer, and the state after it."""
+        """Give the model the next tokens, which begin at position `at`; return the answer, and the state after it."""
         if self.step is not None:
             main = next(iter(x.values()))
             own = isinstance(self.step, str)
@@ -108,7 +108,7 @@ def _at(raw: Any, place: tuple[str, ...]) -> Any:
 
 
 def find_cache(live: Live, template: Template, step: Any = None) -> Cache | str:
-    """How the model decodes, or why that was not found.
+    """Return how the model decodes, or in words why that was not found.
 
     Args:
         live, template: the model, and how it is called.

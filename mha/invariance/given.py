@@ -1,4 +1,4 @@
-"""Given: an array with the Python text that gives it, so that a call can be made and printed alike."""
+"""Given: an array with a Python expression for it, so that a call can be both made and printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Given:
-    """An array, and the text that gives it.
+    """An array, and a Python expression for it.
 
     >>> x = Given(np.arange(6).reshape(2, 3), "x")
     >>> x[:, 1:].text, x[:, 1:].array.shape
@@ -31,7 +31,7 @@ class Given:
         return Given(self.array[keys], f"{self.text}[{', '.join(map(_key, keys))}]")
 
     def part(self, axis: int, start: int | None, stop: int | None = None) -> Given:
-        """A part of it along an axis."""
+        """Return the part [start:stop] along an axis."""
         return self[(*(slice(None),) * axis, slice(start, stop))]
 
 
@@ -43,7 +43,7 @@ def _key(key: Any) -> str:
 
 
 def literal(array: NDArray) -> Given:
-    """A small array written out.
+    """Return a small array, with a text that writes out its numbers.
 
     >>> literal(np.array([[True, False]])).text
     'np.array([[True, False]])'
@@ -60,20 +60,20 @@ def literal(array: NDArray) -> Given:
 
 @dataclass(frozen=True)
 class Ref:
-    """Something of the framework's own, such as a cache, and the text that gives it."""
+    """A value of the framework's own, such as a cache, and a Python expression for it."""
 
     value: Any
     text: str
 
 
 def joined(parts: list[Given], axis: int) -> Given:
-    """Arrays one after the other."""
+    """Return arrays joined along an axis."""
     text = f"np.concatenate([{', '.join(one.text for one in parts)}], {axis})"
     return Given(np.concatenate([one.array for one in parts], axis), text)
 
 
 def shown(value: Any) -> str:
-    """The text of an argument: arrays are handed to the framework by `t`."""
+    """Return the code of an argument; arrays are wrapped in `t(...)`, which hands them to the framework."""
     if isinstance(value, Given):
         return f"t({value.text})"
     if isinstance(value, Ref):

@@ -14,7 +14,7 @@ KNOWN = {
 
 
 def known_deviation(relation: Relation, known: Known) -> str | None:
-    """The id of the deviation that a broken relation is, if this model is of that package and release."""
+    """Return the id of the known deviation by which this model's package breaks a relation; None if none applies."""
     package, id = KNOWN.get(relation.id, ("", ""))
     own = f"{type(known.live.asked).__module__}."
     if not id or not own.startswith(f"{package}."):

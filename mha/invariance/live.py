@@ -37,7 +37,7 @@ _OPEN = _Open()
 
 
 class FirstOf:
-    """What makes a model, of a function that makes (model, inputs); `inputs` are those that it made first."""
+    """A function that makes a model, from one that makes (model, inputs); `inputs` are those of its first call."""
 
     def __init__(self, both: Callable[[], tuple[Any, Any]], inputs: Any) -> None:
         self.both, self.inputs = both, inputs
@@ -51,10 +51,10 @@ class Live:
 
     Args:
         model: the model; a module of linen is bound.
-        make: makes another one like it, if something does.
+        make: a function that makes another model like it, if there is one.
 
     Raises:
-        SpecError: its parameters have no numbers.
+        SpecError: it is no such model or function; or its parameters have no numbers.
     """
 
     def __init__(self, model: Any, make: Callable[[], Any] | None = None) -> None:
@@ -82,7 +82,7 @@ class Live:
 
     @cached_property
     def framework(self) -> str:
-        """Where its arrays come from: torch, keras, flax, mxnet, or numpy for a function."""
+        """Return where its arrays come from: torch, keras, flax, mxnet, or numpy for a function."""
         if self.hooks is None:
             return "torch" if self.tensors else "numpy"
         home = self.hooks.__name__.split(".")[1]
@@ -90,22 +90,22 @@ class Live:
 
     @cached_property
     def held(self) -> Any:
-        """What `native` runs."""
+        """Return the model as `native` holds it to run it."""
         return None if self.native is None else self.native.hold(self.asked)
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
-        """Its parameters by name."""
+        """Return its parameters by name."""
         return {} if self.native is None else dict(self.native.parameters_of(self.held))
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of its parameters."""
+        """Return the shapes of its parameters."""
         return [tuple(one.shape) for one in self.parameters.values()]
 
     @cached_property
     def dtype(self) -> str:
-        """The dtype of most of its parameters; float64 for a function."""
+        """Return the dtype of most of its parameters; float64 for a function."""
         names = []
         for one in self.parameters.values():
             found = self.hooks.as_array(one) if self.framework == "torch" else None
@@ -114,7 +114,7 @@ class Live:
 
     @cached_property
     def signature(self) -> dict[str, inspect.Parameter]:
-        """The parameters of its call by name."""
+        """Return the parameters of its call's signature by name."""
         by_method = {"torch": "forward", "mxnet": "forward", "keras": "call"}
         call = getattr(self.asked, by_method.get(self.framework, "__call__")) if self.hooks else self.asked
         try:
@@ -126,17 +126,17 @@ class Live:
 
     @property
     def config(self) -> Any:
-        """What transformers calls its config, or None."""
+        """Return its config if it is a model of transformers, else None."""
         own = getattr(self.asked, "config", None)
         return own if hasattr(own, "model_type") else None
 
     @cached_property
     def large(self) -> bool:
-        """Whether it is not copied."""
+        """Return whether it has more than LARGE parameters, so that it is not copied."""
         return sum(int(np.prod(shape)) for shape in self.shapes) > LARGE
 
     def fresh(self) -> Live:
-        """Another one like it, which no call has touched; itself where that can't be had."""
+        """Return a copy that no call has touched; itself where it can't be copied."""
         if self.hooks is None or self.large or self.compiled is not None:
             return self
         try:
@@ -153,11 +153,11 @@ class Live:
 
     @contextmanager
     def running(self, dtype: str, *, cast: bool = False) -> Iterator[Callable[..., Any]]:
-        """The model as a function of NumPy arrays, which gives what the model gives.
+        """Return a context with the model as a function of NumPy arrays, which gives what the model gives.
 
         Args:
-            dtype: of its parameters and inputs meanwhile.
-            cast: whether its parameters may be of another dtype now than its own.
+            dtype: the dtype of its parameters and inputs in the context.
+            cast: whether its parameters may now be of another dtype than its own.
         """
         if self.native is None:
             within: Any = nullcontext(self.asked)
@@ -202,7 +202,7 @@ class Live:
         return native((), value)
 
     def array(self, leaf: Any) -> NDArray | None:
-        """A copy in NumPy of what is an array; None for what is none."""
+        """Return a NumPy copy of an array; None for anything else."""
         if isinstance(leaf, np.ndarray):
             return leaf.copy()
         if self.hooks is not None:
@@ -215,13 +215,13 @@ class Live:
         return None
 
     def arrays(self, value: Any) -> dict[Place, NDArray]:
-        """The arrays of numbers in what it gave, by place."""
+        """Return the arrays of numbers in an output, by place."""
         found = ((place, self.array(leaf)) for place, leaf in leaves(value))
         return {place: one for place, one in found if one is not None and one.dtype.kind in "fiub"}
 
     @contextmanager
     def moved(self, by: float, seed: int) -> Iterator[None]:
-        """Meanwhile every module's output is multiplied by 1 + `by` or 1 - `by` at random, as by rounding."""
+        """Return a context in which every module's output is multiplied at random by 1 + `by` or 1 - `by`."""
         if self.hooks is None:
             yield
             return
@@ -244,7 +244,7 @@ class Live:
     # How it is written
 
     def header(self, dtype: str, named: str | None) -> list[str]:
-        """The lines of code that import and make it, with `t`, which makes its arrays, and `n`, which reads them."""
+        """Return lines of code that make the model, `t`, which makes its arrays, and `n`, which reads them."""
         made = "model = ...  # the one that was given"
         lines = ["import numpy as np"]
         if named is not None:
@@ -275,12 +275,12 @@ class Live:
 
 
 def named_as(model: Any) -> str:
-    """A function's own name, or the class of a model."""
+    """Return a function's own name, or the class of a model."""
     return f"{model.__module__}.{model.__qualname__}" if isinstance(model, FunctionType) else kind_of(model)
 
 
 def with_tensors(live: Live) -> Live | None:
-    """The same function, given tensors of PyTorch; None if that is not imported."""
+    """Return the same function, called with tensors of PyTorch; None for a model, or if PyTorch is not imported."""
     if live.hooks is not None or "torch" not in sys.modules:
         return None
     other = Live(live.model, live.make)

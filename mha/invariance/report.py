@@ -19,14 +19,14 @@ Status = Literal["holds", "broken", "known", "not asked"]
 
 @dataclass(frozen=True)
 class Result:
-    """One relation, asked of a model.
+    """The result of one relation that was asked of a model.
 
     Attributes:
         id, group, sentence: the relation.
-        status: "known" is broken as the table of deviations lists it.
+        status: "known" if it is broken as the table of deviations lists it.
         reason: why it was not asked, or which deviation it is.
         apart: how far the two ways are apart; None if it was not asked.
-        size: of the smallest inputs that show it; of all of them, where it holds.
+        size: the size of the smallest inputs that show it; of all inputs, where it holds.
         code: the two calls, to paste; "" where it holds.
         seconds: how long it took.
     """
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def by(self) -> str:
-        """By how much it is broken, in words."""
+        """Return in words by how much it is broken; "" if it was not asked."""
         one, size = self.apart, self.size
         if one is None or size is None:
             return ""
@@ -53,7 +53,7 @@ class Result:
         return f"{off}, allowed {one.allowed:.2g} ({numbers}); {where}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return this as a dict of JSON values."""
         one, size = self.apart, self.size
         return {
             "id": self.id, "group": self.group, "sentence": self.sentence, "status": self.status,
@@ -70,14 +70,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """What was asked of a model.
+    """A report of all relations that were asked of a model.
 
     Attributes:
         name: the model's class.
-        framework: whose arrays it was given.
-        results: one a relation, in the order of the table.
-        allowance: what two calls may be apart.
-        found: what was found of it, a line each.
+        framework: the framework of the arrays that it was given.
+        results: one for each relation, in the order of the table.
+        allowance: how far apart two calls may be.
+        found: lines about what was found out about the model.
     """
 
     name: str
@@ -87,12 +87,12 @@ class Report:
     found: Sequence[str]
 
     def of(self, status: Status) -> list[Result]:
-        """The results of one status."""
+        """Return the results of one status."""
         return [one for one in self.results if one.status == status]
 
     @property
     def holds(self) -> bool:
-        """Whether something was asked, and nothing is broken."""
+        """Return whether something was asked, and nothing is broken."""
         return bool(self.of("holds")) and not self.of("broken")
 
     def assert_holds(self) -> None:
@@ -101,7 +101,7 @@ class Report:
             raise AssertionError("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
-        """The answer: what is broken with its code, then what holds, what is known, and what was not asked."""
+        """Return the report: what is broken, with its code, then what is known, what holds, and what was not asked."""
         broken, held, known = self.of("broken"), self.of("holds"), self.of("known")
         said = [f"{self.name} ({self.framework}; {'; '.join(self.found)})", f"Allowed: {self.allowance.said}"]
         shown: set[str] = set()
@@ -135,7 +135,7 @@ class Report:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the report as a dict of JSON values."""
         return {
             "schema": SCHEMA_VERSION, "name": self.name, "framework": self.framework, "found": list(self.found),
             "dtype": self.allowance.dtype, "allowed": self.allowance.of(1.0), "holds": self.holds,

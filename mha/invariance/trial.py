@@ -20,16 +20,16 @@ Arguments = Mapping[str, Any]
 
 
 class CantBeAsked(SpecError):
-    """A relation can't be asked of a model, for the reason that is given."""
+    """An error: a relation can't be asked of a model, for the reason in the message."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the inputs of a trial are.
+    """The size of a trial's inputs.
 
     Attributes:
-        batch, length: their items, and the positions of each.
-        chunk: of what the relation divides the length into; 0 where it does not.
+        batch, length: the number of items, and of positions in each.
+        chunk: the positions of each piece into which the relation divides the length; 0 if it does not.
     """
 
     batch: int
@@ -39,14 +39,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Template:
-    """How a model is called.
+    """A description of how a model is called.
 
     Attributes:
         sequences: argument -> array with a batch and a length axis. Arguments may share one.
-        fixed: further arguments: a Given has a batch axis, all else is given as it is.
+        fixed: further arguments. A Given is cut to the size of a call; all else is passed as it is.
         axes: the batch and the length axis of sequences and outputs.
         main: the place of the output that relations compare.
-        made: text -> how its array is made, as code.
+        made: name in the code -> the code that makes its array.
     """
 
     sequences: Mapping[str, Given]
@@ -57,12 +57,12 @@ class Template:
 
     @property
     def whole(self) -> Size:
-        """The size of its arrays."""
+        """Return the size of the sequences before any cut."""
         shape = next(iter(self.sequences.values())).array.shape
         return Size(shape[self.axes[0]], shape[self.axes[1]])
 
     def axes_of(self, array: NDArray[Any]) -> tuple[int | None, tuple[int, ...]]:
-        """Return the batch axis of a further array, or None, and its axes of the sequences' length, by their sizes.
+        """Return the batch axis (or None) and the length axes of a further array, found by their sizes.
 
         >>> x = Template({"x": Given(np.zeros((2, 7, 12)), "x")})
         >>> x.axes_of(np.ones((1, 1, 7, 7))), x.axes_of(np.ones((2, 1, 1, 7))), x.axes_of(np.ones((2, 5, 12)))
@@ -79,13 +79,13 @@ class Template:
 
     @property
     def tokens(self) -> bool:
-        """Whether sequences are of integers."""
+        """Return whether the sequences hold integers."""
         return next(iter(self.sequences.values())).array.dtype.kind in "iu"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one call gave: everything, its arrays in NumPy, and the main one in float64 with its text."""
+    """An answer to one call: the raw output, its arrays in NumPy, the main one in float64, and the name `text`."""
 
     raw: Any
     arrays: Mapping[Place, Any]
@@ -94,13 +94,13 @@ class Answer:
 
 
 class Trial:
-    """Calls of one model, each kept as a line of code.
+    """A series of calls of one model, each kept as a line of code.
 
     Args:
-        live, run: the model, and what `live.running` gave.
+        live, run: the model, and the model as the function that `live.running` gives.
         template: how it is called.
-        size: of the inputs.
-        kept: answers of earlier trials, for `once`.
+        size: the size of the inputs.
+        kept: answers of earlier trials, which `once` gives again.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Trial:
         """The text of a sequence -> the position of the whole in which it begins."""
 
     def x(self, start: int | None = None, stop: int | None = None, items: slice | None = None) -> dict[str, Given]:
-        """The sequences of the trial's size, or the part from `start` to `stop` of these items."""
+        """Return the sequences, cut to the trial's size, or to positions `start` to `stop` of `items`."""
         batch_axis, length_axis = self.template.axes
         size = self.template.whole
         batch, stop = items or slice(None, self.size.batch), self.size.length if stop is None else stop
@@ -130,7 +130,7 @@ class Trial:
         return found
 
     def other(self, x: Mapping[str, Given], start: int, stop: int | None = None) -> dict[str, Given]:
-        """Sequences with other content from `start` to `stop`, and the same before and after."""
+        """Return sequences with other content at positions `start` to `stop`, and the same elsewhere."""
         axis = self.template.axes[1]
         done: dict[str, Given] = {}
         for name, one in x.items():
@@ -156,7 +156,7 @@ class Trial:
         return every[(np.searchsorted(every, ids) + 1 + len(every) // 2) % len(every)] if len(every) > 1 else ids
 
     def call(self, x: Mapping[str, Given], more: Arguments | None = None, *, by: Any = None, text: str = "") -> Answer:
-        """Call the model, or `by`, which `text` names, with sequences and more arguments."""
+        """Call the model, or `by` (named `text` in the code), with sequences and all further arguments."""
         fixed = self.beside(x, more or ())
         try:
             return self.ask({**x, **fixed, **(more or {})}, by=by, text=text)
@@ -171,7 +171,7 @@ class Trial:
             ) from error
 
     def once(self, x: Mapping[str, Given], more: Arguments | None = None) -> Answer:
-        """The answer to a call that no other goes before, of which all relations that are asked have one."""
+        """Return the answer to a call that no other call precedes; relations that ask the same share one answer."""
         if self.kept is None:
             return self.call(x, more)
         given = sorted({**x, **self.beside(x, more or ()), **(more or {})}.items())
@@ -181,11 +181,11 @@ class Trial:
         return self.kept[key]
 
     def beside(self, x: Mapping[str, Given], more: Container[str] = ()) -> dict[str, Any]:
-        """The further arguments of a call of these sequences, cut along the same axes, but for those named in `more`.
+        """Return the template's further arguments, cut as the sequences are; those named in `more` stay whole.
 
         Raises:
-            CantBeAsked: the sequences go on behind others, and a mask among the arguments would have to say which of
-                the keys it means that the model keeps.
+            CantBeAsked: the sequences follow earlier ones, and it is not known how a mask among the arguments goes on
+                after these.
         """
         start = self._starts.get(next(iter(x.values())).text, 0)
         size, found = self._size_of(x), dict[str, Any]()
@@ -221,7 +221,7 @@ class Trial:
         return Size(shape[self.template.axes[0]], shape[self.template.axes[1]])
 
     def ask(self, arguments: Arguments, *, by: Any = None, text: str = "") -> Answer:
-        """Call the model with these arguments alone."""
+        """Call the model, or `by` (named `text` in the code), with these arguments alone."""
         args, kwargs = self._ordered(arguments) if by is None else (tuple(arguments.values()), {})
         self.calls += 1
         name = f"r{sum(line.startswith('r') for line in self.lines) + 1}"
@@ -257,7 +257,7 @@ def _content_of(value: Any) -> Any:
 
 
 def path(place: Place, raw: Any) -> str:
-    """A place in what was given, as code.
+    """Return a place in an output as the code that reads it.
 
     >>> path(("0", "logits"), ({"logits": 1},))
     "[0]['logits']"

@@ -57,9 +57,9 @@ class Place:
 
     Attributes:
         case, problem, state: the case, its problem, and the reference's run of it.
-        arguments: of the function, in their order.
-        wanted: what it must return.
-        allowed: the error allowed in each element of that.
+        arguments: the function's arguments, in their order.
+        wanted: the arrays that it must return.
+        allowed: the error allowed in each element of these.
     """
 
     case: Case
@@ -71,7 +71,7 @@ class Place:
 
     @property
     def size(self) -> int:
-        """How many numbers there are in and out."""
+        """Return how many numbers the function gets and must return, together."""
         given = [argument.size for argument in self.arguments if isinstance(argument, np.ndarray)]
         return sum(given) + sum(array.size for array in self.wanted)
 
@@ -84,12 +84,12 @@ class Bench:
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
-        """Those that judge."""
+        """Return the cases that judge an answer."""
         return tuple(self._place(case) for case in self.exercise.judged_by)
 
     @cached_property
     def tiny(self) -> tuple[Place, ...]:
-        """Those that are small enough to be followed by hand."""
+        """Return the cases that are small enough to be followed by hand."""
         return tuple(self._place(case) for case in self.exercise.tiny)
 
     def _place(self, case: Case) -> Place:
@@ -107,7 +107,7 @@ class Bench:
         )
 
     def with_steps(self, place: Place, steps: Mapping[str, Step]) -> tuple[NDArray, ...]:
-        """What the part of the pipeline gives with these steps in it, from the reference's own arrays before it."""
+        """Return what the exercise's part of the pipeline gives with these steps, after the reference's own arrays."""
         state = replace(place.state, arrays=dict(place.state.arrays))
         with np.errstate(all="ignore"):
             for name in (name for name in PIPELINE if name in self.exercise.covers or name in steps):
@@ -122,10 +122,10 @@ def _contiguous(value: Any) -> Any:
 
 @cache
 def bench(exercise: StepExercise) -> Bench:
-    """The Bench of an exercise, made once."""
+    """Return the Bench of an exercise, made once."""
     return Bench(exercise)
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """|array - wanted|, of masks too; a NaN or infinity is equal only to its like, and infinitely far from the rest."""
+    """Return |array - wanted|, of masks too; NaN and infinity are equal only to their like, else infinitely far."""
     return distance_of_numbers(array.astype(np.float64), wanted.astype(np.float64))

@@ -26,10 +26,10 @@ class Value:
     Attributes:
         name: as the signature and messages have it.
         about: its dtype and shape, as the docstring has them.
-        source: the step of the pipeline whose result it is; or a function that reads it: an argument from a `State`,
-            what is returned from arrays by the names of steps, those of the reference or their allowed errors. Default:
-            no step gives it.
-        part: takes the part that is meant out of the whole. Default: all of it.
+        source: the step of the pipeline whose result it is; or a function that reads it. The function gets a `State`
+            for an argument; for what is returned, a dict of results, or of their allowed errors, by the names of steps.
+            Default: no step gives it.
+        part: result of the step -> the part that is meant. Default: all of it.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Value:
     part: Callable[[Any], Any] | None = None
 
     def read(self, arrays: State | Mapping[str, Any]) -> Any:
-        """The value in one case."""
+        """Return the value in one case."""
         whole = arrays[self.source] if isinstance(self.source, str) else self.source(arrays)
         return self.part(whole) if self.part else whole
 
@@ -51,9 +51,9 @@ class Exercise:
         name: as `mha learn check` takes it; with underscores it is the name of the function and of the file.
         track: the folder in which its file stands.
         task: what to write, in a sentence or two.
-        arguments: of the function.
+        arguments: the function's arguments.
         rules: ids of the rules of the definition that it is about.
-        advice: what a hint says where no mistake is named, in the words of the lessons. Default: the rules.
+        advice: what a hint says if no mistake can be named, in the words of the lessons. Default: the rules.
         dialect: the framework that it is written in.
     """
 
@@ -67,40 +67,40 @@ class Exercise:
 
     @property
     def function(self) -> str:
-        """The name of the function to write."""
+        """Return the name of the function to write."""
         return self.name.replace("-", "_")
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of the function's arguments."""
+        """Return the names of the function's arguments."""
         return tuple(argument.name for argument in self.arguments)
 
     @property
     def signature(self) -> str:
-        """Such as softmax(scores, allowed)."""
+        """Return the function's signature, such as softmax(scores, allowed)."""
         return f"{self.function}({', '.join(self.parameters)})"
 
     @property
     def file(self) -> str:
-        """Where it stands in the learner's folder."""
+        """Return the path of its file in the learner's folder."""
         return f"{self.track}/{self.name.replace('-', '_')}.py"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepExercise(Exercise):
-    """Write a part of the reference's pipeline.
+    """An exercise: write a part of the reference's pipeline.
 
     Args:
-        returned: by the function.
+        returned: what the function returns.
         covers: the steps of the pipeline that it stands for, in their order. Default: those that it returns.
         cases: the cases that judge it, the easiest first: ids of the table, or cases of its own.
         tiny: small cases, tried where no bug explains a wrong answer, to show one that can be followed by hand.
         also: ids of bugs of earlier steps that somebody may make with the arguments, such as a mask that is ignored.
         never: ids of bugs that nobody makes with the arguments, such as of heads where there is one.
-        drawn: makes a case from a number; a file that is right in all cases is judged by one of these too, so that no
-            table of their answers is right. Default: the first case with other numbers.
-        source: of a translation, the name of the exercise that is translated.
-        function_name: of the function. Default: that of the exercise.
+        drawn: number -> a new case. A file that is right in all cases is judged by such a case too, so that a table of
+            their answers does not pass. Default: the first case with other numbers.
+        source: the name of the exercise that this one translates; "" if it is no translation.
+        function_name: the name of the function. Default: that of the exercise.
     """
 
     track: str = "write"
@@ -120,12 +120,12 @@ class StepExercise(Exercise):
 
     @property
     def broadcasts(self) -> bool:
-        """Whether its answer may be anything that broadcasts to the shape asked for: a mask."""
+        """Return whether its answer, a mask, may be anything that broadcasts to the shape asked for."""
         return self.covers == ("allowed",)
 
     @property
     def backward(self) -> bool:
-        """Whether it needs gradients."""
+        """Return whether it needs gradients."""
         return self.covers[0] in BACKWARD
 
     @property
@@ -134,16 +134,16 @@ class StepExercise(Exercise):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the arrays that it returns."""
+        """Return the names of the arrays that the function returns."""
         return tuple(one.name for one in self.returned)
 
     @cached_property
     def judged_by(self) -> tuple[Case, ...]:
-        """The cases themselves."""
+        """Return the cases that judge it, as objects."""
         return tuple(case if isinstance(case, Case) else select((case,))[0] for case in self.cases)
 
     def drawn_case(self, number: int) -> Case:
-        """A case that stands in no table."""
+        """Return a case that stands in no table, made from a number."""
         if self.drawn is not None:
             return self.drawn(number)
         return replace(self.judged_by[0], id=f"{self.judged_by[0].id}-{number}")
@@ -151,7 +151,7 @@ class StepExercise(Exercise):
 
 @dataclass(frozen=True, kw_only=True)
 class CatchExercise(Exercise):
-    """Choose sizes, a mask and inputs that show a hidden bug.
+    """An exercise: choose sizes, a mask and inputs that show a hidden bug.
 
     Args:
         bug: its id in the zoo.
@@ -170,16 +170,16 @@ class CatchExercise(Exercise):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerExercise(Exercise):
-    """Write a whole layer, judged as `mha check --subject` does.
+    """An exercise: write a whole layer, which is judged as `mha check --subject` does.
 
     Args:
         subject: the name in the file that is judged.
-        first: the ids of the cases that come first; the others follow where these are right.
+        first: the ids of the cases that come first; the others follow if these are right.
         own: cases that are in no table.
         has_state: whether it is an object, which is asked sequences of calls too.
-        code: what its file begins with.
+        code: the code that its file begins with.
         tiny: a call that can be followed by hand; its numbers stand in the file.
-        returned: by a call.
+        returned: what a call returns.
     """
 
     subject: str
@@ -197,7 +197,7 @@ class LayerExercise(Exercise):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsExercise(Exercise):
-    """Say which heads of a trained layer matter (its `kind`: "importance"), or cut the others off ("cut").
+    """An exercise: say which heads of a trained layer matter (`kind` "importance"), or cut the others off ("cut").
 
     Its function may return one array, or a dict of them.
     """
@@ -208,7 +208,7 @@ class HeadsExercise(Exercise):
 
 @dataclass(frozen=True)
 class Interval:
-    """One number of an experiment: the arguments of the call, and where its result must lie."""
+    """A call of an experiment: its arguments, and the interval in which its result must lie."""
 
     arguments: tuple[Any, ...]
     low: float
@@ -217,9 +217,11 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class NumbersExercise(Exercise):
-    """Write an experiment; its numbers must lie within intervals, the first of which stands in the file.
+    """An exercise: write an experiment whose numbers lie within intervals. The first of these stands in the file.
 
-    `drawn` makes more of them from a number.
+    Args:
+        intervals: the calls, and where each result must lie.
+        drawn: number -> further ones.
     """
 
     intervals: tuple[Interval, ...]

@@ -53,20 +53,20 @@ class Trained:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What a learner's function gets."""
+        """Return the arguments that a learner's function gets."""
         given = self.measured.inputs
         arrays = (np.array(given.queries), np.array(given.keys), np.array(given.values))
         return (*arrays, dict(self.measured.weights), self.measured.allowed(), self.measured.config.num_heads)
 
 
 def words(problem: Problem) -> NDArray[np.bool_]:
-    """Bool (B, L): the tokens that are no padding."""
+    """Return which tokens are no padding, bool (B, L)."""
     return ~problem.padding()
 
 
 @cache
 def trained() -> tuple[Trained, ...]:
-    """The trained layers."""
+    """Return the trained layers."""
     found = []
     for id in LAYERS:
         problem = _with_loud_heads(select((id,))[0].build())
@@ -97,7 +97,10 @@ def _some(problem: Problem, items: slice) -> Problem:
 
 
 def fidelity(one: Trained, importance: NDArray) -> float:
-    """Mean cosine of the output with the whole layer's, over words and over REMOVED, heads going in this order."""
+    """Return the mean cosine of the output, without the least important heads, with that of the whole layer.
+
+    The mean is over words, and over the numbers of heads in REMOVED that are left out.
+    """
     order = np.argsort(importance, kind="stable").tolist()
     return float(np.mean([_cosine(one, frozenset(order[number:])) for number in REMOVED]))
 
@@ -128,7 +131,7 @@ def _masked(problem: Problem, kept: Collection[int]) -> Problem:
 
 
 def brought(one: Trained) -> NDArray:
-    """What each head adds to the output on the measured sentences, (H, B, L, Do)."""
+    """Return what each head adds to the output on the measured sentences, (H, B, L, Do)."""
     problem = one.measured
     heads = reference.run_state(problem.config, problem.weights, problem.inputs)["heads"]
     blocks = np.stack(np.split(problem.weights["out_proj.weight"], problem.config.num_heads, axis=1))
@@ -136,7 +139,7 @@ def brought(one: Trained) -> NDArray:
 
 
 def left_out(one: Trained) -> NDArray:
-    """Leaving each head out: 1 - cosine of the output with and without it, the mean over the measured words, (H,)."""
+    """Return 1 - cosine of the output with and without each head, (H,): the mean over the measured words."""
     problem = one.measured
     whole = np.asarray(reference.run(problem.config, problem.weights, problem.inputs).output)
     rest = whole - brought(one)
@@ -145,7 +148,7 @@ def left_out(one: Trained) -> NDArray:
 
 
 def place(importances: Sequence[NDArray]) -> float:
-    """Where orders of the heads of each layer lie: 0 random, 1 leave one out; more is better."""
+    """Return where orders of the heads of each layer lie on the scale: 0: random; 1: as `left_out`; more is better."""
     low, high = _scale()
     kept = [fidelity(one, scores) for one, scores in zip(trained(), importances, strict=True)]
     return float((np.mean(kept) - low) / (high - low))
@@ -168,13 +171,13 @@ KEPT = ((0, 3, 4, 8), (5,), (1, 2, 3, 6, 7, 9, 10, 11))
 
 
 def cut_calls() -> tuple[tuple[Any, ...], ...]:
-    """What a function that cuts heads gets."""
+    """Return the arguments of each call of a function that cuts heads."""
     one = trained()[0].measured
     return tuple((dict(one.weights), list(kept), one.config.num_heads) for kept in KEPT)
 
 
 def wrong_cut(number: int, weights: dict[str, NDArray]) -> str:
-    """What is wrong with a cut layer, in words; "" if it is the masked one."""
+    """Return in words what is wrong with a cut layer; "" if it gives what the masked layer gives."""
     problem, kept = trained()[0].measured, KEPT[number]
     config, right = _cut(problem, kept)
     wanted = answer(_masked(problem, kept), PRECISION)
@@ -222,7 +225,7 @@ MEANT: dict[str, Callable[[NDArray], NDArray]] = {
 
 
 def wrong_order(importances: Sequence[NDArray]) -> str:
-    """What is wrong with an order that is not enough, where it can be shown; else ""."""
+    """Return in words what is wrong with an order that is not good enough; "" if that can't be shown."""
     if any(np.ptp(scores) <= 1e-9 * np.abs(scores).max() for scores in importances):
         return "every head has the same number"
     for said, meant in MEANT.items():

@@ -34,7 +34,7 @@ OF_NO_EXERCISE = ("block-", "online-", "packed-")
 
 @dataclass(frozen=True)
 class Mistake:
-    """A bug, as far as it is in the part of the pipeline that an exercise stands for.
+    """A bug, limited to the part of the pipeline that an exercise covers.
 
     Attributes:
         bug: the bug.
@@ -46,7 +46,7 @@ class Mistake:
 
 
 def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
-    """The steps of these bugs that are in the exercise's part."""
+    """Return name -> step, of the steps of these bugs that are in the exercise's part of the pipeline."""
     forward, backward = pipelines(*bugs)
     both = {**forward, **backward}
     return {
@@ -56,7 +56,7 @@ def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
 
 @cache
 def mistakes(exercise: StepExercise) -> tuple[Mistake, ...]:
-    """Every bug that is in the exercise's part and shows in one of its cases."""
+    """Return every bug that is in the exercise's part of the pipeline and shows in one of its cases."""
     found = []
     there = bench(exercise)
     for bug in all_bugs():
@@ -85,12 +85,12 @@ def _beside(answers: Sequence[Answer | None], there: Bench) -> Iterator[tuple[An
 
 @dataclass(frozen=True)
 class Found:
-    """What explains a function: each of `explanations` is one bug; if there is none, two.
+    """The bugs that explain a learner's function.
 
     Attributes:
-        explanations: those that nothing tells apart.
-        unknown, rows: two bugs in one step can't be run together, so that what they give in rows in which both show
-            is not known: the number of these rows, and of all rows that are wrong. 0 where everything is explained.
+        explanations: each is one bug, or two bugs if no single one explains it; no case tells them apart.
+        unknown, rows: the number of rows in which two bugs of one step both show, and of all wrong rows. Such bugs
+            can't be run together, so what they give there is not known. 0 where everything is explained.
     """
 
     explanations: tuple[tuple[Bug, ...], ...] = ()
@@ -99,11 +99,11 @@ class Found:
 
 
 def explained(exercise: StepExercise, answers: Sequence[Answer]) -> Found:
-    """What explains what a function gave in all cases.
+    """Return the bugs that explain what a function gave in all cases.
 
     Args:
         exercise: the exercise that was tried.
-        answers: of every case, in their order.
+        answers: what the function gave in each case, in the order of the cases.
     """
     there = bench(exercise)
     if len(answers) != len(there.places):
@@ -190,7 +190,7 @@ def _rows(there: Bench, some: Sequence[Answer], others: Sequence[Answer], *, str
 
 
 def same(answer: Answer, other: Answer, place: Place) -> bool:
-    """Whether what a bug gives in a case is what a learner's function gives, within rounding."""
+    """Return whether a bug's answer to a case and a learner's are equal within rounding."""
     return all(
         one.shape == two.shape and bool(close(one, two, allowed).all())
         for one, two, allowed in zip(answer, other, place.allowed, strict=True)
@@ -198,11 +198,11 @@ def same(answer: Answer, other: Answer, place: Place) -> bool:
 
 
 def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = False) -> NDArray[np.bool_]:
-    """Where a bug's array and a learner's are equal within rounding, by the rule of `mha diagnose`: a bug changes the
-    numbers from which the bound was computed.
+    """Return a bool array: where a bug's array and a learner's (`other`) are equal within rounding.
 
-    Unless `strict`, a row in which the bug gives a NaN may hold more of them: that it spreads to excluded keys is no
-    part of the bug.
+    The rule is that of `mha diagnose`: a bug changes the numbers from which the bound `allowed` was computed. Unless
+    `strict`, `other` may have more NaNs in a row (last axis) in which the bug gives one: whether it spreads to excluded
+    keys is no part of the bug.
     """
     if array.shape != allowed.shape:  # a mistake that changes the shape
         allowed = np.full(array.shape, allowed.max(initial=0.0))
@@ -217,10 +217,10 @@ def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = Fa
 
 
 def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> tuple[str, ...]:
-    """Return the sentences of few candidates that explain together all that is wrong; () if none do.
+    """Return the sentences of a few candidates that together explain all that is wrong; () if none do.
 
-    Each is true by itself: in every row in which the candidate is wrong, the function gives what it gives. Those that
-    explain the most rows come first.
+    Each is true by itself: in every row in which the candidate is wrong, the function gives what the candidate gives.
+    Those that explain the most rows come first.
     """
     there = bench(exercise)
     right = [place.wanted for place in there.places]

@@ -42,8 +42,8 @@ class Family:
         layouts: the layouts that their arrays may have.
         where: regular expression of its attention layers' prefixes, with "." between names.
         settings: the settings of a config that matter, in words, for the documentation.
-        scale: the factor of the scores, from config, prefix and head width; None: 1 / sqrt(head width).
-        causal: whether the model calls a layer causally, from config and prefix; None where it calls none so.
+        scale: (config, prefix, head width) -> the factor of the scores; None: 1 / sqrt(head width).
+        causal: (config, prefix) -> whether the model calls this layer causally; None if it calls no layer so.
         head_keys: the config's keys for the number of heads; its classes read no other key. "{side}" is
             "encoder" or "decoder", by the prefix.
     """
@@ -137,7 +137,7 @@ class KnownLayer:
     """The facts from a config about one layer whose arithmetic is known.
 
     Attributes:
-        family: of the model.
+        family: the model's family.
         num_heads: H.
         scale: the factor of the scores; None where it is 1 / sqrt(head width).
         causal: whether the model calls it causally.
@@ -150,9 +150,9 @@ class KnownLayer:
 
 
 def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows: int, inputs: int) -> KnownLayer | str:
-    """The facts about the layer at `prefix`; or, in words, why the config does not make its arithmetic known.
+    """Return the facts about the layer at `prefix`; or a text that says why the config does not make them known.
 
-    What `changed` has to say of the config comes before this.
+    Call `changed` first: if it returns a reason, the config does not say what the layer computes.
 
     Args:
         config: the model's config.
@@ -200,7 +200,7 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
 
 
 def place_of(family: Family, prefix: str) -> str:
-    """The part of a prefix that names an attention layer of this family, without the path of the model; "" if none.
+    """Return the end of a prefix that names an attention layer of this family, without the model's path; "" if none.
 
     >>> place_of(MODEL_TYPES["bert"], "text.bert.encoder.layer.3.attention")
     'layer.3.attention'
@@ -218,7 +218,7 @@ def _heads_in_doubt(config: ModelConfig, family: Family, prefix: str, key: str) 
 
 
 def where_in_words(family: Family) -> str:
-    """The prefixes of a family's attention layers, as a pattern for messages.
+    """Return the prefixes of a family's attention layers as a pattern for messages.
 
     >>> where_in_words(MODEL_TYPES["bert"])
     '...layer.N.(attention|crossattention)'
@@ -229,13 +229,13 @@ def where_in_words(family: Family) -> str:
 def changed(
     config: Mapping[str, Any], family: Family, folder: Path, is_left: Callable[[str], bool] = lambda name: False
 ) -> str:
-    """What of a config, or beside it, may change the family's arithmetic, in words; "" if nothing does.
+    """Return in words what in a config, or beside it, may change the family's arithmetic; "" if nothing does.
 
     Args:
         config: the content of config.json; its `model_type` is one of the family's.
         family: the family.
         folder: the folder of the file.
-        is_left: whether the user leaves out a file of this name in it.
+        is_left: name of a file in it -> whether the user leaves out that file.
     """
     strange = strange_setting(config, config["model_type"])
     if strange:
@@ -260,6 +260,6 @@ def changed(
 
 
 def of_own_code(auto_map: Any) -> str:
-    """The sentence for an `auto_map`, with which a folder brings code of its own."""
+    """Return the sentence about an `auto_map`, with which a folder brings code of its own."""
     named = ", ".join(map(str, auto_map.values())) if isinstance(auto_map, dict) else str(auto_map)
     return f"auto_map says that code of its own computes this model ({shown(named)}); it is never run here"

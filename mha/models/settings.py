@@ -21,12 +21,12 @@ Fits = Callable[[Any, Mapping[str, Any]], bool]
 
 @dataclass(frozen=True)
 class Reviewed:
-    """Keys that transformers' class does not have, and that change nothing in attention.
+    """A set of keys that transformers' class does not have, and that change nothing in attention.
 
     Attributes:
-        keys: the keys, in a text.
-        why: the reason; with `fits`, which values change nothing, as the end of a message.
-        fits: whether a value changes nothing. Default: all do.
+        keys: the keys, in one text.
+        why: the reason; if only some values fit, which ones, as the end of a message.
+        fits: (value, config) -> whether this value changes nothing. Default: every value fits.
     """
 
     keys: str
@@ -35,7 +35,7 @@ class Reviewed:
 
 
 def one_of(*values: Any) -> Fits:
-    """A Fits for these values alone; numbers of another type are others: True is not 1."""
+    """Return a Fits for these values alone; the type counts as well: True is not 1."""
     return lambda value, config: any(type(value) is type(one) and value == one for one in values)
 
 

@@ -31,7 +31,7 @@ Numbers = list[float]
 
 
 def of_native(native: Native) -> dict[str, dict[str, Numbers]]:
-    """Concept -> dtype -> what came out, of all that the framework has; for dropout, of a call in which it is off."""
+    """Return concept -> dtype -> measured errors, for what the framework has; for dropout, of a call with it off."""
     found: dict[str, dict[str, Numbers]] = {}
     for concept in CONCEPTS:
         if concept in native.lacks or (concept not in STATEMENTS and concept != "state") or concept in AS_CALLED:
@@ -48,24 +48,24 @@ def of_native(native: Native) -> dict[str, dict[str, Numbers]]:
 
 
 def of_pair(old: Native, new: Native) -> Numbers:
-    """What came out of the new layer, in float32."""
+    """Return the measured errors of the new layer with the old one's parameters, in float32."""
     return numbers(running.carry(old, new, *PAIR, "float32"))
 
 
 def numbers(outcome: Worst) -> Numbers:
-    """Return the ratio and the largest error for a file; two digits are enough to be read."""
+    """Return [worst error / allowed error, largest error], each rounded to two digits for the file."""
     return [float(f"{number:.1e}") for number in (outcome.ratio, outcome.largest)]
 
 
 @cache
 def recorded() -> dict[str, Any]:
-    """What was measured last."""
+    """Return the content of measured.json, which was measured last."""
     found: dict[str, Any] = json.loads(MEASURED.read_text("utf-8"))
     return found
 
 
 def verdict(found: Mapping[str, Numbers]) -> str:
-    """Dtype -> what came out, in words.
+    """Return in words how equal a layer is in each dtype.
 
     >>> verdict({"float64": [4e5, 1.8e-8], "float32": [0.04, 4e-7]})
     'equal in float32, off by 2e-08 in float64'
@@ -76,13 +76,13 @@ def verdict(found: Mapping[str, Numbers]) -> str:
 
 
 def verdict_of(native: Native, concept: str) -> str:
-    """What was measured of one statement; "" if nothing was."""
+    """Return in words what was measured of one concept; "" if nothing was."""
     found = verdict(recorded()["said"][native.id].get("called" if concept in AS_CALLED else concept, {}))
     return f"where it is off: {found}" if concept == "dropout" and found else found
 
 
 def main() -> None:
-    """Measure all, and write."""
+    """Measure everything, and write measured.json."""
     whole = {
         "releases": {name: metadata.version(name) for name in PACKAGES},
         "said": {native.id: of_native(native) for native in NATIVES.values()},

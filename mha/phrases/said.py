@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Making:
-    """How a layer is made.
+    """A description of how a layer is made.
 
     Attributes:
-        width: of queries, keys, values and output.
+        width: the width of queries, keys, values and output.
         heads, head_width: H, and the width of one head.
-        kv_heads: G, where there are fewer heads of keys and values.
+        kv_heads: G, if there are fewer heads of keys and values; else "".
         bias: whether the projections have biases.
         dropout: the rate; "" for none.
     """
@@ -31,12 +31,12 @@ class Making:
 
     @property
     def groups(self) -> str:
-        """The number of heads that keys and values have."""
+        """Return the number of heads that keys and values have."""
         return self.kv_heads or self.heads
 
     @property
     def kv_width(self) -> str:
-        """The width of projected keys and values."""
+        """Return the width of projected keys and values."""
         return times(self.kv_heads, self.head_width) if self.kv_heads else self.width
 
 
@@ -46,8 +46,8 @@ class Mask:
 
     Attributes:
         text: the array.
-        axes: which it has, of b (item), h (head), q (query) and k (key), in this order; "bhqk" also stands for whatever
-            broadcasts to these four.
+        axes: its axes, from b (item), h (head), q (query) and k (key), in this order; "bhqk" also stands for anything
+            that broadcasts to these four.
         attend: what True means in it: True for "may attend", False for "ignore".
 
     >>> Mask("padded", "bk", attend=False).where(True), Mask("~valid", "bk").where(False)
@@ -61,7 +61,7 @@ class Mask:
     attend: bool = True
 
     def where(self, attend: bool) -> str:
-        """The array in which True means that: itself, or with `~`."""
+        """Return the array in which True means `attend`: this array, or its inverse by `~`."""
         if attend is self.attend:
             return self.text
         tree = _tree(self.text)
@@ -72,7 +72,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Calling:
-    """How a layer is called.
+    """A description of how a layer is called.
 
     Attributes:
         queries, keys, values: the three arrays, items first.
@@ -96,19 +96,19 @@ class Calling:
 
     @property
     def masks(self) -> tuple[Mask, ...]:
-        """Those of True and False."""
+        """Return the masks of True and False."""
         return tuple(mask for mask in (self.padding, self.allowed) if mask is not None)
 
 
 @dataclass(frozen=True)
 class Lack:
-    """What a framework has not.
+    """A concept that a framework lacks.
 
     Attributes:
         words: what is missing, and what there is in its place.
-        shown_by: an expression that is True with the installed release if that is so; it may use `names`, from a
-            callable of the framework to the names of its arguments, and `before`, from a package and a release to
-            whether an older one is installed.
+        shown_by: an expression that is True if the installed release lacks it. It may use the functions `names`
+            (callable of the framework -> names of its arguments) and `before` (package, release -> whether an older
+            release is installed).
     """
 
     words: str
@@ -120,7 +120,7 @@ class Held:
     """The parameters of a layer as NumPy arrays, on the way out or in.
 
     Attributes:
-        lines: code before (on the way out) or after (in) the arrays q, k, v, o and q_bias, ... have their names.
+        lines: code before (on the way out) or after (in) the arrays are named q, k, v, o and q_bias, ...
         axes: name -> its axes in this framework, such as "(h d) i": see `moving`.
     """
 
@@ -177,7 +177,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
 
 
 def atom(text: str) -> str:
-    """The expression, in brackets unless it stands together by itself.
+    """Return the expression, in brackets unless it needs none inside another expression.
 
     >>> atom("x[0]"), atom("a | b"), atom("~a")
     ('x[0]', '(a | b)', '(~a)')
@@ -187,7 +187,7 @@ def atom(text: str) -> str:
 
 
 def with_axes(mask: str, axes: str, wanted: str) -> str:
-    """The array with axes of length 1 where it lacks one.
+    """Return the array `mask` with an axis of length 1 for each of the axes `wanted` that it lacks.
 
     >>> with_axes("valid", "bk", "bhqk"), with_axes("~a", "qk", "bhqk"), with_axes("m", "bqk", "bhqk")
     ('valid[:, None, None, :]', '(~a)[None, None]', 'm[:, None]')
@@ -201,7 +201,7 @@ def with_axes(mask: str, axes: str, wanted: str) -> str:
 
 
 def times(a: str, b: str) -> str:
-    """The product: a number where both are.
+    """Return the product of two expressions: a number if both are numbers.
 
     >>> times("4", "16"), times("G", "d"), times("heads + 1", "d")
     ('64', 'G * d', '(heads + 1) * d')
@@ -210,7 +210,7 @@ def times(a: str, b: str) -> str:
 
 
 def call_of(function: str, *given: str, **named: str) -> str:
-    """The call, without arguments that are "".
+    """Return the code of a call, without arguments that are "".
 
     >>> call_of("layer", "x", mask="", causal="True")
     'layer(x, causal=True)'
@@ -219,7 +219,7 @@ def call_of(function: str, *given: str, **named: str) -> str:
 
 
 def both(texts: Sequence[str], sign: str = " & ") -> str:
-    """The expressions joined, each in brackets where it needs them; "" of none.
+    """Return the expressions joined by `sign`, each in brackets if it needs them; "" without any.
 
     >>> both(["a"]), both(["a", "~b", "c | d"]), both([])
     ('a', 'a & ~b & (c | d)', '')

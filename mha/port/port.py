@@ -60,10 +60,10 @@ SCHEMA_VERSION = 3
 
 @dataclass(frozen=True)
 class LayerResult:
-    """The comparison of one call of an attention function, by the model's own or by one backend, with the reference.
+    """A comparison with the reference of one call of an attention function, by the model itself or by one backend.
 
     Attributes:
-        layer: the name of the module that calls it; numbered where it calls more than once.
+        layer: the name of the module that makes the call; numbered where it makes several.
         by: ORIGINAL, or a backend.
         equal: whether every stage is within its bound.
         ratio: worst error / allowed error of all stages.
@@ -86,13 +86,13 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class EmbeddingResult:
-    """The comparison of what the model gives with one backend's attention in it to what it gives by itself.
+    """A comparison of the model's outputs with one backend's attention in it and its outputs by itself.
 
     Attributes:
         by: the backend.
-        difference: largest difference of any number in them.
-        allowed: how far errors within the bounds of all calls move them.
-        cosine: the smallest cosine of an item's two rows.
+        difference: the largest difference of any number in the outputs.
+        allowed: how far errors within the bounds of all calls move the outputs.
+        cosine: the smallest cosine between the two output rows of an item.
     """
 
     by: str
@@ -102,7 +102,7 @@ class EmbeddingResult:
 
     @property
     def equal(self) -> bool:
-        """Whether the embeddings differ by no more than `allowed`."""
+        """Return whether the embeddings differ by no more than `allowed`."""
         return self.difference <= self.allowed
 
 
@@ -112,8 +112,8 @@ class PortReport:
 
     Attributes:
         tokens: the number of tokens of each text; empty where arrays were given.
-        arrays: where each parameter of the model comes from, and the arrays of its files that were left out; None for
-            a live model.
+        arrays: where each parameter of the model comes from, and which arrays of its files were left out; None for a
+            live model.
         coverage: which modules that look like attention were seen at their attention function, and which were not.
         unread: name of a module -> why a call of its attention function was not read; it stays the model's own.
         rows_without_key: how many rows of queries may attend to no key, and are not compared in the model's own calls.
@@ -123,7 +123,7 @@ class PortReport:
         unseen: which bugs these calls would not have shown; None if they were not looked for.
         outputs: what the model gives: sentence embeddings, logits of the last token, or outputs.
         continued: ORIGINAL or backend -> what it goes on with after each text; empty for an encoder.
-        interrupted: whether the user ended it before all was there.
+        interrupted: whether the user ended it before it was complete.
     """
 
     model: str
@@ -147,12 +147,12 @@ class PortReport:
 
     @property
     def equal(self) -> bool:
-        """Whether all layers and embeddings are equal within their bounds, and all continued texts are the same."""
+        """Return whether all layers and embeddings are equal within their bounds, and all continued texts equal."""
         within = all(one.equal for one in self.layers) and all(one.equal for one in self.embeddings)
         return within and len(set(self.continued.values())) <= 1
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as a dict of JSON values."""
+        """Return the report as a dict of JSON values."""
         fields = asdict(self)
         fields["embeddings"] = [{**asdict(found), "equal": found.equal} for found in self.embeddings]
         return {
@@ -232,8 +232,8 @@ def port(
         dtype: the dtype in which model and backends compute.
         strict: whether modules that look like attention and are not seen are an error.
         unseen: whether to find out which bugs of the zoo the calls' outputs would not have shown.
-        progress: is told, in words, what is being done.
-        verdicts: is told, in a line, what came of the model's own calls and of each backend, as it comes.
+        progress: is called with what is being done, in words.
+        verdicts: is called with a line on the result of the model's own calls, and of each backend.
 
     Raises:
         SpecError: the texts, the arrays or the model can't be used.

@@ -47,7 +47,7 @@ class Parts(Protocol):
         """The matrix of a projection as (out, in), and its bias or None; arrays of the framework."""
 
     def as_array(self, value: Any) -> tuple[NDArray, str] | None:
-        """A copy in NumPy and the dtype by name; None for what is no array."""
+        """Return a NumPy copy of an array and the name of its dtype; None for anything else."""
 
 
 COUNTS = (*HEADS, "h", "H", "nh", "nheads", "num_head", "_num_heads", "_n_heads")

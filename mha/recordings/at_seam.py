@@ -29,13 +29,13 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Proof:
-    """What the definition says of one call.
+    """A comparison of one call of an attention function with the definition.
 
     Attributes:
         judgement: the comparison.
-        problem: the call, without weights if what is returned as these is something else.
+        problem: the call; without weights, if what the function returns as weights is something else.
         wanted: what the definition gives, and how far off the function may be.
-        in_float32: whether it is equal with a softmax in float32 alone.
+        in_float32: whether both are equal only if the definition's softmax is in float32.
     """
 
     judgement: Judgement
@@ -45,7 +45,7 @@ class Proof:
 
     @property
     def equal(self) -> bool:
-        """Whether the definition gives what the model's own function gave, but in rows without a key."""
+        """Return whether the definition gives what the model's own function gave; rows without a key are left out."""
         return self.judgement.equal
 
 
@@ -78,7 +78,7 @@ def _compared(problem: Problem, dtype: str) -> Proof:
 
 @contextmanager
 def intercepted(hooks: Hooks, target: Any, handle: Handle) -> Iterator[None]:
-    """A context in which `handle` takes each call of an attention function inside the target, at any of its seams."""
+    """Return a context in which `handle` takes each call of an attention function inside the target."""
     with ExitStack() as stack:
         if has_seam(hooks):
             stack.enter_context(hooks.intercept_attention(target, handle))
@@ -88,12 +88,12 @@ def intercepted(hooks: Hooks, target: Any, handle: Handle) -> Iterator[None]:
 
 
 def has_seam(hooks: Hooks) -> bool:
-    """Whether the calls of attention functions are seen in this framework."""
+    """Return whether calls of attention functions can be seen in this framework."""
     return hasattr(hooks, "intercept_attention")
 
 
 class Recorder(Protocol):
-    """What takes the calls: see `mha.recordings.capture.Capture`."""
+    """An object that records calls: see `mha.recordings.capture.Capture`."""
 
     owners: dict[str, str]
 
@@ -101,7 +101,7 @@ class Recorder(Protocol):
         """Record one call of a layer of this name and kind."""
 
     def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
-        """Give these calls other outputs, or take them out again."""
+        """Give each of these calls other outputs, or remove it if they are None."""
 
 
 class SeamCalls:
@@ -110,13 +110,13 @@ class SeamCalls:
     Args:
         hooks: the framework's functions.
         target: the model.
-        recorder: takes the calls.
+        recorder: records the calls.
         survey: is told which modules are read at the seam.
         layers: patterns of the names of layers to record.
-        beside: takes the calls of models of transformers inside layers that are read another way; None: nothing does.
+        beside: records calls in models of transformers inside layers that are read another way; None: they are dropped.
 
     Attributes:
-        read: name of each layer that was recorded at the seam -> what its softmax was computed in, where not its dtype.
+        read: name of each layer that was recorded at the seam -> whether its softmax is in float32.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class SeamCalls:
 
     @property
     def sees(self) -> bool:
-        """Whether the framework has a seam."""
+        """Return whether calls of attention functions can be seen in this framework."""
         return has_seam(self._hooks)
 
     @contextmanager
     def watching(self, chosen: Callable[[], Collection[str]]) -> Iterator[None]:
-        """A context in which calls at the seam are seen. `chosen`: the names of layers that are read another way."""
+        """Return a context in which calls at the seam are seen. `chosen` gives the names of layers read another way."""
 
         def seen(name: str, module: Any, handover: Handover | SpecError) -> None:
             if not self._paused and any(fnmatchcase(name, pattern) for pattern in self._layers):
@@ -156,7 +156,7 @@ class SeamCalls:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A context in which layers run again, which are not the model's calls."""
+        """Return a context in which calls are not seen: layers run again in it, and these are not the model's calls."""
         self._paused += 1
         try:
             yield
@@ -183,7 +183,7 @@ class SeamCalls:
         self.read.setdefault(name, False)
 
     def drop(self, name: str) -> None:
-        """Forget the calls inside a layer that was read another way, or have them recorded beside."""
+        """Forget the calls inside a layer that was read another way; those for `beside` are recorded there."""
         for own, module, call in self._waiting:
             of_transformers = hasattr(getattr(module, "config", None), "_attn_implementation")
             if self._beside is not None and of_transformers and _inside(own, name):
@@ -193,7 +193,7 @@ class SeamCalls:
             del self._refused[own]
 
     def keep(self, name: str) -> bool:
-        """Record the calls inside a layer whose call can't be read otherwise; returns whether there is one."""
+        """Record the calls inside a layer that can't be read another way; return whether there are any."""
         inside = [one for one in self._waiting if _inside(one[0], name)]
         self._waiting = [one for one in self._waiting if not _inside(one[0], name)]
         for one in inside:
@@ -201,11 +201,11 @@ class SeamCalls:
         return bool(inside)
 
     def instead_of(self, name: str, why: str) -> None:
-        """Note why a layer is not read otherwise; it is said if it is not read at the seam either."""
+        """Note why a layer can't be read another way; it is reported if the layer is not read at the seam either."""
         self._instead.setdefault(name, why)
 
     def prove(self, *, keep: bool) -> None:
-        """Compare each call with the definition. What differs is left out, unless `keep`, and said.
+        """Compare each call with the definition. One that differs is reported, and removed unless `keep`.
 
         This comes last, so that a model runs as fast as it is recorded.
         """
@@ -238,12 +238,12 @@ class SeamCalls:
             del self.read[name]
 
     def reads(self, name: str) -> bool:
-        """Whether what a module of this name computes was recorded at the seam, by itself or inside."""
+        """Return whether a module of this name, or one inside it, was recorded at the seam."""
         return name in self.read or any(self._recorder.owners[one] == name for one in self.read)
 
     @property
     def line(self) -> str:
-        """What was recorded at the seam, in a line; "" for nothing."""
+        """Return one line about what was recorded at the seam; "" if nothing was."""
         if not self.read:
             return ""
         line = (
@@ -258,13 +258,13 @@ class SeamCalls:
 
     @property
     def refusals(self) -> list[str]:
-        """Why calls at the seam, and layers that have none, were not recorded, a line each."""
+        """Return lines that say why calls at the seam, and layers that have none, were not recorded."""
         found = {**self._instead, **{name: f"{name or 'the model'}: {why}" for name, why in self._refused.items()}}
         return [why for name, why in found.items() if name not in self.read or name in self._refused]
 
     @property
     def refusal(self) -> str:
-        """Why nothing was recorded, of the first layer; "" if the seam has no answer."""
+        """Return the reason why nothing was recorded, of the first layer; "" if the seam knows none."""
         return f"nothing to record: {self.refusals[0]}" if self.refusals else ""
 
 

@@ -22,7 +22,7 @@ DEEPEST = 4
 """How deep arrays may stand in what a module gave."""
 
 AsArray = Callable[[Any], tuple[NDArray, str] | None]
-"""A copy in NumPy and the dtype by name; None for what is no array."""
+"""A function: array -> its NumPy copy and the name of its dtype; None for anything else."""
 
 
 @dataclass(frozen=True, eq=False)

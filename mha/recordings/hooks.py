@@ -51,7 +51,7 @@ class Hooks(Parts, Protocol):
     """What runs a module by itself: `backends.NAME.native.modules`."""
 
     def versions(self) -> dict[str, str]:
-        """Package -> version of the framework and its libraries."""
+        """Return package -> version, of the framework and its libraries."""
 
     def from_native(self, layer: Any) -> Any:
         """Read one layer that is converted to canonical weights, and probe it."""

@@ -45,7 +45,7 @@ HANDED_KEY = "mha_handed"
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Calls of one or several layers.
+    """A recording of calls of one or several layers.
 
     Args:
         layers: every layer that was called; twice, if its weights changed between calls.
@@ -93,7 +93,7 @@ class Recording:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """A name for each call: that of its layer, numbered where the layer was called more than once.
+        """Return a name for each call: that of its layer, numbered where the layer was called more than once.
 
         Names are used as case ids, so they hold no wildcards.
         """
@@ -106,12 +106,12 @@ class Recording:
         return tuple(names)
 
     def layer_of(self, position: int) -> RecordedLayer:
-        """The layer of the call at this position."""
+        """Return the layer of the call at this position."""
         return self.layers[self.calls[position].layer]
 
     @property
     def coverage(self) -> Coverage | None:
-        """Which attention modules of the model were recorded and which were not; None if the file does not say."""
+        """Return which attention modules of the model were recorded and which not; None if the file does not say."""
         names = tuple(dict.fromkeys(layer.name for layer in self.layers))
         return None if self.unread is None else Coverage(names, self.unread)
 
@@ -123,23 +123,23 @@ class Recording:
 
     @property
     def made_with(self) -> str:
-        """The versions as text, such as "torch 2.13.0"."""
+        """Return the versions as text, such as "torch 2.13.0"."""
         return ", ".join(f"{package} {version}" for package, version in self.versions.items()) or "unknown software"
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes of the calls, without repetitions."""
+        """Return the dtypes of the calls, without repetitions."""
         return tuple(dict.fromkeys(self.layers[call.layer].dtype for call in self.calls))
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
-        """Each call as a Problem, with the layer's outputs as its `recorded`."""
+        """Return each call as a Problem, with the layer's outputs as its `recorded`."""
         return tuple(self._problem(call) for call in self.calls)
 
     def cases(self, dtype: str | None = None) -> list[Case]:
-        """Each call as a Case for `conformance.runner`: all calls, or only those in `dtype`.
+        """Return each call as a Case for `conformance.runner`: all calls, or only those in `dtype`.
 
-        They are the same objects each time, so that what must come is computed once for all subjects.
+        They are the same objects each time, so that the expected answers are computed once for all subjects.
         """
         layers = [self.layers[call.layer] for call in self.calls]
         return [case for case, layer in zip(self._cases, layers, strict=True) if dtype is None or layer.dtype == dtype]
@@ -152,7 +152,7 @@ class Recording:
         )
 
     def with_weights(self, intended: Mapping[str, tuple[AttentionConfig, Weights]]) -> Recording:
-        """This recording with `intended` weights in place of the recorded ones.
+        """Return this recording with `intended` weights in place of the recorded ones.
 
         Its outputs are then compared with those of the intended weights: so a wrong port is judged by the model
         that was ported. The weights are rounded to the dtype in which the layer holds them.
@@ -181,7 +181,7 @@ class Recording:
         pool.write(path, METADATA_KEY, self.described(pool))
 
     def described(self, pool: ArrayPool, calls: str = "calls") -> str:
-        """Everything but the arrays, as JSON; these go into the pool, those of calls under names that start so."""
+        """Return all but the arrays, as JSON; the arrays go into the pool, those of calls as `calls`.NUMBER.NAME."""
         description = {
             "format": FORMAT,
             "versions": dict(self.versions),
@@ -198,7 +198,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], key: str = METADATA_KEY) -> Recording:
-        """Read a file that `save` wrote, or what else stands under a key of its metadata.
+        """Return the recording in a file that `save` wrote, or the one under another key of a file's metadata.
 
         Raises:
             SpecError: the file is not a whole safetensors file, is no recording, has a newer format, or
@@ -227,11 +227,11 @@ class Recording:
 
 
 def is_recording(path: Path, *, modules: bool = True) -> bool:
-    """Whether a file has the metadata that `mha.capture` writes; what it lacks or has damaged, its reader finds out.
+    """Return whether a file has the metadata that `mha.capture` writes; whether it is whole is not checked.
 
     Args:
         path: the file.
-        modules: whether one of modules alone counts.
+        modules: whether a recording of modules alone counts.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -249,9 +249,11 @@ def _without_attention(path: str | os.PathLike[str]) -> str | None:
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """The absolute path. Raises SpecError if no file can be written there, or one exists that may not be replaced.
+    """Return the absolute path, to which a recording can be written.
 
-    And for a suffix of another format, as which the file would not be read.
+    Raises:
+        SpecError: no file can be written there, one exists that may not be replaced, or the suffix is that of another
+            format.
     """
     if Path(path).suffix in WEIGHTS and Path(path).suffix != ".safetensors":
         raise SpecError(f"a recording is a .safetensors file. Got {shown(path)}: write {Path(path).stem}.safetensors")

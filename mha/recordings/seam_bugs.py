@@ -1,4 +1,4 @@
-"""Bugs of recorded calls: of what stands there as one more key, a sink, and of rows of lowest numbers.
+"""Bugs of recorded calls: of sinks, which stand there as one more key, and of rows of lowest numbers.
 
 They join the zoo when such a recording is diagnosed.
 """
@@ -16,7 +16,7 @@ from mha_core.reference.state import State
 
 
 def has_sinks(inputs: AttentionInputs) -> bool:
-    """Whether the last key stands for sinks (`mha_core.seam`): it is 0 with its value, and has a bias of its own."""
+    """Return whether the last key stands for sinks (`mha_core.seam`): key and value are 0, and its bias is not."""
     bias = inputs.mask.bias
     if bias is None or not inputs.keys.shape[-2]:
         return False
@@ -140,11 +140,11 @@ LOWEST_BUGS = (
 
 
 def bugs_of_seam(recording: Recording) -> tuple[Bug, ...]:
-    """The bugs that calls with sinks have beside the zoo's; none for a recording without such a call."""
+    """Return the bugs of calls with sinks, which the zoo does not have; () if no call of a recording has sinks."""
     return SEAM_BUGS if any(has_sinks(call.inputs) for call in recording.calls) else ()
 
 
 def bugs_of_lowest(recording: Recording) -> tuple[Bug, ...]:
-    """The bugs of rows of lowest numbers; none for a recording without such a number in a bias."""
+    """Return the bugs of rows of lowest numbers; () if no bias in a recording has such a number."""
     biases = [call.inputs.mask.bias for call in recording.calls]
     return LOWEST_BUGS if any(bias is not None and (bias <= SWALLOWING).any() for bias in biases) else ()

@@ -41,12 +41,12 @@ MOST_ARRAYS = 16
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What a module computes from.
+    """The arrays and numbers that a module computes from.
 
     Attributes:
         inputs: the arrays that it was given.
         parameters: its parameters by name.
-        numbers: its attributes that are numbers, among which a norm's epsilon is.
+        numbers: its attributes that are numbers, such as a norm's epsilon.
     """
 
     inputs: Sequence[NDArray]
@@ -55,12 +55,12 @@ class Known:
 
     @property
     def floating(self) -> list[NDArray]:
-        """The inputs that are floating-point numbers."""
+        """Return the inputs of floating-point numbers."""
         return [array for array in self.inputs if array.dtype.kind == "f" and array.ndim and array.size]
 
     @property
     def dense(self) -> list[tuple[NDArray, NDArray | None]] | None:
-        """Its parameters as matrices, each with its vector or without; None if they are something else."""
+        """Return its parameters as (matrix, vector or None) pairs; None if they are something else."""
         found: dict[str, list[NDArray | None]] = {}
         for name, array in self.parameters.items():
             own = found.setdefault(name.replace("/", ".").rpartition(".")[0], [None, None])
@@ -72,19 +72,19 @@ class Known:
 
 
 def numbers_of_module(held: Any) -> list[float]:
-    """The attributes of a module that are numbers; one of linen is held with its variables."""
+    """Return the attributes of a module that are floats; a module of linen is held with its variables."""
     owners = [held, getattr(held, "module", None)]
     found = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
     return list(dict.fromkeys(value for value in found if isinstance(value, float)))
 
 
 class Candidate(NamedTuple):
-    """What a module may compute, from one of its inputs: its numbers and their bounds in any precision.
+    """A formula that a module may compute from one of its inputs.
 
     Attributes:
-        of: the input and the rules of rounding -> the numbers with their bounds.
+        of: (input, rules of rounding) -> the result with its bounds.
         x: the input.
-        by_rows: whether each row of the input gives a row by itself, so that a few can be tried first.
+        by_rows: whether each row of the input gives a row of the result by itself, so that a few can be tried first.
     """
 
     of: Callable[[NDArray, Rounding], Bounded]
@@ -92,7 +92,7 @@ class Candidate(NamedTuple):
     by_rows: bool = True
 
     def is_what_gives(self, exact: NDArray) -> bool:
-        """Whether it is the same to the rounding of float64."""
+        """Return whether its result is `exact`, to the rounding of float64."""
         if self.by_rows:
             if self.x.shape[:-1] != exact.shape[:-1] or not exact.size:
                 return False
@@ -106,13 +106,13 @@ _PROOF = Rounding(Precision.of("float64"), probabilistic=False)
 
 
 def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> tuple[str, NDArray] | None:
-    """The formula of an array that a module gives, and the bound on rounding of each element; None without a formula.
+    """Return the formula of a module's output, and the bound on rounding of each element; None without a formula.
 
     Args:
         exact: what the module gives in float64.
-        own: what it gives in `dtype`. A bound that does not hold for it is none: it computes something else there.
+        own: what it gives in `dtype`. If the bound does not hold for it, None is returned: it computes something else.
         known: what it computes from.
-        dtype: the port's.
+        dtype: the port's dtype.
 
     >>> x, weight = np.array([[1.0, 2.0]]), np.array([[3.0, 0.5], [0.25, 1.0]])
     >>> name, bound = bound_on(x @ weight.T, None, Known([x], {"weight": weight}, []), "float32")
@@ -137,9 +137,9 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
 
 def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dtype: str) -> tuple[str, NDArray] | None:
-    """`bound_on` an array that an attention module gives, whose call was recorded as that of an attention layer.
+    """Return `bound_on` for an attention module whose call was recorded as that of an attention layer, `problem`.
 
-    The recorded weights are the port's; the bound holds if the reference gives with them what the original gives.
+    The recorded weights are the port's. None unless the reference gives with them what the original gives.
     """
     if exact.ndim < 3 or exact.size > LARGEST or _elements(problem) > LARGEST:
         return None
@@ -260,7 +260,7 @@ def _feed_forward(known: Known) -> Iterator[Candidate]:
 
 
 class FeedForward(NamedTuple):
-    """down(activation(gate(x))), of a gated one times up(x) before `down`."""
+    """A feed-forward formula: down(activation(gate(x))), or if it is gated down(activation(gate(x)) * up(x))."""
 
     gate: Dense
     up: Sequence[Dense]
@@ -268,7 +268,7 @@ class FeedForward(NamedTuple):
     activation: Activation
 
     def of(self, x: NDArray, r: Rounding) -> Bounded:
-        """Its numbers with their bounds."""
+        """Return its result with bounds."""
         inner = _dense(self.gate, self.activation, x, r)
         for dense in self.up:
             inner = r.elementwise(inner, _affine(r, given(r, x), dense))
@@ -276,7 +276,7 @@ class FeedForward(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """LayerNorm (centred) or RMSNorm of x (..., n), with scale and bias (n,) where it has them."""
+    """A formula: LayerNorm (`centred`) or RMSNorm of x (..., n), with scale (n,) and bias (n,), each possibly None."""
 
     x: NDArray
     axes: int
@@ -286,14 +286,14 @@ class Norm(NamedTuple):
     centred: bool
 
     def of(self, x: NDArray, r: Rounding) -> Bounded:
-        """Its numbers with their bounds, of x or of some of its rows."""
+        """Return its result with bounds, for x or for some of its rows."""
         flat = given(r, x.reshape(*x.shape[: x.ndim - self.axes], -1))
         parameters = (None if one is None else given(r, one) for one in (self.scale, self.bias))
         return norm(r, flat, self.epsilon, *parameters, centred=self.centred).map(lambda array: array.reshape(x.shape))
 
 
 def norms_of(known: Known, exact: NDArray) -> Iterator[Norm]:
-    """The norms that give `exact`, but for what a module computes in float32 whatever it is asked for."""
+    """Yield the norms that give `exact` to about 1e-5: some modules compute in float32 whatever is asked of them."""
     with any_numbers:
         for one in _norms_in(known):
             x = one.x.reshape(*one.x.shape[: one.x.ndim - one.axes], -1).astype(np.float64)

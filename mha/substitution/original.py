@@ -40,7 +40,7 @@ class OriginalModule:
 
     @property
     def numbers(self) -> Numbers:
-        """The Numbers of all its parameters together."""
+        """Return the `Numbers` of all its parameters together."""
         return total(one.numbers for one in self.parameters.values())
 
     @property
@@ -71,7 +71,7 @@ class OriginalCall:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the floating-point arrays that it gave."""
+        """Return the shapes of the floating-point arrays that it gave."""
         return tuple(array.shape for array in (self.gave or {}).values() if array.dtype.kind == "f")
 
 

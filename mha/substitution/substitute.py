@@ -31,12 +31,12 @@ from mha_core.capture import Pulled
 
 
 class Substitution:
-    """The call of a port's module beside its original's, ready to be run in any dtype.
+    """A call of a port's module beside the original's call, ready to be run in any dtype.
 
     Args:
         original: the original.
-        recording: of the port.
-        call, recorded: the call of each.
+        recording: the port's recording.
+        call, recorded: the original's call, and the port's.
 
     Raises:
         SpecError: nothing that the port's module was given stands for anything that the original's is given.
@@ -81,18 +81,18 @@ class Substitution:
             raise SpecError("no array of numbers that it was given is what the original's module is given")
 
     def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
-        """Run the original's module, and compare.
+        """Run the original's module, and return how the port's outputs compare.
 
         Masks that can be read in two ways are read in the second one if the first makes the module wrong. If both do,
         the original's own masks stay: a port may complete a mask inside.
 
         Args:
-            parts: modules inside, whose outputs take the place of those of the original's. What is then wrong, in what
-                the module gives or in what it gives to these parts, is wrong in its own lines.
+            parts: modules inside: the port's outputs of these replace the original's. What the module then gives, or
+                gives to these parts, is wrong only if the module's own lines are.
 
         Raises:
-            SpecError: it can't be run; it gave something else in a second run; it is NaN in float64 and not in the
-                port's dtype; nothing that it gives is what the port's module gave.
+            SpecError: the original's module can't be run; it gave something else in a second run; it gives NaN in
+                float64 and not in the port's dtype; or no output of it matches one of the port's module.
         """
         self._left_out, self._searched = 0, False
         if not self.call.steady:
@@ -131,7 +131,7 @@ class Substitution:
         return found
 
     def read_masks_as_given(self) -> None:
-        """Read masks from now on as the original's are, and in no other way."""
+        """From now on, read the port's masks as the original's are read, and in no other way."""
         self._only_as_given = True
         self._read_masks(other=False)
 
@@ -239,10 +239,10 @@ class Substitution:
         return found
 
     def told(self, telling: Mapping[int, Sequence[Mapping[Place, NDArray]]]) -> Runs:
-        """Return what the original's module gives, and what parts of it give there, at (GAVE, position, number, ...).
+        """Return what the original's module gives, and its parts give: the latter at (GAVE, position, number, ...).
 
         Args:
-            telling: position of such a part -> for each of its calls, what stands in place of what it gives.
+            telling: position of such a part -> for each of its calls, the arrays that replace what it gives.
 
         Raises:
             SpecError: it can't be run.
@@ -266,48 +266,48 @@ class Substitution:
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:
-        """What it gives in float64 with its own parts, once `judge` has run."""
+        """Return what the original's module gives in float64 with its own parts; `judge` must have run."""
         return self._alone.exact
 
     @property
     def held(self) -> Any:
-        """The original's module."""
+        """Return the original's module."""
         return self.original.modules[self.call.module].held
 
     @property
     def kind(self) -> str:
-        """Its class in words."""
+        """Return the class of the original's module in words."""
         return self.original.modules[self.call.module].kind
 
     @property
     def leaf(self) -> bool:
-        """Whether it calls no other module."""
+        """Return whether the original's module calls no other module."""
         return self.original.is_leaf(self.call)
 
     def parameters(self) -> dict[str, NDArray]:
-        """Its parameters by name."""
+        """Return the parameters of the original's module by name."""
         native = self.original.native
         return {name: native.numbers_in(one) for name, one in native.parameters_of(self.held).items()}
 
     def given_all(self) -> dict[Place, NDArray]:
-        """All arrays that it is given: the port's, and what stays as in the original's own run."""
+        """Return all arrays that the original's module is given: the port's, else those of the original's own run."""
         return {**self.call.given, **self.given}
 
     def exact_on(self, given: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """What it gives in float64 on other arrays. SpecError if it can't be run on them."""
+        """Return what the original's module gives in float64 on other arrays. SpecError if it can't be run on them."""
         return self.original.run(self.call, [given], "float64")[0]
 
     @property
     def mask_places(self) -> frozenset[Place]:
-        """Where the original is given a mask that the port's was translated for."""
+        """Return the places where the original's module is given a mask that was translated from the port's."""
         return frozenset(self._masks)
 
     def pull(self, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str) -> Pulled:
-        """Its original's module run forward and backward. SpecError if it can't be run."""
+        """Return the original's module run forward and backward. SpecError if it can't be run."""
         return self.original.pull(self.call, given, cotangents, dtype)
 
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:
-        """How far something else is from what it gives, as `judge` counts; `judge` has run before."""
+        """Return how far `found` is from what the original's module gives, as `judge` counts; `judge` must have run."""
         ratios = [
             self._alone.judge(found[place], place).ratio
             for place, array in self.exact.items()
@@ -335,7 +335,7 @@ class Substitution:
         return [{place: active(array.astype(np.float64)) for place, array in one.items()} for one in gave]
 
     def gave_at(self) -> dict[Place, NDArray]:
-        """What the port's module gave, at the places of what the original's gives, once `judge` has run."""
+        """Return what the port's module gave, at the places of the original's outputs; `judge` must have run."""
         return {one.original: one.array for one in match(self.exact, self._floating(self.recorded.gave or ()))}
 
     def _gave_instead(self, mine: OriginalCall, theirs: ModuleCall | None) -> dict[Place, NDArray]:
@@ -355,7 +355,7 @@ class Substitution:
 
     @property
     def left_out(self) -> int:
-        """How many rows `judge` did not count, because they differ."""
+        """Return how many rows `judge` did not count, because they differ."""
         return self._left_out
 
     def _counted(self, array: NDArray) -> NDArray | None:
@@ -394,7 +394,7 @@ class Substitution:
         return {place: bound[1] for place, bound in found.items() if bound is not None}
 
     def moved(self, arrays: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """Inputs, each number moved by half a unit in its last place, up or down."""
+        """Return arrays with each number moved by half a unit in its last place, up or down at random."""
         rng = np.random.default_rng(0)
         unit = UNIT_ROUNDOFF[self.dtype]
         return {
@@ -405,7 +405,7 @@ class Substitution:
         }
 
     def turned(self) -> dict[Place, NDArray] | None:
-        """The inputs with the batch in another order; None if not all arrays have one batch of several items."""
+        """Return the inputs with the batch in another order; None unless all arrays have one batch of several items."""
         sizes = {array.shape[0] for array in self.call.given.values() if array.ndim > 1}
         if (
             len(sizes) != 1
@@ -419,7 +419,7 @@ class Substitution:
         return {place: np.roll(array, 1, axis=0) if array.ndim > 1 else array for place, array in full}
 
     def put_back(self, found: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
-        """What was given for `turned`, in the batch's own order."""
+        """Return the outputs for the inputs of `turned`, with the batch in its own order again."""
         sizes = {len(array) for array in self.call.given.values() if array.ndim > 1}
         return {
             place: np.roll(array, -1, axis=0) for place, array in found.items() if array.ndim and {len(array)} == sizes

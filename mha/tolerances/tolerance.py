@@ -28,7 +28,7 @@ class Tolerance:
 
     Attributes:
         stage: "output", another stage's name, or "gradients.NAME".
-        dtype: what is judged computes in it.
+        dtype: the dtype in which the judged layer computes.
         answer: all stages of the reference's run and their bounds; its `problem` has weights and inputs in `dtype`.
     """
 
@@ -37,7 +37,7 @@ class Tolerance:
     answer: Expected
 
     def at(self, stage: str) -> Tolerance:
-        """The same of another stage, or of a gradient ("gradients.keys") if the inputs have a cotangent.
+        """Return the tolerance of another stage, or of a gradient ("gradients.keys") if the inputs have a cotangent.
 
         Raises:
             SpecError: there is no such stage.
@@ -49,13 +49,14 @@ class Tolerance:
 
     @property
     def expected(self) -> NDArray[np.float64]:
-        """What the reference computes in float64 from the numbers in `dtype`."""
+        """Return what the reference computes in float64 from the numbers in `dtype`."""
         return self.answer.trace.arrays()[self.stage]
 
     @property
     def allowed(self) -> NDArray[np.float64]:
-        """The allowed error of each element; 0 where the definition says "exactly". An excluded score has no meaning
-        and may be anything: infinity.
+        """Return the allowed error of each element; 0 where the definition says "exactly".
+
+        It is infinity for an excluded score, which has no meaning and may be anything.
         """
         found = self.answer.allowed_error[self.stage]
         return np.where(self.answer.where, found, np.inf) if self.stage == "scores" else found
@@ -70,7 +71,7 @@ class Tolerance:
 
         Raises:
             AssertionError: an element differs.
-            SpecError: `actual` has another shape, or numbers that `dtype` has not.
+            SpecError: `actual` has another shape, or numbers that `dtype` can't hold.
         """
         array, wanted = as_numpy(self.stage, actual), self.expected
         if array.shape != wanted.shape:
@@ -84,7 +85,7 @@ class Tolerance:
 
 
 def tolerance(config: AttentionConfig, weights: Mapping[str, Any], inputs: AttentionInputs, dtype: str) -> Tolerance:
-    """What a layer with these weights must give for these inputs, and how far off each element may be.
+    """Return what a layer with these weights must give for these inputs, and how far off each element may be.
 
     The bounds are those of `mha check`: computed from the numbers, for a layer that computes in `dtype` with products
     and softmax in at least float32. Weights and inputs are rounded to `dtype` first: give the layer the same.
@@ -120,12 +121,12 @@ def tolerance(config: AttentionConfig, weights: Mapping[str, Any], inputs: Atten
 def tolerance_of(
     recording: Recording | str | os.PathLike[str], call: str | int = 0, dtype: str | None = None
 ) -> Tolerance:
-    """`tolerance` of a recorded call.
+    """Return the `tolerance` of a recorded call.
 
     Args:
         recording: what `mha.capture` wrote, or its path.
         call: the call's name (`Recording.names`), or its position.
-        dtype: in which the layer to be judged computes. Default: that of the recorded layer.
+        dtype: the dtype in which the judged layer computes. Default: that of the recorded layer.
 
     Raises:
         SpecError: there is no such call or dtype, or the file is no recording.
@@ -145,7 +146,7 @@ def _of(problem: Problem, dtype: str) -> Tolerance:
 
 
 def as_numpy(name: str, value: Any) -> NDArray:
-    """An array of any framework in NumPy; bfloat16, which NumPy lacks, becomes float32, which holds it exactly.
+    """Return an array of any framework as a NumPy array; bfloat16 becomes float32, which holds it exactly.
 
     Raises:
         SpecError: it is no array.

@@ -26,7 +26,7 @@ class Block(NamedTuple, Generic[Part]):
     """A part of all scores (B, H, Lq, Lk): a slice of each axis.
 
     A slice's ends are integers. In a TensorFlow graph a part may start at a scalar of the graph although its size is
-    known; there each is a `backends.tf.ops.cuts.Span` of a start and a size, or None for the whole axis.
+    known; there each field is a `backends.tf.ops.cuts.Span` of a start and a size, or None for the whole axis.
     """
 
     items: Part
@@ -36,11 +36,11 @@ class Block(NamedTuple, Generic[Part]):
 
 
 class Operands(NamedTuple, Generic[Array]):
-    """The queries, keys and values of a fast path, in the widths that the score takes.
+    """The queries, keys and values of a fast path, with the widths that the score needs.
 
-    queries: (B, H, Lq, d). keys, values: (B, G, L, d), (B, G, L, dv) in consecutive parts: the past
-    and the new ones where they need not be joined, else one part. For the additive score, queries and keys are its
-    hidden layers' inputs: S wide.
+    queries: (B, H, Lq, d). keys, values: tuples of (B, G, L, d) and (B, G, L, dv). A tuple has two arrays, the past and
+    the new positions, where these need not be joined, else one. For the additive score, queries and keys have width
+    S: they are what its hidden layer is given.
     """
 
     queries: Array
@@ -48,12 +48,12 @@ class Operands(NamedTuple, Generic[Array]):
     values: tuple[Array, ...]
 
     def map(self, convert: Any) -> Operands[Any]:
-        """These operands with `convert(array)` in place of each array."""
+        """Return these operands with `convert(array)` in place of each array."""
         return Operands(convert(self.queries), tuple(map(convert, self.keys)), tuple(map(convert, self.values)))
 
 
 def query_block(query_len: int, bytes_per_query: int, budget: int) -> int:
-    """How many queries to compute at once: a power of two whose scores fit the budget, or all of them.
+    """Return how many queries to compute at once: a power of two whose scores fit the budget, or all of them.
 
     Args:
         query_len: Lq.
@@ -71,7 +71,7 @@ def query_block(query_len: int, bytes_per_query: int, budget: int) -> int:
 
 
 def query_blocks(query_len: int, block: int) -> list[slice]:
-    """Slices of `block` queries each, the last one with the rest.
+    """Return slices of `block` queries each, the last one with the rest.
 
     >>> query_blocks(7, 3)
     [slice(0, 3, None), slice(3, 6, None), slice(6, 7, None)]
@@ -82,15 +82,15 @@ def query_blocks(query_len: int, block: int) -> list[slice]:
 class Reach(NamedTuple):
     """The keys that lengths and positions allow each query: key j iff first <= j < stop.
 
-    Integers, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` each leave an interval, and so do all
-    of them together. `allowed` and `bias` have no part in it.
+    Integer arrays, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` each allow an interval, and so do all
+    of them together. `allowed` and `bias` are not considered.
     """
 
     first: NDArray[np.int64]
     stop: NDArray[np.int64]
 
     def keys(self, items: slice, queries: slice) -> slice:
-        """The keys that any of these queries of these items may attend to; an empty slice if there are none."""
+        """Return the slice of keys that any of these queries of these items may attend to; empty if there are none."""
         first, stop = _part(self.first, items, queries), _part(self.stop, items, queries)
         first, stop = np.broadcast_arrays(first, stop)
         open_rows = first < stop
@@ -99,13 +99,13 @@ class Reach(NamedTuple):
         return slice(int(first[open_rows].min()), int(stop[open_rows].max()))
 
     def is_open(self, items: slice, queries: slice, keys: slice) -> bool:
-        """Whether each of these queries of these items may attend to all of these keys."""
+        """Return whether each of these queries of these items may attend to all of these keys."""
         first, stop = _part(self.first, items, queries), _part(self.stop, items, queries)
         return bool((first <= keys.start).all() and (stop >= keys.stop).all())
 
 
 def reach(mask: AttentionMask, sizes: CallSizes) -> Reach:
-    """The keys that lengths and positions allow each query.
+    """Return the keys that lengths and positions allow each query.
 
     Args:
         mask: `valid_lens` and `query_offset` hold integers or arrays of NumPy.

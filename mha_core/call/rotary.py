@@ -21,13 +21,13 @@ from mha_core.parts.rotary import Rotary, Table, axis_of_pairs, tables
 
 
 class Tables(NamedTuple):
-    """The tables of one call: of its queries, and of its new keys. None in a layer without rotary positions."""
+    """A pair of tables for one call: of its queries, and of its new keys. None in a layer without rotary positions."""
 
     queries: Any = None
     keys: Any = None
 
     def map(self, convert: Callable[[Any], Any]) -> Tables:
-        """These tables with `convert(array)` in place of each array, which is called once where both are one table."""
+        """Return these tables with `convert(array)` in place of each array; a shared table is converted once."""
         queries = Table(*map(convert, self.queries))
         return Tables(queries, queries if self.keys is self.queries else Table(*map(convert, self.keys)))
 
@@ -44,17 +44,17 @@ ARRAYS = (*POSITIONS, *TABLES)
 
 @dataclass(frozen=True, eq=False)
 class RotaryInputs:
-    """Where the queries and new keys of a call stand, or what is made of that; arrays of NumPy or of one framework.
+    """The positions of a call's queries and new keys, or tables made of them; arrays of NumPy or of one framework.
 
     Args:
-        positions: integers from 0, (Lq,) or (B, Lq), of the queries; (axes, B, Lq) with several axes.
-        key_positions: the same of the new keys. Default: `positions`, which are then as many.
+        positions: those of the queries: integers from 0, (Lq,) or (B, Lq); (axes, B, Lq) with several axes.
+        key_positions: those of the new keys. Default: `positions`; there must be as many keys as queries then.
         cos, sin: (Lq, r / 2) or (1 or B, Lq, r / 2), in place of positions: ONNX's `cos_cache` and `sin_cache`. An
             attention factor stands in both; a token that does not turn has 1 and 0.
-        key_cos, key_sin: the same of the new keys. Default: those of the queries, which are then as many.
+        key_cos, key_sin: the same of the new keys. Default: `cos` and `sin`; there must be as many keys then.
 
     Raises:
-        SpecError: a list that is no array.
+        SpecError: a list does not make an array.
     """
 
     positions: Any = None
@@ -72,10 +72,10 @@ class RotaryInputs:
 
     @classmethod
     def of(cls, positions: Any = None, rotary: Any = None) -> RotaryInputs | None:
-        """The arguments of a layer's call; None for none.
+        """Return the arguments of a layer's call as RotaryInputs; None if there are none.
 
         Args:
-            positions: an array or a list, or a tuple of two: those of the queries, and of the new keys.
+            positions: an array or a list; or a tuple of two, for the queries and for the new keys.
             rotary: a tuple (cos, sin), or a tuple of two such, in the same order; or RotaryInputs, as they are.
 
         >>> RotaryInputs.of(positions=([4], [0, 1])).key_positions
@@ -93,12 +93,12 @@ class RotaryInputs:
         return cls(of_queries, of_keys, cos, sin, key_cos, key_sin)
 
     def map_arrays(self, convert: Callable[[str, Any], Any]) -> RotaryInputs:
-        """These inputs with `convert(name, array)` in place of every array."""
+        """Return these inputs with `convert(name, array)` in place of every array."""
         given = {name: getattr(self, name) for name in ARRAYS}
         return RotaryInputs(**{name: x if x is None else convert(name, x) for name, x in given.items()})
 
     def tables(self) -> Tables:
-        """The tables that are given, each of rank 3."""
+        """Return the tables that are given, each of rank 3."""
         queries, keys = (
             Table(*(x if x is None or len(x.shape) == 3 else x[None] for x in table))
             for table in ((self.cos, self.sin), (self.key_cos, self.key_sin))
@@ -107,12 +107,12 @@ class RotaryInputs:
 
     @property
     def has_tables(self) -> bool:
-        """Whether tables of angles are given, in place of positions."""
+        """Return whether tables of angles are given, in place of positions."""
         return any(getattr(self, name) is not None for name in TABLES)
 
     @property
     def is_placed(self) -> bool:
-        """Whether it says where queries and keys stand, by positions or by tables: else they are counted."""
+        """Return whether positions or tables are given; else the positions are counted."""
         return self.positions is not None or self.has_tables
 
 
@@ -123,7 +123,7 @@ PLACES = tuple(signature(RotaryInputs.of).parameters)
 def positions_of(
     given: RotaryInputs | None, query_offset: Any, sizes: CallSizes
 ) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """Positions of queries and new keys, in NumPy: as given, else counted from query_offset and Lp; one if equal."""
+    """Return the positions of queries and new keys: as given, else counted from query_offset and Lp."""
     if given is not None and given.positions is not None:
         queries = np.asarray(given.positions)
         return queries, queries if given.key_positions is None else np.asarray(given.key_positions)
@@ -134,7 +134,7 @@ def positions_of(
 
 
 def tables_of_call(settings: Rotary, given: RotaryInputs | None, query_offset: Any, sizes: CallSizes) -> Tables:
-    """The tables of a call whose numbers are known, in NumPy: those that are given, else in float64."""
+    """Return the tables of a call in NumPy: those that are given, else made of its positions in float64."""
     if given is not None and given.has_tables:
         return given.tables()
     of_queries, of_keys = positions_of(given, query_offset, sizes)
@@ -159,9 +159,9 @@ def check_rotary(
 
     Args:
         given: what the call has; without any array it always fits.
-        settings: those of the layer; None if it has no rotary positions.
-        sizes, dtype: of the call.
-        describe: name and array -> ArraySpec; SpecError for what is no array.
+        settings: the layer's rotary settings; None if it has no rotary positions.
+        sizes, dtype: those of the call.
+        describe: (name, array) -> ArraySpec; raises SpecError for what is no array.
     """
     present = [name for name in ARRAYS if getattr(given, name) is not None]
     if not present:
@@ -222,7 +222,7 @@ def as_tables(
     sizes: CallSizes,
     rows: tuple[int, ...] | None = None,
 ) -> RotaryInputs:
-    """The tables of a call in place of its positions: of all queries, or of these rows, and of all new keys."""
+    """Return RotaryInputs with tables in place of positions: of all queries or of `rows`, and of all new keys."""
     made = tables_of_call(settings, given, query_offset, sizes)
     cos, sin = (table if rows is None else table[:, rows] for table in made.queries)
     return RotaryInputs(None, None, cos, sin, *made.keys)
@@ -230,7 +230,7 @@ def as_tables(
 
 @lru_cache(maxsize=16)
 def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tables:
-    """`tables_of_call` where positions are counted from a number; kept, since most calls are like the one before."""
+    """Return `tables_of_call` for positions counted from a number; kept, since most calls repeat the one before."""
     made = tables_of_call(settings, None, query_offset, sizes)
     for table in made:
         for array in table:
@@ -240,10 +240,10 @@ def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tab
 
 @lru_cache(maxsize=4)
 def traced_frequencies(settings: Rotary) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
-    """What makes tables of positions that a compiler traces: the axis and the frequency of each pair, and the factor.
+    """Return what tables of traced positions are made of: the axis and the frequency of each pair, and the factor.
 
     Raises:
-        SpecError: the frequencies depend on the length of the sequence, which a compiler traces too.
+        SpecError: the frequencies depend on the length of the sequence, which is traced too.
     """
     rule = rule_of(settings.rule)
     if rule is not None and rule.NEEDS_LENGTH:
@@ -260,10 +260,10 @@ DIGITS, BASE = 4, 256
 
 @lru_cache(maxsize=4)
 def digit_tables(settings: Rotary) -> Table:
-    """Cosine and sine (DIGITS, BASE, r / 2) of what each digit of a position adds to its angles, for float32 programs.
+    """Return cosine and sine (DIGITS, BASE, r / 2) of what each digit of a position adds to its angles.
 
-    The product of a position and a frequency is too coarse in float32. Here each digit's angle is exact, and the angles
-    are added: cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
+    For programs in float32, where the product of a position and a frequency is too coarse. Here each digit's angle is
+    exact, and the angles are added: cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
 
     Raises:
         SpecError: as of `traced_frequencies`.

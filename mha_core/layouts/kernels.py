@@ -16,8 +16,9 @@ NAMES = ("query", "key", "value")
 
 
 class KernelLayout(Layout):
-    """query/kernel (Dq, H, d), key/kernel (Dk, G, d), value/kernel (Dv, G, dv), out/kernel (H, dv, Do);
-    biases (H, d), (G, d), (G, dv), (Do,), all of them or none.
+    """A layout with query/kernel (Dq, H, d), key/kernel (Dk, G, d), value/kernel (Dv, G, dv), out/kernel (H, dv, Do).
+
+    Biases are (H, d), (G, d), (G, dv), (Do,): all of them, or none.
 
     Args:
         out: the name of the output projection.
@@ -46,7 +47,7 @@ class KernelLayout(Layout):
         self.optional = tuple(f"{own}/bias" for own in self._projections.values())
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether the kernels have three axes, and those of queries not their heads first: see `HeadsFirstLayout`."""
+        """Return whether all have three axes, and the query kernel's first is not its heads (`HeadsFirstLayout`)."""
         query, out = (shapes.get(f"{self._projections[projection]}/kernel") for projection in ("q_proj", "out_proj"))
         if not super().fits(shapes):
             return False
@@ -113,8 +114,9 @@ class KernelLayout(Layout):
 
 
 class HeadsFirstLayout(KernelLayout):
-    """The same with query/kernel (H, Dq, d), key/kernel (G, Dk, d), value/kernel (G, Dv, dv), as an EinsumDense of
-    "btd,ndh->btnh" has them; the other arrays as in `KernelLayout`.
+    """A layout with query/kernel (H, Dq, d), key/kernel (G, Dk, d), value/kernel (G, Dv, dv).
+
+    An EinsumDense of "btd,ndh->btnh" has such kernels. The other arrays are as in `KernelLayout`.
     """
 
     _axes = "(heads, in, width)"
@@ -128,7 +130,7 @@ class HeadsFirstLayout(KernelLayout):
         return self._exchanged(super().write(config, weights))
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether heads may come first, by what is there: the output's kernel has as many."""
+        """Return whether the kernels' first axis may be the heads, by the shapes that are given."""
         query, value, out = (
             shapes.get(f"{self._projections[projection]}/kernel") for projection in ("q_proj", "v_proj", "out_proj")
         )

@@ -46,7 +46,7 @@ from mha_core.errors import SpecError
 
 
 def versions() -> dict[str, str]:
-    """Package -> version, of the packages that compute."""
+    """Return package -> version, of the packages that compute."""
     return {"jax": jax.__version__, "flax": flax.__version__}
 
 
@@ -56,7 +56,7 @@ projects, matrix_of = modules.projects, modules.matrix_of
 
 
 def as_array(value: Any) -> tuple[NDArray, str] | None:
-    """A copy in NumPy and the dtype by name; None for what is no array."""
+    """Return a NumPy copy of an array and the name of its dtype; None for anything else."""
     return (_array(modules.valued(value)), str(value.dtype)) if isinstance(value, jax.Array) else None
 
 
@@ -67,10 +67,10 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Tell `seen` of every call of a chosen module: name, module, arguments by name, output.
+    """Return a context in which every call of a chosen module ends with seen(name, module, arguments by name, output).
 
-    What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name,
-    module, arguments as they are given.
+    What `seen` returns takes the place of the output, unless it is None. A call starts with begun(name, module,
+    arguments as they are given).
 
     The modules in a linen model are made anew in each call, so they are chosen when they are called.
     """
@@ -205,7 +205,7 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -
 
 
 class FlaxLayer:
-    """Base of the adapters of flax.linen and flax.nnx: their calls have equal arguments, with True = attend."""
+    """A base of the adapters of flax.linen and flax.nnx: their calls have equal arguments, with True = attend."""
 
     kind: str
 
@@ -225,7 +225,7 @@ class FlaxLayer:
         return AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))
 
     def dtypes(self, layer: Any, params: Any, arguments: Mapping[str, Any], output: Any) -> tuple[str, str]:
-        """The dtype that the layer computes in, and that of its parameters."""
+        """Return the dtype that the layer computes in, and that of its parameters."""
         given = [arguments[name] for name in ("inputs_q", "inputs_k", "inputs_v") if arguments.get(name) is not None]
         return _dtypes(layer, params, given, output)
 
@@ -236,7 +236,7 @@ def _training(layer: Any, arguments: Mapping[str, Any]) -> bool:
 
 
 class LinenLayer(FlaxLayer):
-    """flax.linen.MultiHeadDotProductAttention, and its subclasses."""
+    """An adapter that reads calls of flax.linen.MultiHeadDotProductAttention, and of its subclasses."""
 
     kind = "flax.linen.MultiHeadDotProductAttention"
 
@@ -255,7 +255,7 @@ class LinenLayer(FlaxLayer):
 
 
 class NnxLayer(FlaxLayer):
-    """flax.nnx.MultiHeadAttention."""
+    """An adapter that reads calls of flax.nnx.MultiHeadAttention."""
 
     kind = "flax.nnx.MultiHeadAttention"
 
@@ -278,7 +278,7 @@ class NnxLayer(FlaxLayer):
 
 
 class OwnLayer:
-    """backends.jax.MultiHeadAttention: its calls are recorded as they are."""
+    """An adapter that reads calls of backends.jax.MultiHeadAttention, which are recorded as they are."""
 
     kind = "backends.jax.MultiHeadAttention"
 
@@ -299,7 +299,7 @@ class OwnLayer:
 
 
 class D2lLayer:
-    """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
+    """An adapter that reads calls of d2l.ai's layer, or of one with its W_q, W_k, W_v, W_o, num_heads and arguments."""
 
     kind = "d2l.jax.MultiHeadAttention"
 

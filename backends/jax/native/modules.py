@@ -65,7 +65,7 @@ def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
 
 
 def eagerly() -> Any:
-    """A context in which each turn of a scan is a call of its own, with numbers to see."""
+    """Return a context in which each turn of a scan is a call of its own, with numbers to see."""
     return jax.disable_jit()
 
 
@@ -265,7 +265,7 @@ def projects(module: Any) -> bool:
 
 
 def matrix_of(module: Any) -> tuple[Any, Any]:
-    """The matrix of a projection as (out, in), and its bias or None."""
+    """Return the matrix of a projection, (out, in), and its bias, (out,) or None."""
     kernel = module.kernel[...]
     bias = None if module.bias is None else module.bias[...]
     if isinstance(module, nnx.LinearGeneral):

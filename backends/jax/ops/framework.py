@@ -27,23 +27,23 @@ else:  # where JAX has it up to 0.7
 
 
 def devices() -> tuple[str, ...]:
-    """The names of the devices that JAX sees: "cpu", then "gpu:0" or "tpu:0" and so on."""
+    """Return the names of the devices that JAX sees: "cpu", then "gpu:0" or "tpu:0" and so on."""
     return ("cpu", *_accelerators())
 
 
 def device_of(name: str) -> jax.Device:
-    """The jax.Device of a name in `devices()`."""
+    """Return the jax.Device of a name in `devices()`."""
     return jax.local_devices(backend="cpu")[0] if name == "cpu" else _accelerators()[name]
 
 
 def dtypes(device: str) -> tuple[str, ...]:
-    """The dtypes that JAX computes in on a device itself; it emulates the others there."""
+    """Return the dtypes that JAX computes in on a device itself; it emulates the others there."""
     return DTYPES if device.split(":")[0] in ("cpu", "gpu") else ("float32", "bfloat16")
 
 
 @contextmanager
 def scope(dtype: str, device: jax.Device) -> Iterator[None]:
-    """New arrays stand on `device` inside, and float64 is there if `dtype` asks for it; both end with it."""
+    """Return a context in which new arrays stand on `device`, and float64 exists if `dtype` asks for it."""
     with jax.default_device(device):
         if dtype == "float64":
             with _enable_x64(True):
@@ -79,7 +79,7 @@ def check_fields(layer: Any) -> None:
 
 
 def layer_dtype(layer: Any) -> str | None:
-    """The dtype of a bound linen module's parameters; None if it has none, or casts to its own `dtype`."""
+    """Return the dtype of a bound linen module's parameters; None if it has none, or casts to its own `dtype`."""
     if layer.dtype is not None or not hasattr(layer, "param_dtype"):
         return None
     made = jax.tree.leaves(layer.variables.get("params", {}))  # none before `init`
@@ -87,7 +87,7 @@ def layer_dtype(layer: Any) -> str | None:
 
 
 def to_array(name: str, array: Any) -> jax.Array:
-    """`array`, from NumPy or a list too, as a JAX array.
+    """Return `array`, from NumPy or a list too, as a JAX array.
 
     Raises:
         SpecError: it is float64, or holds an integer beyond 32 bits, while JAX's 64-bit types are off.
@@ -103,9 +103,9 @@ def to_array(name: str, array: Any) -> jax.Array:
 
 
 def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
-    """An array of JAX for one of NumPy, or for a list of JAX's; in `dtype`, or in its own.
+    """Return a NumPy array, or a list of JAX arrays, as a JAX array in `dtype` or its own dtype.
 
-    Arrays that `mha_core` refuses, or that JAX would narrow, are returned as they are; so is everything else.
+    Anything else comes back as it is, also arrays that `mha_core` refuses, or that JAX would narrow.
     """
     if isinstance(array, (list, tuple)) and holds_arrays(array):
         return jnp.asarray(array)
@@ -116,12 +116,12 @@ def as_jax(name: str, array: Any, dtype: str | None = None) -> Any:
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Shape and dtype, for mha_core's checks; None for what is an array neither of JAX nor of NumPy."""
+    """Return shape and dtype of an array of JAX or NumPy, for mha_core's checks; None for anything else."""
     return describe_array(array) if isinstance(array, (jax.Array, np.ndarray)) else None
 
 
 def numbers(array: Any) -> NDArray | None:
-    """The numbers of an array in NumPy; None if reading them would wait for a device, and while JAX traces."""
+    """Return an array in NumPy; None if reading it would wait for a device, or while JAX traces."""
     if isinstance(array, np.ndarray):
         return array
     is_near = has_values(array) and all(device.platform == "cpu" for device in array.devices())
@@ -129,7 +129,7 @@ def numbers(array: Any) -> NDArray | None:
 
 
 def has_values(array: Any) -> bool:
-    """Whether the numbers of the arrays can be read, which they can't while JAX traces."""
+    """Return whether the numbers of all arrays in it can be read, which they can't while JAX traces."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(array))
 
 
@@ -139,13 +139,13 @@ def has_symbols(*sizes: Any) -> bool:
 
 
 def to_numpy(array: jax.Array) -> NDArray:
-    """The array in NumPy; bfloat16, which NumPy lacks, becomes float32, which holds each of its numbers exactly."""
+    """Return the array as a NumPy array; bfloat16 becomes float32, which holds each of its numbers exactly."""
     numbers = np.asarray(array)
     return numbers.astype(np.float32) if array.dtype == jnp.bfloat16 else numbers
 
 
 def in_width(declared: int | None, variables: Mapping[str, Any], *path: str) -> int | None:
-    """The input width of a Dense, or None while nothing decided it."""
+    """Return the input width of a Dense, or None while nothing has decided it."""
     if declared is not None:
         return declared
     node: Any = variables

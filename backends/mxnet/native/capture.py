@@ -32,7 +32,7 @@ from mha_core.errors import SpecError
 
 
 def versions() -> dict[str, str]:
-    """Package -> version, of the packages that compute."""
+    """Return package -> version, of the packages that compute."""
     return {"mxnet": mx.__version__}
 
 
@@ -40,28 +40,28 @@ from_native = native.from_native
 
 
 def parts_of(block: mx.gluon.Block) -> tuple[list[str], Callable[[], list[int]]]:
-    """The names of a block's direct parts that hold parameters, and what gives the ids of all blocks in it."""
+    """Return the names of a block's direct parts with parameters, and a function that gives all its blocks' ids."""
     parts = [name for name, child in block._children.items() if child.collect_params().keys()]
     return [*parts, *block._reg_params], lambda: [id(part) for _, part in _blocks("", block)]
 
 
 def modules_in(block: mx.gluon.Block) -> list[tuple[str, mx.gluon.Block]]:
-    """All blocks inside a block, by their names."""
+    """Return (name, block) of all blocks inside a block."""
     return list(_blocks("", block))[1:]
 
 
 def projects(block: mx.gluon.Block) -> bool:
-    """Whether a block is a linear projection: Dense of the last axis, without an activation."""
+    """Return whether a block is a linear projection: Dense of the last axis, without an activation."""
     return isinstance(block, mx.gluon.nn.Dense) and not block._flatten and block.act is None
 
 
 def matrix_of(block: Any) -> tuple[Any, Any]:
-    """The matrix of a projection as (out, in), and its bias or None."""
+    """Return the matrix of a projection, (out, in), and its bias, (out,) or None."""
     return block.weight.data(), None if block.bias is None else block.bias.data()
 
 
 def as_array(value: Any) -> tuple[NDArray, str] | None:
-    """A copy in NumPy and the dtype by name; None for what is no array."""
+    """Return a NumPy copy of an array and the name of its dtype; None for anything else."""
     return (_array(value), np.dtype(value.dtype).name) if isinstance(value, mx.nd.NDArray) else None
 
 
@@ -72,13 +72,13 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Tell `seen` of every call of a chosen block: name, block, arguments by name, output.
+    """Return a context in which every call of a chosen block ends with seen(name, block, arguments by name, output).
 
-    What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name, block,
-    arguments as they are given.
+    What `seen` returns takes the place of the output, unless it is None. A call starts with begun(name, block,
+    arguments as they are given).
 
-    Gluon's own hooks do not see keywords: while it lasts, each block has a `forward` of its own in place
-    of its class's.
+    Gluon's own hooks do not see keywords: in the context, each chosen block has a `forward` of its own in
+    place of its class's.
     """
     chosen = list(outermost(_blocks("", target), choose, "."))
     if not chosen:
@@ -118,7 +118,7 @@ def _forward(
 
 
 class OwnLayer:
-    """backends.mxnet.MultiHeadAttention: its calls are recorded as they are."""
+    """An adapter that reads calls of backends.mxnet.MultiHeadAttention, which are recorded as they are."""
 
     kind = "backends.mxnet.MultiHeadAttention"
 
@@ -136,7 +136,7 @@ class OwnLayer:
 
 
 class D2lLayer:
-    """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
+    """An adapter that reads calls of d2l.ai's layer, or of one with its W_q, W_k, W_v, W_o, num_heads and arguments."""
 
     kind = "d2l.mxnet.MultiHeadAttention"
 

@@ -22,12 +22,12 @@ from mha_core.errors import BackendError
 
 
 def numpy_version() -> str:
-    """The version of NumPy that MXNet would import."""
+    """Return the version of NumPy that MXNet would import."""
     return np.__version__
 
 
 def has_distutils() -> bool:
-    """Whether distutils can be imported: Python 3.12 took it out, setuptools brings it back."""
+    """Return whether distutils can be imported: Python 3.12 took it out, setuptools brings it back."""
     return sys.version_info < (3, 12) or importlib.util.find_spec("distutils") is not None
 
 
@@ -64,17 +64,17 @@ ARRAY_DTYPES = ("float64", "float32", "float16", "int64", "int32", "int8", "uint
 
 
 def devices() -> tuple[str, ...]:
-    """The names "cpu", then "gpu:0" and so on for what MXNet sees."""
+    """Return "cpu", then "gpu:0" and so on for what MXNet sees."""
     return ("cpu", *(f"gpu:{index}" for index in range(mx.context.num_gpus())))
 
 
 def context_of(name: str) -> mx.Context:
-    """The mx.Context of a name in `devices()`."""
+    """Return the mx.Context of a name in `devices()`."""
     return mx.cpu() if name == "cpu" else mx.gpu(int(name.removeprefix("gpu:")))
 
 
 def check_computes(name: str, dtype: Any) -> str:
-    """The name of `dtype`, which argument `name` has, or BackendError if MXNet does not compute in it."""
+    """Return the name of `dtype`, that of argument `name`; BackendError if MXNet does not compute in it."""
     dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if dtype_name not in MXNET_DTYPES:
         raise BackendError(
@@ -84,30 +84,30 @@ def check_computes(name: str, dtype: Any) -> str:
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Shape and dtype, for mha_core's checks; None for what is an array neither of MXNet nor of NumPy."""
+    """Return shape and dtype of an array of MXNet or NumPy, for mha_core's checks; None for anything else."""
     if isinstance(array, mx.nd.NDArray):
         return ArraySpec(tuple(array.shape), np.dtype(array.dtype).name)
     return describe_array(array) if isinstance(array, np.ndarray) else None
 
 
 def to_numpy(array: mx.np.ndarray) -> NDArray:
-    """The array in NumPy. This waits for its numbers, so that an error in a queued operation is raised here."""
+    """Return the array in NumPy. This waits for its numbers, so that an error in a queued operation is raised here."""
     array.wait_to_read()  # asnumpy waits too, but not for an array without elements
     return array.asnumpy()
 
 
 @mx.util.use_np
 def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
-    """A copy, so that nothing MXNet does in place can reach the caller's array."""
+    """Return a copy as an MXNet array, so that nothing MXNet does in place can reach the caller's array."""
     return mx.np.array(array, dtype=dtype, ctx=ctx)
 
 
 @mx.util.use_np
 def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
-    """An mx.np array on `ctx`, made of a legacy array with its gradient, of one of NumPy, or of a list of arrays.
+    """Return a legacy array with its gradient, a NumPy array, or a list of arrays as an mx.np array on `ctx`.
 
-    In `dtype`, or in its own. Arrays that `mha_core` refuses, or whose dtype MXNet lacks, are
-    returned as they are; so is everything else.
+    It has `dtype`, or its own dtype. Anything else comes back as it is, also arrays that `mha_core` refuses, or whose
+    dtype MXNet lacks.
     """
     if isinstance(array, mx.nd.NDArray):
         return (array if isinstance(array, mx.np.ndarray) else array.as_np_ndarray()).as_in_ctx(ctx)
@@ -119,12 +119,12 @@ def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
 
 
 def numbers(array: Any) -> Any:
-    """An array of integers in NumPy; an integer of Python as it is."""
+    """Return an array of integers in NumPy; an integer of Python as it is."""
     return to_numpy(array) if isinstance(array, mx.nd.NDArray) else array
 
 
 def context_of_call(layer: mx.gluon.Block, *inputs: Any) -> mx.Context:
-    """The context of a call: that of its first array of MXNet, else of the parameters, else the current one."""
+    """Return the context of a call: that of its first MXNet array, else of the parameters, else the current one."""
     for array in inputs:
         if isinstance(array, mx.nd.NDArray):
             return array.ctx
@@ -133,9 +133,9 @@ def context_of_call(layer: mx.gluon.Block, *inputs: Any) -> mx.Context:
 
 
 def first_parameter(layer: mx.gluon.Block) -> mx.gluon.Parameter | None:
-    """A parameter of a layer or of the blocks in it; None where they have none.
+    """Return a parameter of a layer or of the blocks in it; None where they have none.
 
-    Not by `collect_params`, which makes a dict of all: in every call, that takes as long as ten operators.
+    It is not found by `collect_params`, which makes a dict of all: in every call, that takes as long as ten operators.
     """
     for parameter in layer._reg_params.values():
         return parameter
@@ -148,7 +148,7 @@ def first_parameter(layer: mx.gluon.Block) -> mx.gluon.Parameter | None:
 
 @mx.util.use_np
 def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.np.ndarray:
-    """`x` where `condition` holds, else a constant; forward and backward by selecting.
+    """Return `x` where `condition` holds, else a constant; forward and backward by selecting.
 
     The constant is an array because the gradient of `where` with a Python number multiplies by the
     condition instead, and 0 * NaN is NaN. Without elements, `where` ends the process.
@@ -160,7 +160,7 @@ def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.n
 
 @mx.util.use_np
 def nothing(shape: tuple[int, ...], *sources: mx.np.ndarray) -> mx.np.ndarray:
-    """An array of `shape`, which has no elements, that sends a gradient of zeros to every source.
+    """Return an array of `shape`, which has no elements, that sends a gradient of zeros to every source.
 
     It replaces operations on empty arrays, and broadcasts to empty shapes: there MXNet leaves some gradients
     unwritten, with random memory in them, and fails at others. Those of `matmul` are right.
@@ -175,7 +175,7 @@ def nothing(shape: tuple[int, ...], *sources: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 class Dense(mx.gluon.nn.Dense):
-    """Gluon's Dense, which in float32 has no gradient for an input without elements, with one of zeros."""
+    """A Dense like Gluon's, with a gradient of zeros for an input without elements: in float32 Gluon's has none."""
 
     def forward(self, x: mx.np.ndarray) -> mx.np.ndarray:
         if x.size:
@@ -206,11 +206,11 @@ class KeywordBlock(mx.gluon.Block):
 
 
 def dense(prefix: str, in_units: int | None, units: int, bias: bool, dtype: Any) -> Dense:
-    """A Dense on the last axis; the first call decides its input width where that is None."""
+    """Return a Dense on the last axis; the first call decides its input width if `in_units` is None."""
     check_computes("parameters", dtype)
     return Dense(units, use_bias=bias, flatten=False, dtype=dtype, in_units=in_units or 0, prefix=prefix)
 
 
 def in_width(layer: Dense) -> int | None:
-    """The input width of a Dense, or None while it does not know it."""
+    """Return the input width of a Dense, or None while it does not know it."""
     return max(layer.weight.shape[1], 0) or None  # unknown is 0, or -1 within np_shape

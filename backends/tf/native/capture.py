@@ -40,19 +40,19 @@ from mha_core.errors import SpecError
 
 
 def versions() -> dict[str, str]:
-    """Package -> version, of the packages that compute."""
+    """Return package -> version, of the packages that compute."""
     return {"keras": keras.__version__, "tensorflow": tf.__version__}
 
 
 def parts_of(layer: keras.Layer) -> tuple[list[str], Callable[[], list[int]]]:
-    """The names of a layer's direct parts that hold weights, and what gives the ids of all layers in it."""
+    """Return the names of a layer's direct parts with weights, and a function that gives the ids of all its layers."""
     kinds = (keras.Layer, keras.Variable, tf.Variable)
     parts = [name for name, part in vars(layer).items() if isinstance(part, kinds) and getattr(part, "weights", True)]
     return parts, lambda: [id(part) for part in layers_in(layer)]
 
 
 def modules_in(layer: Any) -> list[tuple[str, keras.Layer]]:
-    """All layers inside a layer, by the attributes that hold them: "q_proj", "projections.0"."""
+    """Return (name, layer) of all layers inside a layer, named by their attributes: "q_proj", "projections.0"."""
     found: dict[int, tuple[str, keras.Layer]] = {}
 
     def look(start: str, value: Any) -> None:
@@ -76,14 +76,14 @@ def modules_in(layer: Any) -> list[tuple[str, keras.Layer]]:
 
 
 def projects(layer: Any) -> bool:
-    """Whether a layer is a linear projection: Dense or EinsumDense of one axis to one or two, or back."""
+    """Return whether a layer is a linear projection: a Dense or EinsumDense without an activation."""
     if isinstance(layer, keras.layers.Dense):
         return layer.activation is keras.activations.linear
     return isinstance(layer, keras.layers.EinsumDense) and layer.activation is keras.activations.linear
 
 
 def matrix_of(layer: Any) -> tuple[Any, Any]:
-    """The matrix of a projection as (out, in), and its bias or None."""
+    """Return the matrix of a projection, (out, in), and its bias, (out,) or None."""
     kernel, bias = layer.kernel, layer.bias
     if len(kernel.shape) == 3:
         first = layer.equation.partition("->")[2].endswith(layer.equation.partition("->")[0][-2:])  # (in, heads, width)
@@ -93,7 +93,7 @@ def matrix_of(layer: Any) -> tuple[Any, Any]:
 
 
 def as_array(value: Any) -> tuple[NDArray, str] | None:
-    """A copy in NumPy and the dtype by name; None for what is no array."""
+    """Return a NumPy copy of a tensor or variable and the name of its dtype; None for anything else."""
     if not isinstance(value, (tf.Tensor, tf.Variable, keras.Variable)):
         return None
     return _array(value), str(keras.backend.standardize_dtype(value.dtype))
@@ -106,12 +106,12 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Tell `seen` of every call of a chosen layer: name, layer, arguments by name, output.
+    """Return a context in which every call of a chosen layer ends with seen(name, layer, arguments by name, output).
 
-    What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name, layer,
-    arguments as they are given.
+    What `seen` returns takes the place of the output, unless it is None. A call starts with begun(name, layer,
+    arguments as they are given).
 
-    Keras has no hooks: while it lasts, each layer has a `call` of its own in place of its class's.
+    Keras has no hooks: in the context, each chosen layer has a `call` of its own in place of its class's.
     """
     chosen: dict[int, tuple[str, Any]] = {}
     inside: set[int] = set()
@@ -176,7 +176,7 @@ def _is_training() -> bool:
 
 
 class KerasLayer:
-    """keras.layers.MultiHeadAttention and GroupQueryAttention, which are called (query, value, key)."""
+    """An adapter that reads calls of keras.layers.MultiHeadAttention, whose arguments are (query, value, key)."""
 
     kind = "keras.layers.MultiHeadAttention"
     layer_type = keras.layers.MultiHeadAttention
@@ -204,7 +204,7 @@ class KerasLayer:
 
 
 class KerasGroupedLayer(KerasLayer):
-    """keras.layers.GroupQueryAttention."""
+    """An adapter that reads calls of keras.layers.GroupQueryAttention."""
 
     kind = "keras.layers.GroupQueryAttention"
     layer_type = keras.layers.GroupQueryAttention
@@ -229,7 +229,7 @@ def _mask(layer: keras.Layer, arguments: Mapping[str, Any]) -> AttentionMask:
 
 
 class OwnLayer:
-    """backends.tf.MultiHeadAttention: its calls are recorded as they are."""
+    """An adapter that reads calls of backends.tf.MultiHeadAttention, which are recorded as they are."""
 
     kind = "backends.tf.MultiHeadAttention"
 
@@ -248,7 +248,7 @@ class OwnLayer:
 
 
 class D2lLayer:
-    """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
+    """An adapter that reads calls of d2l.ai's layer, or of one with its W_q, W_k, W_v, W_o, num_heads and arguments."""
 
     kind = "d2l.tensorflow.MultiHeadAttention"
 

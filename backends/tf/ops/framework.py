@@ -32,18 +32,18 @@ TF_DTYPES: dict[str, tf.DType] = {name: getattr(tf, name) for name in DTYPES}
 
 
 def devices() -> tuple[str, ...]:
-    """The name "cpu", then "gpu:0" and so on for what TensorFlow sees. Asking starts no GPU."""
+    """Return "cpu", then "gpu:0" and so on for what TensorFlow sees. Asking starts no GPU."""
     return ("cpu", *(f"gpu:{index}" for index in range(len(tf.config.get_visible_devices("GPU")))))
 
 
 def device_of(name: str) -> str:
-    """The name for `tf.device` of a name in `devices()`."""
+    """Return the name for `tf.device` of a name in `devices()`."""
     kind, _, index = name.partition(":")
     return f"/{kind.upper()}:{index or 0}"
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Shape and dtype, for mha_core's checks; None for what is an array neither of TensorFlow nor of NumPy.
+    """Return shape and dtype of an array of TensorFlow or NumPy, for mha_core's checks; None for anything else.
 
     A size that tracing does not know is None.
     """
@@ -57,9 +57,9 @@ def describe(array: Any) -> ArraySpec | None:
 
 
 def as_tensor(array: Any, dtype: str | None = None) -> Any:
-    """A tensor of an array of NumPy, or of a list of tensors; in `dtype`, or in its own.
+    """Return a NumPy array, or a list of tensors, as a tensor in `dtype` or its own dtype.
 
-    What `mha_core` refuses comes back as it is; so does everything else.
+    Anything else comes back as it is, also what `mha_core` refuses.
     """
     if isinstance(array, (list, tuple)) and holds_arrays(array):
         return tf.convert_to_tensor(array)
@@ -83,12 +83,12 @@ def cast_by_policy(layer: keras.Layer, given: Any) -> Any:
 
 
 def widened(x: tf.Tensor) -> tf.Tensor:
-    """bfloat16 as float32, before numbers are added up: on some processors TensorFlow would add in bfloat16."""
+    """Return bfloat16 as float32, before numbers are added up: on some processors TensorFlow would add in bfloat16."""
     return tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x
 
 
 def matmul(a: tf.Tensor, b: tf.Tensor, **transposed: bool) -> tf.Tensor:
-    """tf.matmul, with sums in at least float32."""
+    """Return tf.matmul, with sums in at least float32."""
     return tf.cast(tf.matmul(widened(a), widened(b), **transposed), a.dtype)
 
 
@@ -103,7 +103,7 @@ class Dense(keras.layers.Dense):
 
 
 def to_numpy(tensor: Any) -> NDArray:
-    """The array in NumPy; bfloat16, which NumPy lacks, becomes float32, which holds each of its numbers exactly."""
+    """Return the array as a NumPy array; bfloat16 becomes float32, which holds each of its numbers exactly."""
     tensor = tf.convert_to_tensor(tensor)  # a variable, or the IndexedSlices of a gradient
     if tensor.dtype == tf.bfloat16:
         tensor = tf.cast(tensor, tf.float32)
@@ -111,12 +111,12 @@ def to_numpy(tensor: Any) -> NDArray:
 
 
 def to_tensor(array: NDArray, dtype: tf.DType) -> tf.Tensor:
-    """A copy on the current device, so that nothing done to it can reach the caller's array."""
+    """Return a copy on the current device, so that nothing done to it can reach the caller's array."""
     return tf.cast(tf.constant(array), dtype)
 
 
 def shape_of(x: Any) -> tuple[Any, ...]:
-    """The shape of x: numbers where they are known, tensors elsewhere while tracing.
+    """Return the shape of x: numbers where sizes are known, scalar tensors elsewhere while tracing.
 
     `keras.ops.shape` runs an operation for each array, even if all its sizes are known.
     """
@@ -125,12 +125,12 @@ def shape_of(x: Any) -> tuple[Any, ...]:
 
 
 def numbers(integers: Any) -> Any:
-    """The numbers in NumPy, None if tracing does not know them; an integer of Python as it is."""
+    """Return integers in NumPy, or None if tracing does not know them; an integer of Python as it is."""
     return integers if isinstance(integers, (int, np.ndarray)) else tf.get_static_value(integers)
 
 
 def within(integers: Any, limits: tuple[Any, Any]) -> Any:
-    """The integers as int64, clipped to the limits, since their numbers may be unknown while tracing."""
+    """Return the integers as int64, clipped to the limits, since their numbers may be unknown while tracing."""
     if isinstance(integers, int):
         return integers
     lowest, highest = (tf.cast(limit, tf.int64) for limit in limits)
@@ -141,18 +141,18 @@ def within(integers: Any, limits: tuple[Any, Any]) -> Any:
 
 
 def arange(length: int | tf.Tensor) -> tf.Tensor:
-    """(length,): 0, 1, 2 and so on, in int64: TensorFlow keeps int32 arithmetic on the host, even beside a GPU."""
+    """Return 0, 1, 2 and so on, int64 (length,): TensorFlow keeps int32 arithmetic on the host, even beside a GPU."""
     return tf.range(tf.cast(length, tf.int64), dtype=tf.int64)
 
 
 def is_traced_for_xla() -> bool:
-    """Whether this runs while a function with `jit_compile=True` is traced; TensorFlow has no public name for it."""
+    """Return whether a function with `jit_compile=True` is being traced; TensorFlow has no public name for it."""
     return not tf.executing_eagerly() and bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
 @contextmanager
 def spec_errors_kept() -> Iterator[None]:
-    """A SpecError from inside reaches the caller as it is.
+    """Return a context that a SpecError leaves as it is.
 
     Keras would rewrite its text with the call's arguments, and AutoGraph, which traces a
     `tf.function`, replace it by a StagingError. Both leave errors that bear these marks alone.
@@ -167,7 +167,7 @@ def spec_errors_kept() -> Iterator[None]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32 inside; the setting returns afterwards."""
+    """Return a context without TF32; the setting is restored afterwards."""
     config = tf.config.experimental
     before = config.tensor_float_32_execution_enabled()
     config.enable_tensor_float_32_execution(False)
@@ -179,7 +179,7 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def random_state_kept(salt: int) -> Iterator[None]:
-    """Layers made inside leave Python's random state, from which Keras draws their seeds, as it was.
+    """Return a context in which making layers leaves Python's random state, which seeds Keras, as it was.
 
     The seeds follow the caller's state (`keras.utils.set_random_seed`) and `salt`, so that two
     layers do not drop out alike because neither has moved that state on.

@@ -40,29 +40,29 @@ from mha_core.errors import SpecError
 
 
 def versions() -> dict[str, str]:
-    """Package -> version, of the packages that compute."""
+    """Return package -> version, of the packages that compute."""
     return {"torch": torch.__version__}
 
 
 def parts_of(module: nn.Module) -> tuple[list[str], Callable[[], list[int]]]:
-    """The names of a module's direct parts that hold parameters, and what gives the ids of all modules in it."""
+    """Return the names of a module's direct parts with parameters, and a function that gives all its modules' ids."""
     parts = [name for name, part in module._modules.items() if part is not None and _holds(part)]
     parts += [name for name, parameter in module._parameters.items() if parameter is not None]
     return parts, lambda: [id(part) for part in module.modules()]
 
 
 def modules_in(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """All modules inside a module, by their names relative to it."""
+    """Return (name, module) of all modules inside a module, with names relative to it."""
     return [(name, part) for name, part in module.named_modules() if name]
 
 
 def projects(module: nn.Module) -> bool:
-    """Whether a module is a linear projection: nn.Linear, or the Conv1D of transformers, whose matrix is (in, out)."""
+    """Return whether a module is a linear projection: nn.Linear, or transformers' Conv1D, whose matrix is (in, out)."""
     return isinstance(module, nn.Linear) or _is_transposed(module)
 
 
 def matrix_of(module: Any) -> tuple[Tensor, Tensor | None]:
-    """The matrix of a projection as (out, in), and its bias or None."""
+    """Return the matrix of a projection, (out, in), and its bias, (out,) or None."""
     return module.weight.T if _is_transposed(module) else module.weight, module.bias
 
 
@@ -72,7 +72,7 @@ def _is_transposed(module: Any) -> bool:
 
 
 def as_array(value: Any) -> tuple[NDArray, str] | None:
-    """A copy in NumPy and the dtype by name; None for what is no tensor."""
+    """Return a NumPy copy of a tensor and the name of its dtype; None for anything else."""
     return (_array(value), str(value.dtype).removeprefix("torch.")) if isinstance(value, Tensor) else None
 
 
@@ -88,10 +88,10 @@ def watch(
     seen: Callable[..., Any],
     begun: Callable[..., None] | None = None,
 ) -> Iterator[None]:
-    """Tell `seen` of every call of a chosen module: name, module, arguments by name, output.
+    """Return a context in which every call of a chosen module ends with seen(name, module, arguments by name, output).
 
-    What `seen` returns, unless it is None, takes the place of the output. `begun` is told before the call: name,
-    module, arguments as they are given.
+    What `seen` returns takes the place of the output, unless it is None. A call starts with begun(name, module,
+    arguments as they are given).
 
     Forward hooks disable the fast paths that would skip the modules inside, except for that of encoders with nested
     tensors, which is switched off meanwhile. Since that path gives zeros in padding, the output of such an encoder
@@ -195,7 +195,7 @@ _DEFAULTS = {
 
 
 class TorchLayer:
-    """torch.nn.MultiheadAttention."""
+    """An adapter that reads calls of torch.nn.MultiheadAttention."""
 
     kind = "torch.nn.MultiheadAttention"
 
@@ -282,7 +282,7 @@ def _check_causal(attn_mask: Tensor, query_len: int, key_len: int) -> None:
 
 
 class OwnLayer:
-    """backends.torch.MultiHeadAttention: its calls are recorded as they are."""
+    """An adapter that reads calls of backends.torch.MultiHeadAttention, which are recorded as they are."""
 
     kind = "backends.torch.MultiHeadAttention"
 
@@ -300,7 +300,7 @@ class OwnLayer:
 
 
 class D2lLayer:
-    """d2l.ai's layer, or one that has its parameters and its call: W_q, W_k, W_v, W_o, num_heads."""
+    """An adapter that reads calls of d2l.ai's layer, or of one with its W_q, W_k, W_v, W_o, num_heads and arguments."""
 
     kind = "d2l.torch.MultiHeadAttention"
 

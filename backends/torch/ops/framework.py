@@ -22,29 +22,29 @@ TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in D
 
 
 def devices() -> tuple[str, ...]:
-    """The CPU, then "gpu:0" and so on for what torch.cuda sees (CUDA or ROCm)."""
+    """Return "cpu", then "gpu:0" and so on for the devices of torch.cuda (CUDA or ROCm)."""
     return ("cpu", *(f"gpu:{index}" for index in range(torch.cuda.device_count())))
 
 
 def device_of(name: str) -> torch.device:
-    """The torch.device of a name in `devices()`."""
+    """Return the torch.device of a name in `devices()`."""
     return torch.device(name.replace("gpu", "cuda"))
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name without "torch.": that of torch.float32 is "float32"."""
+    """Return the name of a dtype: that of torch.float32 is "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def describe(array: Any) -> ArraySpec | None:
-    """Shape and dtype, for mha_core's checks; None for what is an array neither of PyTorch nor of NumPy."""
+    """Return shape and dtype of an array of PyTorch or NumPy, for mha_core's checks; None for anything else."""
     if isinstance(array, torch.Tensor):
         return ArraySpec(tuple(array.shape), dtype_name(array.dtype))
     return describe_array(array) if isinstance(array, np.ndarray) else None
 
 
 def to_numpy(tensor: torch.Tensor) -> NDArray:
-    """The array in NumPy; bfloat16, which NumPy lacks, becomes float32, which holds each of its numbers exactly."""
+    """Return the tensor as a NumPy array; bfloat16 becomes float32, which holds each of its numbers exactly."""
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.to(torch.float32)
@@ -52,7 +52,7 @@ def to_numpy(tensor: torch.Tensor) -> NDArray:
 
 
 def copied(tensor: torch.Tensor) -> NDArray:
-    """A copy in NumPy of a layer's input or output. SpecError if it is nested, or has no numbers to copy."""
+    """Return a NumPy copy of a layer's input or output. SpecError if it is nested, or has no numbers to copy."""
     if tensor.is_nested:
         raise SpecError(
             "a nested tensor, whose rows have different lengths, can't be recorded; give a padded tensor and a mask"
@@ -65,7 +65,7 @@ def copied(tensor: torch.Tensor) -> NDArray:
 
 
 def refuse_autocast(module: torch.nn.Module) -> None:
-    """SpecError if torch.autocast is on where a module is called: it chooses a dtype for each operation."""
+    """Raise SpecError if torch.autocast is on where a module is called: it chooses a dtype for each operation."""
     if not torch._C._is_any_autocast_enabled():  # asked at every call of every module
         return
     device = next((parameter.device.type for parameter in module.parameters()), "cpu")
@@ -78,14 +78,14 @@ def refuse_autocast(module: torch.nn.Module) -> None:
 
 
 def to_tensor(array: NDArray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A copy, so that nothing PyTorch does in place can reach the caller's array."""
+    """Return a copy as a tensor, so that nothing PyTorch does in place can reach the caller's array."""
     return torch.from_numpy(np.array(array)).to(device=device, dtype=dtype)
 
 
 def as_tensor(array: Any, device: torch.device, dtype: str | None = None) -> Any:
-    """A tensor on `device` of an array of NumPy, or of a list of tensors; in `dtype`, or in its own.
+    """Return a NumPy array, or a list of tensors, as a tensor on `device`, in `dtype` or its own dtype.
 
-    What `mha_core` refuses comes back as it is; so does everything else.
+    Anything else comes back as it is, also what `mha_core` refuses.
     """
     if array is None or isinstance(array, torch.Tensor):
         return array
@@ -102,7 +102,7 @@ def as_tensor(array: Any, device: torch.device, dtype: str | None = None) -> Any
 
 
 def device_of_call(layer: torch.nn.Module, *inputs: Any) -> torch.device:
-    """The device of a call: that of its first tensor, else that of the layer's parameters, else the default device."""
+    """Return the device of a call: of its first tensor, else of the layer's parameters, else the default device."""
     for array in inputs:
         if isinstance(array, torch.Tensor):
             return array.device
@@ -111,7 +111,7 @@ def device_of_call(layer: torch.nn.Module, *inputs: Any) -> torch.device:
 
 
 def numbers(array: Any) -> NDArray | None:
-    """The numbers of an array in NumPy; None if reading them would wait for a device, and while PyTorch traces."""
+    """Return an array in NumPy; None if reading it would wait for a device, or while PyTorch traces."""
     if not isinstance(array, torch.Tensor):
         return None if torch.compiler.is_compiling() else np.asarray(array)
     if torch.compiler.is_compiling() or array.device.type != "cpu" or transforms_are_active():
@@ -120,12 +120,12 @@ def numbers(array: Any) -> NDArray | None:
 
 
 def transforms_are_active() -> bool:
-    """Whether this runs inside a transform of torch.func, where tensors have no numbers to look at."""
+    """Return whether this runs inside a transform of torch.func, where tensors have no numbers to look at."""
     return torch._C._are_functorch_transforms_active()
 
 
 def has_tangent(x: torch.Tensor | None) -> bool:
-    """Whether x has a tangent, which it has in forward-mode differentiation."""
+    """Return whether x has a tangent, as in forward-mode differentiation."""
     return x is not None and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
@@ -137,21 +137,21 @@ def linear(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> nn.Linear:
-    """A Linear; a LazyLinear where the first call decides the width."""
+    """Return a Linear; a LazyLinear if `in_features` is None, so that the first call decides it."""
     if in_features is None:
         return nn.LazyLinear(out_features, bias, device, dtype)
     return nn.Linear(in_features, out_features, bias, device, dtype)
 
 
 def in_width(layer: nn.Linear) -> int | None:
-    """The input width of a Linear, or None while a LazyLinear does not know it."""
+    """Return the input width of a Linear, or None while a LazyLinear does not know it."""
     # Not in_features: a LazyLinear that got its weight from a state_dict leaves that at 0 until it is called.
     return None if isinstance(layer.weight, UninitializedParameter) else layer.weight.shape[1]
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32 and no reduced-precision accumulation inside; the settings return afterwards."""
+    """Return a context without TF32 and reduced-precision accumulation; the settings are restored afterwards."""
     matmul = torch.backends.cuda.matmul
     names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
     before = {name: getattr(matmul, name) for name in names}
@@ -165,7 +165,7 @@ def full_precision() -> Iterator[None]:
 
 
 def constant_result(function: Function) -> Function:
-    """The function, with the mark of `torch.compiler.assume_constant_result`: a trace takes its result as a constant.
+    """Return the function, marked as by `torch.compiler.assume_constant_result`: its result is constant in a trace.
 
     PyTorch's own decorator imports the whole compiler, which takes as long as all the rest of PyTorch.
     """

@@ -106,7 +106,7 @@ class ConvertOptions(Options):
     force: bool = options.flag("--force", "Replace OUT if it is there.")
 
     def check(self) -> None:
-        """Raise CouldNotRun if options do not fit each other, or OUT is there already."""
+        """Raise CouldNotRun if options contradict each other, or OUT exists already."""
         if not self.inferred:
             return
         if len(self.recorded) != 1:
@@ -125,7 +125,7 @@ class ConvertOptions(Options):
             check_choices(self.to_layout or "canonical", self.out, dtype=self.dtype)
 
     def write(self, value: dict[str, Any]) -> bool:
-        """Write to the file that --json names; whether that is standard output."""
+        """Write `value` as JSON to the file that --json names, if any; return whether that is standard output."""
         from mha_core.files.writing import write_whole
 
         text = json.dumps(value, indent=2) + "\n"
@@ -241,7 +241,7 @@ def _list(console: Console, asked: ConvertOptions) -> None:
 
 
 def refuse_existing(out: Path | None, force: bool) -> None:
-    """Raise CouldNotRun if the file to write exists; called before a long search, so that this is not in vain."""
+    """Raise CouldNotRun if the output file exists and `force` is not set; called before a long search."""
     if out is not None and out.is_file() and not force:
         raise CouldNotRun(f"--out must name a new file unless --force is given. {out} is there already.")
 

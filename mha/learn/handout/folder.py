@@ -45,7 +45,7 @@ def _environment() -> jinja2.Environment:
 
 @cache
 def text_of(exercise: Exercise) -> str:
-    """The file of an exercise as it is given out."""
+    """Return the text of an exercise's file as it is handed out."""
     given_in = "torch" if exercise.dialect == NUMPY else NUMPY
     given = answer(exercise, given_in) if isinstance(exercise, StepExercise) and exercise.source else ""
     return (
@@ -66,13 +66,13 @@ def text_of(exercise: Exercise) -> str:
 
 
 def minutes(exercise: Exercise) -> str:
-    """How long it takes, in words."""
+    """Return how long an exercise takes, in words."""
     number = row_of(exercise).minutes
     return f"{number} minute{'s' if number > 1 else ''}"
 
 
 def heading(exercise: Exercise) -> str:
-    """The imports that a file begins with."""
+    """Return the imports that an exercise's file begins with."""
     if isinstance(exercise, CatchExercise):
         return CATCH_IMPORTS
     if isinstance(exercise, LayerExercise) and exercise.has_state:
@@ -81,7 +81,7 @@ def heading(exercise: Exercise) -> str:
 
 
 def code_of(exercise: Exercise) -> str:
-    """The code that a file begins with, in whose place an answer stands."""
+    """Return the code in an exercise's file that the learner replaces with an answer."""
     if isinstance(exercise, CatchExercise):
         return _environment().get_template("catch.py.j2").render().rstrip()
     if isinstance(exercise, LayerExercise):
@@ -90,7 +90,7 @@ def code_of(exercise: Exercise) -> str:
 
 
 def answered(exercise: Exercise) -> str:
-    """The file of an exercise with a short right answer in it."""
+    """Return the text of an exercise's file with a short right answer in it."""
     code = code_of(exercise).partition("\n\n\n# What is below")[0]  # what is behind stays
     return text_of(exercise).replace(code, answer(exercise))
 
@@ -114,7 +114,7 @@ def _paragraphs(exercise: Exercise) -> list[str]:
 
 
 def is_untouched(exercise: Exercise, folder: Path) -> bool:
-    """Whether the file of an exercise is as it was given out."""
+    """Return whether an exercise's file is as it was handed out."""
     try:
         return (folder / exercise.file).read_bytes() == text_of(exercise).encode()
     except OSError:
@@ -124,10 +124,10 @@ def is_untouched(exercise: Exercise, folder: Path) -> bool:
 def start(
     folder: Path, frameworks: Sequence[str], tracks: Collection[str] = tuple(TRACKS)
 ) -> tuple[list[Path], list[Path]]:
-    """Write the files of these tracks, with translations into these frameworks; none that is there is touched.
+    """Write the files of these tracks, with translations into these frameworks; existing files are not touched.
 
     Returns:
-        The files that were written, and those that were there.
+        The paths of the files that were written, and of those that were there already.
 
     Raises:
         SpecError: the folder is a file.
@@ -147,7 +147,7 @@ def start(
 
 
 def there(folder: Path, tracks: Collection[str] = tuple(TRACKS)) -> list[Exercise]:
-    """The exercises of these tracks whose files are in a folder, in their order.
+    """Return the exercises of these tracks whose files are in a folder, in their order.
 
     Raises:
         SpecError: there are none.
@@ -160,10 +160,10 @@ def there(folder: Path, tracks: Collection[str] = tuple(TRACKS)) -> list[Exercis
 
 
 def in_folder(exercise: Exercise, folder: Path) -> Exercise:
-    """The exercise, whose file is in the folder.
+    """Return the exercise if its file is in the folder.
 
     Raises:
-        SpecError: it is not, or no exercise is.
+        SpecError: its file is not there, or no exercise's is.
     """
     if not (folder / exercise.file).is_file():
         there(folder)

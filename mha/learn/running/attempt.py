@@ -34,11 +34,11 @@ Made = TypeVar("Made")
 @sendable
 @dataclass(frozen=True)
 class Attempt:
-    """What a learner's function gave.
+    """The answers of a learner's function.
 
     Attributes:
-        answers: of each call, as far as there was one.
-        problem: why there is no further one, in one line; "" if every call was answered.
+        answers: the arrays that each call gave, up to the first call that failed.
+        problem: why there is no further answer, in one line; "" if every call was answered.
         begun: whether the function has been written: one that raises NotImplementedError has not.
         printed: the beginning of what the file printed.
     """
@@ -52,12 +52,12 @@ class Attempt:
 @sendable
 @dataclass(frozen=True)
 class Asked:
-    """What to run.
+    """A function to run, and its calls.
 
     Attributes:
         path, function, parameters: the file, the function in it, and the names of its parameters.
         returns: the names of the arrays that it returns.
-        calls: of each call, its arguments, and the shapes that it must return.
+        calls: for each call, its arguments and the shapes of the arrays that it must return.
         dialect: the framework that it is written in.
     """
 
@@ -70,15 +70,15 @@ class Asked:
 
 
 class Unfit(Exception):
-    """Something about a learner's file; the message is one line, for the learner."""
+    """An error: something in a learner's file does not fit. The message is one line, for the learner."""
 
 
 class NotBegun(Exception):
-    """The function raises NotImplementedError, as the file did when it was given out."""
+    """An error: the function raises NotImplementedError, as it did when the file was handed out."""
 
 
 def attempt(asked: Asked) -> Attempt:
-    """Import the file and make all calls, each with copies of its arguments."""
+    """Import the file, make all calls, each with copies of its arguments, and return the answers."""
     answers, said = _made(
         lambda function, call: answer_of(asked, function, *call),
         asked.path,
@@ -92,7 +92,7 @@ def attempt(asked: Asked) -> Attempt:
 def measured(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[float], Attempt]:
-    """The numbers that a function gives, and what there is to say of it."""
+    """Return the number that a function gives in each call, and an Attempt that says where and why this ended."""
 
     def number(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
         value = called(function, arguments, path)
@@ -106,7 +106,7 @@ def measured(
 def returned(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[dict[str, NDArray]], Attempt]:
-    """The arrays that a function gives by name, or under "" if it gives one; and what there is to say of it."""
+    """Return the arrays by name (one alone: "") that each call gives, and an Attempt that says why this ended."""
     return _made(lambda function, call: _by_name(name, function, call, path), path, name, parameters, calls)
 
 
@@ -157,10 +157,10 @@ def _by_name(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 
 @contextmanager
 def captured(held: Beginning | None = None) -> Iterator[Callable[[], str]]:
-    """A context in which nothing is printed; yields a function that gives the beginning of what would have been.
+    """Return a context that prints nothing, with a function that gives the beginning of what was to be printed.
 
     Args:
-        held: what keeps it. Default: a new one.
+        held: the stream that keeps it. Default: a new one.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -181,7 +181,7 @@ def captured(held: Beginning | None = None) -> Iterator[Callable[[], str]]:
 
 
 class Beginning(io.StringIO):
-    """Keeps the beginning of what is written into it."""
+    """A stream that keeps the beginning of what is written into it."""
 
     def write(self, text: str) -> int:
         room = KEPT - self.tell()
@@ -191,7 +191,7 @@ class Beginning(io.StringIO):
 
 
 def found(path: str, name: str, parameters: Sequence[str] | None = None) -> Callable[..., Any]:
-    """The function of this name in a file, which is imported anew. Raises Unfit if there is none that fits."""
+    """Return the function of this name in a file, which is imported anew. Raises Unfit if none fits."""
     file = Path(path)
     wanted = name if parameters is None else f"{name}({', '.join(parameters)})"
     if not file.is_file():
@@ -231,7 +231,7 @@ def _check_parameters(function: Callable[..., Any], wanted: str, count: int) -> 
 
 
 def called(function: Callable[..., Any], arguments: Sequence[Any], path: str) -> Any:
-    """What a learner's function returns. Raises NotBegun, or Unfit with what it raised and where."""
+    """Return what a learner's function returns. Raises NotBegun, or Unfit with what it raised and where."""
     try:
         with np.errstate(all="ignore"):  # NaN and infinity are data here, and no reason to warn
             return function(*arguments)
@@ -242,7 +242,7 @@ def called(function: Callable[..., Any], arguments: Sequence[Any], path: str) ->
 
 
 def place(error: BaseException, path: str) -> str:
-    """The line of the learner's file that an error comes from, such as " (line 12)"; "" if it is elsewhere."""
+    """Return the line of the learner's file that an error comes from, such as " (line 12)"; "" if it is elsewhere."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f" (line {error.lineno})"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
@@ -252,7 +252,7 @@ def place(error: BaseException, path: str) -> str:
 def answer_of(
     asked: Asked, function: Callable[..., Any], arguments: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]
 ) -> Arrays:
-    """What one call of a function gives; `shapes` are those that it must return. Raises NotBegun or Unfit."""
+    """Return the arrays that one call gives, which must have these `shapes`. Raises NotBegun or Unfit."""
     named = dict(zip(asked.parameters, arguments, strict=True))
     handout = Handout({name: value for name, value in named.items() if isinstance(value, np.ndarray)})
     handed = [given(asked.dialect, handout.copies.get(name, value)) for name, value in named.items()]

@@ -30,7 +30,7 @@ MOST_NUMBERS = 2_000_000
 @sendable
 @dataclass(frozen=True)
 class Chosen:
-    """What `problem()` gave, or why there is nothing."""
+    """The problem that a learner's `problem()` gave, or the reason why there is none."""
 
     problem: Problem | None = None
     reason: str = ""
@@ -39,7 +39,7 @@ class Chosen:
 
 
 def chosen(path: str) -> Chosen:
-    """Call `problem()` of a learner's file, in a worker process."""
+    """Call `problem()` of a learner's file, in a worker process; return what it chose."""
     with captured() as printed:
         try:
             made = called(found(path, "problem", ()), (), path)
@@ -74,26 +74,26 @@ def _checked(made: Any) -> Problem:
 
 
 class Shown:
-    """Which bugs change the output of one call, or its gradients if it has a cotangent."""
+    """A test of which bugs change the output of one call, or its gradients if it has a cotangent."""
 
     def __init__(self, problem: Problem) -> None:
         self._shows = Shows.of(answer(problem, PRECISION), "float64", ("output",))
 
     def by(self, bug: Bug) -> bool:
-        """Whether the call shows this bug."""
+        """Return whether the call shows this bug."""
         try:
             return self._shows.first_difference(bug) is not None
         except DoesNotApply:
             return False
 
     def all(self) -> tuple[int, int]:
-        """How many bugs the call shows, and how many there are."""
+        """Return how many bugs the call shows, and how many there are."""
         bugs = [bug for bug in all_bugs() if not bug.equivalent]
         return sum(map(self.by, bugs)), len(bugs)
 
 
 def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
-    """Whether a call shows the hidden bug and as many others as the target says, and a sentence with both."""
+    """Return whether a call shows the hidden bug and at least `target` bugs in all, and a sentence on both."""
     shows = Shown(problem)
     number, total = shows.all()
     is_caught = shows.by(select((bug,))[0])
@@ -102,7 +102,7 @@ def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
 
 
 def never_asked(problem: Problem) -> list[str]:
-    """What a call would need for bugs that it can't show, in words with the number of these bugs, the most first."""
+    """Return in words what a call lacks to show more bugs, each with the number of these bugs, the most first."""
     bugs = [bug for bug in all_bugs() if not bug.equivalent]
     found: Counter[str] = Counter()
     for bug in bugs:

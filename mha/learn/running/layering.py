@@ -39,13 +39,13 @@ SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Layered:
-    """What came of a layer.
+    """A verdict on a learner's layer.
 
     Attributes:
-        result: the first one that is not right; None if all are.
+        result: the first result that is not right; None if all are.
         right: how many cases are right.
-        unsupported: how many it can't express.
-        reason: why it can't be asked at all, in one line.
+        unsupported: how many cases it can't express.
+        reason: why it can't be asked at all, in one line; "" if it can.
         printed: the beginning of what it printed.
     """
 
@@ -57,7 +57,7 @@ class Layered:
 
 
 def judged(dialect: str, path: str, subject: str, name: str) -> Layered:
-    """Judge the first cases of an exercise, and the others where these are right; it ends at the first that is not."""
+    """Judge a layer by the first cases of an exercise, then by the others, up to the first that is not right."""
     reason, printed = ask(dialect, 30.0 * SECONDS, prepared, path, subject)
     if reason:
         return Layered(reason=reason, printed=printed)
@@ -70,7 +70,7 @@ Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
 
 
 def diagnosed(dialect: str, path: str, subject: str, cases: tuple[str, ...]) -> Explained | str:
-    """The explanations that `mha diagnose` finds in these cases, or why it can't be asked."""
+    """Return the explanations that `mha diagnose` finds for these cases, or why the layer can't be asked."""
     reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, subject)
     if reason:
         return str(reason)
@@ -101,7 +101,7 @@ def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
 
 
 def cases_of(one: LayerExercise) -> tuple[str | Asked, ...]:
-    """What a layer is asked, the first cases first."""
+    """Return the cases and sequences that a layer is asked, those in `first` first."""
     full = [case.id for case in all_cases() if _is_full(case)]
     sequences = [
         sequence.id
@@ -135,9 +135,9 @@ def _is_full(case: Case) -> bool:
 
 
 def explained(subject: RemoteSubject, cases: tuple[str, ...]) -> Explained:
-    """What explains a layer in these cases: an exercise's own mistake, else bugs of the zoo.
+    """Return what explains a layer in these cases: an exercise's own mistakes, else bugs of the zoo.
 
-    Steps can't be sent to another process: so all are sent without steps.
+    The bugs are without their steps, which can't be sent to another process.
     """
     found = diagnose(subject, select(cases), bugs=OF_LAYERS)
     if not found.explanations:
@@ -177,7 +177,7 @@ _layers: dict[str, LoadedSubject] = {}
 
 
 def prepared(path: str, subject: str) -> tuple[str, str]:
-    """Import the file anew: ("", "what it printed"), or why that is not possible, in one line."""
+    """Import the file anew; return why this fails, in one line ("" if it does not), and what the file printed."""
     held = Beginning()
     with captured(held):
         try:
@@ -189,12 +189,12 @@ def prepared(path: str, subject: str) -> tuple[str, str]:
 
 
 def layer_of(path: str) -> LoadedSubject:
-    """The subject of a file that was prepared."""
+    """Return the subject of a file that was prepared."""
     return _layers[path]
 
 
 def printed_by(path: str) -> str:
-    """The beginning of what the subject of a file has printed."""
+    """Return the beginning of what the subject of a file has printed."""
     quiet: _Quiet = _layers[path].original
     return quiet.held.getvalue()
 

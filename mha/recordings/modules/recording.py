@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a recorded module: its shape, and its Numbers and their Order in place of its numbers."""
+    """A parameter of a recorded module: its shape, and in place of its array a `Numbers` and their `Order`."""
 
     shape: tuple[int, ...]
     numbers: Numbers
@@ -46,7 +46,7 @@ class RecordedModule:
     Attributes:
         name: where it stands in the model; "" for the model itself.
         kind: its class.
-        parameters: those in it and in the modules inside it, by name.
+        parameters: its parameters and those of the modules inside it, by name.
     """
 
     name: str
@@ -57,7 +57,7 @@ class RecordedModule:
 
     @cached_property
     def numbers(self) -> Numbers:
-        """The Numbers of all its parameters together."""
+        """Return the `Numbers` of all its parameters together."""
         return total(one.numbers for one in self.parameters.values())
 
 
@@ -66,10 +66,10 @@ class ArrayAt:
     """An array in a recorded call.
 
     Attributes:
-        place: where it stands in what was given or given back.
+        place: where it stands among the arguments or in the output.
         name: its name in the file.
-        dtype: of its numbers; the file holds bfloat16 numbers as float32.
-        shape: of the array.
+        dtype: the dtype of its numbers; the file holds bfloat16 numbers as float32.
+        shape: its shape.
     """
 
     place: Place
@@ -79,7 +79,7 @@ class ArrayAt:
 
     @property
     def floating(self) -> bool:
-        """Whether it holds floating-point numbers."""
+        """Return whether it holds floating-point numbers."""
         return self.dtype in DTYPES
 
 
@@ -89,14 +89,14 @@ class ModuleCall:
 
     Attributes:
         module: position of the module.
-        within: position of the call in which it was made; None for a call that nothing recorded made.
-        given, gave: the arrays; `gave` is None if the call ended in an error.
+        within: position of the call in which it was made; None if no recorded call made it.
+        given, gave: its input and output arrays; `gave` is None if the call ended in an error.
         plain: the other values that it was given, by place.
-        unread: places and classes of what was given or given back and can't be read.
-        unread_outputs: those of what was given back.
-        cotangents: the gradients that came back to what it gave, where they were recorded; none if none came.
-        gradients, parameter_gradients: those that it makes of them: of what it was given, and of its parameters, by
-            name; None if it could not be run once more, for the reason `unpulled`.
+        unread: places and classes of inputs and outputs that can't be read.
+        unread_outputs: the outputs among these.
+        cotangents: the gradients with respect to its outputs, if gradients were recorded; () if none came back.
+        gradients, parameter_gradients: the gradients that it makes of these, with respect to its inputs and to its
+            parameters (by name); None if it could not be run once more, for the reason `unpulled`.
     """
 
     module: int
@@ -113,12 +113,12 @@ class ModuleCall:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the floating-point arrays that it gave."""
+        """Return the shapes of the floating-point arrays that it gave."""
         return tuple(at.shape for at in self.gave or () if at.floating)
 
 
 def holds_modules(path: str | os.PathLike[str]) -> bool:
-    """Return True if a recording holds modules, not attention layers alone.
+    """Return whether a recording holds modules, and not attention layers alone.
 
     Raises:
         SpecError: it is no whole safetensors file.
@@ -128,7 +128,7 @@ def holds_modules(path: str | os.PathLike[str]) -> bool:
 
 
 class ModuleRecording:
-    """What `mha.capture(..., modules=True)` wrote.
+    """A recording of modules, as `mha.capture(..., modules=True)` wrote it.
 
     Args:
         path: the file.
@@ -168,7 +168,7 @@ class ModuleRecording:
             raise SpecError(f"{path} holds no call of a module")
 
     def array(self, at: ArrayAt) -> NDArray:
-        """The numbers of an array. SpecError if the file is damaged."""
+        """Return the array itself, read from the file. SpecError if the file is damaged."""
         try:
             found: NDArray = self._file.get_tensor(self._names[at.name])
         except Exception as error:
@@ -176,7 +176,7 @@ class ModuleRecording:
         return found
 
     def problem_of(self, call: ModuleCall) -> Problem | None:
-        """A call as the attention layer in the same file; None if it is none, or was not recorded as one."""
+        """Return a call as the problem of an attention layer in the same file; None if it was not recorded as one."""
         if self.attention is None:
             return None
         name, own = self.modules[call.module].name, [one for one in self.calls if one.module == call.module]
@@ -189,7 +189,7 @@ class ModuleRecording:
 
     @cached_property
     def attention(self) -> Recording | None:
-        """The calls of attention layers in the same file; None if there are none."""
+        """Return the recording of attention layers in the same file; None if there is none."""
         from mha.recordings.recording import METADATA_KEY as ATTENTION
         from mha.recordings.recording import Recording
 
@@ -197,7 +197,7 @@ class ModuleRecording:
 
     @property
     def not_recorded(self) -> dict[str, int]:
-        """Where modules stand whose calls have no numbers to see, as those that JAX traces -> how many parameters."""
+        """Return name -> parameter count of each part whose calls have no numbers to record, as JAX traces it."""
         found = {}
         for name in self.scanned:
             turn = re.compile(rf"{re.escape(name)}(/\d+)?(/.*)?")
@@ -208,7 +208,7 @@ class ModuleRecording:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences on `not_recorded`."""
+        """Return sentences on `not_recorded`."""
         return tuple(
             f"Not recorded: the layers in {name} ({size:,} parameters), which JAX traces (nn.scan, nn.remat). They are "
             "judged as lines of the model. Call it within jax.disable_jit(), and without nn.remat, to record each."
@@ -217,16 +217,16 @@ class ModuleRecording:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether gradients were recorded."""
+        """Return whether gradients were recorded."""
         return any(call.cotangents for call in self.calls)
 
     def numbers(self, name: str) -> NDArray:
-        """The numbers of a parameter, by the name of its array."""
+        """Return the array of a parameter by its name in the file."""
         return self.array(ArrayAt((), name, "", self._shapes[name]))
 
     @cached_property
     def dtype(self) -> str:
-        """The dtype in which most arrays are that modules gave; of several, the widest."""
+        """Return the dtype that most output arrays of modules have; of several such, the widest."""
         names = [at.dtype for call in self.calls for at in call.gave or () if at.floating]
         if not names:
             raise SpecError(f"no module in {self.path} gave an array of floating-point numbers")
@@ -262,7 +262,7 @@ class ModuleRecording:
 
 
 def plain(found: Any) -> Any:
-    """What a file says, with every name and class in it as `shown` writes it: this is where they come from.
+    """Return the content of a file, with every name and class in it as `shown` writes it.
 
     Text that a module was given ("is") stays as it was: it is given to the original.
     """

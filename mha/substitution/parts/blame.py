@@ -1,4 +1,4 @@
-"""The module that a fault is said of: a part, the lines of one without an original, or what reads a mask."""
+"""Which module is blamed for a fault: a part, the lines of one without an original, or what reads a mask."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ KNOWN = ("", "same")
 
 
 class Blame(Parts):
-    """Parts, and what is said of them.
+    """A `Parts` that decides which modules are blamed.
 
     Attributes:
-        in_lines: position of a module that is wrong in its own lines -> its worst call with what its parts gave.
-        unseen: what the calls would not have shown.
-        spared: positions of the parts for which others make up.
-        explained: position of a module that gives what its original gives with some wrong parts -> these.
+        in_lines: position of a module whose lines are wrong -> its worst call, judged with its parts' outputs put in.
+        unseen: the bugs that the calls would not have shown.
+        spared: positions of parts that are not blamed, because other parts make up for them.
+        explained: position of a module -> its wrong parts, whose faults explain what the module gives.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Blame(Parts):
         self.explained: dict[int, Elsewhere] = {}
 
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
-        """The verdict on a module that is wrong in its own lines, where those stand in modules without an original."""
+        """Return the verdict on a module; if its wrong lines stand in modules without an original, those are blamed."""
         if port not in self.in_lines or len(self.ready[port][0]) != 1:
             return found
         unjudged = self.outermost_inside(port, judged=False)
@@ -89,7 +89,7 @@ class Blame(Parts):
         return [one for one in ports if self.modules[one].numbers.size]
 
     def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
-        """The verdicts on projections that are one in the original, where the lines around them are right."""
+        """Enter the verdicts on projections that are one in the original; the lines around them are right."""
         for one in packed:
             own = self.own.modules[one.original]
             for leaf, judged in one.leaves.items():
@@ -101,7 +101,7 @@ class Blame(Parts):
                 self.results[leaf] = filled(about, status, call, allowed=[call], own_lines=False, unpaired=())
 
     def divide(self, part: int, around: str, beside: str | None, right: bool, *, together: bool) -> None:
-        """Take back that a part is wrong, with the reason."""
+        """Change the verdict on a part from "wrong" to "divided otherwise", with the reason."""
         reason = f"a line of it stands beside it in the other model: {around} is right with it"
         if not right:
             reason = f"a line of it stands beside it in the other model: what {around} makes of it is right"
@@ -114,12 +114,12 @@ class Blame(Parts):
         self.take_back(part, reason)
 
     def made_up_for(self, port: int, *, right: bool, lines: bool) -> list[int]:
-        """Take back that parts are wrong for which others of a module make up, and return them.
+        """Return the positions of wrong parts for which other parts of a module make up, and clear them of blame.
 
         Args:
-            port: the module.
-            right: whether what it gives is right.
-            lines: whether its lines are wrong, or that is not known.
+            port: position of the module.
+            right: whether what the module gives is right.
+            lines: whether its own lines are wrong; True also if that is not known.
         """
         wrong = [one for one in self.inside[port] if self.results[one].status == "wrong"]
         alike = all(self.results[one].parameters in KNOWN for one in wrong)
@@ -152,17 +152,17 @@ class Blame(Parts):
             self.explained[port] = found
 
     def is_explained(self, port: int, alone: CallJudgement) -> bool:
-        """Return whether what is wrong of a module with its parts in place is what its wrong parts explain."""
+        """Return whether a module's wrong parts explain all that is wrong in `alone`, a judgement on its lines."""
         wrong = [place for place, each in alone.arrays.items() if not each.equal]
         return port in self.explained and self.explained[port].are_explained(wrong)
 
     def without(
         self, found: CallJudgement, spared: Sequence[int], inner: Sequence[int], ready: Ready, calls: Calls
     ) -> CallJudgement:
-        """Return a judgement on a module's lines with some parts left out, if less is wrong then.
+        """Return the judgement on a module's lines with the fewest wrong arrays: `found`, or one without `spared`.
 
-        And without asking whether parts are given what is right whose lines are wrong, or in which some are left out,
-        if still less is then. Where other parts are wrong and given something else, lines before them may be wrong.
+        Without the spared parts two are tried. One of them accepts whatever is given to parts that have wrong lines, or
+        spared parts inside. Of other wrong parts this is judged: lines before them may be wrong.
         """
         left: dict[int, Instead] = dict.fromkeys(spared, "left out")
         wrong = [one for one in inner if self._in_own_lines(one) or not {*self.inside[one]}.isdisjoint(spared)]
@@ -176,11 +176,11 @@ class Blame(Parts):
         return any(one.status == "wrong" and one.own_lines for one in found)
 
     def leave_open(self) -> None:
-        """Take back that modules are wrong of which that can't be known before others are right.
+        """Change "wrong" to "not judged" for modules that can't be judged before others are right.
 
-        These have other parameters than their originals, for which lines around them may make up that are wrong; or
-        they are written as others of their class, which are right with the lines around them, or give more than their
-        originals, and come behind what is wrong.
+        Such a module has other parameters than its original, and wrong lines around it may make up for them. Or it
+        comes after something wrong, and either gives more than its original, or is written as another one of its class
+        that is right with the lines around it.
         """
         wrong = {one for one, result in self.results.items() if result.status == "wrong"}
         otherwise = {
@@ -236,11 +236,11 @@ class Blame(Parts):
         return any(self.results[one].status == "wrong" for one in (around, *makers))
 
     def beside_masks(self, port: int, inner: Sequence[int], ready: Ready, calls: Calls) -> CallJudgement | None:
-        """Return a judgement on a module that its wrong parts do not explain: one of its right parts misreads a mask.
+        """Return the judgement on a module with right parts that misread a mask, if its wrong parts do not explain it.
 
-        What reads its mask the other way is right by itself, so the port's numbers in its place would hide that it was
-        given the other mask. The original's runs in its place, on the mask that the original gives it. None if the
-        parts explain what is wrong, or that can't be seen.
+        A part that reads its mask the other way round is right by itself, so putting in the port's numbers would hide
+        that it was given the other mask. The original's part runs instead, on the original's mask. None if the wrong
+        parts explain what is wrong, or if this can't be seen.
         """
         readers = {one for one in self.inside[port] if one in self.other_masks and self.results[one].status in RIGHT}
         parts: list[int] = []
@@ -262,10 +262,10 @@ class Blame(Parts):
         return None if worst.worst[1].equal else worst
 
     def blame_for_masks(self, port: int) -> bool:
-        """Return whether a module that is wrong, its lines and parts right, has a part that reads its mask wrong.
+        """Blame the parts that misread a mask in a wrong module with right lines and parts; return whether any does.
 
-        A mask of True and False is read in either way, and what reads it the other way is right by itself. It is wrong
-        if others of its class read theirs as they are given.
+        A mask of True and False may be read in either way, and a part that reads it the other way round is right by
+        itself. It is blamed if others of its class read theirs as they are given.
         """
         found = False
         for one in self.inside[port]:

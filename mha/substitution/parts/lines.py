@@ -1,4 +1,4 @@
-"""The module without an original in which a wrong line stands, where a module around it is found to have one."""
+"""Finds the module without an original that holds a wrong line of the module around it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Lines:
     """The lines of a call in a recorded port whose parts are replaced.
 
     Args:
-        recording: of the port.
+        recording: the port's recording.
         call: position of the call.
-        judged: of the call, with what its parts gave.
+        judged: the judgement on the call, with its parts' outputs put in.
         parts: position of each module whose outputs were replaced.
         unjudged: positions of the modules whose lines count as the call's own.
     """
@@ -39,16 +39,16 @@ class Lines:
         self.inside = [one for one in calls if holds(recording.calls, call, one)]
 
     def makers(self) -> set[int] | None:
-        """Return the modules of `unjudged` that make what is wrong; None if that is not known of all of it.
+        """Return the modules of `unjudged` that make the wrong arrays; None if the maker of some array is not known.
 
-        One does, if it gives that, or what is given to a part inside it is not what itself was given; and it was given
-        nothing but what is known to be right, and no number or switch.
+        A module makes an array if it gives it, or if it gives it to a part inside and was not given it itself. All that
+        the module was given must be known to be right, with no number or switch among it.
         """
         found = {self._maker(place) for place, one in self.judged.arrays.items() if not one.equal}
         return None if None in found else {one for one in found if one is not None}
 
     def are_right_in(self, module: int) -> bool:
-        """Whether all numbers that a module gives are given on to a part, and are right there."""
+        """Return whether every array of numbers that a module gives is known to be right."""
         gave = [
             self.recording.array(at)
             for number in self.inside

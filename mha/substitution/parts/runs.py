@@ -30,15 +30,15 @@ RIGHT = ("equal", "divided otherwise")
 
 
 class Parts:
-    """Both models' modules and calls, and what was found of the port's modules, the innermost first.
+    """The modules and calls of both models, with the verdicts on the port's modules, the innermost first.
 
     Attributes:
         results: position of a module -> the verdict on it.
         ready: position of a module that was judged -> its calls, each with its original's.
         beside: position of a wrong module -> the activation by which it differs from its original.
-        own_masks, other_masks: positions of those whose masks stayed as in the original's own run, or were read the
-            other way.
-        padding: position -> its rows of padding.
+        own_masks, other_masks: positions of modules whose masks stayed as in the original's own run, and of those whose
+            masks were read the other way.
+        padding: position of a module -> its rows of padding.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Parts:
         self.other_masks: set[int] = set()
 
     def is_judged(self, port: int) -> bool:
-        """Whether a module was judged by its original."""
+        """Return whether a module was judged by its original."""
         return self.results[port].status != "not judged" and self.pairs.original_of(port) is not None
 
     def was_judged(self, port: int) -> bool:
@@ -64,7 +64,7 @@ class Parts:
         return port in self.results and self.is_judged(port)
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
-        """The modules inside that were judged, or those that were not, and stand in no other judged one inside."""
+        """Return the modules inside that were judged (or were not), without those inside another judged one."""
         found = []
         for one in self.inside[port]:
             within = self.modules[one].within
@@ -74,11 +74,13 @@ class Parts:
         return found
 
     def paired_calls(self, original: int, port: int, mine: int = 0, theirs: int = 0) -> list[tuple[int, int]]:
-        """The calls of a module in both models, in order; of other numbers of calls, those that give as many numbers.
+        """Return (original's, port's) calls of a module, in order.
+
+        If one model has more calls than the other, calls with outputs of equal sizes are paired.
 
         Args:
             original, port: positions of the module.
-            mine, theirs: the calls in which they are made. Default: that of the model.
+            mine, theirs: the calls in which they are made. Default: the call of the whole model.
         """
         own = [one for one in self.own_calls[original] if holds(self.own.calls, mine, one)]
         other = [one for one in self.calls[port] if holds(self.recording.calls, theirs, one)]
@@ -88,16 +90,16 @@ class Parts:
         return list(in_order(left, [(one, sizes_of(self.recording.calls[one].shapes)) for one in other]))
 
     def division(self, inner: Sequence[int], ready: Ready, calls: Calls) -> Division:
-        """What is known of the wrong ones among the parts of a module; see `divided`."""
+        """Return what is known of the wrong parts of a module; see `divided`."""
         wrong = [one for one in inner if self.results[one].status != "equal"]
         known = {one: self.beside[one] for one in wrong if one in self.beside}
         return divided(lambda instead: self.with_parts(inner, ready, calls, instead), wrong, known)
 
     def compensating(self, inner: Sequence[int], ready: Ready, calls: Calls) -> tuple[int, ...]:
-        """The wrong parts of a module that is right, where one of them alone would make it wrong: others mend that.
+        """Return the wrong parts of a right module, if one of them alone would make it wrong: then others mend that.
 
-        So rows of queries and keys, heads, or a bias of the values in that of the output may be written otherwise.
-        Where none of them moves the module, it is right whatever they give, and nothing is known of them.
+        So rows of queries and keys, heads, or a bias of the values in that of the output may be written otherwise. ()
+        if none of them moves the module: it is right whatever they give, and nothing is known of them.
         """
         wrong = tuple(one for one in inner if self.results[one].status not in RIGHT)
         for part in wrong if len(wrong) > 1 else ():
@@ -107,7 +109,7 @@ class Parts:
         return ()
 
     def take_back(self, part: int, reason: str) -> None:
-        """Take back that a module and those inside it are wrong."""
+        """Change the verdict on a module and those inside it from wrong to "divided otherwise"."""
         for one in (part, *self.inside[part]):
             if self.results[one].status in ("wrong", "through its parts"):
                 self.results[one] = replace(self.results[one], status="divided otherwise", reason=reason)
@@ -121,14 +123,14 @@ class Parts:
         others: Sequence[Part] = (),
         unasked: Container[int] = (),
     ) -> list[CallJudgement] | None:
-        """Every call with the port's outputs in place of those of some parts; None if that can't be run.
+        """Return each call judged with the port's outputs put in for some parts; None if that can't be run.
 
         Args:
-            inner: positions of the parts.
+            inner: positions of these parts.
             ready, calls: the calls of the module.
-            instead: of some parts, what stands there in place of the port's outputs.
+            instead: position of a part -> what is put in instead of the port's outputs.
             others: further parts, which are no pairs.
-            unasked: those of the parts of which it is not asked whether they are given what is right.
+            unasked: positions of parts whose inputs are not judged.
         """
         found = []
         for one, (mine, theirs) in zip(ready, calls, strict=True):
@@ -167,11 +169,11 @@ class Parts:
         )
 
     def makers(self, port: int, worst: CallJudgement) -> set[int] | None:
-        """The modules without an original in whose lines a module is wrong; None if that is not known.
+        """Return the modules without an original that hold the wrong lines of a module; None if that is not known.
 
         Args:
-            port: the module.
-            worst: its only call, with what its parts gave.
+            port: position of the module.
+            worst: the judgement on its only call, with its parts' outputs put in.
         """
         ready, calls = self.ready[port]
         if len(ready) != 1:
@@ -186,7 +188,7 @@ class Parts:
         return Lines(self.recording, calls[0][1], worst, parts, unjudged).makers() if unjudged else None
 
     def activation_of(self, ready: Ready) -> Beside | None:
-        """The activation by which a wrong module differs from its original; None if it does not, in each call."""
+        """Return the activation by which a wrong module differs from its original in each call; None without one."""
         found = []
         for one in ready if all(one.leaf for one in ready) else ():
             known = Known(list(one.given_all().values()), one.parameters(), numbers_of_module(one.held))

@@ -46,14 +46,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Backward:
-    """The gradients of a module, of its inputs and parameters.
+    """A verdict on the gradients of a module: those of its inputs and parameters.
 
     Attributes:
-        status: as that of a module.
-        ratio: the worst error over the measured rounding, of all its calls; None if not judged.
-        place, index, got, expected: the gradient that is worst, and the element and numbers there.
+        status: one of the words that a module's status has.
+        ratio: the worst error of all its calls, in units of the measured rounding; None if not judged.
+        place, index, got, expected: the worst gradient, its worst element, and the two numbers there.
         reason: why they were not judged.
-        compared: how many gradients were, of all its calls.
+        compared: how many gradients were compared, over all its calls.
         left: what was not compared.
     """
 
@@ -70,36 +70,36 @@ class Backward:
 
 @dataclass(frozen=True)
 class ModuleResult:
-    """One module of the port.
+    """A verdict on one module of the port.
 
     Attributes:
         name, kind: where it stands in the port, and its class.
         depth: how many modules stand around it.
         original, how: the name of its original's module, and how the pair was found. None for a module without one; if
             it is wrong all the same, `how` says where that was seen.
-        original_kind: the class of that; "" without one.
+        original_kind: the class of the original's module; "" without one.
         status: "wrong" if it is wrong by itself or in its own lines; "through its parts" if only modules inside it are;
             "divided otherwise" if it gives something else and is right with the lines around it; of two recordings,
             "caused upstream" if it was given something else, and does not differ by itself.
-        ratio: its worst error over the measured rounding, of all its calls, of which 8 are allowed; None if not judged.
-            Where a number is beyond its derived bound, at least 8 times its error over that.
-        allowance: "derived" if all that it gave must lie within derived bounds too; "" if not judged.
-        bound: the worst error over its derived bound, of which 1 is allowed; None without one. Of two recordings, the
-            worst difference over what is allowed.
+        ratio: its worst error of all calls, in units of the measured rounding (8 are allowed); None if not judged.
+            Where a number is beyond its derived bound, at least 8 times error / bound.
+        allowance: "derived" if every output must lie within a derived bound too, else "calibrated"; "" if not judged.
+        bound: the worst error / derived bound (1 is allowed); None without a bound. Of two recordings, the worst
+            difference / allowed difference.
         rounding: the measured rounding as a fraction of what it gives.
         place, index: the array and the element that are worst.
         got, expected: the numbers there.
         reason: why it was not judged, or what else is to be said.
-        parameters: whether it has some, and whether they are the original's: "same", "other" or ""; of a wrong module
-            also "reordered", its numbers in another order, or "unseen", its numbers in an order that is not known.
-        order: of "reordered", which of them is in which order; of "other", which are others, if not all of them.
-        parameters_of: if they are another's, the name of the original's module that has them.
-        own_lines: whether it is wrong with right parts, so in its own lines.
-        unpaired: the modules inside whose lines count as its own, because they have no original.
-        among: parts of which one or more are wrong, if it is named because which of them is not known.
-        padding: how many rows of an equal module are not counted and differ: of padding, of which it was seen that no
-            other row depends on them, and of queries without a key.
-        uncompared: what it gives of which nothing of the original's is known to be it; and integers that are others.
+        parameters: "same" if they are the original's, "other" if not, "" if there are none to compare. Of a wrong
+            module also "reordered" (the original's numbers in another order) or "unseen" (in an unknown order).
+        order: for "reordered", which parameters are in which order; for "other", which ones differ, if not all do.
+        parameters_of: the name of the original's module that has these parameters, if it is another module.
+        own_lines: whether it is wrong even with right parts, so that its own lines are wrong.
+        unpaired: the modules inside that have no original: their lines count as its own.
+        among: parts of which at least one is wrong, if this module is named because it is not known which.
+        padding: of an equal module, how many rows differ and are not counted: rows of padding on which no other row was
+            seen to depend, and rows of queries without a key.
+        uncompared: outputs for which no counterpart in the original is known; and integers that differ.
         backward: the verdict on its gradients; None if none were recorded.
         differences: of two recordings, every difference of the call from the original's, in the order of PARTS.
     """
@@ -134,18 +134,18 @@ class ModuleResult:
 
     @property
     def causes(self) -> tuple[Difference, ...]:
-        """The differences that are no consequences of earlier ones."""
+        """Return the differences that do not follow from earlier ones."""
         return tuple(one for one in self.differences if not one.follows)
 
     @property
     def wrong_backward(self) -> bool:
-        """Whether its gradients are wrong, and not through those of modules inside it."""
+        """Return whether its gradients are wrong by themselves, and not only because of modules inside it."""
         return self.backward is not None and self.backward.status == "wrong"
 
 
 @dataclass(frozen=True)
 class WhereReport:
-    """What `where` found: a result for each module of the port that was called, in the order of the calls.
+    """A report of what `where` found: a result for each module of the port that was called, in the order of the calls.
 
     Attributes:
         results: one for each module.
@@ -175,27 +175,27 @@ class WhereReport:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """Names of the modules that are wrong by themselves, forward or backward; "" is the model itself."""
+        """Return the names of the modules that are wrong by themselves, forward or backward; "" is the model itself."""
         return tuple(one.name for one in self.results if one.status == "wrong" or one.wrong_backward)
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """Names of the modules that were judged."""
+        """Return the names of the modules that were judged."""
         return tuple(one.name for one in self.results if one.status != "not judged")
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """Names of the modules that were not judged."""
+        """Return the names of the modules that were not judged."""
         return tuple(one.name for one in self.results if one.status == "not judged")
 
     @property
     def first(self) -> tuple[ModuleResult, Difference] | None:
-        """The first call of two recordings that differs, and its first difference; None if there is none."""
+        """Return the first call of two recordings that differs, and its first difference; None if there is none."""
         return next(((one, one.differences[0]) for one in self.results if one.differences), None)
 
     @property
     def is_no_port(self) -> bool:
-        """Whether the model is not equal, and no module in it was judged, or has parameters of the original."""
+        """Return whether the model is not equal, and no module inside was judged or has the original's parameters."""
         inner = self.results[1:]
         known = any(one.status != "not judged" or one.parameters == "same" for one in inner)
         return self.original == "model" and bool(inner) and not known and self.results[0].status != "equal"
@@ -204,8 +204,8 @@ class WhereReport:
     def equal(self) -> bool:
         """Return whether the model and all that it gives were judged, and no module is wrong.
 
-        What stands between the modules is judged by the model itself, and so is a module that nothing else judges; of
-        two recordings it is not, since the model's end is under a wider allowance.
+        The verdict on the whole model covers the lines between modules, and modules that nothing else judges. Of two
+        recordings it does not cover such modules, since the allowance at the model's end is wider.
         """
         model = self.results[0]
         covered = not self.uncovered or (self.original == "model" and model.status == "equal")
@@ -217,7 +217,7 @@ class WhereReport:
         return whole and all(status in passed for status in (*(one.status for one in self.results), *backward))
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as a dict of JSON values."""
+        """Return the report as a dict of JSON values."""
         return {
             "schema": SCHEMA_VERSION,
             "equal": self.equal,
