@@ -85,7 +85,8 @@ class DiagnoseOptions(Apart):
             raise CouldNotRun(f"give either {self.file} or --subject {self.spec}, not both")
         if self.file is not None and self.details:
             raise click.UsageError(
-                "--details belongs to --subject: a recording can't be asked more, and all of it is said."
+                "--details belongs to --subject: a recording can't be asked more, and all that is known is said. "
+                f"`mha replay {self.file} --json RESULTS.json` writes how far off each call is."
             )
         if self.file is None and self.weights is not None:
             raise click.UsageError("--weights belongs to FILE.")
