@@ -173,10 +173,10 @@ def _of_file(
     """Return what explains the recorded calls, for each dtype; their comparison with the original's, or None; and what
     was not recorded, in a line, or "".
     """
-    from mha.recordings.explain import explain_layers, intended
+    from mha.recordings.explain import explain_layers, intended, of_weights_alone
     from mha.recordings.recording import Recording
 
-    recording = Recording.load(file)
+    recording = held = Recording.load(file)
     left = "" if recording.coverage is None or patterns else recording.coverage.not_judged
     if recording.coverage is not None and recording.coverage.unread and not left:
         click.echo(f"{recording.coverage.line}.\n")
@@ -188,6 +188,7 @@ def _of_file(
         click.echo("\n".join([*lines, ""]))
     with consoles()[1].status("") as status:
         found = explain_layers(recording, patterns=patterns or ("*",), progress=says(status))
+        found = found if weights is None else of_weights_alone(found, held)
     for line in _assumed(recording, found):
         click.echo(line)
     return found, compared, left

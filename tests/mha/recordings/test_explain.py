@@ -14,7 +14,7 @@ from mha import Recording
 from mha.formats.readers.safetensors import create
 from mha.projections.said import MEANT
 from mha.recordings import explain as explained
-from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended
+from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended, of_weights_alone
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall
 from mha.recordings.replay import judge_recording
@@ -292,6 +292,25 @@ def test_a_wrong_port_is_right_by_its_own_weights_and_wrong_by_the_intended_ones
     )
     (found,) = explain(meant)
     assert [explanation.name for explanation in found.explanations] == ["packed-per-head-read-as-thirds"]
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_what_is_held_rules_out_that_the_code_is_wrong(bias, tmp_path):
+    """Scores that are transposed give what exchanged weights give; the weights that are held say that it is these."""
+    original = layer_of()
+    right = {name: array * (bias if name.endswith(".bias") else 1.0) for name, array in original.weights.items()}
+    other = {"q_proj.weight": right["k_proj.weight"], "k_proj.weight": right["q_proj.weight"]}
+    path = tmp_path / "source.safetensors"
+    save_weights(path, CONFIG, right)
+    call = {"masks": (AttentionMask(),), "alike": True}
+    held = recording_of(replace(original, weights={**right, **other}), **call)
+    found = explain_layers(intended(held, path)[0])
+    ((_, diagnosis),) = of_weights_alone(found, held)[0].found
+    assert [one.name for one in diagnosis.explanations] == ["q-k-weights-exchanged"]
+    assert bias or "scores-transposed" in [one.name for one in found[0].found[0][1].explanations]
+    wrong = recording_of(replace(original, weights=right), *select(("q-k-weights-exchanged",)), **call)
+    found = explain_layers(intended(wrong, path)[0])  # it holds the right weights, so it may be the code
+    assert of_weights_alone(found, wrong) == found
 
 
 def two_layers(names, seeds=(0, 1)):
