@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mha_core.errors import fitted, wrapped
@@ -52,7 +52,8 @@ class Cause:
         label = re.sub("(?<=ause)", f" {number}", self.label, count=1) if number else self.label
         where = f"{label}, at the {self.stage}" if label else self.stage
         what, _, detail = self.what.partition(DETAIL)
-        found = [f"{where}: {what}", f"{lead}{self.change}" * bool(self.change and not self.is_common)]
+        said = what if where == what.partition(" ")[0] else f"{where}: {what}"
+        found = [said, f"{lead}{self.change}" * bool(self.change and not self.is_common)]
         found = [*filter(None, [*found, f"{DETAIL.strip()} {detail}" * bool(detail)])]
         return [*found[:-1], f"{found[-1]}{ids}"]
 
@@ -116,8 +117,16 @@ class Brief:
             [row for line in some for row in wrapped(line, width, "  ")]
             for some in (_symbols(self.lines), filter(None, [self.sure]))
         )
+        room, shorter = most - len(rows) - len(sure), self
+        for last in reversed(range(1, len(self.causes))):  # what to change is left out before a cause is
+            if sum(map(len, blocks)) > room:
+                causes = [*shorter.causes]
+                causes[last] = replace(causes[last], change="")
+                shorter = replace(shorter, causes=tuple(causes))
+                fewer = [wrapped(line, width, "  ") for line in shorter.lines]
+                blocks = fewer if sum(map(len, fewer)) <= room else blocks
         left = f"... and {{}} more: add {'--details' if head else '-v'}"
-        causes = fitted(blocks, most - len(rows) - len(sure), left)
+        causes = fitted(blocks, room, left)
         fits = sum(map(len, (rows, *blocks, symbols, sure))) <= most
         rows += [*causes, *symbols * fits, *sure]
         for line in (*self.seen, *(self.more if head else ())):
