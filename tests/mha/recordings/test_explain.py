@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import select
 from mha import Recording
+from mha.cli.main import main
 from mha.formats.readers.safetensors import create
 from mha.projections.said import MEANT
 from mha.recordings import explain as explained
@@ -88,6 +90,21 @@ def test_how_a_layer_reads_its_mask_is_no_cause_beside_another_one_unless_it_was
         (found,) = explain(replace(read, calls=tuple(others)))
         assert "mask-inverted + merge-without-transpose" in [one.name for one in found.explanations]
         assert "merge-without-transpose" not in [one.name for one in found.explanations]
+
+
+def test_a_mask_that_was_read_is_named_as_the_layer_does(tmp_path):
+    allowed = np.random.default_rng(5).random((2, 1, 3, 5)) < 0.5
+    wrong = recording_of(layer_of(), *select(("allowed-ignored",)), masks=(AttentionMask(allowed=allowed),))
+    for assumed, words in (
+        (f"batch_first=True, pad {MEANT[True]}", "pad (read as `allowed`) is ignored."),
+        (f"pad or mask {MEANT[True]}", ": allowed is ignored."),  # which of them is not known
+        ("", ": allowed is ignored."),
+    ):
+        path = tmp_path / "calls.safetensors"
+        replace(wrong, calls=tuple(replace(call, assumed=assumed) for call in wrong.calls)).save(path, overwrite=True)
+        ended = CliRunner().invoke(main, ["diagnose", str(path)])
+        assert ended.exit_code == 1
+        assert words in ended.stdout
 
 
 def test_each_wrong_packing_is_named():
