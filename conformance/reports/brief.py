@@ -120,9 +120,9 @@ class Brief:
         room, shorter = most - len(rows) - len(sure), self
         for last in reversed(range(1, len(self.causes))):  # what to change is left out before a cause is
             if sum(map(len, blocks)) > room:
-                causes = [*shorter.causes]
-                causes[last] = replace(causes[last], change="")
-                shorter = replace(shorter, causes=tuple(causes))
+                changed = [*shorter.causes]
+                changed[last] = replace(changed[last], change="")
+                shorter = replace(shorter, causes=tuple(changed))
                 fewer = [wrapped(line, width, "  ") for line in shorter.lines]
                 blocks = fewer if sum(map(len, fewer)) <= room else blocks
         left = f"... and {{}} more: add {'--details' if head else '-v'}"
