@@ -17,7 +17,7 @@ from mha_core import STAGES
 from mha_core.errors import listed
 from mha_core.stages import DONE_AT
 
-ONLY_EXTREME = "Right in every ordinary case: wrong only where {}, as in many layers of frameworks (mha deviations)."
+ONLY_EXTREME = "Right in every ordinary case: wrong only where {}, as in many frameworks' layers (mha deviations)."
 EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers huge or not finite"}
 
 _OWN = "scale-in-float32 fill-lowest fill-1e9-averaged empty-row-nan padding-not-zeroed padding-of-values-not-zeroed"

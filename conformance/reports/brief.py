@@ -12,6 +12,7 @@ ROWS = 12  # most rows of a diagnosis on one screen, of 80 columns
 READINGS = 2  # most readings of one fault that are said, and most of which the ids are
 MEASURED = "measured"  # in place of the id of a bug that is not on file
 DETAIL = " In detail: "  # what stands in a sentence between the fault and how it is made, which is said last
+SAID_BEFORE = re.compile(r"(: [^:]*?\.)( Or \(no call told them apart\): [^:]*)\1")  # the end of two readings
 LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/value heads", "d": "channels of a head"}
 
 
@@ -51,7 +52,7 @@ class Cause:
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
         label = re.sub("(?<=ause)", f" {number}", self.label, count=1) if number else self.label
         where = f"{label}, at the {self.stage}" if label else self.stage
-        what, _, detail = self.what.partition(DETAIL)
+        what, _, detail = SAID_BEFORE.sub(r"\1\2.", self.what).partition(DETAIL)
         said = what if where == what.partition(" ")[0] else f"{where}: {what}"
         found = [said, f"{lead}{self.change}" * bool(self.change and not self.is_common)]
         found = [*filter(None, [*found, f"{DETAIL.strip()} {detail}" * bool(detail)])]

@@ -123,3 +123,11 @@ def test_what_to_change_is_left_out_before_a_cause_is():
     assert not any("more: add -v" in row for row in rows)
     assert "... and 1 more: add -v" in told.rows(80, 5, head=False)
     assert "Mend a." in flat("\n".join(told.rows(80, 5, head=False)))
+
+
+def test_how_two_readings_end_is_said_once():
+    what = "All are wrong: a NaN is 0 * NaN. Or (no call told them apart): Some are wrong: a NaN is 0 * NaN."
+    once = "All are wrong: a NaN is 0 * NaN. Or (no call told them apart): Some are wrong."
+    assert Cause("keys", what).lines() == [f"keys: {once}"]
+    other = what.replace("Some are wrong: a NaN", "Some are wrong: an infinity")
+    assert Cause("keys", other).lines() == [f"keys: {other}"]
