@@ -233,7 +233,7 @@ def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[
     """Return what calls show by the weights that were meant, less readings that the weights that are held rule out.
 
     What a layer gives by the weights that it holds is the definition's: then nothing but the projections is otherwise.
-    Without biases of queries, keys and values, two readings of the same projections are one.
+    Without biases of queries, keys and values, what exchanges two projections is what exchanges their weights.
 
     Args:
         found: of the calls, by the weights that were meant.
@@ -251,13 +251,15 @@ def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[
         if not off.isdisjoint(names) or not diagnosis.failing:
             return diagnosis
         told = tuple(one for one in told if all(bug.steps <= PROJECTED_STEPS for bug in one.bugs)) or told
-        first: dict[object, Hypothesis] = {}
-        for one in told:
-            first.setdefault(one.bugs if biased & {*names} else frozenset(bug.steps for bug in one.bugs), one)
-        return replace(diagnosis, explanations=tuple(first.values()))
+        held_ids = {bug.id for one in told for bug in one.bugs} if biased.isdisjoint(names) else set()
+        same = {BUT_FOR_BIASES[id] for id in held_ids & BUT_FOR_BIASES.keys()}
+        return replace(diagnosis, explanations=tuple(one for one in told if same.isdisjoint(x.id for x in one.bugs)))
 
     return [replace(one, found=tuple((names, without(names, each)) for names, each in one.found)) for one in found]
 
+
+BUT_FOR_BIASES = {"q-k-weights-exchanged": "packed-order-kqv", "k-v-weights-exchanged": "packed-order-qvk"}
+"""A bug on file that exchanges weights -> the packing that exchanges weights and biases."""
 
 PROJECTED_STEPS = frozenset(step for _, step in PROJECTED.values())
 """The steps of the reference that hold the layer's weights."""
