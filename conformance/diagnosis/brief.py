@@ -17,7 +17,7 @@ from mha_core import STAGES
 from mha_core.errors import listed
 from mha_core.stages import DONE_AT
 
-ONLY_EXTREME = "Right in every ordinary case: wrong only where {}, as many layers of frameworks (mha deviations)."
+ONLY_EXTREME = "Right in every ordinary case: wrong only where {}, as in many frameworks' layers (mha deviations)."
 EXTREMES = {1: "rows have no key", 2: "sizes are 0 or numbers huge or not finite"}
 
 _OWN = "scale-in-float32 fill-lowest fill-1e9-averaged empty-row-nan padding-not-zeroed padding-of-values-not-zeroed"
@@ -68,8 +68,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen, *fact))
     if diagnosis.nans:
         found = tuple(Cause("weights", words, CHANGES[words], label="Cause") for words in diagnosis.nans)
-    if any(one.what.startswith(FIRST) for one in found):
-        located = () if fact else located
+    located = () if fact and any(one.what.startswith(FIRST) for one in found) else located
     # A shape or a dtype that is wrong is said as such, whatever its numbers are.
     formal = diagnosis.mismatch is not None and diagnosis.mismatch.index is None
     right = diagnosis.explanations and not diagnosis.explanations[0].bugs
@@ -152,8 +151,9 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
         hidden = step not in ("queries", "output") and diagnosis.visible == ("output",) and not diagnosis.recorded
         told_by = " that its output shows; an earlier one may be wrong instead" * hidden
         first = f"Only {diagnosis.alone} are wrong" if OR_WITH in alone else f"{FIRST}{told_by}{alone}"
-        what = " ".join(filter(None, (f"{first}.", fact.strip(), NO_CAUSE * (not told))))
-        yield Cause(step, what, "" if told else _advice(diagnosis, step))
+        told_all = bool(told) or "no attention" in fact
+        what = " ".join(filter(None, (f"{first}.", fact.strip(), NO_CAUSE * (not told_all))))
+        yield Cause(step, what, "" if told_all else _advice(diagnosis, step))
     for bug in sorted(common, key=lambda bug: (bug in told[0].late, _position(bug))):
         yield _of_bug(bug, label)
     rest = [[bug for bug in one.bugs if bug not in common] for one in told]

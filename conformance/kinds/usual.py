@@ -20,6 +20,8 @@ from mha_core.reference.state import State
 
 SENTENCE = "The mask is read the wrong way round: it excludes what it should let through."
 
+ADDED = "The mask is read the wrong way round: -1e9 is added to the scores of the keys that it lets in."
+
 FINITE = (
     "A finite number, -1e9, stands where -inf belongs, and excluded weights become 0: allowed keys that score below it "
     "lose their weights."
@@ -81,6 +83,15 @@ def _inverted() -> Iterator[Bug]:
         yield bug
         if (fill, after) not in ON_FILE:
             yield replace(bug, id=f"{bug.id}-unpadded", forward={**bug.forward, "padding": no_padding})
+    # In float32 a score less 1e9 is a multiple of 64: where all keys are let in, most have one and the same.
+    for name, more in (("", {}), ("-unpadded", {"padding": no_padding})):
+        id, steps = f"{PREFIX}inverted-added-1e9-in-float32{name}", {"weights": _in_float32, **more}
+        yield Bug(id, ADDED, "weights", RIGHT_WAY, forward=steps)
+
+
+def _in_float32(state: State) -> NDArray:
+    added = (state["scores"].astype(np.float32) - np.float32(1e9)).astype(np.float64)
+    return plain_softmax(np.where(let_in(state), added, state["scores"]))
 
 
 def _weights(number: float, is_added: bool, after: After, out: Callable[[State], NDArray], state: State) -> NDArray:

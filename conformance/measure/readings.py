@@ -185,9 +185,10 @@ def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
 
 def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[str]:
     """Yield a line on inputs that move the right output of a problem and not the subject's, or that of another item."""
-    sides = ("queries", "keys", "values")
-    others = {name: changed(problem, **{name: 1.0 - getattr(problem.inputs, name)}) for name in sides}
-    names = [name for name, other in others.items() if _moves(evidence, problem, other) == (False, True)]
+    new = {name: 1.0 - getattr(problem.inputs, name) for name in ("queries", "keys", "values")}
+    names = [name for name in new if _moves(evidence, problem, changed(problem, **{name: new[name]})) == (False, True)]
+    if _moves(evidence, problem, changed(problem, keys=new["keys"], values=new["values"])) == (False, True):
+        names = ["keys and values: no attention over them is computed"]
     if names:
         yield f"In one call the output does not depend on the {' and the '.join(names)}."
     if _moves(evidence, problem, items_of(problem, np.array([0]))) == (True, False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mha_core.errors import fitted, wrapped
@@ -12,6 +12,7 @@ ROWS = 12  # most rows of a diagnosis on one screen, of 80 columns
 READINGS = 2  # most readings of one fault that are said, and most of which the ids are
 MEASURED = "measured"  # in place of the id of a bug that is not on file
 DETAIL = " In detail: "  # what stands in a sentence between the fault and how it is made, which is said last
+SAID_BEFORE = re.compile(r"(: [^:]*?\.)( Or \(no call told them apart\): [^:]*)\1")  # the end of two readings
 LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/value heads", "d": "channels of a head"}
 
 
@@ -51,8 +52,9 @@ class Cause:
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
         label = re.sub("(?<=ause)", f" {number}", self.label, count=1) if number else self.label
         where = f"{label}, at the {self.stage}" if label else self.stage
-        what, _, detail = self.what.partition(DETAIL)
-        found = [f"{where}: {what}", f"{lead}{self.change}" * bool(self.change and not self.is_common)]
+        what, _, detail = SAID_BEFORE.sub(r"\1\2.", self.what).partition(DETAIL)
+        said = what if where == what.partition(" ")[0] else f"{where}: {what}"
+        found = [said, f"{lead}{self.change}" * bool(self.change and not self.is_common)]
         found = [*filter(None, [*found, f"{DETAIL.strip()} {detail}" * bool(detail)])]
         return [*found[:-1], f"{found[-1]}{ids}"]
 
@@ -116,8 +118,16 @@ class Brief:
             [row for line in some for row in wrapped(line, width, "  ")]
             for some in (_symbols(self.lines), filter(None, [self.sure]))
         )
+        room, shorter = most - len(rows) - len(sure), self
+        for last in reversed(range(1, len(self.causes))):  # what to change is left out before a cause is
+            if sum(map(len, blocks)) > room:
+                changed = [*shorter.causes]
+                changed[last] = replace(changed[last], change="")
+                shorter = replace(shorter, causes=tuple(changed))
+                fewer = [wrapped(line, width, "  ") for line in shorter.lines]
+                blocks = fewer if sum(map(len, fewer)) <= room else blocks
         left = f"... and {{}} more: add {'--details' if head else '-v'}"
-        causes = fitted(blocks, most - len(rows) - len(sure), left)
+        causes = fitted(blocks, room, left)
         fits = sum(map(len, (rows, *blocks, symbols, sure))) <= most
         rows += [*causes, *symbols * fits, *sure]
         for line in (*self.seen, *(self.more if head else ())):

@@ -179,8 +179,9 @@ class Session:
         ]
         done = self._done(works, turn.thread)
         changed = {name: None for handout in self._inputs for name in handout.changed()}
+        one = len({id(handout.copies.get(name)) for handout in self._inputs for name in changed}) == 1 < len(changed)
         written = [
-            f"wrote into its {what}: {', '.join(names)}"
+            f"wrote into its {what}: {', '.join(names)}{' (one array here)' * (one and names is changed)}"
             for what, names in (("inputs", changed), ("weights", layer.weights.changed()))
             if names
         ]

@@ -42,6 +42,9 @@ CHATTER = re.compile(rb"^(?:WARNING: All log messages before absl::|[IW]\d{4} \d
 WARNED = re.compile(rb"^\S+:\d+: \w*Warning: .*\n(?:  .*\n)?", re.MULTILINE)
 """A warning of Python's, with the line of code below it."""
 
+INSTALLED = b"/site-packages/"
+"""A part of the path of code that the user did not write."""
+
 _warned: set[tuple[str, bytes]] = set()
 """Name, and a warning that was shown, without its numbers."""
 
@@ -52,7 +55,8 @@ _printed: dict[str, int] = {}
 def pass_on(pipe: int, name: str) -> threading.Thread:
     """Read a pipe to its end in a thread, and write the beginning of it to stderr; the rest is left out, said once.
 
-    What frameworks log while they are imported is no part of it, nor are warnings that differ in numbers alone.
+    What frameworks log while they are imported is no part of it, nor are warnings that name a line of an installed
+    package, of what cases ask for, nor those that differ in numbers alone.
 
     Args:
         pipe: a file descriptor, which is closed at the end.
@@ -60,6 +64,8 @@ def pass_on(pipe: int, name: str) -> threading.Thread:
     """
 
     def first(warning: re.Match[bytes]) -> bytes:
+        if INSTALLED in warning[0].partition(b": ")[0]:
+            return b""
         key, known = (name, re.sub(rb"\d+", b"", warning[0])), len(_warned)
         _warned.add(key)
         return warning[0] if len(_warned) > known else b""

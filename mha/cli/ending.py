@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import click
@@ -172,6 +173,12 @@ def _say(error: BaseException) -> None:
     click.echo(text, err=True)
 
 
+NO_COMMAND = re.compile(r"No such command '(?P<name>.*)'\.$")
+"""A sentence of click about a word that is no command, where click knows none that is like it."""
+
+LIKE_A_COMMAND = 0.5
+"""How alike, of difflib, a command of the same first letter is: click asks for 0.6, which check and cheque have not."""
+
 NUMBER = re.compile(r"'?(?P<value>.*?)'? is not (?:a valid (?:integer|float)|in the range)")
 """A sentence of click about the value of an option that is no number, or none of those that it takes."""
 
@@ -193,6 +200,11 @@ def _usage(error: click.UsageError) -> str:
     elif isinstance(error, click.NoSuchOption) and isinstance(command, click.Group):
         name = error.option_name.lstrip("-")
         text += f" Did you mean `{path} {name}`?" if name in command.commands else ""
+    elif isinstance(command, click.Group) and (missing := NO_COMMAND.match(text)):
+        name = missing["name"]
+        alike = [one for one in command.commands if one[:1] == name[:1]]
+        near = get_close_matches(name, alike, n=1, cutoff=LIKE_A_COMMAND)
+        text += f" Did you mean `{path} {near[0]}`?" if near else ""
     elif text.startswith("Got unexpected extra argument") and command is not None and text.endswith(")"):
         names = [one.human_readable_name for one in command.params if isinstance(one, click.Argument)]
         text += f": it takes {' '.join(names) or 'options alone'}."

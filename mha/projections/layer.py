@@ -251,26 +251,10 @@ class ProjectedLayer:
                     continue
                 rows, dtype = self.hooks.as_array(array)  # type: ignore[misc]
                 dtypes.append(dtype)
-                for role, piece in zip(own, self._split(rows, own, columns, by_head=by_head), strict=True):
+                pieces = split_rows(rows, own, columns, self.num_heads, by_head=by_head)
+                for role, piece in zip(own, pieces, strict=True):
                     weights[f"{role}_proj.{kind}"] = piece
         return weights, one_dtype(dtypes)
-
-    def _split(self, rows: NDArray, roles: list[str], columns: int, *, by_head: bool) -> list[NDArray]:
-        """The rows of each of q, k and v in one projection. `columns`: the rows of the queries, those of all heads."""
-        if len(roles) == 1:
-            return [rows]
-        if by_head:
-            width = columns // self.num_heads  # of one head
-            if width == 0 or len(rows) % (width * len(roles)):
-                raise SpecError(f"{len(rows)} rows can't be split into heads of {len(roles)} x {width}")
-            split = rows.reshape(-1, len(roles), width, *rows.shape[1:])
-            return [split[:, i].reshape(-1, *rows.shape[1:]) for i in range(len(roles))]
-        left = len(rows) - (columns if "q" in roles else 0)
-        others = len(roles) - ("q" in roles)
-        if left <= 0 or left % others:
-            raise SpecError(f"{len(rows)} rows can't be split into {', '.join(roles)}")
-        sizes = [columns if role == "q" else left // others for role in roles]
-        return np.split(rows, np.cumsum(sizes)[:-1])
 
     def _masks(self, call: ReadCall, arguments: Mapping[str, Any]) -> Iterator[AttentionMask]:
         """The masks that the call may have had: none, and each reading of an argument; causal or not."""
@@ -288,6 +272,35 @@ class ProjectedLayer:
         for causal in (False, True) if self.said.causal is None else (self.said.causal,):
             for source in sources:
                 yield AttentionMask(**source, causal=causal)
+
+
+def split_rows(rows: NDArray, roles: list[str], columns: int, num_heads: int, *, by_head: bool) -> list[NDArray]:
+    """Return the rows of each of q, k and v in one projection.
+
+    Args:
+        rows: of all of them, or its outputs, with their channels first.
+        roles: of which it has rows, in their order.
+        columns: the rows of the queries, those of all heads.
+        num_heads: H.
+        by_head: whether they stand head by head.
+
+    Raises:
+        SpecError: they can't be split so.
+    """
+    if len(roles) == 1:
+        return [rows]
+    if by_head:
+        width = columns // num_heads  # of one head
+        if width == 0 or len(rows) % (width * len(roles)):
+            raise SpecError(f"{len(rows)} rows can't be split into heads of {len(roles)} x {width}")
+        split = rows.reshape(-1, len(roles), width, *rows.shape[1:])
+        return [split[:, i].reshape(-1, *rows.shape[1:]) for i in range(len(roles))]
+    left = len(rows) - (columns if "q" in roles else 0)
+    others = len(roles) - ("q" in roles)
+    if left <= 0 or left % others:
+        raise SpecError(f"{len(rows)} rows can't be split into {', '.join(roles)}")
+    sizes = [columns if role == "q" else left // others for role in roles]
+    return np.split(rows, np.cumsum(sizes)[:-1])
 
 
 def _own_names(inside: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

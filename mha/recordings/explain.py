@@ -32,6 +32,7 @@ from mha_core import Rotary, RotaryInputs, SpecError, Trace
 from mha_core.call.rotary import Tables
 from mha_core.errors import listed
 from mha_core.parts.angles import base_in, in_words, positions_in
+from mha_core.reference.forward import PROJECTED
 
 
 def explain(
@@ -226,6 +227,42 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
     """The hypotheses whose bugs are also those of one of the others."""
     theirs = [set(other.bugs) for other in others]
     return tuple(one for one in hypotheses if set(one.bugs) in theirs)
+
+
+def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
+    """Return what calls show by the weights that were meant, less readings that the weights that are held rule out.
+
+    What a layer gives by the weights that it holds is the definition's: then nothing but the projections is otherwise.
+    Without biases of queries, keys and values, what exchanges two projections is what exchanges their weights.
+
+    Args:
+        found: of the calls, by the weights that were meant.
+        held: the recording, with the weights that its layers hold.
+    """
+    layer_of = {name: held.layer_of(position) for position, name in enumerate(held.names)}
+    off = {layer_of[one.case].name for one in judge_recording(held) if one.status != "equal"}
+    biases = [f"{name}.bias" for name in ("q_proj", "k_proj", "v_proj")]
+    biased = {
+        one.name for one in held.layers if any(np.any(one.weights[name]) for name in biases if name in one.weights)
+    }
+
+    def without(names: Sequence[str], diagnosis: Diagnosis) -> Diagnosis:
+        told = diagnosis.explanations
+        if not off.isdisjoint(names) or not diagnosis.failing:
+            return diagnosis
+        told = tuple(one for one in told if all(bug.steps <= PROJECTED_STEPS for bug in one.bugs)) or told
+        held_ids = {bug.id for one in told for bug in one.bugs} if biased.isdisjoint(names) else set()
+        same = {BUT_FOR_BIASES[id] for id in held_ids & BUT_FOR_BIASES.keys()}
+        return replace(diagnosis, explanations=tuple(one for one in told if same.isdisjoint(x.id for x in one.bugs)))
+
+    return [replace(one, found=tuple((names, without(names, each)) for names, each in one.found)) for one in found]
+
+
+BUT_FOR_BIASES = {"q-k-weights-exchanged": "packed-order-kqv", "k-v-weights-exchanged": "packed-order-qvk"}
+"""A bug on file that exchanges weights -> the packing that exchanges weights and biases."""
+
+PROJECTED_STEPS = frozenset(step for _, step in PROJECTED.values())
+"""The steps of the reference that hold the layer's weights."""
 
 
 SMALL = 100_000

@@ -10,12 +10,13 @@ from typing import Any
 
 from mha.coverage import kind_of
 from mha.recordings.modules.arrays import ArraysRecording, open_modules
-from mha.recordings.modules.diagnosed import Suspect, diagnosed
+from mha.recordings.modules.diagnosed import UNREAD, Suspect, diagnosed
 from mha.recordings.modules.recording import ModuleRecording
 from mha.recordings.recording import Recording
 from mha.substitution.backward import judged_backward
 from mha.substitution.caches import WRITES, Caches
 from mha.substitution.calls import inputs_of, modules_of, uncovered
+from mha.substitution.cores import of_cores
 from mha.substitution.handed import of_wrong, sides_of_wrong
 from mha.substitution.mutants.unseen import unseen_in
 from mha.substitution.orders import in_which_order, lacked, others_among, rounded_among
@@ -120,6 +121,12 @@ def where(
     }
     told = of_wrong(own, original, recording.path, ready)
     texts = diagnosed(recording.path, wrong, called, report.judged, progress, told)
+    unread = {
+        one.name: one.original
+        for one in report.results
+        if one.name in wrong and one.own_lines and one.original and texts.get(one.name, UNREAD[0]).startswith(UNREAD)
+    }
+    texts |= of_cores(own, recording, unread)
     for name, side in sides_of_wrong(own, original, recording.path, ready).items():
         texts[name] = f"{texts[name]}\n{side}" if name in texts else side
     return replace(report, diagnosed=texts)

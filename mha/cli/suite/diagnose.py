@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,12 @@ ASSUMED = (
     "Assumed of {0}: {1}. Nothing said it, and the numbers do not confirm it: what follows hangs on it. Say it in "
     "mha.Projections, and record again.\n"
 )
+
+MASK_NAMED = re.compile(r"(?:.*, )?(\w+) true where ")
+"""A pattern of what is assumed of a call whose mask is the one argument of that name."""
+
+OF_ALLOWED = re.compile(r"(?<![\w`])allowed(?= (?:is|broadcasts) )")
+"""The mask `allowed`, where a sentence on it begins."""
 
 TAKEN = "Of {0} nothing said this: {1}. It is taken so: with what follows, that gives every recorded number.\n"
 
@@ -85,7 +92,8 @@ class DiagnoseOptions(Apart):
             raise CouldNotRun(f"give either {self.file} or --subject {self.spec}, not both")
         if self.file is not None and self.details:
             raise click.UsageError(
-                "--details belongs to --subject: a recording can't be asked more, and all of it is said."
+                "--details belongs to --subject: a recording can't be asked more, and all that is known is said. "
+                f"`mha replay {self.file} --json RESULTS.json` writes how far off each call is."
             )
         if self.file is None and self.weights is not None:
             raise click.UsageError("--weights belongs to FILE.")
@@ -115,8 +123,9 @@ def diagnose(asked: DiagnoseOptions) -> None:
         told = _of_subject(str(asked.spec), asked)
         click.echo(told.text if asked.details else "\n".join(told.rows(consoles()[0].width)))
         asked.end(told.status, [told.text])
-    found, compared, left = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
+    found, compared, left, masks = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
     texts = [text for one in found for text in _told(one, asked.file, asked.weights)]
+    texts = texts if len(masks) != 1 else [OF_ALLOWED.sub(f"{masks[0]} (read as `allowed`)", text) for text in texts]
     click.echo("\n\n".join(texts))
     differs = any(diagnosis.differs for one in found for _, diagnosis in one.found)
     if asked.weights is None and not differs:
@@ -168,14 +177,14 @@ def _of_subject(spec: str, asked: DiagnoseOptions) -> Brief:
 
 def _of_file(
     file: Path, weights: Path | None, patterns: tuple[str, ...], compare: bool
-) -> tuple[list[LayersExplained], WhereReport | None, str]:
-    """Return what explains the recorded calls, for each dtype; their comparison with the original's, or None; and what
-    was not recorded, in a line, or "".
+) -> tuple[list[LayersExplained], WhereReport | None, str, list[str]]:
+    """Return what explains the recorded calls, for each dtype; their comparison with the original's, or None; what was
+    not recorded, in a line, or ""; and the names of arguments that were read as the mask `allowed`.
     """
-    from mha.recordings.explain import explain_layers, intended
+    from mha.recordings.explain import explain_layers, intended, of_weights_alone
     from mha.recordings.recording import Recording
 
-    recording = Recording.load(file)
+    recording = held = Recording.load(file)
     left = "" if recording.coverage is None or patterns else recording.coverage.not_judged
     if recording.coverage is not None and recording.coverage.unread and not left:
         click.echo(f"{recording.coverage.line}.\n")
@@ -187,9 +196,11 @@ def _of_file(
         click.echo("\n".join([*lines, ""]))
     with consoles()[1].status("") as status:
         found = explain_layers(recording, patterns=patterns or ("*",), progress=says(status))
+        found = found if weights is None else of_weights_alone(found, held)
     for line in _assumed(recording, found):
         click.echo(line)
-    return found, compared, left
+    masks = [name[1] for call in held.calls if (name := MASK_NAMED.match(call.assumed))]
+    return found, compared, left, list(dict.fromkeys(masks))
 
 
 def _assumed(recording: Recording, found: Sequence[LayersExplained]) -> Iterator[str]:

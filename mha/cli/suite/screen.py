@@ -14,11 +14,13 @@ from conformance.diagnosis.apart import MAY_BE_KEPT
 from conformance.diagnosis.brief import FIXES, MUST_BE, ONLY_EXTREME
 from conformance.diagnosis.diagnose import ALL_NAN
 from conformance.diagnosis.text import shown as shown_place
+from conformance.judging.compare import Mismatch
 from conformance.judging.result import Result
 from conformance.reports.brief import ROWS, Brief, Cause
 from conformance.reports.looked_at import LookedAt
 from conformance.reports.text import deviation_lines, float64_lines, gradient_lines
 from conformance.subjects.function import TO_BEGIN
+from conformance.subjects.seen import form_of
 from mha_core.errors import listed, shown, wrapped
 
 SCREEN = 25
@@ -47,6 +49,8 @@ OF_SIZE = re.compile(r"reshape.*(size 0\b|\b0 elements|empty tensor)")
 
 WHY_SIZE = "  Write every size, none as -1: an empty array does not tell it."
 
+WROTE = "wrote into its inputs"
+
 WHY_WRITES = "  Write x = x * y, not x *= y: the caller has the same array."
 
 OF_PRODUCT = re.compile(r"mismatch in its core dimension|shapes cannot be multiplied|not aligned")
@@ -54,12 +58,23 @@ OF_PRODUCT = re.compile(r"mismatch in its core dimension|shapes cannot be multip
 
 WHY_PRODUCT = "  If one of them is a weight: it is (out, in), so write x @ weight.T."
 
+OF_STATE = (
+    (
+        re.compile(r'Unexpected key.*?"((?:q|k|v|out)_proj)\.bias"'),
+        "  The case has a bias at {0}, and the layer has none",
+    ),
+    (re.compile(r'Missing key.*?"((?:q|k|v|out)_proj)\.bias"'), "  The layer has a bias at {0}, and the case has none"),
+)
+"""Patterns of PyTorch's errors of a bias that one side lacks, and what they say."""
+
+WHY_STATE = ": make it with bias=config.bias.{0}, or have `supports` leave these cases out (docs/subjects.md)."
+
 WHY_NAN = (
     "Most often NaN begins at 0 / 0, or in a softmax over a row of -inf. NumPy names the line: begin the function with "
     "np.seterr(invalid='raise')."
 )
 
-OF_ONE_CALL = re.compile(r"(all \d+ cases|failing cases|cases that fail)(?=[ ,.:])")
+OF_ONE_CALL = re.compile(r"(all \d+ cases|failing cases|cases(?= that fail))(?=[ ,.:])")
 """The cases of a diagnosis: those that ask a layer once, and no sequence of calls."""
 
 LEAST = 6
@@ -116,9 +131,12 @@ def about(
     told, ordinary = _ordinary(told)
     if told is not None and any(one.case.startswith("sequence") for one in results):  # a case of the row above
         told = replace(told, sure=OF_ONE_CALL.sub(r"\1 of one call", told.sure))
+    shapes, known = _of_shapes(results, told), told is not None and any(one.label for one in told.causes)
+    if shapes and not known and 2 * len(_misshapen(results)) >= sum(one.status == "different" for one in results):
+        told = None  # nothing explains numbers that stand in another place
     before = [
         *ordinary,
-        *_of_shapes(results, told),
+        *([] if known else shapes),
         *_kept(results),
         *([UNDECLARED] if undeclared and wrong else []),
         *_of_few(results),
@@ -129,6 +147,7 @@ def about(
     is_nan = told is not None and any(one.what == ALL_NAN for one in told.causes)
     after = [
         *[WHY_NAN] * is_nan,
+        *(shapes if known else []),  # which follows from the cause
         *float64_lines(results),
         *raised,
         *([] if catches is None else _of_one(results, catches)),
@@ -137,7 +156,7 @@ def about(
     rows = [row for line in before for row in wrapped(shown(line, 4 * width), width, "  ")]
     last = [row for line in after for row in _in_rows(line, width)]
     last += [*_not_judged(results, width), *_covered(looked_at, width), "Every case, with its numbers: add -v"]
-    last += of_other_shape(results)
+    last += [] if known else of_other_shape(results)
     dtypes = len({(one.dtype, one.device) for one in results})
     taken = sum(-(-len(row) // width) for row in (*rows, *last))
     most = min(ROWS, max(LEAST, SCREEN - dtypes - taken))
@@ -195,18 +214,42 @@ def _of_few(results: Sequence[Result]) -> list[str]:
     ]
 
 
+def _misshapen(results: Sequence[Result]) -> list[tuple[Result, Mismatch]]:
+    """The first array of a wrong shape of each result that has one."""
+    wrong = {
+        id(one): (one, each)
+        for one in results
+        for each in reversed(one.mismatches)
+        if " has shape " in each.message and not each.call
+    }
+    return list(wrong.values())
+
+
 def _of_shapes(results: Sequence[Result], told: Brief | None) -> list[str]:
     """A line for the first array of a wrong shape, unless a cause says that."""
-    wrong = [
-        (one, each) for one in results for each in one.mismatches if " has shape " in each.message and not each.call
-    ]
+    wrong = _misshapen(results)
     if not wrong or (
         told is not None and any(" has shape " in cause.what or MUST_BE in cause.what for cause in told.causes)
     ):
         return []
     first, mismatch = wrong[0]
-    count = len({id(one) for one, _ in wrong})  # one result may have several such arrays
-    return [f"{mismatch.stage}: {mismatch.message} (case {first.case}, and so in {count} of {len(results)})."]
+    head = "" if mismatch.message.startswith(mismatch.stage) else f"{mismatch.stage}: "
+    pairs = [_shapes_in(each.message) for _, each in wrong if each.stage == "output"]
+    # Its width may be wrong too.
+    forms = [form_of([(got, (*right[:2], got[2]))]) for got, right in pairs if len(got) == len(right) == 3]
+    changes = {form.change for form in forms if form is not None}
+    change = f" {changes.pop()}" if len(changes) == 1 and 2 * sum(map(bool, forms)) > len(wrong) else ""
+    return [f"{head}{mismatch.message} (case {first.case}, and so in {len(wrong)} of {len(results)}).{change}"]
+
+
+def _shapes_in(message: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of an array and the right one, of a message that says both.
+
+    >>> _shapes_in("output has shape (5, 2, 12); it must be (2, 5, 12)")
+    ((5, 2, 12), (2, 5, 12))
+    """
+    got, right = (tuple(map(int, re.findall(r"\d+", one))) for one in re.findall(r"\(([\d, ]*)\)", message)[:2])
+    return got, right
 
 
 def of_other_shape(results: Sequence[Result]) -> list[str]:
@@ -225,10 +268,13 @@ def _raised(results: Sequence[Result]) -> list[str]:
     lines = []
     for ones in ranked[:REASONS]:
         names = list(dict.fromkeys(one.case for one in ones))
-        lines.append(f"Did not run: {shown(_why(ones[0]), 190)}, in {listed(names, NAMES)}")
+        # Of what it wrote into, the case with the fewest names tells most: in self-attention, they are one array.
+        plainest = min(ones, key=lambda one: one.message.count(",")) if WROTE in ones[0].message else ones[0]
+        lines.append(f"Did not run: {shown(_why(plainest), 190)}, in {listed(names, NAMES)}")
         lines += [WHY_SIZE] * bool(OF_SIZE.search(ones[0].message))
         lines += [WHY_PRODUCT] * bool(OF_PRODUCT.search(ones[0].message))
-        lines += [WHY_WRITES] * ("wrote into its inputs" in ones[0].message)
+        lines += [f"{why}{WHY_STATE}".format(bias[1]) for of, why in OF_STATE if (bias := of.search(ones[0].message))]
+        lines += [WHY_WRITES] * (WROTE in ones[0].message)
     more = len(ranked) - REASONS
     return [*lines, f"Did not run: for {more} more reasons"] if more > 0 else lines
 

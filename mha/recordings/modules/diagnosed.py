@@ -34,6 +34,10 @@ NOT_RECORDED = {
 }
 
 
+UNREAD = ("Nothing here knows its class.", "It does not give what its projections give by the definition.")
+"""How a sentence on attention begins that was not recorded as a layer."""
+
+
 @dataclass(frozen=True)
 class Suspect:
     """A wrong module: its class; and whether its parameters are the original's, as a `ModuleResult` has it."""
@@ -133,7 +137,7 @@ def _to_record(name: str, kind: str, called: Mapping[str, str], recording: Recor
     """Return how the cause in a layer that was not recorded is found; "" if its projections have no known names."""
     inside = [one[len(name) + 1 :] for one in called if name and _stands_in(one, name) and one != name]
     if any(called[f"{name}/{one}"].startswith("flax.linen.") for one in inside if f"{name}/{one}" in called):
-        return f"Nothing here knows its class. {LINEN}."
+        return f"{UNREAD[0]} {LINEN}."
     found = found_by_name(inside)
     if found is None:
         return ""
@@ -143,7 +147,7 @@ def _to_record(name: str, kind: str, called: Mapping[str, str], recording: Recor
     said = f"{{{name!r}: mha.Projections({roles}{f', num_heads={heads}' if heads else ''})}}"
     with_heads = "" if heads else ", num_heads"
     return (
-        "It does not give what its projections give by the definition. For the cause, record the port once more, by "
+        f"{UNREAD[1]} For the cause, record the port once more, by "
         f'mha.capture(port, "layer.safetensors", layers={said}), with batch_first{with_heads}, mask and causal said '
         "too where it has them its own way; then `mha diagnose layer.safetensors`."
     )

@@ -144,7 +144,7 @@ def _judged(about: ModuleResult, own: Side, other: Side, before: Before, inside:
     if any(one.status in ("wrong", "through its parts") for one in inside):
         return replace(about, status="through its parts")
     first = next((one for one in inside if one.status == "caused upstream"), None)
-    where = "" if first is None else f"what it gives to {first.name} differs already; "
+    where = "" if first is None else f"its own lines are wrong, since what it gives to {first.name} differs already; "
     own_lines = any(one.status != "not judged" for one in inside)
     return replace(about, status="wrong", own_lines=own_lines, differences=(Difference("outputs", where + message),))
 

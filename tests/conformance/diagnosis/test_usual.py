@@ -10,7 +10,7 @@ import pytest
 from conformance.cases.table import select
 from conformance.diagnosis.brief import ONLY_EXTREME, brief
 from conformance.diagnosis.diagnose import diagnose
-from conformance.kinds.usual import FINITE, SENTENCE
+from conformance.kinds.usual import ADDED, FINITE, SENTENCE
 from conformance.measure.asker import Asker
 from conformance.measure.designs import CONFIGS
 from conformance.measure.search import Located
@@ -66,6 +66,19 @@ INVERTED = {
 def test_an_inverted_mask_is_one_cause_however_keys_are_excluded(way):
     told = brief(diagnose(layer(INVERTED[way]), select(SOME)))
     assert [one.what for one in told.causes] == [SENTENCE], told.text
+    assert told.causes[0].label == "Cause"
+
+
+@pytest.mark.parametrize("zeroed", [True, False])
+def test_what_an_inverted_mask_adds_in_float32_is_rounded(zeroed):
+    """A score less 1e9 is a multiple of 64 there, so large scores become two or three numbers, not one."""
+
+    def weigh(scores, mask):
+        return softmax(scores + mask.astype(scores.dtype) * scores.dtype.type(-1e9))
+
+    cases = select((*SOME, "weights-x4", "one-loud-item"))
+    told = brief(diagnose(layer(weigh, zeroed=zeroed, dtype="float32"), cases))
+    assert [one.what for one in told.causes] == [ADDED], told.text
     assert told.causes[0].label == "Cause"
 
 

@@ -28,3 +28,14 @@ def test_a_warning_is_shown_once_whatever_its_numbers(capfd):
         os.close(writing)
         pass_on(pipe, "warned-test").join(10)
     assert capfd.readouterr().err == said.format(3) + "mine\nmine\n"
+
+
+def test_a_warning_of_an_installed_package_is_not_shown(capfd):
+    """Keras warns of what cases ask for, such as a softmax over one key; a warning of the user's own is shown."""
+    pipe, writing = os.pipe()
+    line = "{}: UserWarning: the axis has size 1.\n  warnings.warn(\n"
+    own = line.format("/home/me/mine.py:7").replace("has", "in site-packages has")
+    os.write(writing, f"{line.format('/env/lib/site-packages/keras/nn.py:9')}{own}".encode())
+    os.close(writing)
+    pass_on(pipe, "installed-test").join(10)
+    assert capfd.readouterr().err == own

@@ -74,6 +74,11 @@ def test_a_word_that_is_no_command_is_answered_with_what_does_it(word):
         "port.safetensors",
         "invariants": "MODULE:NAME is missing: mha invariants MODULE:NAME, such as\n  mha invariants mine:make",
         "learn start": "FOLDER is missing: mha learn start FOLDER. `mha learn start --help` lists what there is.",
+        "cheque": "No such command 'cheque'. Did you mean `mha check`?",
+        "xyzzy": "No such command 'xyzzy'. `mha --help` lists what there is.",
+        "diagnose calls.safetensors --details": "--details belongs to --subject: a recording can't be asked more, "
+        "and all that is known is said. `mha replay calls.safetensors --json RESULTS.json` writes how far off each "
+        "call is.",
         "cache --clear": "No such option '--clear'. Did you mean `mha cache clear`?",
         "check --time-limit abc": "--time-limit must be a number, such as 60. Got abc.",
         "check --workers -1": "--workers must be a whole number from 0. Got -1.",

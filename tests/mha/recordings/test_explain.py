@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import select
 from mha import Recording
+from mha.cli.main import main
 from mha.formats.readers.safetensors import create
 from mha.projections.said import MEANT
 from mha.recordings import explain as explained
-from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended
+from mha.recordings.explain import MOST_IN_VAIN, explain, explain_layers, intended, of_weights_alone
 from mha.recordings.packing_bugs import packing_bugs
 from mha.recordings.recording import RecordedCall
 from mha.recordings.replay import judge_recording
@@ -89,6 +91,21 @@ def test_how_a_layer_reads_its_mask_is_no_cause_beside_another_one_unless_it_was
         (found,) = explain(replace(read, calls=tuple(others)))
         assert "mask-inverted + merge-without-transpose" in [one.name for one in found.explanations]
         assert "merge-without-transpose" not in [one.name for one in found.explanations]
+
+
+def test_a_mask_that_was_read_is_named_as_the_layer_does(tmp_path):
+    allowed = np.random.default_rng(5).random((2, 1, 3, 5)) < 0.5
+    wrong = recording_of(layer_of(), *select(("allowed-ignored",)), masks=(AttentionMask(allowed=allowed),))
+    for assumed, words in (
+        (f"batch_first=True, pad {MEANT[True]}", "pad (read as `allowed`) is ignored."),
+        (f"pad or mask {MEANT[True]}", ": allowed is ignored."),  # which of them is not known
+        ("", ": allowed is ignored."),
+    ):
+        path = tmp_path / "calls.safetensors"
+        replace(wrong, calls=tuple(replace(call, assumed=assumed) for call in wrong.calls)).save(path, overwrite=True)
+        ended = CliRunner().invoke(main, ["diagnose", str(path)])
+        assert ended.exit_code == 1
+        assert words in ended.stdout
 
 
 def test_each_wrong_packing_is_named():
@@ -293,6 +310,25 @@ def test_a_wrong_port_is_right_by_its_own_weights_and_wrong_by_the_intended_ones
     )
     (found,) = explain(meant)
     assert [explanation.name for explanation in found.explanations] == ["packed-per-head-read-as-thirds"]
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_what_is_held_rules_out_that_the_code_is_wrong(bias, tmp_path):
+    """Scores that are transposed give what exchanged weights give; the weights that are held say that it is these."""
+    original = layer_of()
+    right = {name: array * (bias if name.endswith(".bias") else 1.0) for name, array in original.weights.items()}
+    other = {"q_proj.weight": right["k_proj.weight"], "k_proj.weight": right["q_proj.weight"]}
+    path = tmp_path / "source.safetensors"
+    save_weights(path, CONFIG, right)
+    call = {"masks": (AttentionMask(),), "alike": True}
+    held = recording_of(replace(original, weights={**right, **other}), **call)
+    found = explain_layers(intended(held, path)[0])
+    ((_, diagnosis),) = of_weights_alone(found, held)[0].found
+    assert [one.name for one in diagnosis.explanations] == ["q-k-weights-exchanged"]
+    assert bias or "scores-transposed" in [one.name for one in found[0].found[0][1].explanations]
+    wrong = recording_of(replace(original, weights=right), *select(("q-k-weights-exchanged",)), **call)
+    found = explain_layers(intended(wrong, path)[0])  # it holds the right weights, so it may be the code
+    assert of_weights_alone(found, wrong) == found
 
 
 def two_layers(names, seeds=(0, 1)):

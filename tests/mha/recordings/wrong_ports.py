@@ -26,13 +26,14 @@ def layer_of(dtype="float32", name="", seed=0, config=CONFIG):
     return RecordedLayer(name, "mine.Attention", dtype, config, check_weights(config, weights))
 
 
-def recording_of(layer, *bugs, masks=MASKS, held=None):
-    """Calls of a layer that has bugs, or holds other weights than it should."""
+def recording_of(layer, *bugs, masks=MASKS, held=None, alike=False):
+    """Calls of a layer that has bugs, or holds other weights than it should; `alike`: of self-attention."""
     calls = []
     for seed, mask in enumerate(masks):
         rng = np.random.default_rng(seed)
         widths = layer.config.query_dim, layer.config.key_dim, layer.config.value_dim
         arrays = [rng.normal(size=(2, length, width)) for length, width in zip((3, 5, 5), widths, strict=True)]
+        arrays = arrays[1:2] * 3 if alike else arrays
         inputs = AttentionInputs(*arrays, mask).rounded(layer.dtype)
         run = BuggySubject(*bugs).prepare(layer.config, layer.weights if held is None else held)
         calls.append(RecordedCall(0, inputs, {"output": round_to(run(inputs).output, layer.dtype)}))

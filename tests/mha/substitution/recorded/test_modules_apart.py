@@ -94,7 +94,7 @@ def test_a_line_between_right_modules(both):
     assert found.wrong == ("blocks.1",)
     (wrong,) = (one for one in found.results if one.status == "wrong")
     assert wrong.own_lines
-    assert "what it gives to blocks.1.norm1 differs already" in said_of(found)
+    assert "its own lines are wrong, since what it gives to blocks.1.norm1 differs already" in said_of(found)
 
 
 def test_masks_and_weights_of_attention_are_said(both):

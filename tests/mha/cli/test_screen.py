@@ -1,0 +1,133 @@
+"""What the first screen says of results: shapes, reasons why nothing ran, and what to change where there is room."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.judging.compare import Mismatch
+from conformance.judging.result import Result
+from conformance.reports.brief import Brief, Cause
+from mha.cli.main import main
+from mha.cli.suite.screen import about
+
+pytestmark = pytest.mark.same_on_newest  # NumPy alone, and the command line
+
+NOT_KNOWN = Brief("mine", "float64", 1, causes=(Cause("output", "This is the first wrong step.", "Next: look."),))
+KNOWN = Brief("mine", "float64", 1, sure="How sure: very.", causes=(Cause("scores", "Wrong.", "Mend.", label="Cause"),))
+
+
+def flat(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def said(results: list[Result], told: Brief | None = None) -> str:
+    return flat("\n".join(about(results, told, None, 80)))
+
+
+def failed(*messages: str) -> list[Result]:
+    return [Result(f"case-{at}", "mine", "float64", "cpu", "failed", message=one) for at, one in enumerate(messages)]
+
+
+def misshapen(*pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> list[Result]:
+    messages = [f"output has shape {got}; it must be {right}" for got, right in pairs]
+    return [
+        Result(f"case-{at}", "mine", "float64", "cpu", "different", mismatches=(Mismatch("output", one),))
+        for at, one in enumerate(messages)
+    ]
+
+
+def test_axes_in_another_order_are_named_though_the_width_is_wrong_too():
+    text = said(misshapen(((5, 2, 12), (2, 5, 12)), ((7, 3, 9), (3, 7, 4))), NOT_KNOWN)
+    assert "output has shape (5, 2, 12); it must be (2, 5, 12) (case case-0, and so in 2 of 2). Exchange axes 0" in text
+    assert "output: output" not in text
+    assert "first wrong step" not in text  # numbers that stand in another place
+    assert "Exchange" not in said(misshapen(((5, 1, 12), (2, 5, 12))), NOT_KNOWN)
+    assert "Exchange" not in said(misshapen(((5, 2), (2, 5, 12)), ((), (2, 5, 12))), NOT_KNOWN)
+
+
+def test_of_a_few_wrong_shapes_what_is_known_of_the_numbers_is_said_too():
+    other = [
+        Result(f"other-{at}", "mine", "float64", "cpu", "different", mismatches=(Mismatch("output", "off", (0, 0, 0)),))
+        for at in range(3)
+    ]
+    assert "first wrong step" in said([*misshapen(((5, 1, 12), (2, 5, 12))), *other], NOT_KNOWN)
+
+
+def test_a_cause_stands_before_the_shape_that_follows_from_it():
+    text = said(misshapen(((5, 2, 12), (2, 5, 12))), KNOWN)
+    assert text.index("Cause, at the scores") < text.index("output has shape")
+    assert "An output is (B, Lq, Do)" not in text
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ('Unexpected key(s) in state_dict: "k_proj.bias".', "The case has a bias at k_proj, and the layer has none"),
+        ('Missing key(s) in state_dict: "q_proj.bias".', "The layer has a bias at q_proj, and the case has none"),
+    ],
+)
+def test_a_bias_that_one_side_lacks_is_named_with_what_to_write(error, words):
+    text = said(failed(f"RuntimeError: {error}"))
+    name = words.partition(" at ")[2].partition(",")[0]
+    assert f"{words}: make it with bias=config.bias.{name}, or have `supports` leave" in text
+    assert "make it with" not in said(failed('RuntimeError: Missing key(s) in state_dict: "norm.weight".'))
+
+
+def test_of_what_is_written_into_the_call_that_tells_most_is_said():
+    """In self-attention, queries, keys and values are one array."""
+    text = said(
+        failed("wrote into its inputs: queries, keys, values (one array here)", "wrote into its inputs: queries")
+    )
+    assert "Did not run: wrote into its inputs: queries, in case-0, case-1" in text
+
+
+def test_one_array_that_is_written_into_is_told_to_be_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = f"writes_{tmp_path.name}"
+    Path(f"{name}.py").write_text(
+        "def f(weights, queries, keys, values, mask, *, num_heads):\n    queries *= 2\n    return queries\n"
+    )
+    for case, words in (("square-self-attention", "queries, keys, values (one array here)"), ("prime", "queries")):
+        ended = CliRunner().invoke(main, ["check", "-s", f"{name}:f", "-c", case, "-d", "float64", "--workers", "0"])
+        assert f"wrote into its inputs: {words}, in {case}" in flat(ended.stdout)
+
+
+def test_what_gives_no_attention_is_told_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = f"linear_{tmp_path.name}"
+    Path(f"{name}.py").write_text(
+        "def f(weights, queries, keys, values, mask, *, num_heads):\n"
+        "    return queries @ weights['q_proj.weight'].T @ weights['out_proj.weight'].T\n"
+    )
+    cases = [part for one in ("square-widths", "square-self-attention", "square-causal") for part in ("-c", one)]
+    ended = CliRunner().invoke(main, ["check", "-s", f"{name}:f", *cases, "-d", "float64", "--workers", "0"])
+    text = flat(ended.stdout)
+    assert "the output does not depend on the keys and values: no attention over them is computed." in text
+    assert "No known bug" not in text
+    assert "Next: " not in text
+
+
+def test_what_to_change_is_left_out_before_a_cause_is():
+    two = tuple(Cause("weights", f"{name} is wrong. " * 8, f"Mend {name}. " * 12, label="Cause") for name in "ab")
+    told = Brief("mine", "float64", 1, sure="How sure: very.", causes=two)
+    whole = flat("\n".join(told.rows(80, 20, head=False)))
+    assert "Mend a." in whole
+    assert "Mend b." in whole
+    rows = told.rows(80, len(told.rows(80, 20, head=False)) - 1, head=False)
+    assert "Mend a." in flat("\n".join(rows))
+    assert "Mend b." not in flat("\n".join(rows))
+    assert not any("more: add -v" in row for row in rows)
+    assert "... and 1 more: add -v" in told.rows(80, 5, head=False)
+    assert "Mend a." in flat("\n".join(told.rows(80, 5, head=False)))
+
+
+def test_how_two_readings_end_is_said_once():
+    what = "All are wrong: a NaN is 0 * NaN. Or (no call told them apart): Some are wrong: a NaN is 0 * NaN."
+    once = "All are wrong: a NaN is 0 * NaN. Or (no call told them apart): Some are wrong."
+    assert Cause("keys", what).lines() == [f"keys: {once}"]
+    other = what.replace("Some are wrong: a NaN", "Some are wrong: an infinity")
+    assert Cause("keys", other).lines() == [f"keys: {other}"]
