@@ -259,6 +259,7 @@ def test_workers_with_another_version_are_refused(dask, monkeypatch, attribute, 
     assert message in str(error.value)
 
 
+@pytest.mark.nightly("a cluster's workers cost nothing")
 def test_workers_without_the_project_are_refused(dask, monkeypatch):
     monkeypatch.setattr(cluster, "HELLO", cluster.HELLO.replace("conformance", "conformance_of_old"))
     with pytest.raises(SpecError) as error:

@@ -103,6 +103,7 @@ def test_every_bug_is_killed_except_the_equivalent_ones(table):
     assert [bug.id for bug in table.killed_equivalents()] == []
 
 
+@pytest.mark.nightly("the cases show every bug of the zoo")
 def test_every_bug_shows_first_where_it_says(table):
     assert {
         bug.id: sorted(table.stages(bug, "float64"))

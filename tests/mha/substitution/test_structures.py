@@ -163,7 +163,7 @@ def test_stacked_parameters_in_another_order_are_named_by_their_layers(report_of
     assert "Its parameters are not the original's: kernel has the numbers of blocks.1.up.weight." in text
 
 
-@pytest.mark.nightly("scanned layers are read", but=("True",))
+@pytest.mark.nightly("scanned layers are read")
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_scanned_original_has_its_layers_too(tmp_path, wrong):
     port = original()
