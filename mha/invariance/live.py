@@ -275,10 +275,10 @@ class Live:
                 made = f"model, inputs = {name}()"
         if self.framework == "torch":
             cast = _cast(dtype)
-            own = [f"model = model.eval().{cast}()"] if self.hooks else []
+            asked = [f"model = model.eval().{cast}()"] if self.hooks else []
             t = f"lambda a: torch.tensor(a).{cast}() if a.dtype.kind == 'f' else torch.tensor(a)"
             return [
-                *lines[:1], "import torch", *lines[1:], made, *own, f"t = {t}", "n = lambda a: a.detach().numpy()",
+                *lines[:1], "import torch", *lines[1:], made, *asked, f"t = {t}", "n = lambda a: a.detach().numpy()",
             ]  # fmt: skip
         own = dtype if self.native is None or (self.framework == "flax" and dtype == self.dtype) else self.dtype
         make = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.judging.distance import distance
+from mha.invariance.allowance import Allowance, apart
 from mha.invariance.caches import Cache
 from mha.invariance.given import Given
 from mha.invariance.live import Live
@@ -88,6 +88,10 @@ class Pair:
         return np.where(counted, first, 0.0), np.where(counted, second, 0.0)
 
 
+_SOME = Allowance("float64", 1.0)
+"""Whatever is allowed, it is in proportion to the largest number."""
+
+
 def worst(trial: Trial, known: Known, *ways: Callable[[], Pair]) -> Pair:
     """Return the pair whose two are farthest apart, of one relation that is asked in several ways.
 
@@ -104,8 +108,7 @@ def worst(trial: Trial, known: Known, *ways: Callable[[], Pair]) -> Pair:
                 raise
             trial.lines[:] = asked
         else:
-            off = float(distance(*pair.numbers(known.template.axes)).max(initial=0.0))
-            pairs.append((off, pair))
+            pairs.append((apart(*pair.numbers(known.template.axes), _SOME).ratio, pair))
     return max(pairs, key=lambda one: one[0])[1]
 
 
