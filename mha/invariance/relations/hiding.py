@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 from mha.invariance.given import Given, literal
 from mha.invariance.masks import Mask
-from mha.invariance.relations.row import Known, Pair, Relation
+from mha.invariance.relations.row import Known, Pair, Relation, worst
 from mha.invariance.trial import CantBeAsked, Trial
 
 
@@ -90,11 +92,16 @@ def _also_causal(known: Known, mask: Mask, allowed: NDArray) -> NDArray:
 
 
 def _content(trial: Trial, known: Known, *, left: bool) -> Pair:
-    real = real_positions(trial, left=left, every=left)
-    more = padded(trial, known, real)
-    x = trial.x()
-    first = trial.once(x, more).out
-    return Pair(first, trial.call(changed(trial, x, real, known.pad), more).out, real)
+    real, x, square = real_positions(trial, left=left, every=left), trial.x(), known.square
+
+    def way(more: Mapping[str, Any]) -> Pair:
+        first = trial.once(x, more).out
+        return Pair(first, trial.call(changed(trial, x, real, known.pad), more).out, real)
+
+    hidden = [padded(trial, known, real)]
+    if square is not None and square != known.padding and not (known.causal or left) and trial.size.length > 4:
+        hidden.append({**hidden[0], square.name: square.of(_partly(trial))})
+    return worst(trial, known, *(partial(way, more) for more in hidden))
 
 
 def changed(trial: Trial, x: Any, real: NDArray, pad: int | None = None) -> dict[str, Given]:
@@ -172,12 +179,15 @@ def _alone_left(trial: Trial, known: Known) -> Pair:
 # The batch
 
 
-def _one_alone(trial: Trial, known: Known) -> Pair:
-    """The last item alone, against the same in the batch."""
-    item = trial.size.batch - 1
-    first = trial.once(trial.x()).out
-    second = trial.call(trial.x(items=slice(item, item + 1))).out
-    return Pair(first.part(trial.template.axes[0], item, item + 1), second)
+def _fewer(trial: Trial, known: Known) -> Pair:
+    """The last item alone, and the first two, against the same in the batch."""
+    batch, axis = trial.size.batch, trial.template.axes[0]
+
+    def way(start: int, stop: int) -> Pair:
+        first = trial.once(trial.x()).out
+        return Pair(first.part(axis, start, stop), trial.call(trial.x(items=slice(start, stop))).out)
+
+    return worst(trial, known, *(partial(way, *one) for one in [(batch - 1, batch), (0, 2)][: 2 if batch > 2 else 1]))
 
 
 def _order(trial: Trial, known: Known) -> Pair:
@@ -385,7 +395,7 @@ ROWS = (
         length=3,
     ),
     Relation(
-        "batch-alone", "batch", "An item alone gives what it gives in a batch.", _one_alone, _fixed_batch, batch=2
+        "batch-alone", "batch", "An item alone, and two, give what they give in a batch.", _fewer, _fixed_batch, batch=2
     ),
     Relation(
         "batch-order", "batch", "Items in another order give the same, in that order.", _order, _fixed_batch, batch=2

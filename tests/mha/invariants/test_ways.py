@@ -120,3 +120,27 @@ def test_positions_of_each_item_are_its_own():
 
     assert not ids(mha.invariants(Rotary(wrong=False)))
     assert "positions-moved" in ids(mha.invariants(Rotary(wrong=True)))
+
+
+def test_two_items_of_three_are_asked():
+    def even(x):
+        return x * (1.1 if len(x) == 2 else 1.0)
+
+    assert ids(mha.invariants(even)) == ["batch-alone"]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_two_masks_are_asked_at_once(wrong):
+    """A key is hidden only where both masks hide it."""
+
+    def attend(x, attn_mask=None, key_padding_mask=None):
+        square = (
+            np.ones((x.shape[1],) * 2, bool)[None] if attn_mask is None else attn_mask.reshape(-1, *(x.shape[1],) * 2)
+        )
+        keys = np.ones(x.shape[:2], bool)[:, None] if key_padding_mask is None else ~key_padding_mask[:, None]
+        either = wrong and attn_mask is not None and key_padding_mask is not None
+        scores = np.where(square | keys if either else square & keys, x @ x.swapaxes(1, 2), -1e30)
+        exp = np.exp(scores - scores.max(-1, keepdims=True))
+        return exp / exp.sum(-1, keepdims=True) @ x
+
+    assert ids(mha.invariants(attend)) == ["padding-content"] * wrong
