@@ -263,8 +263,9 @@ def _widths(live: Live) -> list[int]:
 
 def _main(live: Live, template: Template, size: Size) -> tuple[str, ...]:
     """The place of the first output of floating-point numbers with the batch and the length."""
-    with live.running(live.dtype) as run:
-        trial = Trial(live, run, template, size, live.dtype)
+    own = live.fresh()  # so that no call touches the model that others are copied from
+    with own.running(live.dtype) as run:
+        trial = Trial(own, run, template, size, live.dtype)
         batch = template.axes[0]
         x = trial.x()
         args, kwargs = trial._ordered({**x, **trial.beside(x)})

@@ -149,6 +149,21 @@ class Live:
             other.eval()
         return Live(other, self.make)
 
+    @property
+    def can_make(self) -> bool:
+        """Whether another one can be made anew."""
+        return self.make is not None and not self.large and self.compiled is None
+
+    def another(self) -> Live:
+        """Another one that is made anew, in inference; its parameters may be others."""
+        assert self.make is not None
+        other = Live(self.make(), self.make)
+        if other.framework == "torch" and other.hooks is not None:
+            other.asked.eval()
+        if self.hooks is None:
+            other.tensors, other.dtype = self.tensors, self.dtype
+        return other
+
     # Calls
 
     @contextmanager
@@ -243,6 +258,11 @@ class Live:
 
     # How it is written
 
+    def made_again(self, dtype: str) -> str:
+        """Another one that is made, by the name `make`."""
+        first = "[0]" if isinstance(self.make, FirstOf) else ""
+        return f"make(){first}" + (f".eval().{_cast(dtype)}()" if self.framework == "torch" and self.hooks else "")
+
     def header(self, dtype: str, named: str | None) -> list[str]:
         """Return lines of code that make the model, `t`, which makes its arrays, and `n`, which reads them."""
         made = "model = ...  # the one that was given"
@@ -254,12 +274,11 @@ class Live:
             if isinstance(self.make, FirstOf):
                 made = f"model, inputs = {name}()"
         if self.framework == "torch":
-            cast = {"float64": "double", "float32": "float"}.get(dtype, dtype)
-            own = f"model.eval().{cast}()" if self.hooks is not None else "model"
+            cast = _cast(dtype)
+            asked = [f"model = model.eval().{cast}()"] if self.hooks else []
             t = f"lambda a: torch.tensor(a).{cast}() if a.dtype.kind == 'f' else torch.tensor(a)"
             return [
-                *lines[:1], "import torch", *lines[1:], made, *([f"model = {own}"] if self.hooks else []),
-                f"t = {t}", "n = lambda a: a.detach().numpy()",
+                *lines[:1], "import torch", *lines[1:], made, *asked, f"t = {t}", "n = lambda a: a.detach().numpy()",
             ]  # fmt: skip
         own = dtype if self.native is None or (self.framework == "flax" and dtype == self.dtype) else self.dtype
         make = {
@@ -272,6 +291,11 @@ class Live:
         t = f"lambda a: {make[1]}(a, dtype={own!r} if a.dtype.kind == 'f' else {dtype_text})"
         n = "lambda a: a.asnumpy()" if self.framework == "mxnet" else "np.asarray"
         return [*lines, *([make[0]] if make[0] else []), made, f"t = {t}", f"n = {n}"]
+
+
+def _cast(dtype: str) -> str:
+    """The method of PyTorch that casts to a dtype."""
+    return {"float64": "double", "float32": "float"}.get(dtype, dtype)
 
 
 def named_as(model: Any) -> str:

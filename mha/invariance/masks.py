@@ -13,9 +13,9 @@ from mha.invariance.live import Live
 from mha.invariance.trial import Size, Template, Trial
 
 NAMES = (
-    "attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask", "pad_mask", "key_mask", "kv_mask",
-    "attn_mask", "mask", "src_mask", "tgt_mask", "allowed", "valid_lens", "lengths", "lens", "seq_lens", "seq_lengths",
-    "seqlens", "valid_length", "valid_lengths", "padding", "pad",
+    "attention_mask", "decoder_attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask", "pad_mask",
+    "key_mask", "kv_mask", "attn_mask", "mask", "src_mask", "tgt_mask", "allowed", "valid_lens", "lengths", "lens",
+    "seq_lens", "seq_lengths", "seqlens", "valid_length", "valid_lengths", "padding", "pad",
 )  # fmt: skip
 """Arguments that say which keys count."""
 
@@ -82,11 +82,19 @@ def find_masks(live: Live, template: Template) -> list[Mask]:
     if live.framework == "keras" and hasattr(live.asked, "train_step"):
         return found  # of a keras.Model, which hands its mask on to nobody
     for name in NAMES:
-        if name in live.signature and name not in template.sequences and template.fixed.get(name) is None:
+        if name in live.signature and _is_of(name, live, template) and template.fixed.get(name) is None:
             one = _find(live, template, name)
             if one is not None:
                 found.append(one)
     return found
+
+
+def _is_of(name: str, live: Live, template: Template) -> bool:
+    """Whether an argument can be the mask of all sequences: an encoder and a decoder in one have a mask each."""
+    decoders = {one.startswith("decoder_") for one in template.sequences}
+    if name.startswith("decoder_") or f"decoder_{name}" in live.signature:
+        return decoders == {name.startswith("decoder_")}
+    return name not in template.sequences
 
 
 def _candidates(name: str) -> Iterator[Mask]:

@@ -112,8 +112,8 @@ class Trial:
         self.lines: list[str] = []
         self.calls = 0
         self.name = "model"
-        self._starts: dict[str, int] = {}
-        """The text of a sequence -> the position of the whole in which it begins."""
+        self._starts: dict[str, tuple[int, int]] = {}
+        """The text of a sequence -> the item and the position of the whole with which it begins."""
 
     def x(self, start: int | None = None, stop: int | None = None, items: slice | None = None) -> dict[str, Given]:
         """Return the sequences, cut to the trial's size, or to positions `start` to `stop` of `items`."""
@@ -126,7 +126,7 @@ class Trial:
         }
         key = tuple(cuts[axis] for axis in sorted(cuts))
         found = {name: whole[key] for name, whole in self.template.sequences.items()}
-        self._starts |= {one.text: start or 0 for one in found.values()}
+        self._starts |= {one.text: (batch.start or 0, start or 0) for one in found.values()}
         return found
 
     def other(self, x: Mapping[str, Given], start: int, stop: int | None = None) -> dict[str, Given]:
@@ -146,7 +146,7 @@ class Trial:
                 self.lines.append(f"{label} = {one.text}.copy()")
                 self.lines.append(f"{label}{base[len(one.text) :]} = {what}")
                 same = Given(array, label)
-                self._starts[label] = self._starts.get(one.text, 0)
+                self._starts[label] = self._starts.get(one.text, (0, 0))
             done[name] = same
         return done
 
@@ -187,7 +187,7 @@ class Trial:
             CantBeAsked: the sequences follow earlier ones, and it is not known how a mask among the arguments goes on
                 after these.
         """
-        start = self._starts.get(next(iter(x.values())).text, 0)
+        first, start = self._starts.get(next(iter(x.values())).text, (0, 0))
         size, found = self._size_of(x), dict[str, Any]()
         for name, value in self.template.fixed.items():
             if name in more or not isinstance(value, Given):
@@ -200,7 +200,7 @@ class Trial:
                 )
             cuts = [slice(None)] * value.array.ndim
             if batch is not None and size.batch != self.template.whole.batch:
-                cuts[batch] = slice(None, size.batch)
+                cuts[batch] = slice(first or None, first + size.batch)
             for axis in lengths if size.length != self.template.whole.length else ():
                 cuts[axis] = slice(start or None, start + size.length)
             found[name] = value[tuple(cuts)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from mha.invariance.caches import Cache
 from mha.invariance.given import Given, joined
-from mha.invariance.relations.row import Known, Pair, Relation
+from mha.invariance.relations.row import Known, Pair, Relation, worst
 from mha.invariance.trial import Trial
 from mha_core import SpecError
 
@@ -29,26 +30,26 @@ def _cache(known: Known) -> Cache:
     return known.cache
 
 
-def _whole(trial: Trial, known: Known) -> Given:
-    """What one causal call gives of all positions."""
-    cache = _cache(known)
+def _whole(trial: Trial, known: Known, *, again: bool = False) -> Given:
+    """What one causal call gives of all positions: the first of a model, or once more."""
+    cache, ask = _cache(known), trial.call if again else trial.once
     if known.live.hooks is None and cache.step is not None and not known.can_be_causal:
-        return trial.once(trial.x()).out
+        return ask(trial.x()).out
     more = dict(known.causally(trial.size.batch, 0, trial.size.length))
     if cache.start is not None and not cache.past and cache.step is None:
-        _, whole = None, cache.feed(trial, trial.x(), cache.first(trial), 0, more)[0]
-        return whole.out
-    return trial.once(trial.x(), more).out
+        return cache.feed(trial, trial.x(), cache.first(trial), 0, more)[0].out
+    return ask(trial.x(), more).out
 
 
-def _parts(trial: Trial, known: Known, bounds: Bounds, more: Mapping[str, Any] | None = None) -> Given:
-    """What the calls of parts give, one after the other, each from the state that the one before left."""
+def _parts(trial: Trial, known: Known, bounds: Bounds, *, other: bool = False) -> Given:
+    """What the calls of parts, of `other` content or not, give, each from the state that the one before left."""
     cache = _cache(known)
     state = cache.first(trial)
     found = []
     for start, stop in bounds:
         own = known.causally(trial.size.batch, start, stop) if cache.step is None else {}
-        answer, state = cache.feed(trial, trial.x(start, stop), state, start, {**own, **(more or {})})
+        x = trial.other(trial.x(start, stop), 0) if other else trial.x(start, stop)
+        answer, state = cache.feed(trial, x, state, start, own)
         found.append(answer.out)
     return joined(found, trial.template.axes[1])
 
@@ -86,26 +87,34 @@ def _padded(trial: Trial, known: Known) -> Pair:
     cache, axis = _cache(known), trial.template.axes[1]
     mask = next(one for one in known.masks if one.form == "keys")
     batch, length = trial.size.batch, trial.size.length
-    real = np.ones((batch, length), bool)
-    real[0, : max(1, length // 3)] = False
+    prompt = max(2, length // 2)
+    padding = np.array([min((length // 3, 1, 0)[item % 3], prompt - 1) for item in range(batch)])
+    real = np.arange(length) >= padding[:, None]
 
     def of(stop: int) -> dict[str, Any]:
         return {mask.name: mask.of(np.broadcast_to(real[:, None, :stop], (batch, 1, stop)))}
 
     whole = trial.once(trial.x(), of(length)).out
     state, found = cache.first(trial), []
-    prompt = max(2, length // 2)
     for start, stop in [(0, prompt), *((at, at + 1) for at in range(prompt, length))]:
         answer, state = cache.feed(trial, trial.x(start, stop), state, start, of(stop))
         found.append(answer.out)
     return Pair(whole, joined(found, axis), real)
 
 
-def _twice(trial: Trial, known: Known) -> Pair:
-    """Two sequences decoded one after the other: the second does not see the first."""
-    bounds = [(at, at + 1) for at in range(trial.size.length)]
-    first = _parts(trial, known, bounds)
-    return Pair(first, _parts(trial, known, bounds))
+def _again(trial: Trial, known: Known) -> Pair:
+    """A sequence in chunks and steps, another one, and the first again; and the whole after all that."""
+    length = trial.size.length
+    ends = [0, *(one for start in range(0, length, 4) for one in (start + 3, start + 4) if one < length), length]
+    bounds = list(pairwise(ends))
+    whole = _whole(trial, known)
+
+    def parts() -> Pair:
+        first = _parts(trial, known, bounds)
+        _parts(trial, known, bounds, other=True)
+        return Pair(first, _parts(trial, known, bounds))
+
+    return worst(trial, known, parts, lambda: Pair(whole, _whole(trial, known, again=True)))
 
 
 def _why_not_full(known: Known) -> str | None:
@@ -178,8 +187,8 @@ ROWS = (
     Relation(
         "decoding-again",
         "decoding",
-        "A sequence decoded from a new cache gives the same as the first time.",
-        _twice,
+        "A sequence decoded after another gives what it gave before, and so does the whole.",
+        _again,
         _why_not,
     ),
     Relation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,26 +12,27 @@ from numpy.typing import NDArray
 
 from mha.invariance.given import Given, literal
 from mha.invariance.masks import Mask
-from mha.invariance.relations.row import Known, Pair, Relation
+from mha.invariance.relations.row import Known, Pair, Relation, worst
 from mha.invariance.trial import CantBeAsked, Trial
-
-
-def _length_axis(trial: Trial) -> int:
-    return trial.template.axes[1]
 
 
 def _not_causal(known: Known) -> str | None:
     return None if known.causal or known.flag else "nothing says that it is causal (--causal says so)"
 
 
-def _later(trial: Trial, known: Known, hidden: Mapping[str, Any] = MappingProxyType({})) -> Pair:
-    """Other content later, against the same earlier; in both calls with what `hidden` hides."""
-    cut = max(1, trial.size.length // 2)
-    more = {**known.causally(trial.size.batch, 0, trial.size.length), **hidden}
+def _later(trial: Trial, known: Known, *, masked: bool = False) -> Pair:
+    """Other content later, in each item from elsewhere on, against the same earlier; beside a mask or none."""
+    batch, length = trial.size.batch, trial.size.length
+    count = length - masked
+    more = dict(known.causally(batch, 0, length))
+    if masked:
+        more |= padded(trial, known, np.broadcast_to(np.arange(length) < count, (batch, length)))
+    cuts = (count - 1, count // 2 + 1, count // 2 - 1)
+    cut = np.array([max(1, min(cuts[item % 3], count - 1)) for item in range(batch)])
+    same = np.arange(length) < cut[:, None]
     x = trial.x()
     first = trial.once(x, more).out
-    second = trial.call(trial.other(x, cut), more).out
-    return Pair(first.part(_length_axis(trial), None, cut), second.part(_length_axis(trial), None, cut))
+    return Pair(first, trial.call(changed(trial, x, same), more).out, same)
 
 
 def _not_causal_masked(known: Known) -> str | None:
@@ -39,17 +40,16 @@ def _not_causal_masked(known: Known) -> str | None:
 
 
 def _later_masked(trial: Trial, known: Known) -> Pair:
-    """The same beside a mask that hides padding on the right."""
-    real = np.broadcast_to(np.arange(trial.size.length) < trial.size.length - 1, (trial.size.batch, trial.size.length))
-    return _later(trial, known, _padded(trial, known, real))
+    """The same beside a mask that hides the last position."""
+    return _later(trial, known, masked=True)
 
 
 def _shorter(trial: Trial, known: Known) -> Pair:
-    """The first positions alone give what they give with later ones behind them."""
-    cut = max(1, trial.size.length // 2)
+    """The first positions alone, an odd number of them, give what they give with later ones behind them."""
+    cut, axis = min(trial.size.length // 2 | 1, trial.size.length - 1), trial.template.axes[1]
     first = trial.once(trial.x(), known.causally(trial.size.batch, 0, trial.size.length)).out
     second = trial.call(trial.x(0, cut), known.causally(trial.size.batch, 0, cut)).out
-    return Pair(first.part(_length_axis(trial), None, cut), second)
+    return Pair(first.part(axis, None, cut), second)
 
 
 # Padding
@@ -59,20 +59,31 @@ def _no_padding(known: Known) -> str | None:
     return None if known.padding is not None else "it has no argument that hides padding"
 
 
-def _real(trial: Trial, left: bool) -> NDArray:
-    """Return the real positions, bool (B, L): the first item has one of padding, the second more, the third none."""
+def real_positions(trial: Trial, *, left: bool = False, every: bool = False) -> NDArray:
+    """Return the real positions, bool (B, L): each item has other padding, the third none unless `every` has some."""
     length = trial.size.length
-    real = np.ones((trial.size.batch, length), bool)
-    for item in range(trial.size.batch):
-        padding = min((1, length // 3 + 1, 0)[item % 3], length - 1)
-        real[item] = np.arange(length) >= padding if left else np.arange(length) < length - padding
-    return real
+    padding = np.array(
+        [min((1, length // 3 + 1, 2 * every)[item % 3], length - 1) for item in range(trial.size.batch)]
+    )[:, None]
+    at = np.arange(length)
+    return at >= padding if left else at < length - padding
 
 
-def _padded(trial: Trial, known: Known, real: NDArray) -> dict[str, Any]:
+def padded(trial: Trial, known: Known, real: NDArray) -> dict[str, Any]:
     mask = known.padding
     assert mask is not None
     return {mask.name: mask.of(_also_causal(known, mask, np.broadcast_to(real[:, None], (*real.shape, real.shape[1]))))}
+
+
+def plain_and_padded(trial: Trial, known: Known) -> list[tuple[dict[str, Any], NDArray | None]]:
+    """Further arguments of a call, and which positions count: none, and all; those that hide padding.
+
+    It is on the right, but on the left of what is causal, where it changes nothing on the right.
+    """
+    if known.padding is None or trial.size.length < 3:
+        return [({}, None)]
+    real = real_positions(trial, left=known.causal and _not_left(known) is None, every=True)
+    return [({}, None), (padded(trial, known, real), real)]
 
 
 def _also_causal(known: Known, mask: Mask, allowed: NDArray) -> NDArray:
@@ -81,15 +92,20 @@ def _also_causal(known: Known, mask: Mask, allowed: NDArray) -> NDArray:
 
 
 def _content(trial: Trial, known: Known, *, left: bool) -> Pair:
-    real = _real(trial, left)
-    more = _padded(trial, known, real)
-    x = trial.x()
-    first = trial.once(x, more).out
-    return Pair(first, trial.call(_with_padding(trial, x, real, known.pad), more).out, real)
+    real, x, square = real_positions(trial, left=left, every=left), trial.x(), known.square
+
+    def way(more: Mapping[str, Any]) -> Pair:
+        first = trial.once(x, more).out
+        return Pair(first, trial.call(changed(trial, x, real, known.pad), more).out, real)
+
+    hidden = [padded(trial, known, real)]
+    if square is not None and square != known.padding and not (known.causal or left) and trial.size.length > 4:
+        hidden.append({**hidden[0], square.name: square.of(_partly(trial))})
+    return worst(trial, known, *(partial(way, more) for more in hidden))
 
 
-def _with_padding(trial: Trial, x: Any, real: NDArray, pad: int | None) -> dict[str, Given]:
-    """The sequences with other content in padding; `pad` there, if it is given."""
+def changed(trial: Trial, x: Any, real: NDArray, pad: int | None = None) -> dict[str, Given]:
+    """Return the sequences with other content where they are not `real`; `pad` there, if it is given."""
     batch_axis, length_axis = trial.template.axes
     done: dict[str, Given] = {}
     found = {}
@@ -131,8 +147,8 @@ def _not_left(known: Known) -> str | None:
 
 def _alone(trial: Trial, known: Known) -> Pair:
     """An item without its padding, alone, against the same in the padded batch."""
-    real, item = _real(trial, left=False), min(1, trial.size.batch - 1)
-    first = trial.once(trial.x(), _padded(trial, known, real)).out
+    real, item = real_positions(trial, every=True), min(1, trial.size.batch - 1)
+    first = trial.once(trial.x(), padded(trial, known, real)).out
     count = int(real[item].sum())
     second = trial.call(trial.x(0, count, slice(item, item + 1))).out
     batch, length = trial.template.axes
@@ -149,9 +165,9 @@ def _positions_needed(known: Known) -> str | None:
 
 
 def _alone_left(trial: Trial, known: Known) -> Pair:
-    real = _real(trial, left=True)
+    real = real_positions(trial, left=True)
     positions = np.maximum(np.cumsum(real, 1) - 1, 0)
-    more = {**_padded(trial, known, real), "position_ids": literal(positions)}
+    more = {**padded(trial, known, real), "position_ids": literal(positions)}
     first, item = trial.call(trial.x(), more).out, min(1, trial.size.batch - 1)
     begin = int((~real[item]).sum())
     alone = {"position_ids": literal(np.arange(trial.size.length - begin)[None])}
@@ -163,23 +179,30 @@ def _alone_left(trial: Trial, known: Known) -> Pair:
 # The batch
 
 
-def _first_alone(trial: Trial, known: Known) -> Pair:
-    first = trial.once(trial.x()).out
-    second = trial.call(trial.x(items=slice(0, 1))).out
-    return Pair(first.part(trial.template.axes[0], 0, 1), second)
+def _fewer(trial: Trial, known: Known) -> Pair:
+    """The last item alone, and the first two, against the same in the batch."""
+    batch, axis = trial.size.batch, trial.template.axes[0]
+
+    def way(start: int, stop: int) -> Pair:
+        first = trial.once(trial.x()).out
+        return Pair(first.part(axis, start, stop), trial.call(trial.x(items=slice(start, stop))).out)
+
+    return worst(trial, known, *(partial(way, *one) for one in [(batch - 1, batch), (0, 2)][: 2 if batch > 2 else 1]))
 
 
 def _order(trial: Trial, known: Known) -> Pair:
+    """The items from the last to the first, each with its own padding where a mask can say it."""
     axis = trial.template.axes[0]
     turned = (*(slice(None),) * axis, slice(None, None, -1))
-    x = trial.x()
-    first = trial.once(x).out
+    x, (more, real) = trial.x(), plain_and_padded(trial, known)[-1]
+    again = {} if real is None else padded(trial, known, real[::-1])
+    first = trial.once(x, more).out
     fixed = {}
-    for name, value in trial.beside(x).items():
+    for name, value in trial.beside(x, more).items():
         own = trial.template.axes_of(value.array)[0] if isinstance(value, Given) else None
         fixed[name] = value if own is None else value[(*(slice(None),) * own, slice(None, None, -1))]
-    second = trial.call({name: one[turned] for name, one in x.items()}, fixed).out
-    return Pair(first, second[turned])
+    second = trial.call({name: one[turned] for name, one in x.items()}, {**fixed, **again}).out
+    return Pair(first, second[turned], real)
 
 
 def _fixed_batch(known: Known) -> str | None:
@@ -197,7 +220,18 @@ def _ones(trial: Trial, known: Known, mask: Mask) -> Pair:
     length = trial.size.length
     allowed = _also_causal(known, mask, np.ones((trial.size.batch, length, length), bool))
     first = trial.once(trial.x()).out
-    return Pair(first, trial.call(trial.x(), {mask.name: mask.of(allowed)}).out)
+    return Pair(first, _call_of_numbers(trial, mask, allowed))
+
+
+def _call_of_numbers(trial: Trial, mask: Mask, allowed: NDArray) -> Given:
+    """A call with a mask, of 1 and 0 where its name is that of such masks and it takes them: others are of bools."""
+    if mask.name.endswith("attention_mask") and mask.dtype == "bool" and mask.keeps:
+        asked = len(trial.lines)
+        try:
+            return trial.call(trial.x(), {mask.name: replace(mask, dtype="int64").of(allowed)}).out
+        except Exception:  # it takes bools alone
+            del trial.lines[asked:]
+    return trial.call(trial.x(), {mask.name: mask.of(allowed)}).out
 
 
 def ones_rows(known: Known) -> list[Relation]:
@@ -224,7 +258,7 @@ def idle_rows(known: Known) -> list[Relation]:
                 allowed = _also_causal(known, mask, np.broadcast_to(real[:, None], (batch, length, length)))
                 more, x = {mask.name: mask.of(allowed)}, trial.x()
                 first = trial.call(x, more).out
-                return Pair(first, trial.call(_with_padding(trial, x, real, known.pad), more).out, real)
+                return Pair(first, trial.call(changed(trial, x, real, known.pad), more).out, real)
 
             sentence = f"What {mask.name} hides changes nothing elsewhere; this one changes nothing at all."
             found.append(Relation(f"mask-hides-{mask.name}", "masks", sentence, ask, length=3))
@@ -274,12 +308,12 @@ def _not_additive(known: Known) -> str | None:
 def _broadcast(trial: Trial, known: Known) -> Pair:
     """A mask of keys against the same for every query."""
     mask = next(one for one in known.masks if one.form == "keys")
-    real = _real(trial, left=False)
+    real = real_positions(trial)
     length = trial.size.length
     allowed = np.broadcast_to(real[:, None, :], (trial.size.batch, length, length))
     if known.causal:
         allowed = allowed & np.tri(length, dtype=bool)
-    first = trial.call(trial.x(), {mask.name: mask.of(np.broadcast_to(real[:, None], allowed.shape))}).out
+    first = _call_of_numbers(trial, mask, np.broadcast_to(real[:, None], allowed.shape))
     every = np.broadcast_to(np.tri(length, dtype=bool) if known.causal else np.array(True), allowed.shape)
     asked = len(trial.lines)
     plain, own = trial.once(trial.x()).out.array, trial.call(trial.x(), {mask.name: _added(every)}).out.array
@@ -334,6 +368,7 @@ ROWS = (
         _content_right,
         _no_padding,
         length=3,
+        odd=True,
     ),
     Relation(
         "padding-content-left",
@@ -360,7 +395,7 @@ ROWS = (
         length=3,
     ),
     Relation(
-        "batch-alone", "batch", "An item alone gives what it gives in a batch.", _first_alone, _fixed_batch, batch=2
+        "batch-alone", "batch", "An item alone, and two, give what they give in a batch.", _fewer, _fixed_batch, batch=2
     ),
     Relation(
         "batch-order", "batch", "Items in another order give the same, in that order.", _order, _fixed_batch, batch=2

@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
-from mha.invariance.relations.row import Known, Pair, Relation
-from mha.invariance.trial import Trial
+from dataclasses import replace
+from functools import partial
+
+from numpy.typing import NDArray
+
+from mha.invariance.relations.hiding import plain_and_padded
+from mha.invariance.relations.row import Known, Pair, Relation, worst
+from mha.invariance.trial import Arguments, Trial
 
 RETURNED = {
-    "need_weights": ("weights", {"need_weights": True}, {"need_weights": False}),
-    "average_attn_weights": ("averaged weights", {"average_attn_weights": True}, {"average_attn_weights": False}),
-    "return_attention_scores": ("weights", {"return_attention_scores": True}, {"return_attention_scores": False}),
-    "return_weights": ("weights", {"return_weights": True}, {"return_weights": False}),
-    "return_attention": ("weights", {"return_attention": True}, {"return_attention": False}),
-    "return_attn": ("weights", {"return_attn": True}, {"return_attn": False}),
-    "return_attn_weights": ("weights", {"return_attn_weights": True}, {"return_attn_weights": False}),
-    "return_attention_weights": (
-        "weights", {"return_attention_weights": True}, {"return_attention_weights": False}
-    ),
-    "sow_weights": ("weights", {"sow_weights": True}, {"sow_weights": False}),
-    "output_attentions": ("weights", {"output_attentions": True}, {"output_attentions": False}),
-    "output_weights": ("weights", {"output_weights": True}, {"output_weights": False}),
-    "output_hidden_states": ("hidden states", {"output_hidden_states": True}, {"output_hidden_states": False}),
-    "return_hidden_states": ("hidden states", {"return_hidden_states": True}, {"return_hidden_states": False}),
-    "return_hidden": ("hidden states", {"return_hidden": True}, {"return_hidden": False}),
-    "use_cache": ("the cache", {"use_cache": True}, {"use_cache": False}),
-    "return_cache": ("the cache", {"return_cache": True}, {"return_cache": False}),
-    "return_present": ("present keys and values", {"return_present": True}, {"return_present": False}),
-    "return_state": ("the state", {"return_state": True}, {"return_state": False}),
-    "return_kv": ("keys and values", {"return_kv": True}, {"return_kv": False}),
-    "return_dict": ("a dictionary", {"return_dict": True}, {"return_dict": False}),
-}  # fmt: skip
-"""Argument -> what it has a call return, and the two calls."""
+    "need_weights": "weights",
+    "average_attn_weights": "averaged weights",
+    "return_attention_scores": "weights",
+    "return_weights": "weights",
+    "return_attention": "weights",
+    "return_attn": "weights",
+    "return_attn_weights": "weights",
+    "return_attention_weights": "weights",
+    "sow_weights": "weights",
+    "output_attentions": "weights",
+    "output_weights": "weights",
+    "output_hidden_states": "hidden states",
+    "return_hidden_states": "hidden states",
+    "return_hidden": "hidden states",
+    "use_cache": "the cache",
+    "return_cache": "the cache",
+    "return_present": "present keys and values",
+    "return_state": "the state",
+    "return_kv": "keys and values",
+    "return_dict": "a dictionary",
+}
+"""Argument -> what it has a call return; true asks for it."""
+
+ASKED = ("use_cache", "return_dict")
+"""Those that a model asks for by itself where their default is None, as transformers' do."""
+
+
+def _ask(trial: Trial, known: Known, more: Arguments) -> Pair:
+    """With the switch not as by default, and without it; so too beside what hides padding, and later tokens."""
+    calls, x = plain_and_padded(trial, known), trial.x()
+    if known.flag is not None:
+        calls.append(({known.flag: True}, None))
+    if known.square is not None and not known.causal:
+        calls.append((dict(replace(known, flag=None).causally(trial.size.batch, 0, trial.size.length)), None))
+
+    def way(beside: Arguments, real: NDArray | None) -> Pair:
+        return Pair(trial.once(x, beside).out, trial.call(x, {**beside, **more}).out, real)
+
+    return worst(trial, known, *(partial(way, *one) for one in calls))
 
 
 def returned_rows(known: Known) -> list[Relation]:
@@ -39,10 +60,12 @@ def returned_rows(known: Known) -> list[Relation]:
         names += [one for one in ("output_attentions", "output_hidden_states") if one not in names]
     found = []
     for name in names:
-        what, asked, unasked = RETURNED[name]
+        what = RETURNED[name]
+        default = known.live.signature[name].default if name in known.live.signature else None
+        other = {name: not (default is True or (default is None and name in ASKED))}
 
-        def ask(trial: Trial, known: Known, asked: dict[str, bool] = asked, unasked: dict[str, bool] = unasked) -> Pair:
-            return Pair(trial.call(trial.x(), asked).out, trial.call(trial.x(), unasked).out)
+        def ask(trial: Trial, known: Known, more: Arguments = other) -> Pair:
+            return _ask(trial, known, more)
 
         sentence = f"Whether {what} are asked for or not changes nothing of the output."
         sentence = sentence.replace("the cache are", "the cache is").replace("state are", "state is")

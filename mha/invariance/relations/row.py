@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mha.invariance.allowance import Allowance, apart
 from mha.invariance.caches import Cache
 from mha.invariance.given import Given
 from mha.invariance.live import Live
@@ -75,6 +76,41 @@ class Pair:
     second: Given
     counted: NDArray | None = None
 
+    def numbers(self, axes: tuple[int, int]) -> tuple[NDArray, NDArray]:
+        """Both arrays, with 0 where positions do not count; `axes` are those of the batch and the length."""
+        first, second = self.first.array, self.second.array
+        if self.counted is None:
+            return first, second
+        batch, length = axes
+        shape = [1] * first.ndim
+        shape[batch], shape[length] = self.counted.shape
+        counted = (self.counted if batch < length else self.counted.T).reshape(shape)
+        return np.where(counted, first, 0.0), np.where(counted, second, 0.0)
+
+
+_SOME = Allowance("float64", 1.0)
+"""Whatever is allowed, it is in proportion to the largest number."""
+
+
+def worst(trial: Trial, known: Known, *ways: Callable[[], Pair]) -> Pair:
+    """Return the pair whose two are farthest apart, of one relation that is asked in several ways.
+
+    The first decides whether it can be asked; of the others those count that can be.
+    """
+    pairs: list[tuple[float, Pair]] = []
+    for way in ways:
+        asked = list(trial.lines)
+        try:
+            pair = way()
+            check_same_shape(pair)
+        except Exception:  # whatever the model raises, to another mask, say
+            if not pairs:
+                raise
+            trial.lines[:] = asked
+        else:
+            pairs.append((apart(*pair.numbers(known.template.axes), _SOME).ratio, pair))
+    return max(pairs, key=lambda one: one[0])[1]
+
 
 @dataclass(frozen=True)
 class Relation:
@@ -90,6 +126,8 @@ class Relation:
         rounds: whether its two ways round otherwise, as eager attention has its softmax in float32: it is asked in the
             model's own dtype.
         brief: whether it is asked of few items and positions, which show as much.
+        odd: whether it is asked of an odd number of positions.
+        threads: whether it is asked once more in the thread that asks for the report, if it holds elsewhere.
     """
 
     id: str
@@ -102,6 +140,8 @@ class Relation:
     length: int = 2
     rounds: bool = False
     brief: bool = False
+    odd: bool = False
+    threads: bool = False
 
 
 def check_same_shape(pair: Pair) -> None:

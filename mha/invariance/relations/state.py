@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from mha.invariance.given import Given
-from mha.invariance.relations.row import Known, Pair, Relation
+from mha.invariance.given import Given, Ref
+from mha.invariance.live import Live
+from mha.invariance.masks import Mask
+from mha.invariance.relations.row import Known, Pair, Relation, worst
 from mha.invariance.trial import Answer, Size, Trial
 from mha_core import SpecError
 
@@ -20,13 +24,42 @@ def _second(trial: Trial, known: Known) -> Pair:
     return Pair(trial.call(trial.x()).out, trial.call(trial.x()).out)
 
 
-def _between(other: Callable[[Trial, Known], Any]) -> Callable[[Trial, Known], Pair]:
-    """A call, something else, and the call again."""
+@contextmanager
+def _beside(trial: Trial, live: Live, name: str) -> Iterator[Trial]:
+    """Calls of another model beside those of this one."""
+    with live.running(trial.dtype) as run:
+        other = Trial(live, run, trial.template, trial.size, trial.dtype)
+        other.name, other.lines = name, trial.lines
+        yield other
+
+
+def _copied(trial: Trial, known: Known, name: str = "other") -> AbstractContextManager[Trial | None]:
+    """Another one like the model, which no call has touched; None where that can't be had."""
+    live = known.live.fresh()
+    if live is known.live:
+        return nullcontext()
+    trial.lines.insert(0, f"import copy; {name} = copy.deepcopy(model)")  # before any call
+    return _beside(trial, live, name)
+
+
+def _made_again(trial: Trial, known: Known) -> AbstractContextManager[Trial]:
+    """Another one, which is made anew."""
+    trial.lines.append(f"second = {known.live.made_again(trial.dtype)}")
+    return _beside(trial, known.live.another(), "second")
+
+
+def _after(other: Callable[[Trial, Known], Any]) -> Callable[[Trial, Known], Pair]:
+    """A call, something else, and the call again; and the call of another model after something else alone."""
 
     def ask(trial: Trial, known: Known) -> Pair:
-        first = trial.once(trial.x()).out
-        other(trial, known)
-        return Pair(first, trial.call(trial.x()).out)
+        with _copied(trial, known) as beside:
+            first = trial.call(trial.x()).out
+
+            def after(one: Trial) -> Pair:
+                other(one, known)
+                return Pair(first, one.call(one.x()).out)
+
+            return worst(trial, known, *(partial(after, one) for one in (trial, beside) if one is not None))
 
     return ask
 
@@ -39,36 +72,51 @@ def _at_size(trial: Trial, size: Size) -> Answer:
         trial.size = own
 
 
-def _longer(trial: Trial, known: Known) -> None:
-    _at_size(trial, known.template.whole)
-
-
 def _after_longer(trial: Trial, known: Known) -> Pair:
     """The call of a fresh model, and of one that had a longer call before."""
-    size = Size(trial.size.batch, min(trial.size.length, known.template.whole.length - 1))
-    first = _at_size(trial, size).out
-    _longer(trial, known)
-    return Pair(first, _at_size(trial, size).out)
+    whole = known.template.whole
+    size = Size(trial.size.batch, min(trial.size.length, whole.length - 1))
+    with _copied(trial, known) as beside:
+        first = _at_size(beside or trial, size).out
+        _at_size(trial, whole)
+        return Pair(first, _at_size(trial, size).out)
 
 
-def _fresh_longer(trial: Trial, known: Known) -> Pair:
-    """A long call after a short one, against a long call of another, fresh model."""
-    _at_size(trial, Size(trial.size.batch, max(1, trial.size.length // 2)))
-    second = trial.call(trial.x()).out
-    other = known.live.fresh()
-    trial.lines.append("other = copy.deepcopy(model)  # as it was before the first call")
-    with other.running(trial.dtype) as run:
-        alone = Trial(other, run, trial.template, trial.size, trial.dtype)
-        alone.name, alone.lines = "other", trial.lines
-        return Pair(alone.call(alone.x()).out, second)
+def _after_shorter(trial: Trial, known: Known) -> Pair:
+    """A long call of a fresh model, and of one that had short calls before: of one item, and of all."""
+    short = Size(trial.size.batch, max(1, trial.size.length // 2))
+    with _copied(trial, known) as beside:
+        assert beside is not None
+        beside.kept = trial.kept
+        first = beside.once(beside.x()).out
+        if not any(trial._uncut(Size(1, short.length))):
+            _at_size(trial, Size(1, short.length))
+        _at_size(trial, short)
+        return Pair(first, trial.call(trial.x()).out)
+
+
+def _hides(trial: Trial, mask: Mask, start: int, stop: int | None = None) -> dict[str, Any]:
+    """The argument that hides the keys from a position to another."""
+    allowed = np.ones((trial.size.batch, trial.size.length, trial.size.length), bool)
+    allowed[:, :, start:stop] = False
+    return {mask.name: mask.of(allowed)}
 
 
 def _masked(trial: Trial, known: Known) -> None:
-    mask = known.masks[0]
-    length = trial.size.length
-    allowed = np.ones((trial.size.batch, length, length), bool)
-    allowed[:, :, length // 2 :] = False
-    trial.call(trial.x(), {mask.name: mask.of(allowed)})
+    for mask in known.masks:
+        trial.call(trial.x(), _hides(trial, mask, trial.size.length // 2))
+
+
+def _after_masked(trial: Trial, known: Known) -> Pair:
+    """A call without a mask, and one with each, after calls with another mask."""
+
+    def again(mask: Mask) -> Pair:
+        more = _hides(trial, mask, trial.size.length - 1)
+        with _copied(trial, known, "fresh") as fresh:
+            first = (fresh or trial).call(trial.x(), more).out
+            return Pair(first, trial.call(trial.x(), more).out)
+
+    return worst(trial, known, lambda: _after(_masked)(trial, known), *(partial(again, one) for one in known.masks))
 
 
 def _other_dtype(trial: Trial, known: Known) -> None:
@@ -76,14 +124,14 @@ def _other_dtype(trial: Trial, known: Known) -> None:
     trial.lines.append(f"# the next call in {other}")
     with trial.live.running(other, cast=True) as run:
         again = Trial(trial.live, run, trial.template, trial.size, other)
-        again.lines = trial.lines
+        again.name, again.lines = trial.name, trial.lines
         again.call(again.x())
     trial.lines.append(f"# in {trial.dtype} again")
 
 
 def _training(trial: Trial, known: Known) -> None:
     model = trial.live.asked
-    trial.lines += ["model.train()", "model.eval()"]
+    trial.lines += [f"{trial.name}.train()", f"{trial.name}.eval()"]
     model.train()
     model.eval()
 
@@ -110,20 +158,38 @@ def _why_not_copied(known: Known) -> str | None:
     return "no second one can be had" if known.live.fresh() is known.live else None
 
 
+def _why_not_second(known: Known) -> str | None:
+    return None if known.live.can_make else _why_not_copied(known)
+
+
 def _two(trial: Trial, known: Known) -> Pair:
-    """One, and a second one with other content between its calls."""
-    first = trial.once(trial.x()).out
-    other = known.live.fresh()
-    trial.lines.append("other = copy.deepcopy(model)")
-    with other.running(trial.dtype) as run:
-        beside = Trial(other, run, trial.template, trial.size, trial.dtype)
-        beside.name, beside.lines = "other", trial.lines
-        beside.call(beside.other(beside.x(), 0))
+    """One, and a second one, copied and made anew, with other content between its calls."""
+    first = trial.call(trial.x()).out
+    with _copied(trial, known) as beside:
+        if beside is not None:
+            _content(beside, known)
+    if known.live.can_make:
+        with _made_again(trial, known) as second:
+            _content(second, known)
     return Pair(first, trial.call(trial.x()).out)
 
 
+def _why_not_made(known: Known) -> str | None:
+    if not known.live.can_make:
+        return "nothing makes a second one"
+    return None if hasattr(known.live.asked, "load_state_dict") else "only PyTorch's are given another's parameters"
+
+
+def _made(trial: Trial, known: Known) -> Pair:
+    """One, and a second one that was made anew, with its parameters."""
+    with _made_again(trial, known) as second:
+        trial.lines.append("second.load_state_dict(model.state_dict())")
+        second.live.asked.load_state_dict(trial.live.asked.state_dict())
+        return Pair(trial.call(trial.x()).out, second.call(second.x()).out)
+
+
 def _thread(trial: Trial, known: Known) -> Pair:
-    first = trial.once(trial.x()).out
+    first = trial.call(trial.x()).out
     found: list[Any] = []
 
     def work() -> None:
@@ -135,29 +201,38 @@ def _thread(trial: Trial, known: Known) -> Pair:
         except BaseException as error:  # it belongs to who waits
             found.append(error)
 
-    trial.lines.append("# the next call from a second thread")
     thread = threading.Thread(target=work, name="mha-second", daemon=True)
     thread.start()
     thread.join()
     if isinstance(found[0], BaseException):
         raise SpecError(f"from a second thread it raises {type(found[0]).__name__}: {found[0]}")
+    name, _, call = trial.lines.pop().partition(" = ")
+    trial.lines += [
+        "from concurrent.futures import ThreadPoolExecutor",
+        f"{name} = ThreadPoolExecutor().submit(lambda: {call}).result()",
+    ]
     return Pair(first, found[0])
 
 
 def _unchanged(trial: Trial, known: Known) -> Pair:
-    """What a call was given, before and after."""
-    x = trial.x()
-    native = {name: trial.live._as_native({name: one}, trial.dtype)[name] for name, one in x.items()}
-    name, one = next(iter(x.items()))
-    before = trial.live.array(native[name])
-    trial.lines.append(f"given = t({one.text}); before = n(given).copy()")
-    args, kwargs = trial._ordered({**native, **trial.beside(x)})
-    trial.lines.append("model(given)")
-    trial.run(*args, **kwargs)
-    after = trial.live.array(native[name])
+    """What a call was given, before and after: its first argument, and each mask."""
+    masks = (partial(_given, trial, one.name, _hides(trial, one, 1, 2)) for one in known.masks)
+    return worst(trial, known, partial(_given, trial, next(iter(trial.x())), {}), *masks)
+
+
+def _given(trial: Trial, name: str, more: Mapping[str, Given]) -> Pair:
+    """One argument of a call before it and after."""
+    x = {**trial.x(), **more}
+    native = trial.live._as_native({name: x[name]}, trial.dtype)[name]
+    before = trial.live.array(native)
+    number = sum(line.startswith("given") for line in trial.lines) + 1
+    trial.lines.append(f"given{number} = t({x[name].text}); before{number} = n(given{number}) * 1.0")
+    trial.ask({**x, **trial.beside(trial.x(), more), name: Ref(native, f"given{number}")})
+    after = trial.live.array(native)
     assert before is not None
     assert after is not None
-    return Pair(Given(before.astype(np.float64), "before"), Given(after.astype(np.float64), "n(given)"))
+    first = Given(before.astype(np.float64), f"before{number}")
+    return Pair(first, Given(after.astype(np.float64), f"n(given{number}) * 1.0"))
 
 
 ROWS = (
@@ -166,7 +241,7 @@ ROWS = (
         "state-content",
         "state",
         "A call gives the same after one with other content.",
-        _between(_content),
+        _after(_content),
         brief=True,
     ),
     Relation("state-longer", "state", "A call gives the same after a longer one.", _after_longer),
@@ -174,14 +249,14 @@ ROWS = (
         "state-shorter",
         "state",
         "A call after a shorter one gives what it gives first.",
-        _fresh_longer,
+        _after_shorter,
         _why_not_copied,
     ),
     Relation(
         "state-masked",
         "state",
-        "A call without a mask gives the same after one with a mask.",
-        _between(_masked),
+        "A call gives the same after one with another mask.",
+        _after_masked,
         _why_not_masked,
         brief=True,
     ),
@@ -189,7 +264,7 @@ ROWS = (
         "state-dtype",
         "state",
         "A call gives the same after one in another dtype.",
-        _between(_other_dtype),
+        _after(_other_dtype),
         _why_not_dtype,
         brief=True,
     ),
@@ -197,19 +272,32 @@ ROWS = (
         "state-training",
         "state",
         "A call gives the same after train() and eval().",
-        _between(_training),
+        _after(_training),
         _why_not_training,
         brief=True,
     ),
+    Relation("state-thread", "state", "A second thread gets the same.", _thread, brief=True, threads=True),
+    Relation("state-inputs", "state", "A call does not change what it is given.", _unchanged, length=1, brief=True),
+)
+"""The relations of state."""
+
+
+SECOND = (
     Relation(
         "state-instances",
         "state",
         "A call gives the same after one of a second instance.",
         _two,
-        _why_not_copied,
+        _why_not_second,
         brief=True,
     ),
-    Relation("state-thread", "state", "A second thread gets the same.", _thread, brief=True),
-    Relation("state-inputs", "state", "A call does not change what it is given.", _unchanged, length=1, brief=True),
+    Relation(
+        "state-made",
+        "state",
+        "A second one that is made gives, with the first one's parameters, what the first gives.",
+        _made,
+        _why_not_made,
+        brief=True,
+    ),
 )
-"""The relations of state."""
+"""Those of a second instance, which come last: it may change what the first gives from then on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -28,6 +29,17 @@ FAULTS = {
     "class-state": ("state-instances", "the last input's mean is kept on the class"),
     "writes-input": ("state-inputs", "the ids are clamped in place"),
     "noise": ("random-twice", "dropout in evaluation"),
+    "mask-of-length": ("decoding-again", "the causal mask is kept by the number of queries, of the most keys"),
+    "blocks": ("causality-later", "the causal mask leaves the end of a block of 4 open to it"),
+    "weights-unmasked": ("returned-return_weights", "where weights are returned, the mask of padding is left out"),
+    "mask-inverted": ("mask-none-attention_mask", "a mask that is not of bools is inverted bit by bit"),
+    "common-padding": ("padding-content-left", "padding that all items have is not hidden"),
+    "first-batch": ("state-shorter", "a later call of more items is scaled"),
+    "first-mask": ("state-masked", "the first mask of a shape is used again"),
+    "first-dtype": ("state-dtype", "a table stays in the dtype of the first call"),
+    "writes-mask": ("state-inputs", "the last key is hidden in the mask itself"),
+    "own-thread": ("state-thread", "the scale is that of the thread that has imported it"),
+    "counts-instances": ("state-made", "the scale of the second instance is another"),
 }
 """Fault -> the relation that shows it, and what it is."""
 
@@ -40,6 +52,9 @@ class Decoder(nn.Module):
     """
 
     last: Any = None
+    made = 0
+    local = threading.local()
+    local.scale = 0.5
 
     def __init__(self, fault: str = "") -> None:
         super().__init__()
@@ -51,6 +66,11 @@ class Decoder(nn.Module):
             nn.Linear(WIDTH, VOCABULARY),
         )
         self.norm, self.scale, self.calls, self.kept = nn.LayerNorm(WIDTH), (WIDTH // HEADS) ** -0.5, 0, None
+        self.masks: dict[Any, torch.Tensor] = {}
+        self.first: Any = None
+        if fault == "counts-instances":
+            Decoder.made += 1
+            self.scale *= 1.0 + 0.1 * Decoder.made
 
     def train(self, mode: bool = True) -> Decoder:
         if self.fault == "eval-forgotten" and mode and hasattr(self, "scale"):
@@ -68,6 +88,8 @@ class Decoder(nn.Module):
         fault = self.fault
         if fault == "writes-input":
             input_ids.clamp_(max=5)
+        if fault == "writes-mask" and attention_mask is not None:
+            attention_mask[:, -1] = 0
         start, length = 0 if past is None else past[0].shape[2], input_ids.shape[1]
         at = torch.arange(length) + (0 if fault == "positions-restart" else start)
         x = self.tokens(input_ids) + self.positions(at)
@@ -79,8 +101,8 @@ class Decoder(nn.Module):
         total = k.shape[2]
         allowed = self._allowed(length, total, past is not None)
         scores = scores.masked_fill(~allowed, -torch.inf)
-        if attention_mask is not None:
-            hidden = attention_mask[:, None, None, -total:] == 0
+        if attention_mask is not None and not (fault == "weights-unmasked" and return_weights):
+            hidden = self._hidden(attention_mask[:, None, None, -total:])
             scores = scores - 3.0 * hidden if fault == "padding-seen" else scores.masked_fill(hidden, -1e9)
             scores = scores * self.scale if fault == "mask-of-ones" else scores
         weights = scores.softmax(-1)
@@ -94,11 +116,27 @@ class Decoder(nn.Module):
         more = [*([weights] if return_weights else []), *([kept] if use_cache else [])]
         return (logits, *more) if more else logits
 
+    def _hidden(self, mask: torch.Tensor) -> torch.Tensor:
+        hidden = mask == 0
+        if self.fault == "mask-inverted":
+            return (~mask).bool()
+        if self.fault == "common-padding":
+            return hidden & ~hidden.all(0, keepdim=True)
+        return self.masks.setdefault(mask.shape, hidden) if self.fault == "first-mask" else hidden
+
     def _allowed(self, length: int, total: int, continues: bool) -> torch.Tensor:
         if self.fault == "chunk-mask" and continues:
             return torch.ones(length, total, dtype=torch.bool)
         if self.fault == "mask-top-left":
             return torch.ones(length, total, dtype=torch.bool).tril(0 if length > 1 else total)
+        if self.fault == "blocks":
+            at = torch.arange(total)
+            ends = (at % 4 == 3) & (at // 4 == at[-length:, None] // 4)
+            return torch.ones(length, total, dtype=torch.bool).tril(total - length) | ends
+        if self.fault == "mask-of-length":
+            if length not in self.masks or self.masks[length].shape[1] < total:
+                self.masks[length] = torch.ones(length, total, dtype=torch.bool).tril(total - length)
+            return self.masks[length][:, :total]
         if self.fault == "mask-kept" and not continues:
             if self.kept is None or len(self.kept) < total:
                 self.kept = torch.ones(total, total, dtype=torch.bool).tril()
@@ -113,6 +151,14 @@ class Decoder(nn.Module):
         if self.fault == "counts-calls":
             self.calls += 1
             return x * (1.0 + 0.01 * self.calls)
+        if self.fault == "first-batch":
+            self.first = self.first or len(x)
+            return x * (1.0 + 0.1 * (len(x) > self.first))
+        if self.fault == "first-dtype":
+            self.first = torch.linspace(0.0, 1.0, WIDTH, dtype=x.dtype) if self.first is None else self.first
+            return x + self.first.to(x.dtype)
+        if self.fault == "own-thread":
+            return x * getattr(Decoder.local, "scale", 1.0)
         if self.fault == "class-state":
             seen, Decoder.last = Decoder.last, x.mean().item()
             return x if seen is None else x + seen

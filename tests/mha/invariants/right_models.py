@@ -198,7 +198,7 @@ def main() -> None:
 
     for source in sys.argv[1:] or SOURCES:
         for name, make in SOURCES[source]():
-            report = mha.invariants(make())
+            report = mha.invariants(make(), make=make)
             held, broken = report.of("holds"), report.of("broken")
             worst = max((one.apart.ratio for one in held if one.apart), default=0.0)
             said = [f"{one.id} {one.by}" for one in broken] + [f"known: {one.id}" for one in report.of("known")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -24,12 +25,29 @@ def test_the_right_decoder_is_silent():
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault):
     relation, _ = FAULTS[fault]
-    broken = {one.id: one for one in mha.invariants(make(fault)).of("broken")}
+    broken = {one.id: one for one in mha.invariants(make(fault), make=partial(make, fault)).of("broken")}
     assert relation in broken, broken.keys()
 
 
-@pytest.mark.nightly("the code that is shown shows the fault", every=3)
-@pytest.mark.parametrize("fault", ["chunk-mask", "padding-seen", "counts-calls", "weights-unscaled", "batch-mean"])
+@pytest.mark.nightly("the code that is shown shows the fault", every=4)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "chunk-mask",
+        "padding-seen",
+        "counts-calls",
+        "weights-unscaled",
+        "batch-mean",
+        "mask-of-length",
+        "blocks",
+        "weights-unmasked",
+        "mask-inverted",
+        "first-batch",
+        "first-mask",
+        "writes-mask",
+        "own-thread",
+    ],
+)
 def test_the_code_shows_the_fault(fault):
     relation, _ = FAULTS[fault]
     report = mha.invariants(make(fault), make=make, named="tests.mha.invariants.decoders:make")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import wraps
+
 import pytest
 
 import mha
@@ -29,7 +31,7 @@ def models(source: str):
 
 
 def check(make) -> None:
-    report = mha.invariants(make())
+    report = mha.invariants(make(), make=make)
     report.assert_holds()
     assert max(one.apart.ratio for one in report.of("holds")) <= MOST
 
@@ -48,3 +50,19 @@ def test_every_right_model_is_silent(source):
             check(make)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error
+
+
+def test_a_small_llama_is_called_at_most_40_times_on_its_longest_inputs(monkeypatch):
+    make = models("transformers")["Llama sdpa"]
+    kind, seen = type(make()), []
+    forward = kind.forward
+
+    @wraps(forward)
+    def counted(self, *args, **kwargs):
+        seen.append(tuple(kwargs["input_ids"].shape))
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "forward", counted)
+    assert mha.invariants(make()).holds
+    assert max(seen) == (3, 8)
+    assert seen.count((3, 8)) <= 40
