@@ -54,7 +54,7 @@ class Observation:
 
     @cached_property
     def shows_gradients(self) -> bool:
-        """Whether the subject shows some gradient here."""
+        """Return whether the subject shows some gradient here."""
         return any(map(is_gradient, self.arrays))
 
 

@@ -57,7 +57,7 @@ class Question:
 
 
 def can_be_asked_again(subject: Any) -> bool:
-    """Whether a subject computes its answers; a recorded subject, with a true `recorded`, has only one."""
+    """Return whether a subject computes its answers; a recorded subject, with a true `recorded`, has only one."""
     return not getattr(subject, "recorded", False)
 
 
@@ -77,7 +77,7 @@ def questions(wanted: Expected, again: Again = "in every way") -> tuple[Question
 
 
 def in_other_order(wanted: Expected, order: np.ndarray) -> Expected:
-    """The expected answer to the problem with its batch items in another order."""
+    """Return the expected answer to the problem with its batch items in another order."""
     problem = wanted.problem
     return Expected(
         replace(problem, inputs=take_items(problem.inputs, order)),

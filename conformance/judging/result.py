@@ -55,7 +55,7 @@ class Result:
 
     @property
     def rerun(self) -> str:
-        """The command that runs this case alone again."""
+        """Return the command that runs this case alone again."""
         device = "" if self.device == "cpu" else f" --device {self.device}"
         selector = self.selector or f"--backend {self.subject}{device}"
         if (
@@ -69,12 +69,12 @@ class Result:
 
     @property
     def stale(self) -> bool:
-        """Whether nothing is wrong but the table of deviations: each mismatch is one that no longer happens."""
+        """Return whether nothing is wrong but the table of deviations: each mismatch is one that no longer happens."""
         return 0 < len(self.gone) == len(self.mismatches)
 
     @property
     def wrong_at_once(self) -> bool:
-        """Whether something was wrong when the subject was asked for the first time, and is not merely gone."""
+        """Return whether something was wrong when the subject was asked for the first time, and is not merely gone."""
         return not self.stale and any(not mismatch.call for mismatch in self.mismatches)
 
     def to_dict(self) -> dict[str, Any]:

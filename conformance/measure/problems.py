@@ -118,7 +118,7 @@ EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}  # what makes all
 
 
 def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
-    """A call of some layers with each mask; scores are equal unless `how` says otherwise."""
+    """Return a call of some layers with each mask; scores are equal unless `how` says otherwise."""
     return lambda asker: [
         generic(config, query_len=lengths[0], key_len=lengths[1], mask=AttentionMask(**fields), **{**EQUAL, **how})
         for config in asker.configs[:most]
@@ -274,7 +274,7 @@ SCALES, CAPS, RATES = (0.31, 1.7, 0.83), (0.8, 1.3, 0.6), (0.25, 0.4, 0.3)
 
 
 def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problems:
-    """A call of each layer, with other fields of its config."""
+    """Return a call of each layer, with other fields of its config."""
 
     def problems(asker: Asker) -> list[Problem]:
         found = []
@@ -305,7 +305,7 @@ def with_dropout(*batches: int, training: bool = True) -> Problems:
 
 
 def masked_dropout(asker: Asker) -> list[Problem]:
-    """A keep-mask beside each source of a mask."""
+    """Return a keep-mask beside each source of a mask."""
     found = []
     for config, rate in zip(asker.configs[:2], RATES, strict=False):
         keep = np.random.default_rng(0).random((1, config.num_heads, *SMALL)) >= rate

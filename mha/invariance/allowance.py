@@ -50,7 +50,7 @@ class Allowance:
     rounding: float
 
     def of(self, largest: float) -> float:
-        """The error that is allowed where the largest number is this.
+        """Return the error that is allowed where the largest number is this.
 
         >>> Allowance("float64", 1e-16).of(2.0) == 64 * 2.0 * 2**-52, Allowance("float32", 1e-7).of(2.0)
         (True, 1.6e-06)
@@ -82,7 +82,7 @@ class Apart:
 
     @property
     def ratio(self) -> float:
-        """The error over the allowed one."""
+        """Return the error over the allowed one."""
         return 0.0 if self.error == 0.0 else float(np.divide(self.error, self.allowed))
 
 
@@ -99,7 +99,7 @@ def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
 
 
 def measure(live: Live, template: Template, *dtypes: str) -> Allowance:
-    """The allowance of a model, in the first of the dtypes in which it computes, from a handful of calls."""
+    """Return the allowance of a model, in the first of the dtypes in which it computes, from a handful of calls."""
     for dtype in dict.fromkeys((*dtypes, live.dtype)):
         try:
             allowance = _measured(live, template, dtype)

@@ -19,7 +19,7 @@ LONGEST = 6
 
 
 def says_causal(live: Live) -> bool:
-    """Whether the config, the class or an attribute says that the model is causal."""
+    """Return whether the config, the class or an attribute says that the model is causal."""
     config, model = live.config, live.asked
     if config is not None:
         known = getattr(config, "is_decoder", False) and not getattr(config, "is_encoder_decoder", False)

@@ -108,7 +108,7 @@ def _time_major(live: Live) -> bool:
 
 
 def given(live: Live, inputs: Any) -> Template:
-    """A Template of the user's arrays."""
+    """Return a Template of the user's arrays."""
     made_with_model = isinstance(live.make, FirstOf) and live.make.inputs is inputs
     origin = "...  # those that were given, by name"
     if made_with_model:
@@ -225,7 +225,7 @@ def _length(live: Live) -> int:
 
 
 def attribute(thing: Any, name: str) -> Any:
-    """An attribute, or None where there is none, or it raises."""
+    """Return an attribute, or None where there is none, or it raises."""
     try:
         return getattr(thing, name, None)
     except Exception:  # a property of a layer that is not built

@@ -64,12 +64,12 @@ class Mask:
 
     @property
     def per_query(self) -> bool:
-        """Whether it can say another thing for each query."""
+        """Return whether it can say another thing for each query."""
         return self.form in ("square", "item", "head")
 
     @property
     def per_item(self) -> bool:
-        """Whether it can say another thing for each item of the batch."""
+        """Return whether it can say another thing for each item of the batch."""
         return self.form != "square"
 
 
@@ -77,7 +77,7 @@ FORMS = ("keys", "head", "square", "item", "key head", "lengths")
 
 
 def find_masks(live: Live, template: Template) -> list[Mask]:
-    """The mask arguments of a model, each in the first form that it takes."""
+    """Return the mask arguments of a model, each in the first form that it takes."""
     found: list[Mask] = []
     if live.framework == "keras" and hasattr(live.asked, "train_step"):
         return found  # of a keras.Model, which hands its mask on to nobody

@@ -40,17 +40,17 @@ class Pair:
 
     @cached_property
     def named(self) -> dict[str, object]:
-        """The arguments by name."""
+        """Return the arguments by name."""
         return dict(zip((one.name for one in self.arguments), self.place.arguments, strict=True))
 
     @property
     def is_bool(self) -> bool:
-        """Whether it is a mask."""
+        """Return whether it is a mask."""
         return bool(self.right.dtype == bool)
 
     @cached_property
     def scale(self) -> float:
-        """The largest of the right numbers."""
+        """Return the largest of the right numbers."""
         return float(np.abs(self.right[np.isfinite(self.right)]).max(initial=0.0))
 
     def sizes(self) -> dict[str, int]:
@@ -60,7 +60,7 @@ class Pair:
         return {letter: size for letter, size in found.items() if letter.isalpha() and size > 1}
 
     def is_near(self, other: NDArray) -> bool:
-        """Whether what was returned is this."""
+        """Return whether what was returned is this."""
         if self.is_bool:
             return bool((self.made == other).all())
         return bool((distance(self.made, np.asarray(other)) <= NEAR * self.scale).all())

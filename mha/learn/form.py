@@ -110,7 +110,7 @@ def of_error(error: str, sizes: Mapping[str, int]) -> str:
 def of_order(
     names: Sequence[str], arrays: Sequence[NDArray], wanted: Sequence[NDArray], allowed: Sequence[NDArray]
 ) -> str:
-    """A sentence, if arrays that are returned together are right in another order; else ""."""
+    """Return a sentence, if arrays that are returned together are right in another order; else ""."""
     for order in list(permutations(range(len(names))))[1:]:
         pairs = [(arrays[i], wanted[n], allowed[n]) for n, i in enumerate(order)]
         if all(a.shape == b.shape and bool((distance(a, b) <= error).all()) for a, b, error in pairs):

@@ -56,7 +56,7 @@ class Hint(NamedTuple):
 
 
 def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_limit: float = TIME_LIMIT) -> Hint:
-    """The hint of one level, on what the learner's file gives now.
+    """Return the hint of one level, on what the learner's file gives now.
 
     Args:
         exercise, folder, time_limit: as `judge` takes them.
@@ -75,7 +75,7 @@ def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_l
 
 
 def solved(exercise: Exercise, framework: str) -> str:
-    """A short answer that is right, with the imports of its file; the framework's too where there is one."""
+    """Return a short answer that is right, with the imports of its file; the framework's too where there is one."""
     if isinstance(exercise, CatchExercise):
         return f"{_case_that_shows(exercise)}\n\n\n{answer(exercise)}"
     shown = [exercise]

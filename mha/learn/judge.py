@@ -168,7 +168,7 @@ def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = Non
 
 
 def formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> NDArray:
-    """The array in the shape asked for, if the exercise takes whatever broadcasts to it."""
+    """Return the array in the shape asked for, if the exercise takes whatever broadcasts to it."""
     if exercise.broadcasts and array.shape != wanted.shape:
         try:
             return np.broadcast_to(array, wanted.shape)
@@ -198,7 +198,7 @@ def _form(exercise: StepExercise, places: Sequence[Place], answers: Sequence[tup
 
 
 def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray]) -> str:
-    """The first wrong element in words; "" if there is none."""
+    """Return the first wrong element in words; "" if there is none."""
     for name, array, wanted, allowed in zip(exercise.names, answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return f"{name} {of_shape([(array, wanted, allowed)])}"
@@ -216,7 +216,7 @@ def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray])
 
 
 def first_wrong_row(place: Place, answer: Sequence[NDArray]) -> tuple[int, ...]:
-    """The index of the first row that has a wrong element; () where a shape is wrong, or nothing."""
+    """Return the index of the first row that has a wrong element; () where a shape is wrong, or nothing."""
     for array, wanted, allowed in zip(answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return ()

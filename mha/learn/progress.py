@@ -21,7 +21,7 @@ class Progress:
 
     @property
     def right(self) -> int:
-        """How many are right."""
+        """Return how many are right."""
         return sum(verdict.status == "right" for verdict in self.verdicts)
 
     def by_track(self) -> dict[str, tuple[int, int]]:
@@ -34,7 +34,7 @@ class Progress:
 
     @property
     def course_is_done(self) -> bool:
-        """Whether every exercise of the course is there and right."""
+        """Return whether every exercise of the course is there and right."""
         right, total = self.by_track().get(COURSE, (0, 1))
         return right == total
 
@@ -59,7 +59,7 @@ class Progress:
 
 
 def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exercise | None:
-    """The next exercise that nobody has touched, from the one that was just right; in the course to its end."""
+    """Return the next exercise that nobody has touched, from the one that was just right; in the course to its end."""
     here = there.index(exercise)
     left = [one for one in (*there[here + 1 :], *there[:here]) if is_untouched(one, folder)]
     in_course = [one for one in left if one.name in OF_LESSONS] if exercise.name in OF_LESSONS else []

@@ -22,7 +22,7 @@ LARGE = 60
 
 
 def in_words(exercise: Exercise, text: str) -> str:
-    """A sentence on a mistake in the letters of the exercise and the words of the lessons.
+    """Return a sentence on a mistake in the letters of the exercise and the words of the lessons.
 
     >>> from mha.learn.exercises import exercise
     >>> in_words(exercise("causal"), "Key j is allowed iff j <= query_offset + i for query i.")
@@ -40,7 +40,7 @@ OF_SOME = ("additive bias", "softcap", "window", "offset", "past")
 
 
 def foreign(exercise: Exercise, text: str) -> bool:
-    """Whether a sentence speaks of a thing that the exercise does not have.
+    """Return whether a sentence speaks of a thing that the exercise does not have.
 
     >>> from mha.learn.exercises import exercise
     >>> foreign(exercise("plain-function"), "The past comes last."), foreign(exercise("past"), "The past comes last.")
@@ -57,12 +57,12 @@ def rules_of(exercise: Exercise) -> str:
 
 
 def rule_of(id: str) -> str:
-    """A rule in the words of the lessons, else as the definition says it."""
+    """Return a rule in the words of the lessons, else as the definition says it."""
     return RULES_IN_WORDS.get(id) or f"Rule: {RULES[id].plain}"
 
 
 def at(index: tuple[int, ...]) -> str:
-    """An index as it is written.
+    """Return an index as it is written.
 
     >>> at((1, 0, 2)), at(())
     ('[1, 0, 2]', '')
@@ -71,7 +71,7 @@ def at(index: tuple[int, ...]) -> str:
 
 
 def described(problem: Problem) -> str:
-    """The sizes and the mask of a problem, such as "B=2 H=3 Lq=5 Lk=7, causal"."""
+    """Return the sizes and the mask of a problem, such as "B=2 H=3 Lq=5 Lk=7, causal"."""
     sizes, config, mask = problem.sizes, problem.config, problem.inputs.mask
     named = {"B": sizes.batch, "H": config.num_heads, "Lq": sizes.query_len, "Lk": sizes.key_len}
     if config.num_kv_heads != config.num_heads:
@@ -90,7 +90,7 @@ def described(problem: Problem) -> str:
 
 
 def letters_of(value: Value, ndim: int) -> tuple[str, ...]:
-    """The letters of the axes of a value, as its text has them; numbers count axes that have none."""
+    """Return the letters of the axes of a value, as its text has them; numbers count axes that have none."""
     found = re.search(r"\(([^()]*)\)", value.about)
     letters = tuple(part.strip() for part in found[1].split(",") if part.strip()) if found else ()
     if letters[:1] == ("...",):

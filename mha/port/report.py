@@ -97,7 +97,7 @@ def embedding_table(report: PortReport) -> Table:
 
 
 def verdict(report: PortReport) -> str:
-    """The result of the whole port in one line."""
+    """Return the result of the whole port in one line."""
     wrong_layers = _differing(report.layers)
     wrong_embeddings = _differing(report.embeddings)
     if not report.embeddings:

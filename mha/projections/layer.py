@@ -41,10 +41,10 @@ class Parts(Protocol):
         """All modules inside, by their names relative to this one."""
 
     def projects(self, module: Any) -> bool:
-        """Whether a module is a linear projection, whose matrix `matrix_of` gives."""
+        """Return whether a module is a linear projection, whose matrix `matrix_of` gives."""
 
     def matrix_of(self, module: Any) -> tuple[Any, Any]:
-        """The matrix of a projection as (out, in), and its bias or None; arrays of the framework."""
+        """Return the matrix of a projection as (out, in), and its bias or None; arrays of the framework."""
 
     def as_array(self, value: Any) -> tuple[NDArray, str] | None:
         """Return a NumPy copy of an array and the name of its dtype; None for anything else."""
@@ -298,7 +298,7 @@ def _own_names(inside: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def heads_of(layer: Any) -> int:
-    """The number of heads that an attribute of a layer has. SpecError where none does."""
+    """Return the number of heads that an attribute of a layer has. SpecError where none does."""
     for name in COUNTS:
         value = getattr(layer, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

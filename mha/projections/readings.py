@@ -13,7 +13,7 @@ from mha_core.capture import ReadCall
 
 
 def in_order(array: NDArray, *, batch_first: bool) -> NDArray:
-    """The array as (B, L, width)."""
+    """Return the array as (B, L, width)."""
     if array.ndim not in (2, 3):
         raise SpecError(f"its projections take arrays of shape {array.shape}, not (batch, length, width)")
     if array.ndim == 2:
@@ -79,7 +79,7 @@ def begins_right(call: ReadCall) -> bool:
 
 
 def is_same(one: ReadCall, other: ReadCall) -> bool:
-    """Whether two readings of a call have the same parameters and inputs, and give each key the same weight.
+    """Return whether two readings of a call have the same parameters and inputs, and give each key the same weight.
 
     So a mask that is added and the word causal beside it are one reading, if the mask excludes the later keys itself.
     """

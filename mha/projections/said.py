@@ -92,7 +92,7 @@ class Projections:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the modules, each once; that of the output projection is the last."""
+        """Return the names of the modules, each once; that of the output projection is the last."""
         return tuple(dict.fromkeys((self.query, self.key, self.value, self.output)))
 
 

@@ -62,11 +62,11 @@ class Unlisted:
         self._turned = {name[: -len(last)]: name for name, last in _rotary_in(hooks, target)}
 
     def part(self, module: Any) -> Part | None:
-        """The projection that this module is in a layer that was chosen."""
+        """Return the projection that this module is in a layer that was chosen."""
         return self._parts.get(id(module))
 
     def choose(self, name: str, module: Any) -> ProjectedLayer | None:
-        """The adapter of a module whose class is not listed, or for which somebody said how; None for others.
+        """Return the adapter of a module whose class is not listed, or for which somebody said how; None for others.
 
         Raises:
             SpecError: somebody said how, and it can't be.

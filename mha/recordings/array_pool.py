@@ -77,7 +77,7 @@ def array_of(reference: Reference, arrays: Mapping[str, NDArray]) -> NDArray:
 
 
 def read(path: str | os.PathLike[str], key: str, *, what: str) -> tuple[dict[str, NDArray], str]:
-    """The arrays of a file, read-only, and the description in its metadata.
+    """Return the arrays of a file, read-only, and the description in its metadata.
 
     Raises:
         SpecError: it is no whole safetensors file, or has no such description; `what` is its kind, for the message.

@@ -77,7 +77,7 @@ class Capture:
 
     @property
     def recording(self) -> Recording:
-        """A Recording of the calls so far. Raises SpecError if there is none."""
+        """Return a Recording of the calls so far. Raises SpecError if there is none."""
         if not self.calls:
             raise SpecError(
                 "nothing to record: no attention layer of what is captured was called. A call within a compiled "
@@ -222,7 +222,7 @@ def capture(
         return adapters[name]
 
     def chosen(name: str, module: Any) -> Any:
-        """The adapter for a module, or the Part that it is, if it is to be recorded."""
+        """Return the adapter for a module, or the Part that it is, if it is to be recorded."""
         part = unlisted.part(module)
         if part is not None:
             return part

@@ -54,7 +54,7 @@ class RecordedEnd:
 
     @property
     def words(self) -> str:
-        """The module in words."""
+        """Return the module in words."""
         return self.name or "the model"
 
 

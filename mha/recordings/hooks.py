@@ -27,10 +27,10 @@ class Adapter(Protocol):
 
     @property
     def kind(self) -> str:
-        """The layer's class in words, as a recording shows it: "torch.nn.MultiheadAttention"."""
+        """Return the layer's class in words, as a recording shows it: "torch.nn.MultiheadAttention"."""
 
     def matches(self, layer: Any) -> bool:
-        """Whether a module is such a layer."""
+        """Return whether a module is such a layer."""
 
     def check(self, layer: Any) -> None:
         """SpecError if the layer has something that no recording can hold; it is then not run at all."""
@@ -66,7 +66,7 @@ class Hooks(Parts, Protocol):
         seen: Callable[..., Any],
         begun: Callable[..., None] | None = None,
     ) -> AbstractContextManager[None]:
-        """A context that runs `seen(name, layer, arguments, output)` at each call of a chosen layer.
+        """Return a context that runs `seen(name, layer, arguments, output)` at each call of a chosen layer.
 
         What that returns, unless it is None, takes the place of the output. Before the call runs
         `begun(name, layer, call)`, with what `mha_core.capture.as_called` gives; with None for modules whose calls have
@@ -74,7 +74,7 @@ class Hooks(Parts, Protocol):
         """
 
     def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:
-        """A context in which `handle` takes each call of the framework's attention function inside the target.
+        """Return a context in which `handle` takes each call of the framework's attention function inside the target.
 
         Frameworks without such a function lack this one.
         """
@@ -131,7 +131,7 @@ def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
 
 
 def hooks_of(target: Any) -> Hooks:
-    """The hooks of the framework that the target belongs to, imported when they are needed."""
+    """Return the hooks of the framework that the target belongs to, imported when they are needed."""
     found = declared(ENTRY_POINT_GROUP, "hooks for layers of")
     for cls in type(target).__mro__:
         hooks = found.get(cls.__module__.split(".")[0])

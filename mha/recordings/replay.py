@@ -199,12 +199,12 @@ def check_reproduced(recording: Recording, source: object) -> Recording:
 
 
 def selected(recording: Recording, patterns: Sequence[str]) -> frozenset[str]:
-    """The names of the calls that match one of the patterns."""
+    """Return the names of the calls that match one of the patterns."""
     return matching(recording.names, patterns)
 
 
 def matching(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
-    """The names of calls that match one of the patterns; SpecError for a pattern that none matches."""
+    """Return the names of calls that match one of the patterns; SpecError for a pattern that none matches."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise SpecError(f"no call is named {pattern!r} (there are: {', '.join(dict.fromkeys(names))})")

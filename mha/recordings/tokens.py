@@ -45,7 +45,7 @@ class Tokens:
         return cls(_rows(given))
 
     def to_dict(self) -> dict[str, Any]:
-        """The rows as JSON values; `of` reads them back."""
+        """Return the rows as JSON values; `of` reads them back."""
         rows = {"keys": self.keys} if self.queries is None else {"keys": self.keys, "queries": self.queries}
         return {side: [list(row) for row in found] for side, found in rows.items()}
 

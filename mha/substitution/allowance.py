@@ -50,7 +50,7 @@ class Judged:
 
     @property
     def equal(self) -> bool:
-        """Whether it is within its allowance."""
+        """Return whether it is within its allowance."""
         return self.ratio <= FACTOR
 
     @property
@@ -59,12 +59,12 @@ class Judged:
         return "more than its size" if self.rounding >= 1.0 else f"{100 * self.rounding:.2g} % of its size"
 
     def blurred(self, dtype: str) -> bool:
-        """Whether rounding moves so much that no error of interest could be seen."""
+        """Return whether rounding moves so much that no error of interest could be seen."""
         return self.rounding > min(BLURRED * UNIT_ROUNDOFF[dtype], 0.25)
 
 
 def number(ratio: float) -> str:
-    """A ratio in a few digits."""
+    """Return a ratio in a few digits."""
     return f"{ratio:.2g}" if ratio < 1e4 else f"{ratio:.1e}"
 
 

@@ -70,7 +70,7 @@ class CallJudgement:
 
     @property
     def worst(self) -> tuple[Place, Judged]:
-        """The array that is worst, by place."""
+        """Return the array that is worst, by place."""
         return max(self.arrays.items(), key=lambda item: item[1].ratio)
 
 
@@ -83,7 +83,7 @@ def by_module(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, list[int]
 
 
 def holds(calls: Sequence[ModuleCall | OriginalCall], outer: int, inner: int | None) -> bool:
-    """Whether a call was made within another one."""
+    """Return whether a call was made within another one."""
     while inner is not None and inner > outer:
         inner = calls[inner].within
     return inner == outer

@@ -15,7 +15,7 @@ EXCLUDED = -1e3
 
 
 def allowed_in(mask: NDArray) -> NDArray | None:
-    """The allowed keys (B, 1 or H, 1 or Lq, Lk) of a mask; None for an array that is none.
+    """Return the allowed keys (B, 1 or H, 1 or Lq, Lk) of a mask; None for an array that is none.
 
     >>> allowed_in(np.array([[0.0, -3e38]])).tolist(), allowed_in(np.array([[1, 0]])).tolist()
     ([[[[True, False]]]], [[[[True, False]]]])
@@ -35,7 +35,7 @@ def allowed_in(mask: NDArray) -> NDArray | None:
 
 
 def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tuple[NDArray, int] | None:
-    """The port's mask as the original writes masks, and how many entries differ; None if one of them is no mask.
+    """Return the port's mask as the original writes masks, and how many entries differ; None if one of them is no mask.
 
     Whether True means that a key is attended to or excluded can't be seen: the reading that differs less is taken, and
     with `other` the other one. There is none for two masks of numbers to be added.

@@ -105,7 +105,7 @@ def from_native(
 
 
 def layout_of(layer: nn.Module | nnx.Module) -> Layout:
-    """The layout of a layer's parameters. SpecError if it is of no kind that can be read.
+    """Return the layout of a layer's parameters. SpecError if it is of no kind that can be read.
 
     >>> layout_of(nn.MultiHeadDotProductAttention(2)).name
     'linen'
@@ -128,7 +128,7 @@ flax.linen.MultiHeadDotProductAttention, flax.nnx.MultiHeadAttention, D2lMultiHe
 def to_linen(
     config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: DTypeLike | None = None, **options: Any
 ) -> tuple[nn.MultiHeadDotProductAttention, Variables]:
-    """A flax.linen.MultiHeadDotProductAttention, and the variables to apply it with.
+    """Return a flax.linen.MultiHeadDotProductAttention, and the variables to apply it with.
 
     It gets zeros for biases that the config does not have while it has others: there is one switch for all.
 
@@ -196,7 +196,7 @@ def from_linen(
 def to_nnx(
     config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: DTypeLike | None = None, **options: Any
 ) -> nnx.MultiHeadAttention:
-    """A flax.nnx.MultiHeadAttention with these weights; as `to_linen`, but keys and values are equally wide.
+    """Return a flax.nnx.MultiHeadAttention with these weights; as `to_linen`, but keys and values are equally wide.
 
     Raises:
         SpecError: as `to_linen`, or key_dim and value_dim differ.
@@ -300,7 +300,7 @@ MAKERS: dict[str, Callable[..., Any]] = {"linen": to_linen, "nnx": to_nnx, "d2l-
 
 
 def flat_arrays(tree: Any) -> dict[str, NDArray]:
-    """A tree of parameters, or of their gradients, as NumPy arrays by the names of a layout: "query/kernel"."""
+    """Return a tree of parameters, or of their gradients, as NumPy arrays by the names of a layout: "query/kernel"."""
     return {name: to_numpy(array) for name, array in flatten_dict(tree, sep="/").items()}
 
 

@@ -40,7 +40,7 @@ _probing: ContextVar[bool] = ContextVar("_probing", default=False)
 
 
 def is_probing() -> bool:
-    """Whether a layer is being run on a probe, so that this call is not recorded as one of its model."""
+    """Return whether a layer is being run on a probe, so that this call is not recorded as one of its model."""
     return _probing.get()
 
 

@@ -45,12 +45,12 @@ def parameters_of(held: Any) -> dict[str, jax.Array]:
 
 
 def numbers_in(parameter: jax.Array) -> NDArray:
-    """The numbers of a parameter in NumPy."""
+    """Return the numbers of a parameter in NumPy."""
     return to_numpy(parameter)
 
 
 def is_training(module: Any) -> bool:
-    """Whether a call of the module may draw random numbers; one of linen must be given them (`rngs`)."""
+    """Return whether a call of the module may draw random numbers; one of linen must be given them (`rngs`)."""
     if isinstance(module, nn.Module):
         return bool(getattr(module.scope, "rngs", {}).get("dropout")) if module.scope is not None else False
     parts = (node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Dropout))
@@ -58,7 +58,7 @@ def is_training(module: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Whether the `module` that `watch(outer)` tells by this name is the held one."""
+    """Return whether the `module` that `watch(outer)` tells by this name is the held one."""
     if isinstance(held, HeldLinen):
         return "/".join(held.path[len(outer.path) :]) == name
     return module is held
@@ -96,7 +96,7 @@ def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
 
 
 def to_native(array: NDArray, dtype: str | None) -> jax.Array:
-    """The array as one of JAX; floating-point numbers in `dtype`."""
+    """Return the array as one of JAX; floating-point numbers in `dtype`."""
     return jnp.asarray(array, dtype=dtype if dtype is not None and array.dtype.kind == "f" else None)
 
 
@@ -172,7 +172,7 @@ def valued(value: Any) -> Any:
 
 
 def tapped(value: jax.Array, note: Callable[[jax.Array], None]) -> jax.Array | None:
-    """The array under another name, of whose gradient `note` is told; None for one that gets no gradient."""
+    """Return the array under another name, of whose gradient `note` is told; None for one that gets no gradient."""
 
     def told(gradient: jax.Array) -> None:
         if isinstance(gradient, jax.core.Tracer):
@@ -236,7 +236,7 @@ def _as_function(held: Any) -> Callable[..., Any]:
 
 
 def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
-    """The names of a module's direct parts that hold parameters, and what gives the ids of all modules in it.
+    """Return the names of a module's direct parts that hold parameters, and what gives the ids of all modules in it.
 
     Linen makes its modules anew in each call, so only their names show which module is inside which.
     """
@@ -260,7 +260,7 @@ def modules_in(module: Any) -> list[tuple[str, Any]]:
 
 
 def projects(module: Any) -> bool:
-    """Whether a module is a linear projection: nnx.Linear, or nnx.LinearGeneral from or to one axis."""
+    """Return whether a module is a linear projection: nnx.Linear, or nnx.LinearGeneral from or to one axis."""
     return isinstance(module, (nnx.Linear, nnx.LinearGeneral))
 
 

@@ -45,7 +45,7 @@ class JaxSubject(NativeSubject):
         """Gradients of the parameters by canonical name."""
 
     def tell(self, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-        """The layer's keyword arguments for the mask: NumPy arrays are traced, all other values are static."""
+        """Return the layer's keyword arguments for the mask: NumPy arrays are traced, all other values are static."""
         return {"mask": bool_mask(config, inputs)}
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:

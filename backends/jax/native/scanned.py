@@ -33,14 +33,14 @@ _running: list[_Running] = []
 
 
 def root_of(module: nn.Module) -> nn.Module:
-    """The outermost module around one that is being called."""
+    """Return the outermost module around one that is being called."""
     while isinstance(module.parent, nn.Module):
         module = module.parent
     return module
 
 
 def is_lifted(root: nn.Module) -> bool:
-    """Whether a root was lifted out of a model that is being watched and runs."""
+    """Return whether a root was lifted out of a model that is being watched and runs."""
     return bool(root.path) and bool(_running)
 
 

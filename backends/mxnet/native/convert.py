@@ -108,7 +108,7 @@ def from_native(
 
 
 def layout_of(layer: mx.gluon.Block) -> Layout:
-    """The layout whose names the parameters of a block have.
+    """Return the layout whose names the parameters of a block have.
 
     >>> layout_of(mx.gluon.nn.Dense(3, in_units=2))
     Traceback (most recent call last):

@@ -93,7 +93,7 @@ def per_item(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def tensors(layer: keras.Layer, *arrays: NDArray) -> list[tf.Tensor]:
-    """The arrays as tensors of the layer's compute dtype; an array that is given twice becomes one tensor."""
+    """Return the arrays as tensors of the layer's compute dtype; an array that is given twice becomes one tensor."""
     made = {id(array): to_tensor(array, TF_DTYPES[layer.compute_dtype]) for array in arrays}
     return [made[id(array)] for array in arrays]
 

@@ -16,7 +16,7 @@ from mha_core.capture import Pulled
 
 
 def layers_in(target: Any) -> list[keras.Layer]:
-    """The layer itself and all in it, outer ones first; Keras has no public function for nested ones."""
+    """Return the layer itself and all in it, outer ones first; Keras has no public function for nested ones."""
     if isinstance(target, keras.Layer):
         return list(target._flatten_layers(include_self=True, recursive=True))
     return [part for part in target.submodules if isinstance(part, keras.Layer)]  # a tf.Module
@@ -39,7 +39,7 @@ def parameters_of(held: Any) -> dict[str, keras.Variable]:
 
 
 def numbers_in(parameter: keras.Variable) -> NDArray:
-    """The numbers of a parameter in NumPy."""
+    """Return the numbers of a parameter in NumPy."""
     return to_numpy(parameter)
 
 
@@ -49,12 +49,12 @@ def _floating(held: Any) -> list[Any]:
 
 
 def is_training(layer: Any) -> bool:
-    """Whether a call of the layer may draw random numbers: Keras is told in the call, as `capture` sees."""
+    """Return whether a call of the layer may draw random numbers: Keras is told in the call, as `capture` sees."""
     return False
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Whether the `module` that `watch(outer)` tells by this name is the held one."""
+    """Return whether the `module` that `watch(outer)` tells by this name is the held one."""
     return module is held
 
 
@@ -79,13 +79,13 @@ def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
 
 
 def to_native(array: NDArray, dtype: str | None) -> tf.Tensor:
-    """The array as a tensor; floating-point numbers in `dtype`."""
+    """Return the array as a tensor; floating-point numbers in `dtype`."""
     tensor = tf.constant(array)
     return tf.cast(tensor, dtype) if dtype is not None and tensor.dtype.is_floating else tensor
 
 
 def tapped(value: tf.Tensor, note: Callable[[tf.Tensor], None]) -> tf.Tensor:
-    """The tensor under another name, of whose gradient `note` is told."""
+    """Return the tensor under another name, of whose gradient `note` is told."""
 
     @tf.custom_gradient
     def identity(tensor: tf.Tensor) -> Any:

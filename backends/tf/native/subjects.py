@@ -43,11 +43,11 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def make(self, config: AttentionConfig, weights: Weights) -> Any:
-        """An object with these weights: a layer, or tensors by name."""
+        """Return an object with these weights: a layer, or tensors by name."""
 
     @abstractmethod
     def parameters(self, layer: Any) -> Tensors:
-        """The tensors of the layer of which gradients are taken, by the layer's own names."""
+        """Return the tensors of the layer of which gradients are taken, by the layer's own names."""
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
@@ -96,7 +96,7 @@ class TfSubject(NativeSubject):
 
 
 def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
-    """Whether some query may attend to a key that is NaN, or is NaN itself, so that its scores are NaN.
+    """Return whether some query may attend to a key that is NaN, or is NaN itself, so that its scores are NaN.
 
     With oneDNN, which TensorFlow has on where the processor suits it, a float32 softmax gives 0 beside a NaN,
     and NaN without. No case can list that; the deviation is `keras-softmax-hides-nan`.

@@ -102,7 +102,7 @@ def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfi
 
 
 def layout_of(layer: nn.Module) -> Layout:
-    """The layout of a layer's state_dict. SpecError if it is of no kind that can be read.
+    """Return the layout of a layer's state_dict. SpecError if it is of no kind that can be read.
 
     >>> layout_of(nn.MultiheadAttention(6, 2, kdim=5)).name
     'torch-separate'

@@ -26,18 +26,18 @@ def parameters_of(held: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def numbers_in(parameter: nn.Parameter) -> NDArray:
-    """The numbers of a parameter in NumPy."""
+    """Return the numbers of a parameter in NumPy."""
     return to_numpy(parameter)
 
 
 def is_training(module: nn.Module) -> bool:
-    """Whether a call of the module may draw random numbers."""
+    """Return whether a call of the module may draw random numbers."""
     rates = (part.p if isinstance(part, nn.modules.dropout._DropoutNd) else 0.0 for part in module.modules())
     return module.training and any(rate > 0.0 for rate in rates)
 
 
 def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> bool:
-    """Whether the `module` that `watch(outer)` tells by this name is the held one."""
+    """Return whether the `module` that `watch(outer)` tells by this name is the held one."""
     return module is held
 
 
@@ -113,13 +113,13 @@ class _Lent(dict[str, Any]):
 
 
 def to_native(array: NDArray, dtype: str | None) -> torch.Tensor:
-    """The array as a tensor; floating-point numbers in `dtype`."""
+    """Return the array as a tensor; floating-point numbers in `dtype`."""
     tensor = torch.from_numpy(array.copy())
     return tensor.to(TORCH_DTYPES[dtype]) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def tapped(value: torch.Tensor, note: Callable[[torch.Tensor], None]) -> torch.Tensor | None:
-    """The tensor under another name, of whose gradient `note` is told; None for one that gets no gradient.
+    """Return the tensor under another name, of whose gradient `note` is told; None for one that gets no gradient.
 
     Another name: what the module itself does with its output is then not in that gradient.
     """

@@ -43,17 +43,17 @@ class Known:
 
     @property
     def padding(self) -> Mask | None:
-        """The mask argument that hides padding."""
+        """Return the mask argument that hides padding."""
         return next((one for one in self.masks if one.per_item), None)
 
     @property
     def square(self) -> Mask | None:
-        """The mask argument that says another thing for each query."""
+        """Return the mask argument that says another thing for each query."""
         return next((one for one in self.masks if one.per_query), None)
 
     @property
     def can_be_causal(self) -> bool:
-        """Whether some call of it is causal."""
+        """Return whether some call of it is causal."""
         return self.causal or self.flag is not None or self.square is not None
 
     def causally(self, batch: int, start: int, stop: int) -> Mapping[str, Any]:

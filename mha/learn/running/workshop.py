@@ -40,7 +40,7 @@ def end_process(dialect: str) -> None:
 
 
 def home(dialect: str) -> Home:
-    """The process in which files of a framework run."""
+    """Return the process in which files of a framework run."""
     return Home(f"{LEARNERS}{dialect}")
 
 

@@ -171,7 +171,7 @@ LEVELS = max(row.level for row in ROWS.values())
 
 
 def row_of(exercise: Exercise) -> Row:
-    """The row of an exercise.
+    """Return the row of an exercise.
 
     >>> from mha.learn.exercises import exercise
     >>> row_of(exercise("weighted-sum")).minutes, row_of(exercise("weighted-sum-in-jax")).level

@@ -72,7 +72,7 @@ def step(
     config: AttentionConfig | None = None,
     **sizes: Any,
 ) -> StepExercise:
-    """An exercise that returns one array; `config` and `sizes` are those of its tiny cases."""
+    """Return an exercise that returns one array; `config` and `sizes` are those of its tiny cases."""
     return StepExercise(
         name=name,
         task=task,

@@ -90,7 +90,7 @@ class ArraysRecording(ModuleRecording):
         self.modules = tuple(RecordedModule(one, "arrays", _parameters_in(one, parameters)) for one in names)
 
     def array(self, at: ArrayAt) -> NDArray:
-        """The numbers of an array."""
+        """Return the numbers of an array."""
         return self._arrays_by_name[at.name]
 
 

@@ -62,7 +62,7 @@ class GradientRecorder:
         self._calls[position] = _Call(call.signature, arguments, own)
 
     def tapped(self, position: int, output: Any) -> Any:
-        """The output, of whose gradients this is told."""
+        """Return the output, of whose gradients this is told."""
         call = self._calls[position]
 
         def tap(place: Place, leaf: Any) -> Any:
@@ -151,12 +151,12 @@ def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, argume
 
 
 def floating(as_array: Callable[[Any], Any], output: Any) -> dict[Place, Any]:
-    """The floating-point arrays, as the framework's, by place."""
+    """Return the floating-point arrays, as the framework's, by place."""
     return {place: leaf for place, leaf in leaves(output) if is_floating(as_array, leaf)}
 
 
 def is_floating(as_array: Callable[[Any], Any], leaf: Any) -> bool:
-    """Whether it is an array of floating-point numbers."""
+    """Return whether it is an array of floating-point numbers."""
     found = as_array(leaf)
     return found is not None and found[0].dtype.kind == "f"
 

@@ -46,18 +46,18 @@ class PartCall:
 
     @property
     def is_norm(self) -> bool:
-        """Whether it normalises: one array gives one of its shape."""
+        """Return whether it normalises: one array gives one of its shape."""
         one = len(self.given) == len(self.gave) == 1
         return one and "norm" in self.kind.rpartition(".")[2].lower() and self.x.shape == self.y.shape
 
     @property
     def x(self) -> NDArray:
-        """The first array that it was given."""
+        """Return the first array that it was given."""
         return next(iter(self.given.values()))
 
     @property
     def y(self) -> NDArray:
-        """The first array that it gave."""
+        """Return the first array that it gave."""
         return next(iter(self.gave.values()))
 
 
@@ -99,12 +99,12 @@ class Inside:
 
     @cached_property
     def norms(self) -> list[PartCall]:
-        """The parts that normalise, in the order of their calls."""
+        """Return the parts that normalise, in the order of their calls."""
         return [part for part in self.parts if part.is_norm]
 
     @cached_property
     def sums(self) -> list[Sum]:
-        """The sums of an array and of what a part gave, which another part is given or the module gives.
+        """Return the sums of an array and of what a part gave, which another part is given or the module gives.
 
         They are looked for on other inputs: on these, an array of zeros is the same as none, say.
         """

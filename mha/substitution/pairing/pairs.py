@@ -298,7 +298,7 @@ class Pairs:
 
 
 def sizes_of(shapes: Shapes) -> tuple[tuple[int, int], ...]:
-    """How many numbers each array has, and its last axis: the same whatever the order of the axes before it."""
+    """Return how many numbers each array has, and its last axis: the same whatever the order of the axes before it."""
     return tuple((prod(shape), shape[-1] if shape else 0) for shape in shapes)
 
 
@@ -314,7 +314,7 @@ def _in_any_layer(name: str) -> str:
 
 
 def plain_kind(kind: str) -> str:
-    """A class without its package and without what frameworks add: "GELUActivation" is "gelu"."""
+    """Return a class without its package and without what frameworks add: "GELUActivation" is "gelu"."""
     return re.sub(r"(activation|layer|module|function|block)$", "", kind.rpartition(".")[2].lower().replace("_", ""))
 
 

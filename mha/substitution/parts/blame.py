@@ -192,7 +192,7 @@ class Blame(Parts):
         rewritten = Rewritten(self)
 
         def scaled(one: int, lines: int) -> bool:
-            """Whether a matrix of a part is another, which lines directly around it may make up for alone."""
+            """Return whether a matrix of a part is another, which lines directly around it may make up for alone."""
             return lines == self.modules[one].within[0] and "matrix" in rewritten.otherwise(one)
 
         for one in sorted(wrong):

@@ -41,7 +41,7 @@ class Apart:
 
     @property
     def words(self) -> str:
-        """The largest difference and its place, as the findings show it."""
+        """Return the largest difference and its place, as the findings show it."""
         return f"by up to {number(self.worst.largest)} at {list(self.worst.index)}"
 
 

@@ -24,7 +24,7 @@ def write_page(path: Path, report: WhereReport, title: str) -> None:
 
 
 def render(report: WhereReport, title: str) -> str:
-    """The page as text."""
+    """Return the page as text."""
     wrong = [one for one in report.results if one.name in report.wrong]
     axis = _Axis([one.ratio for one in report.results if one.ratio is not None])
     verdict = "different" if wrong else "equal" if report.equal else "open"

@@ -35,7 +35,7 @@ def findings(report: WhereReport) -> Iterator[str]:
 
 
 def wrong_alike(report: WhereReport) -> list[list[ModuleResult]]:
-    """The wrong modules, in groups of those that are called alike but for the first number, and wrong alike."""
+    """Return the wrong modules, in groups of those that are called alike but for the first number, and wrong alike."""
     found: list[list[ModuleResult]] = []
     latest: dict[tuple[object, ...], list[ModuleResult]] = {}
     for one in report.results:
@@ -137,7 +137,7 @@ def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:
 
 
 def last_line(report: WhereReport) -> str:
-    """How many modules were judged, and the verdict."""
+    """Return how many modules were judged, and the verdict."""
     if report.original == "recording":
         return _last_of_recordings(report)
     judged = len(report.judged)
@@ -156,7 +156,7 @@ def last_line(report: WhereReport) -> str:
 
 
 def around_of(report: WhereReport, one: ModuleResult) -> str | None:
-    """The name of the innermost module around one that is wrong in its own lines; None if there is none."""
+    """Return the name of the innermost module around one that is wrong in its own lines; None if there is none."""
     wrong = [other.name for other in report.results if other.status == "wrong" and other.own_lines]
     outer = [name for name in wrong if not name or one.name.startswith((f"{name}.", f"{name}/"))]
     return max((name for name in outer if name != one.name), key=len, default=None)
@@ -301,7 +301,7 @@ def _name(name: str) -> str:
 
 
 def shown_ratio(ratio: float) -> str:
-    """A ratio in the tree, where infinity is a word."""
+    """Return a ratio in the tree, where infinity is a word."""
     return "beyond rounding" if isinf(ratio) else number(ratio)
 
 
