@@ -96,7 +96,7 @@ class Runs:
         return self._latest[1]
 
     def is_unchanged(self, observation: Observation, arrays: Arrays) -> bool:
-        """Whether `arrays` of a run are known to be those without a bug, as most bugs leave most cases as they are."""
+        """Return whether `arrays` of a run are known to be those without a bug, which most bugs give in most cases."""
         gradients = observation.shows_gradients
         return arrays is not None and arrays is self._variants.kept(observation.wanted.problem, gradients=gradients)
 
@@ -111,7 +111,7 @@ class Runs:
 
 
 def listed_in(table: Deviations, subject: Subject) -> Callable[[Observation], tuple[str, ...]]:
-    """What gives the ids of the listed deviations that account for all that differs in a case; none if they don't."""
+    """Return a function: observation -> ids of listed deviations that account for all that differs; () if none do."""
 
     def known(observation: Observation) -> tuple[str, ...]:
         listed = table.listed_for(subject, observation.case.id, subject.dtype)

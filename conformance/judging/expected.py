@@ -106,7 +106,7 @@ class Shelf:
         self._kept = kept
 
     def get(self, problem: Problem, precision: Precision) -> Expected | None:
-        """What was put there; None if there is nothing that is whole."""
+        """Return the answer that was kept; None if there is none, or it is not whole."""
         data = self._kept.get(_key(problem, precision))
         if data is None:
             return None

@@ -101,13 +101,13 @@ def batches(asker: Asker) -> list[Problem]:
 
 
 def long(asker: Asker) -> list[Problem]:
-    """More queries or keys than blocks of 16, 32, 64 and 128 have."""
+    """Return problems with more queries or keys than blocks of 16, 32, 64 and 128 have."""
     lengths = ((17, 33), (65, 5), (3, 130), (130, 3))
     return [generic(config, query_len=a, key_len=b) for config in asker.configs[:1] for a, b in lengths]
 
 
 def bare(asker: Asker) -> list[Problem]:
-    """Layers whose inputs are the heads; none of a subject whose sizes are fixed."""
+    """Return problems of layers whose inputs are the heads, without projections; [] if the weights are fixed."""
     return [] if asker.fixed_weights is not None else [scored(config, *SMALL) for config in BARE]
 
 
@@ -118,7 +118,7 @@ EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}  # what makes all
 
 
 def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
-    """Return a call of some layers with each mask; scores are equal unless `how` says otherwise."""
+    """Return a function: asker -> calls of some layers with each mask. Scores are equal unless `how` differs."""
     return lambda asker: [
         generic(config, query_len=lengths[0], key_len=lengths[1], mask=AttentionMask(**fields), **{**EQUAL, **how})
         for config in asker.configs[:most]

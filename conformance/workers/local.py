@@ -28,14 +28,14 @@ class _Job:
 
 
 class Local(Executor):
-    """Runs functions in threads, as `concurrent.futures.ThreadPoolExecutor`, but not in the order in which they came.
+    """An executor like `concurrent.futures.ThreadPoolExecutor`, but one that chooses which function to run next.
 
-    A thread that has begun with the units of one home goes on with them, because its process has imported that
-    framework; then it takes the most expensive home that nobody serves, so that all end together; in the end they help
-    each other.
+    A function that is given a Unit uses a worker process of the unit's home, such as that of one framework. A thread
+    stays with one home, whose framework its process has imported. It then takes the most expensive home that no thread
+    serves, so that all end together; in the end they help each other.
 
     Args:
-        workers: how many threads, and so how many processes at work at a time. None: one for each core.
+        workers: how many threads, and so how many processes work at a time. None: one for each core.
     """
 
     def __init__(self, workers: int | None = None) -> None:

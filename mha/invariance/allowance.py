@@ -39,10 +39,10 @@ SMOOTH = 5e-4
 
 @dataclass(frozen=True)
 class Allowance:
-    """What is allowed of a model.
+    """An allowance: how much rounding may change the output of a model.
 
     Attributes:
-        dtype: in which it is asked.
+        dtype: the dtype in which the model is asked.
         rounding: the largest rounding term over the largest number of the output.
     """
 
@@ -64,7 +64,7 @@ class Allowance:
 
     @property
     def said(self) -> str:
-        """In words."""
+        """Return the allowance in words."""
         by_units = self._units >= FACTOR * self.rounding
         what = f"{UNITS:.0f} units in the last place" if by_units else f"{FACTOR:.0f} times its own rounding"
         return f"{what} in {self.dtype}: {self.of(1.0):.1e} of the largest number"
@@ -72,7 +72,7 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Apart:
-    """How far two arrays are apart: the largest error, where it is, the numbers there, and what is allowed."""
+    """A distance of two arrays: the largest error, where it is, the numbers there, and the allowed error."""
 
     error: float
     allowed: float
@@ -87,7 +87,7 @@ class Apart:
 
 
 def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
-    """How far two arrays of one shape are apart."""
+    """Return how far two arrays of one shape are apart."""
     if not first.size:
         return Apart(0.0, 0.0, (), 0.0, 0.0)
     with np.errstate(all="ignore"):

@@ -59,7 +59,7 @@ def _by_position(array: NDArray, template: Template) -> NDArray:
 
 
 def is_causal(found: NDArray) -> bool:
-    """Whether a model is causal, or means to be: later tokens move most earlier outputs not at all, earlier ones do.
+    """Return whether a model is causal or means to be: most outputs move with earlier tokens, and not with later ones.
 
     >>> is_causal(np.tri(4)), is_causal(np.ones((4, 4)))
     (True, False)

@@ -43,11 +43,11 @@ VOCABULARIES = ("vocab_size", "num_embeddings", "n_vocab", "vocab")
 
 
 def find(live: Live, inputs: Any = None) -> tuple[Live, Template]:
-    """How a model is called: the model, which may be another Live of it, and the Template.
+    """Return the model in the form in which it can be called, and the Template that says how to call it.
 
     Args:
         live: the model.
-        inputs: arrays by the argument's name, or in order; None: they are made.
+        inputs: arrays by the name of the argument, or in order; None: they are made here.
 
     Raises:
         SpecError: no call that was tried works; the message has the first reason.

@@ -49,7 +49,7 @@ NEEDS = 6
 
 
 class Hint(NamedTuple):
-    """What is said on a level, and the next one that says more; None if there is none."""
+    """A hint: its text, and the next level that says more; None if there is none."""
 
     text: str
     deeper: int | None
@@ -103,11 +103,11 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, st
 
 
 def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) -> str:
-    """What is wrong with a step, as far as it is known, and else the smallest case that fails, in numbers.
+    """Return what is wrong with a step, in words; if that is not known, the smallest case that fails, in numbers.
 
-    A wrong shape or dtype, which the verdict says, comes first. Else the first of these is told that gives what the
-    file gives in every case: mistakes of the exercise, bugs of the zoo, how all numbers lie to the right ones, the
-    right answer for other arguments. Else where it is wrong.
+    A wrong shape or dtype, which the verdict says, comes first. Else the first of these that gives what the file gives
+    in every case: mistakes of the exercise, bugs of the zoo, a relation of all numbers to the right ones, the right
+    answer for other arguments. Else the text says where the numbers are wrong.
     """
     answers = verdict.answers
     if verdict.form:

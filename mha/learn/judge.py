@@ -43,17 +43,17 @@ Status = Literal["right", "wrong", "to do", "no answer", "can't run"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of one exercise.
+    """A verdict on one exercise.
 
     Attributes:
         exercise: the exercise that was judged.
         status: "right"; "wrong"; "to do": not written yet; "no answer": it does not import, raises, hangs, or returns
             no such thing as it must; "can't run": its framework is not here.
         line: one sentence.
-        answers: of each case, where they could be compared.
+        answers: the arrays that were returned in each case; () if they could not be compared.
         printed: the beginning of what the file printed.
         form: what is wrong with a shape or a dtype, which comes before the numbers.
-        case: of a layer, the id of the first case that is wrong.
+        case: for a layer, the id of the first case that is wrong.
     """
 
     exercise: Exercise
@@ -144,7 +144,7 @@ def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limi
 
 
 def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = None) -> Verdict:
-    """The verdict on what a function gave: the first thing that is wrong with it, its form before its numbers."""
+    """Return the verdict on what a function gave: the first thing wrong with it, its form before its numbers."""
     places = (there or bench(exercise)).places
     answers = tuple(
         tuple(formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True))

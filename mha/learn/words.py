@@ -40,7 +40,7 @@ OF_SOME = ("additive bias", "softcap", "window", "offset", "past")
 
 
 def foreign(exercise: Exercise, text: str) -> bool:
-    """Return whether a sentence speaks of a thing that the exercise does not have.
+    """Return whether a sentence speaks of something that the exercise does not have.
 
     >>> from mha.learn.exercises import exercise
     >>> foreign(exercise("plain-function"), "The past comes last."), foreign(exercise("past"), "The past comes last.")
@@ -52,7 +52,7 @@ def foreign(exercise: Exercise, text: str) -> bool:
 
 
 def rules_of(exercise: Exercise) -> str:
-    """What to look at: the exercise's advice, else its rules, else its task."""
+    """Return what to look at: the exercise's advice, else its rules, else its task."""
     return exercise.advice or "\n".join(map(rule_of, exercise.rules)) or exercise.task
 
 
@@ -62,7 +62,7 @@ def rule_of(id: str) -> str:
 
 
 def at(index: tuple[int, ...]) -> str:
-    """Return an index as it is written.
+    """Return an index as it is written in code.
 
     >>> at((1, 0, 2)), at(())
     ('[1, 0, 2]', '')
@@ -143,7 +143,7 @@ def of_sizes(letters: Sequence[str]) -> Iterator[tuple[str, Callable[[Mapping[st
 
 
 def given_to(exercise: StepExercise, place: Place) -> str:
-    """What the function gets in a case, and must return: dtypes and shapes."""
+    """Return the dtypes and shapes of what the function gets in a case and must return, a line each."""
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
     made = {f"to be returned: {one.name}": array for one, array in zip(exercise.returned, place.wanted, strict=True)}
     lines = [f"case {place.case.id}: {described(place.problem)}"]
@@ -153,7 +153,7 @@ def given_to(exercise: StepExercise, place: Place) -> str:
 
 
 def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], row: tuple[int, ...]) -> str:
-    """A case with its arguments, what was returned and what is right, in numbers; `row` alone of large arrays."""
+    """Return a case in numbers: its arguments, what was returned, what is right; of large arrays only `row`."""
     lines = [f"case {place.case.id}: {described(place.problem)}"]
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
     for one, array, wanted in zip(exercise.returned, answer, place.wanted, strict=True):

@@ -87,8 +87,8 @@ class About:
     Args:
         checkpoint: the open file.
         found: every attention layer in it.
-        leave: patterns of names to leave out: of arrays below a layer's prefix that are not in its layout, of arrays
-            elsewhere that have no place in a model of the config's type, and of other files in its folder.
+        leave: patterns of names that the user leaves out. They may name arrays below a layer's prefix that are not in
+            its layout, other arrays for which a model of the config's type has no place, and files in the folder.
     """
 
     def __init__(self, checkpoint: Checkpoint, found: Sequence[FoundLayer], leave: Collection[str] = ()) -> None:

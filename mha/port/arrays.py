@@ -56,7 +56,7 @@ class LoadedArrays:
     how: str = "bit for bit"
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as a dict of JSON values."""
+        """Return everything as a dict of JSON values."""
         rest = {"unused": list(self.unused), "drawn": list(self.drawn), "left": list(self.left), "how": self.how}
         return {"held": dict(self.held), **rest}
 

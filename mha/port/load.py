@@ -42,7 +42,7 @@ class NotInstalled(BackendError):
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """SpecError unless there is a text, and none is empty.
+    """Raise SpecError unless there is a text, and none is empty.
 
     >>> check_texts(["Hello.", " "])
     Traceback (most recent call last):
@@ -76,7 +76,7 @@ def tokens_of(name: str, tokenizer: Any, texts: Sequence[str], limit: int) -> An
 
 @contextmanager
 def safetensors_of(folder: Path) -> Iterator[Path]:
-    """The folder with the weights as safetensors: `folder`, or for the time being one with what its pickle holds.
+    """Return a context that gives a folder with safetensors: `folder`, or a temporary copy of what its pickle holds.
 
     The pickle is read as `mha convert` reads it: nothing in it is run.
     """
@@ -147,7 +147,7 @@ def load_tokenizer(folder: Path, *, needed: bool = True) -> Any:
 
 
 def find_folder(name: str) -> Path:
-    """The folder of the model called `name`; nothing of it is loaded. Raises as `mha.port.model.load_trained` does."""
+    """Return the folder of the model called `name`, and load nothing. Raises as `mha.port.model.load_trained` does."""
     if name in PACKAGED:
         from importlib import import_module
 

@@ -174,7 +174,7 @@ class TrainedModel:
         return self.outputs == LOGITS and self.tokenizer is not None
 
     def continued(self, batch: Mapping[str, Any], tokens: int) -> tuple[str, ...]:
-        """Return the texts that the model goes on with: so many likeliest tokens each, one at a time, with a cache."""
+        """Return how the model continues each text: by so many likeliest tokens, one at a time, with a cache."""
         import torch
 
         token = self.tokenizer.pad_token_id
@@ -206,7 +206,7 @@ def _flat(output: Any, padding: Any) -> NDArray[np.float64]:
 
 
 def load_trained(name: str, dtype: str = "float32", leave: Collection[str] = ()) -> TrainedModel:
-    """The model called `name` in PACKAGED or DECODERS, or the one in the local folder `name`. Nothing is downloaded.
+    """Return the model called `name` in PACKAGED or DECODERS, or that in the local folder `name`. Downloads nothing.
 
     Args:
         name: of the model or the folder.

@@ -49,7 +49,7 @@ def print_report(console: Console, report: PortReport, *, unseen: bool = True) -
 
 
 def not_judged(report: PortReport) -> list[str]:
-    """What the report says nothing of, a line each."""
+    """Return a line on each thing that the report does not judge."""
     lines = ["Not judged: projections, norms and rotations, which stay the model's own: `mha where` compares them."]
     if report.rows_without_key:
         lines.append(f"Not judged: {report.rows_without_key} rows of queries without a key, in the model's own calls.")
@@ -117,7 +117,7 @@ def verdict(report: PortReport) -> str:
 
 
 def continued_lines(report: PortReport) -> list[str]:
-    """What the model goes on with after each text, and who says the same; no line for an encoder."""
+    """Return lines with the model's continuation of each text, and who gives the same; [] for an encoder."""
     if not report.continued:
         return []
     own = report.continued[ORIGINAL]

@@ -38,7 +38,7 @@ class Parts(Protocol):
     """The functions of a framework's hooks that reading by projections needs."""
 
     def modules_in(self, module: Any) -> Iterable[tuple[str, Any]]:
-        """All modules inside, by their names relative to this one."""
+        """Return (name, module) of all modules inside; names are relative to this one."""
 
     def projects(self, module: Any) -> bool:
         """Return whether a module is a linear projection, whose matrix `matrix_of` gives."""

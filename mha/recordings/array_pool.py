@@ -63,7 +63,7 @@ class ArrayPool:
 
 
 def array_of(reference: Reference, arrays: Mapping[str, NDArray]) -> NDArray:
-    """The array that a description refers to. KeyError if there is none of that name, SpecError if it can't be read."""
+    """Return the array that a description refers to. KeyError if the name is unknown, SpecError if it can't be read."""
     name = reference["array"]
     array = arrays[name]
     if set(reference) == {"array"}:

@@ -27,7 +27,7 @@ AsArray = Callable[[Any], tuple[NDArray, str] | None]
 
 @dataclass(frozen=True, eq=False)
 class RecordedEnd:
-    """What one call of a module gave.
+    """A recorded end: the arrays that one call of a module, or of the model, gave.
 
     Args:
         name: where it stands in the model; "" for the model itself.
@@ -54,7 +54,7 @@ class RecordedEnd:
 
     @property
     def words(self) -> str:
-        """Return the module in words."""
+        """Return the name of the module in words."""
         return self.name or "the model"
 
 
@@ -105,7 +105,7 @@ class Ends:
 
 
 def arrays_in(value: Any, as_array: AsArray, depth: int = 0) -> Iterator[tuple[str, tuple[NDArray, str]]]:
-    """The floating-point arrays in what a module gave, by their places."""
+    """Yield (place, (array, dtype)) of each floating-point array in what a module gave."""
     if value is None or isinstance(value, str | bool | int | float) or depth > DEEPEST:
         return
     parts = parts_of(value)

@@ -30,7 +30,7 @@ class Adapter(Protocol):
         """Return the layer's class in words, as a recording shows it: "torch.nn.MultiheadAttention"."""
 
     def matches(self, layer: Any) -> bool:
-        """Return whether a module is such a layer."""
+        """Return whether a module is a layer that this adapter reads."""
 
     def check(self, layer: Any) -> None:
         """SpecError if the layer has something that no recording can hold; it is then not run at all."""
@@ -68,9 +68,9 @@ class Hooks(Parts, Protocol):
     ) -> AbstractContextManager[None]:
         """Return a context that runs `seen(name, layer, arguments, output)` at each call of a chosen layer.
 
-        What that returns, unless it is None, takes the place of the output. Before the call runs
-        `begun(name, layer, call)`, with what `mha_core.capture.as_called` gives; with None for modules whose calls have
-        no numbers to see, because they are scanned: those are not told of otherwise.
+        What `seen` returns, unless it is None, takes the place of the output. Before the call, `begun(name, layer,
+        call)` runs, with what `mha_core.capture.as_called` gives. For a module inside a scan, whose calls have no
+        numbers to see, only `begun` runs, with None.
         """
 
     def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:
@@ -121,7 +121,7 @@ def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
 
 
 def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
-    """The function that gives the adapter of a module; those of transformers are asked if that package is imported."""
+    """Return a function: module -> its adapter or None; those for transformers are asked if it is imported."""
     adapters = [*_registered, *hooks.ADAPTERS]
     if "transformers" in sys.modules:
         from mha.recipes.adapter import ADAPTERS

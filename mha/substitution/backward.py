@@ -37,7 +37,7 @@ class BackwardJudgement:
 
     @property
     def worst(self) -> tuple[str, Judged]:
-        """Return the gradient that is worst, by name."""
+        """Return the name of the worst gradient, and the judgement on it."""
         return max(self.arrays.items(), key=lambda item: item[1].ratio)
 
 

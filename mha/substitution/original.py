@@ -45,7 +45,7 @@ class OriginalModule:
 
     @property
     def without_numbers(self) -> str | None:
-        """Return the name of a parameter whose numbers are not there; None if there is none."""
+        """Return the name of a parameter that has no numbers, as on the meta device; None if all have."""
         return next((name for name, one in self.parameters.items() if one.numbers.hashed is None), None)
 
 
@@ -197,7 +197,7 @@ class Original:
         return snapshot(leaf, self._array)
 
     def is_leaf(self, call: OriginalCall) -> bool:
-        """Return whether a call made no other one."""
+        """Return whether the call made no other call."""
         return id(call) not in self._outer
 
     @cached_property

@@ -45,7 +45,7 @@ def is_lifted(root: nn.Module) -> bool:
 
 
 def place_of(module: nn.Module) -> Path:
-    """Where a module stands in its model: its path, with the number of the turn where a scan stacks its parameters."""
+    """Return the path of a module in its model, with the number of the turn where a scan stacks its parameters."""
     root = root_of(module)
     around = next((one for one in reversed(_running) if one.root is root), None)
     return module.path if around is None else (*around.place, *module.path[len(root.path) :])

@@ -168,7 +168,7 @@ class InterleavedEncDecAttention(InterleavedAttention):
         return self.attend(self.ff_q(x), self.ff_kv(memory), lengths, bias)
 
     def attend(self, queries: Array, projected: Array, lengths: Array | None, bias: Array | None) -> Array:
-        """The output (Lq, B, output_width) from the results (Lq, B, H * d), (Lk, B, H * 2 * d) of `ff_q`, `ff_kv`."""
+        """Return (Lq, B, output_width) from the results (Lq, B, H * d) of `ff_q` and (Lk, B, H * 2 * d) of `ff_kv`."""
         scores = OPERATORS.interleaved_matmul_encdec_qk(queries, projected, heads=self.num_heads)
         weights = self.softmax(scores, lengths, bias)
         heads = OPERATORS.interleaved_matmul_encdec_valatt(projected, weights, heads=self.num_heads)

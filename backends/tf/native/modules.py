@@ -23,12 +23,12 @@ def layers_in(target: Any) -> list[keras.Layer]:
 
 
 def hold(layer: Any) -> Any:
-    """What stands for a layer after its call: the layer itself."""
+    """Return what keeps a layer beyond its call: the layer itself."""
     return layer
 
 
 def parameters_of(held: Any) -> dict[str, keras.Variable]:
-    """Every weight in a layer by its path in it; with a number, if another one has the same."""
+    """Return every weight in a layer by its path in it; the path gets a number if another weight has the same."""
     found: dict[str, keras.Variable] = {}
     times: Counter[str] = Counter()
     for variable in _floating(held):
@@ -49,18 +49,18 @@ def _floating(held: Any) -> list[Any]:
 
 
 def is_training(layer: Any) -> bool:
-    """Return whether a call of the layer may draw random numbers: Keras is told in the call, as `capture` sees."""
+    """Return False: a Keras layer is told in the call whether it draws random numbers, and `capture` looks there."""
     return False
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether the `module` that `watch(outer)` tells by this name is the held one."""
+    """Return whether `module`, which `watch(outer)` reports under this name, is the held one."""
     return module is held
 
 
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
-    """The layer as a function, with its floating-point variables and its policy in `dtype`; they are put back after."""
+    """Return a context that gives the layer with its variables and its policy in `dtype`; they are put back after."""
     layers = [(layer, layer._dtype_policy) for layer in layers_in(held) if isinstance(layer, keras.Layer)]
     variables = [(variable, variable._value, variable._dtype) for variable in _floating(held)]
     policy = keras.dtype_policies.DTypePolicy(dtype)
@@ -85,7 +85,7 @@ def to_native(array: NDArray, dtype: str | None) -> tf.Tensor:
 
 
 def tapped(value: tf.Tensor, note: Callable[[tf.Tensor], None]) -> tf.Tensor:
-    """Return the tensor under another name, of whose gradient `note` is told."""
+    """Return a copy of the tensor that calls `note` with its gradient."""
 
     @tf.custom_gradient
     def identity(tensor: tf.Tensor) -> Any:

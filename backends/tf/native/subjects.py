@@ -47,7 +47,7 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def parameters(self, layer: Any) -> Tensors:
-        """Return the tensors of the layer of which gradients are taken, by the layer's own names."""
+        """Return the tensors that gradients are taken of, by the layer's own names."""
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
@@ -182,7 +182,7 @@ class GroupQueryAttentionScoresSubject(GroupQueryAttentionSubject):
 
 
 def told_to_keras(config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-    """The mask as Keras's arguments: `use_causal_mask` if that flag can express causal, the rest as `attention_mask`.
+    """Return the mask as Keras's arguments: `use_causal_mask` if it can express causal, `attention_mask` for the rest.
 
     Keras aligns causal masks top-left, so the flag can express only `query_offset=0`. The mask is bool
     (B, H, Lq, Lk), True = may attend, or None if nothing else is excluded.

@@ -84,7 +84,7 @@ def check_runs(layer: nn.Module) -> str:
 
 
 def tensors(layer: nn.Module, *arrays: NDArray) -> list[Tensor]:
-    """The arrays as tensors of the module's dtype on its device; an array that is given twice becomes one tensor."""
+    """Return the arrays as tensors of the module's dtype and device; an array given twice becomes one tensor."""
     dtype, device = TORCH_DTYPES[check_runs(layer)], _device(layer)
     made = {id(array): to_tensor(array, dtype, device) for array in arrays}
     return [made[id(array)] for array in arrays]

@@ -18,17 +18,17 @@ from mha.invariance.trial import Answer, CantBeAsked, Size, Template, Trial
 
 @dataclass(frozen=True)
 class Known:
-    """What was found of a model.
+    """A collection of what was found out about a model.
 
     Attributes:
         live, template: the model, and how it is called.
         masks: its mask arguments.
-        causal: whether it is, or says that it is, causal by itself.
-        flag: the argument that makes it causal, or None.
+        causal: whether it is causal by itself, or says so.
+        flag: the name of the argument that makes it causal, or None.
         cache: how it decodes, or why that is not known.
-        pad: the id that stands in padding; None: any.
-        random: whether two calls of it differ.
-        kept: what calls gave that relations share.
+        pad: the token id that stands in padding; None: any.
+        random: whether two equal calls differ.
+        kept: answers to calls that several relations make.
     """
 
     live: Live

@@ -18,7 +18,7 @@ IMPORT_SECONDS = 180.0
 
 
 def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What `function(*arguments)` gives in the process of a framework, which is imported first.
+    """Return `function(*arguments)`, run in the process of a framework, which is imported there first.
 
     Raises:
         TooLong: it took longer; even work that never lets Python run is ended.

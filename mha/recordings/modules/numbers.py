@@ -18,7 +18,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Numbers:
-    """How many numbers there are, and the sum of their hashes modulo 2**64.
+    """A count of numbers, and the sum of their hashes modulo 2**64.
 
     A transposed, reshaped, split or packed array has the same.
 
@@ -28,7 +28,7 @@ class Numbers:
     >>> numbers_of(x) == numbers_of(x + 1e-12)
     False
 
-    `hashed` is None where one of them is not known: its parameter is on the meta device, offloaded or not initialised.
+    `hashed` is None if a number is not known: its parameter is on the meta device, offloaded or not initialised.
     """
 
     size: int
@@ -40,7 +40,7 @@ class Numbers:
 
     @property
     def known(self) -> bool:
-        """Return whether there are any, and each is known."""
+        """Return whether there are numbers, and each is known."""
         return self.size > 0 and self.hashed is not None
 
 

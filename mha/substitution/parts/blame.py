@@ -30,7 +30,7 @@ class Blame(Parts):
     """A `Parts` that decides which modules are blamed.
 
     Attributes:
-        in_lines: position of a module whose lines are wrong -> its worst call, judged with its parts' outputs put in.
+        in_lines: position of a module whose own lines are wrong -> its worst call with the port's outputs of its parts.
         unseen: the bugs that the calls would not have shown.
         spared: positions of parts that are not blamed, because other parts make up for them.
         explained: position of a module -> its wrong parts, whose faults explain what the module gives.
