@@ -91,7 +91,7 @@ class Suite:
             terminalreporter.write_line(self._diagnosis(subject))
 
     def judged(self, case: Asked, subject: RemoteSubject, series: str) -> Result:
-        """The result of a case. It is judged in a process that imports nothing of the user's."""
+        """Return the result of a case. It is judged in a process that imports nothing of the user's."""
         from conformance.case_unit import CaseUnit
         from conformance.workers.execute import execute
 
@@ -178,7 +178,7 @@ class CaseItem(pytest.Item):
             raise NotEqual(result)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
-        """The text of the report for a NotEqual, and pytest's own text for any other exception."""
+        """Return the text of the report for a NotEqual, and pytest's own text for any other exception."""
         if isinstance(excinfo.value, NotEqual):
             return str(excinfo.value)
         return super().repr_failure(excinfo, *args, **kwargs)

@@ -63,7 +63,7 @@ class CaseRunner:
 
     @property
     def last(self) -> str | None:
-        """The id of the case that will be asked again after the next one."""
+        """Return the id of the case that will be asked again after the next one."""
         return None if self._last is None else self._last.case
 
     def run(self, case: Asked) -> Result:

@@ -54,7 +54,7 @@ def part_of(module: Any, inside: Iterable[tuple[str, Any]]) -> str | None:
 
 
 def is_rotary(module: Any) -> bool:
-    """Whether a module's class is called rotary: RotaryEmbedding, LlamaRotaryEmbedding, RoPE."""
+    """Return whether a module's class is called rotary: RotaryEmbedding, LlamaRotaryEmbedding, RoPE."""
     return bool(_CLASS.search(type(module).__name__))
 
 
@@ -62,7 +62,7 @@ TURNS = "turns queries and keys with their positions"
 
 
 def refusal(what: str, evidence: str) -> str:
-    """The refusal in words."""
+    """Return the refusal in words."""
     return (
         f"{what} {TURNS} (rotary positions: {evidence}), which is read of live models of the families in "
         "docs/recipes.md alone"

@@ -214,14 +214,14 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def softmax_scale(self) -> float:
-        """The factor that a dot-product score is multiplied by: 1 unless score is "scaled_dot"."""
+        """Return the factor that a dot-product score is multiplied by: 1 unless score is "scaled_dot"."""
         if self.score != "scaled_dot":
             return 1.0
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def head_shapes(self) -> HeadShapes:
-        """How many heads queries, keys and values have, and how wide each is."""
+        """Return how many heads queries, keys and values have, and how wide each is."""
         return HeadShapes(
             (self.num_heads, self.head_dim),
             (self.num_kv_heads, self.head_dim),
@@ -230,7 +230,7 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The fields of the parts that the layer has, of PARTS."""
+        """Return the fields of the parts that the layer has, of PARTS."""
         return tuple(name for name in PARTS if getattr(self, name) is not None)
 
     @property
@@ -241,7 +241,7 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def norm_sizes(self) -> tuple[int, ...] | tuple[None, None]:
-        """The sizes of the weights of `q_norm` and `k_norm`; None and None without them."""
+        """Return the sizes of the weights of `q_norm` and `k_norm`; None and None without them."""
         shapes = self.norm_shapes
         return (None, None) if not shapes else (shapes["q_norm.weight"][0], shapes["k_norm.weight"][0])
 
@@ -263,7 +263,7 @@ Got embed_dim=100, num_heads=3.
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AttentionConfig:
-        """The config that `to_dict` described. Raises SpecError on an unknown or missing field.
+        """Return the config that `to_dict` described. Raises SpecError on an unknown or missing field.
 
         >>> config = AttentionConfig(8, 2, bias={"q_proj": True})
         >>> AttentionConfig.from_dict(config.to_dict()) == config

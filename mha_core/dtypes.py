@@ -32,7 +32,7 @@ float32?
 
 
 def storage_dtype(name: str) -> np.dtype:
-    """The NumPy dtype that holds every value of dtype `name`.
+    """Return the NumPy dtype that holds every value of dtype `name`.
 
     NumPy has no bfloat16; float32 holds each bfloat16 number exactly.
     """

@@ -153,7 +153,7 @@ def install_command(extra: str = "", package: str = "mha-parity") -> str:
 
 
 def one_line(error: BaseException, *, whole: bool = False) -> str:
-    r"""The type of an error and the first line of its message, printable, bounded, and without colours.
+    r"""Return the type of an error and the first line of its message, printable, bounded, and without colours.
 
     A first line that ends with a colon says nothing without the second, and nothing beside one that has a head too.
 

@@ -89,7 +89,7 @@ class Feature:
 
 
 def finite_bias(bias: NDArray) -> NDArray:
-    """The additive bias in its own shape, 0 where -inf excludes: the mask of keys says that already."""
+    """Return the additive bias in its own shape, 0 where -inf excludes: the mask of keys says that already."""
     return np.where(np.isneginf(bias), np.zeros((), bias.dtype), bias)
 
 
@@ -257,7 +257,7 @@ FEATURES: tuple[Feature, ...] = (
 
 
 def bending(config: AttentionConfig) -> list[Feature]:
-    """The features of a config that bend: with any, a score is no longer a multiple of queries . keys.
+    """Return the features of a config that bend: with any, a score is no longer a multiple of queries . keys.
 
     >>> bending(AttentionConfig(6, 2, scale=3.0)), [row.name for row in bending(AttentionConfig(6, 2, softcap=3.0))]
     ([], ['softcap'])

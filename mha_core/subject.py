@@ -51,7 +51,7 @@ class Capabilities:
         object.__setattr__(self, "only_lengths", only_lengths)
 
     def but(self, *more: str, without: Collection[str] = ()) -> Capabilities:
-        """A copy with the features `more` added and those of `without` taken out.
+        """Return a copy with the features `more` added and those of `without` taken out.
 
         >>> sorted(Capabilities("bias", "scale").but("past", without=("scale",)).features)
         ['bias', 'past']

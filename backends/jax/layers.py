@@ -97,7 +97,7 @@ class MultiHeadAttention(nn.Module):
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
-        """The config with the widths that the parameters have. SpecError before `init` decided them."""
+        """Return the config with the widths that the parameters have. SpecError before `init` decided them."""
         return self._config.with_widths(*self._widths(variables))
 
     def setup(self) -> None:
@@ -176,7 +176,7 @@ class MultiHeadAttention(nn.Module):
         return_present: bool = False,
         query_block: int | None = None,
     ) -> Attended[Array]:
-        """The output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
 
         Args:
             call, deterministic: as for `stages`.

@@ -101,7 +101,7 @@ class MultiHeadAttention(KeywordBlock):
 
     @property
     def config(self) -> AttentionConfig:
-        """The config with the widths that the parameters have. SpecError before the first call decided them."""
+        """Return the config with the widths that the parameters have. SpecError before the first call decided them."""
         return self._config.with_widths(*self._widths())
 
     def after_projection(
@@ -152,7 +152,7 @@ class MultiHeadAttention(KeywordBlock):
     def attend(
         self, call: Call[Any], *, return_present: bool = False, query_block: int | None = None
     ) -> Attended[mx.np.ndarray]:
-        """The output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
 
         Args:
             call: as for `stages`.

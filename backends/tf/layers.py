@@ -94,7 +94,7 @@ class MultiHeadAttention(AttentionLayer):
 
     @property
     def config(self) -> AttentionConfig:
-        """The config with the widths that the parameters have. SpecError before the first call decided them."""
+        """Return the config with the widths that the parameters have. SpecError before the first call decided them."""
         return self._config.with_widths(*self._widths)
 
     def after_projection(
@@ -148,7 +148,7 @@ class MultiHeadAttention(AttentionLayer):
         query_block: int | None = None,
         training: bool | None = None,
     ) -> Attended[tf.Tensor]:
-        """The output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
 
         Args:
             call, training: as for `stages`.
@@ -241,7 +241,7 @@ class MultiHeadAttention(AttentionLayer):
         self.score.build((None, None, None, config.head_dim), (None, None, None, config.head_dim))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again, as JSON can hold them."""
+        """Return the arguments that make this layer again, as JSON can hold them."""
         widths = dict(zip(("query_dim", "key_dim", "value_dim"), self._given_widths, strict=True))
         return {**super().get_config(), **self._config.to_dict(), **widths}
 

@@ -30,7 +30,7 @@ TANH_ULPS = 8.0
 
 
 def exact(step: str, b: Bounds) -> Bounded:
-    """The bound of a step that changes no number, which is 0 everywhere."""
+    """Return the bound of a step that changes no number, which is 0 everywhere."""
     return Bounded.exact(b.state[step])
 
 

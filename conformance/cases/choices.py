@@ -47,7 +47,7 @@ _OFFSETS = tuple(sign * n for n in range(1, 10) for sign in (1, -1))
 
 
 def lengths_up_to_all(made: Made) -> Sequence[int]:
-    """How many keys an item or a query may attend to: all of them, or fewer."""
+    """Return how many keys an item or a query may attend to: all of them, or fewer."""
     return range(made["Lk"], -1, -1)
 
 
@@ -66,7 +66,7 @@ RULES_OF_CASES: Mapping[str, Mapping[str, Any]] = {
 
 
 def even_widths(made: Made) -> Sequence[int]:
-    """How many channels of a head may turn, all of them first."""
+    """Return how many channels of a head may turn, all of them first."""
     return range(made["d"] // 2 * 2, 0, -2)
 
 
@@ -80,7 +80,7 @@ def ways_to_stand(made: Made) -> Sequence[str]:
 
 
 def weights_of_scope(made: Made) -> Sequence[str]:
-    """The shapes that the weight of a query-key norm may have."""
+    """Return the shapes that the weight of a query-key norm may have."""
     return ("per_head", "none") if made["norm.scope"] == "all" else ("shared", "per_head", "none")
 
 

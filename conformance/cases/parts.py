@@ -42,7 +42,7 @@ FINFO_MIN = -float(np.finfo(np.float32).max)
 
 
 def fixed(**sources: Any) -> MakeMask:
-    """A maker of masks that ignores the random generator: always these sources; lists become arrays."""
+    """Return a maker of masks that ignores the random generator: always these sources; lists become arrays."""
     sources |= {name: np.array(value) for name, value in sources.items() if isinstance(value, list)}
     return lambda rng, case: AttentionMask(**sources)
 
@@ -52,7 +52,7 @@ OF_MASK = frozenset(field.name for field in fields(AttentionMask)) - {"bias"}  #
 
 
 def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings: Any) -> Case:
-    """A case of which only the settings are said that differ from the usual ones.
+    """Return a case of which only the settings are said that differ from the usual ones.
 
     Args:
         id, catches: as of a Case.
@@ -103,7 +103,7 @@ def bias_per_head(rng: Rng, case: Case) -> AttentionMask:
 
 
 def bias_that_excludes(rng: Rng, case: Case) -> AttentionMask:
-    """A bias (B, 1, Lq, Lk) with -inf in a fifth of its elements, and in all of the last query's."""
+    """Return a bias (B, 1, Lq, Lk) with -inf in a fifth of its elements, and in all of the last query's."""
     bias = rng.normal(size=(case.batch, 1, case.query_len, case.key_len))
     bias[rng.random(bias.shape) < 0.2] = -np.inf
     bias[:, :, -1] = -np.inf
@@ -135,7 +135,7 @@ def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
 
 
 def poison_padding(rng: Rng, problem: Problem) -> Problem:
-    """The problem with NaN, infinity and 1e30 in the keys and values that no query may attend to."""
+    """Return the problem with NaN, infinity and 1e30 in the keys and values that no query may attend to."""
     padding = problem.padding()
     padding = padding[:, padding.shape[1] - problem.inputs.keys.shape[1] :]  # without the past
     keys, values = problem.inputs.keys.copy(), problem.inputs.values.copy()

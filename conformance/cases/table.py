@@ -26,7 +26,7 @@ UNKNOWN = "case {} is not known; `mha check --list` lists them"
 
 
 def select(patterns: tuple[str, ...]) -> list[Case]:
-    """The cases whose id matches one of the patterns (shell wildcards); all of them if there is none.
+    """Return the cases whose id matches one of the patterns (shell wildcards); all of them if there is none.
 
     >>> [case.id for case in select(("one-*y",))]
     ['one-query', 'one-key']

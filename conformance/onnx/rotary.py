@@ -21,7 +21,7 @@ class RotaryVector(Vector):
     """One test case of RotaryEmbedding."""
 
     def problems(self) -> dict[str, Problem]:
-        """The one problem of the vector; SpecError if it has an attribute that is not known here."""
+        """Return the one problem of the vector; SpecError if it has an attribute that is not known here."""
         self.check("attribute", self.attributes, KNOWN)
         x, cos, sin = (as_numpy(self.inputs[name]) for name in ("input", "cos_cache", "sin_cache"))
         (turned,) = map(as_numpy, self.outputs.values())

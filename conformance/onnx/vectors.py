@@ -133,7 +133,7 @@ KNOWN_INPUTS = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv
 
 
 def translate(vector: Vector) -> Problem:
-    """The vector as a layer without projections and one call of it, with ONNX's outputs as `recorded`.
+    """Return the vector as a layer without projections and one call of it, with ONNX's outputs as `recorded`.
 
     Raises:
         SpecError: it has an attribute or an input that is not known here.
@@ -211,5 +211,5 @@ def _before_mask(vector: Vector, problem: Problem) -> Problem:
 
 
 def as_numpy(array: NDArray) -> NDArray:
-    """The array in a dtype of NumPy: bfloat16 becomes float32, which can represent all its numbers."""
+    """Return the array in a dtype of NumPy: bfloat16 becomes float32, which can represent all its numbers."""
     return array.astype(np.float32) if str(array.dtype) == "bfloat16" else array

@@ -84,7 +84,7 @@ class Brief:
 
     @property
     def lines(self) -> list[str]:
-        """The causes in lines: one each, or several of the only one."""
+        """Return the causes in lines: one each, or several of the only one."""
         if len(self.causes) == 1:
             return self.causes[0].lines()
         named = [one for one in self.causes if one.label]
@@ -93,7 +93,7 @@ class Brief:
 
     @property
     def said(self) -> list[str]:
-        """The causes, how sure they are, and what shows them, in lines."""
+        """Return the causes, how sure they are, and what shows them, in lines."""
         return [*self.lines, *_symbols(self.lines), *filter(None, [self.sure]), *self.seen]
 
     @property

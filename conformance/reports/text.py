@@ -93,7 +93,7 @@ def recorded_table(results: Sequence[Result]) -> Table:
 
 
 def failure_text(result: Result) -> str:
-    """The differences of one result, since which stage, and the command to run it again."""
+    """Return the differences of one result, since which stage, and the command to run it again."""
     head = f"{result.subject} {result.dtype} on {result.device}, case {result.case}:"
     if result.status == "failed":
         lines = [f"{head} did not run", f"  {result.message}"]
@@ -194,7 +194,7 @@ def to_json(
     looked_at: LookedAt | None = None,
     diagnoses: Sequence[Mapping[str, Any]] | None = (),
 ) -> dict[str, Any]:
-    """The report as JSON can hold it.
+    """Return the report as JSON can hold it.
 
     Args:
         results: every Result.
@@ -224,7 +224,7 @@ def to_json(
 
 
 def plain_table(*columns: str) -> Table:
-    """A table without lines, for 80 columns; the first column is of text, the others are of numbers."""
+    """Return a table without lines, for 80 columns; the first column is of text, the others are of numbers."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
     for position, name in enumerate(columns):
         table.add_column(name, justify="right" if position else "left", no_wrap=True)

@@ -34,7 +34,7 @@ class SubjectFailed(RuntimeError):
 def shapes_of(
     config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs, sizes: CallSizes
 ) -> dict[str, tuple[int, ...]]:
-    """The shape that every stage and gradient must have, by name; gradients as "gradients.NAME"."""
+    """Return the shape that every stage and gradient must have, by name; gradients as "gradients.NAME"."""
     return {
         **stage_shapes(config, sizes.batch, sizes.query_len, sizes.key_len),
         **{f"{GRADIENT}{name}": array.shape for name, array in {**inputs.leaves(), **weights}.items()},
@@ -153,7 +153,7 @@ def _conversion(value: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """The type of a value with its article, such as "a list" or "a torch.Tensor"."""
+    """Return the type of a value with its article, such as "a list" or "a torch.Tensor"."""
     kind = type(value)
     package = "" if kind.__module__ == "builtins" else kind.__module__.split(".")[0] + "."
     name = f"{package}{kind.__qualname__}"
@@ -164,7 +164,7 @@ def kind_of(value: Any) -> str:
 
 
 def words(error: BaseException) -> str:
-    """The first line of an error's message; "" if it is empty, or if its __str__ raises."""
+    """Return the first line of an error's message; "" if it is empty, or if its __str__ raises."""
     try:
         return shown(next(iter(str(error).strip().splitlines()), ""), LONGEST_MESSAGE)
     except Exception:  # its own __str__, which may raise anything
@@ -177,7 +177,7 @@ def place(error: BaseException) -> str:
 
 
 def place_now(threads: Iterable[threading.Thread]) -> str:
-    """The place in the user's own code where one of some threads is at work, as `place` says it."""
+    """Return the place in the user's own code where one of some threads is at work, as `place` says it."""
     now = sys._current_frames()
     stacks = (traceback.extract_stack(now[one.ident]) for one in threads if one.ident in now)
     return next(filter(None, map(_last_own, stacks)), "")

@@ -40,7 +40,7 @@ __all__ = ["CannotExpress", "Session", "SubjectFailed", "Turn", "ask", "place", 
 
 
 def ask(subject: Any, problem: Problem) -> Trace:
-    """The subject's answer to one problem.
+    """Return the subject's answer to one problem.
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`, and optionally
@@ -61,7 +61,7 @@ def ask(subject: Any, problem: Problem) -> Trace:
 
 
 def within(subject: Any, seconds: float) -> Any:
-    """The subject with a shorter time limit; itself if it has none."""
+    """Return the subject with a shorter time limit; itself if it has none."""
     shorter = getattr(type(subject), "within", None)
     return subject if shorter is None else shorter(subject, seconds)
 

@@ -90,12 +90,12 @@ def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]
 
 
 def idle_threads() -> list[threading.Thread]:
-    """The threads that wait for work; none of them is in a subject's code."""
+    """Return the threads that wait for work; none of them is in a subject's code."""
     return [worker.thread for worker in _idle]
 
 
 def abandoned_threads() -> list[threading.Thread]:
-    """The threads that were abandoned and are still at work."""
+    """Return the threads that were abandoned and are still at work."""
     _abandoned[:] = [thread for thread in _abandoned if thread.is_alive()]
     return list(_abandoned)
 

@@ -27,7 +27,7 @@ class Seen:
         return getattr(self.subject, name)
 
     def within(self, seconds: float) -> Seen:
-        """The same of the subject with a shorter time limit."""
+        """Return the same of the subject with a shorter time limit."""
         return replace(self, subject=within(self.subject, seconds))
 
 

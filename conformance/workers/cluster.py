@@ -111,7 +111,7 @@ class Cluster(Executor):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the connection was lost. A scheduler forgets the work of who does not listen."""
+        """Return whether the connection was lost. A scheduler forgets the work of who does not listen."""
         return self._client.scheduler_comm is not self._connection or self._client.status != "running"
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:

@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 def take(home: Home, settings: Settings) -> WorkerProcess:
-    """A process for `home`: one that waits for work, or a new one.
+    """Return a process for `home`: one that waits for work, or a new one.
 
     Raises:
         CannotStart: as `WorkerProcess`.
@@ -125,7 +125,7 @@ class Stopped(BaseException):
 
 
 def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:
-    """The answers of a unit, one for each item. Executors call this, on any machine.
+    """Return the answers of a unit, one for each item. Executors call this, on any machine.
 
     If a process of ours dies, the answer of its current item is `unit.lost(...)`; a new process does the rest.
 

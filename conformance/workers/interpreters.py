@@ -46,12 +46,12 @@ class Home:
 
     @property
     def is_ours(self) -> bool:
-        """Whether no framework and nobody's module is imported there: what it computes can be trusted."""
+        """Return whether no framework and nobody's module is imported there: what it computes can be trusted."""
         return self.name == NUMPY
 
     @property
     def keeps_processes(self) -> bool:
-        """Whether what runs there may leave processes between calls: a subject may, a learner's file may not."""
+        """Return whether what runs there may leave processes between calls: a subject may, a learner's file may not."""
         return not self.name.startswith(LEARNERS)
 
 
@@ -75,7 +75,7 @@ class Settings:
     import_limit: float = IMPORT_SECONDS
 
     def interpreter(self, home: Home) -> str | None:
-        """The interpreter that was asked for; None for this one."""
+        """Return the interpreter that was asked for; None for this one."""
         return self.interpreters.get(home.name, self.interpreters.get(home.name.partition(":")[0]))
 
 
@@ -190,5 +190,5 @@ def program(path: str, where: str) -> str:
 
 
 def same_program(path: str | None) -> bool:
-    """Whether an interpreter is the one that runs this."""
+    """Return whether an interpreter is the one that runs this."""
     return path is None or os.path.abspath(path) == os.path.abspath(sys.executable)

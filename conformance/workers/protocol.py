@@ -101,7 +101,7 @@ class Line(Protocol):
     """A way to the processes of frameworks and subjects."""
 
     def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
-        """The answer of the process of a home: Frame.ANSWER or Frame.RAISED, and its content, unread.
+        """Return the answer of the process of a home: Frame.ANSWER or Frame.RAISED, and its content, unread.
 
         Args:
             home, request: whom to ask, and what; see `conformance.workers.answering`.
@@ -129,7 +129,7 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the other side has closed it, and nothing that it sent is left."""
+        """Return whether the other side has closed it, and nothing that it sent is left."""
         try:
             return bool(select.select([self._socket], [], [], 0)[0] and not self._socket.recv(1, socket.MSG_PEEK))
         except (OSError, ValueError):  # closed here
@@ -147,7 +147,7 @@ class Channel:
                         self._wait()
 
     def receive(self, most: int = MOST_BYTES) -> tuple[bytes, bytes]:
-        """The kind and content of the next frame.
+        """Return the kind and content of the next frame.
 
         Raises:
             EOFError: the other side is gone.
@@ -218,7 +218,7 @@ class Hello:
 
 
 def project_version() -> str:
-    """The installed version; "source" if the project runs from its files alone."""
+    """Return the installed version; "source" if the project runs from its files alone."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
@@ -227,5 +227,5 @@ def project_version() -> str:
 
 @cache
 def code_hash() -> str:
-    """A hash of the files of this project that both sides must have in common."""
+    """Return a hash of the files of this project that both sides must have in common."""
     return source_hash("mha_core", "conformance")

@@ -91,7 +91,7 @@ class _Link:
                     return
 
     def receive(self) -> bytes | None:
-        """The content of the next request; None where the other side is gone."""
+        """Return the content of the next request; None where the other side is gone."""
         try:
             return self._channel.receive()[1]
         except (EOFError, OSError):

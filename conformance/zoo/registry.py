@@ -57,7 +57,7 @@ LARGE_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 
 @cache
 def bugs_of_large_blocks() -> tuple[Bug, ...]:
-    """The bugs that depend on the size of a block, in sizes that small cases do not see.
+    """Return the bugs that depend on the size of a block, in sizes that small cases do not see.
 
     >>> bugs_of_large_blocks()[0].id
     'block-of-last-queries-dropped-of-16'
@@ -70,7 +70,7 @@ def bugs_of_large_blocks() -> tuple[Bug, ...]:
 
 
 def select(patterns: tuple[str, ...]) -> list[Bug]:
-    """The bugs whose id matches one of the patterns (shell wildcards); all of them if there is none.
+    """Return the bugs whose id matches one of the patterns (shell wildcards); all of them if there is none.
 
     >>> [bug.id for bug in select(("scale-given-*",))]
     ['scale-given-ignored', 'scale-given-on-top']

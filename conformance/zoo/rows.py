@@ -79,7 +79,7 @@ def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Cal
 
 
 def right_step(name: str) -> Step:
-    """The definition's step of this name, forward or backward."""
+    """Return the definition's step of this name, forward or backward."""
     return FORWARD[name] if name in FORWARD else BACKWARD[name]
 
 
@@ -95,7 +95,7 @@ def after(name: str, change: Change, where: Where = lambda state: True) -> Steps
 
 
 def times(name: str, factor: Callable[[State], Any]) -> Steps:
-    """The step's result times `factor(state)`."""
+    """Return the step's result times `factor(state)`."""
     return after(name, lambda state, right: right * factor(state))
 
 

@@ -264,7 +264,7 @@ class Variants:
         return self._shared.get(key)
 
     def started(self, problem: Problem, bugs: tuple[Bug, ...]) -> Finished | None:
-        """The run with bugs and without gradients; None where there is no room for what it starts from.
+        """Return the run with bugs and without gradients; None where there is no room for what it starts from.
 
         Raises DoesNotApply where they can't be put in.
         """
@@ -272,7 +272,7 @@ class Variants:
         return right and _continued(right, steps_with(bugs, _changed(bugs, right)))
 
     def kept(self, problem: Problem, *, gradients: bool = False) -> dict[str, NDArray] | None:
-        """The arrays without a bug, if they have been computed and kept."""
+        """Return the arrays without a bug, if they have been computed and kept."""
         right = self._right.get((problem, gradients))
         return None if right is None else right.arrays
 

@@ -44,7 +44,7 @@ def causal_call(layout: Layout) -> str:
 
 
 def calls_are_causal(proof: Proof) -> bool:
-    """Whether in every recorded call no query may attend to a later key."""
+    """Return whether in every recorded call no query may attend to a later key."""
     return all(_is_causal(call.inputs) for call in proof.calls)
 
 

@@ -90,7 +90,7 @@ class Conversion:
 
 
 def list_layers(source: str | Path) -> list[FoundLayer]:
-    """The attention layers in a file of weights, from its names and shapes alone.
+    """Return the attention layers in a file of weights, from its names and shapes alone.
 
     Raises:
         SpecError: as `mha.formats.open_checkpoint`.

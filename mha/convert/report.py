@@ -86,7 +86,7 @@ def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
 
 
 def to_dict(done: Conversion) -> dict[str, Any]:
-    """The conversion as a dict of JSON values.
+    """Return the conversion as a dict of JSON values.
 
     `standing` is the word of all layers, or "mixed"; each layer has its own, and `why`. `causal` is null where nobody
     says whether the original calls the layer causally.

@@ -94,7 +94,7 @@ def choose(
 
 
 def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[Layout]:
-    """The layouts to read a layer by, best first: the one asked for, or those that all read it in the same way.
+    """Return the layouts to read a layer by, best first: the one asked for, or those that all read it in the same way.
 
     Args:
         layer: the layer.
@@ -127,7 +127,7 @@ def readings(layer: FoundLayer) -> list[list[Layout]]:
 
 
 def caveats(*layouts: Layout) -> list[str]:
-    """The warnings about these layouts that a report shows whenever they are read or written."""
+    """Return the warnings about these layouts that a report shows whenever they are read or written."""
     return [CAVEATS[layout.name] for layout in layouts if layout.name in CAVEATS]
 
 
@@ -138,7 +138,7 @@ def _reading(layout: Layout) -> tuple[object, ...]:
 
 
 def sizes_fit(checkpoint: Checkpoint, layout: Layout, prefix: str) -> bool:
-    """Whether the matrices that are there may be those of the layout, by their shapes."""
+    """Return whether the matrices that are there may be those of the layout, by their shapes."""
     names = layout.names_of(prefix, checkpoint.entries)
     return layout.fits({own: checkpoint.entries[full].shape for own, full in names.items()})
 

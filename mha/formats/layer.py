@@ -99,7 +99,7 @@ def _plain(config: AttentionConfig) -> AttentionConfig:
 
 
 def cast(name: str, array: NDArray, dtype: str) -> NDArray:
-    """An array in a dtype; bfloat16 numbers in float32. SpecError if its numbers do not fit in."""
+    """Return an array in a dtype; bfloat16 numbers in float32. SpecError if its numbers do not fit in."""
     wide = array.astype(np.float32) if str(array.dtype) == "bfloat16" else array
     cast = round_to(wide, dtype)
     if np.isfinite(wide).all() and not np.isfinite(cast).all():

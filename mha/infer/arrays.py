@@ -107,13 +107,13 @@ class Slice:
 
     @cached_property
     def count(self) -> int:
-        """How many rows it has."""
+        """Return how many rows it has."""
         units, _, size = self.units
         return self.source.count // units * size
 
     @property
     def home(self) -> tuple:
-        """A key that all slices of one way of cutting one array share."""
+        """Return a key that all slices of one way of cutting one array share."""
         return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:

@@ -127,7 +127,7 @@ class Observed:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """A context whose SpecErrors name the file."""
+    """Return a context whose SpecErrors name the file."""
     try:
         yield
     except SpecError as error:

@@ -59,7 +59,7 @@ TF_CLASS = re.compile(r"tf[a-z0-9_]*")
 
 
 def dotted(name: str) -> str:
-    """A name in TensorFlow or Flax with the parts that it has in PyTorch.
+    """Return a name in TensorFlow or Flax with the parts that it has in PyTorch.
 
     >>> dotted("encoder/layer_._0/attention"), dotted("mlm___cls/predictions")
     ('encoder.layer.0.attention', 'cls.predictions')
@@ -117,7 +117,7 @@ def is_constant(name: str, entry: Entry) -> bool:
 
 
 def strange_arrays(entries: Mapping[str, Entry], of: str) -> list[str]:
-    """The arrays of a file that have no place in the models of a type, in the file's order."""
+    """Return the arrays of a file that have no place in the models of a type, in the file's order."""
     found = []
     for name, entry in entries.items():
         kind = kind_of(name, of)

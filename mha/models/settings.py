@@ -170,7 +170,7 @@ _BY_KEY: Mapping[str, Reviewed] = {key: row for row in reversed(REVIEWED) for ke
 
 
 def strange_setting(config: Mapping[str, Any], name: str) -> str:
-    """The first key of a config that may change what attention computes, in words; "" if there is none.
+    """Return the first key of a config that may change what attention computes, in words; "" if there is none.
 
     Args:
         config: the content of config.json.

@@ -128,11 +128,11 @@ class About:
         return {name for names in named for name in names.values()}
 
     def layout_of(self, layer: FoundLayer) -> str:
-        """The layout of the layer's class; "" where the class is unknown."""
+        """Return the layout of the layer's class; "" where the class is unknown."""
         return self._facts(layer, "")[0].layout
 
     def facts(self, layer: FoundLayer, layout: str) -> LayerFacts:
-        """The facts about a layer that is read by `layout`.
+        """Return the facts about a layer that is read by `layout`.
 
         Args:
             layer: one of the layers in the file.
@@ -297,7 +297,7 @@ def _is_generator(name: str) -> bool:
 
 
 def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str]:
-    """The metadata that `mha convert` writes, so that a conversion of its file keeps the standings."""
+    """Return the metadata that `mha convert` writes, so that a conversion of its file keeps the standings."""
     return {
         f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY: json.dumps(
             {"standing": standing.word, "layout": layout, "why": standing.why, "causal": standing.causal}
@@ -307,7 +307,7 @@ def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str
 
 
 def refusal(source: Path, unsettled: Mapping[str, str], command: str, *, needs_heads: bool = False) -> SpecError:
-    """The SpecError for layers that are neither proved nor known: why, and which options would change that.
+    """Return the SpecError for layers that are neither proved nor known: why, and which options would change that.
 
     Args:
         source: the file.

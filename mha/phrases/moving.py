@@ -37,7 +37,7 @@ NAMES: Mapping[str, str] = {
 
 
 def names(making: Making) -> list[str]:
-    """The arrays that such a layer has."""
+    """Return the arrays that such a layer has."""
     return [name for name in CANONICAL if making.bias or not name.endswith("_bias")]
 
 
@@ -64,7 +64,7 @@ def move(old: str, new: str, making: Making) -> str:
 
 
 def moves(old: Mapping[str, str], new: Mapping[str, str], making: Making) -> list[str]:
-    """The lines that give the arrays q, k, ... their new axes; those that need the same stand in one line.
+    """Return the lines that give the arrays q, k, ... their new axes; those that need the same stand in one line.
 
     >>> for line in moves(CANONICAL, {**CANONICAL, "q": "i h d", "k": "i g d", "o": "h d o"}, Making()):
     ...     print(line)
@@ -84,7 +84,7 @@ def moves(old: Mapping[str, str], new: Mapping[str, str], making: Making) -> lis
 
 
 def groups(axes: str) -> list[list[str]]:
-    """The axes of an array, each as what it is made of.
+    """Return the axes of an array, each as what it is made of.
 
     >>> groups("(h d) i")
     [['h', 'd'], ['i']]

@@ -45,11 +45,11 @@ class Native(ABC):
 
     @abstractmethod
     def make(self, making: Making) -> list[str]:
-        """The lines that make the layer; `queries`, `keys` and `values` are there."""
+        """Return the lines that make the layer; `queries`, `keys` and `values` are there."""
 
     @abstractmethod
     def call(self, making: Making, calling: Calling) -> list[str]:
-        """The lines that call it and give `output`, and `weights` if they are asked for."""
+        """Return the lines that call it and give `output`, and `weights` if they are asked for."""
 
     @abstractmethod
     def read(self, making: Making, old: str) -> Held:

@@ -87,7 +87,7 @@ def _others() -> list[str]:
 
 
 def carried(old: Native, new: Native, making: Making, names: tuple[str, str] = ("old", "new")) -> list[str]:
-    r"""The lines that carry the parameters of the one to the other: out, in the new shapes, in.
+    r"""Return the lines that carry the parameters of the one to the other: out, in the new shapes, in.
 
     >>> print("\n".join(carried(find("linen"), find("nnx"), Making())[:2]))
     params = old['params']
@@ -120,5 +120,5 @@ def deviations_of(native: Native) -> Sequence[Deviation]:
 
 
 def rule_of(entry: Deviation) -> str:
-    """The id of the rule that the layer does not follow."""
+    """Return the id of the rule that the layer does not follow."""
     return next(rule.id for rule in DEFINITION.values() if rule.plain == entry.definition)

@@ -19,7 +19,7 @@ ARRAYS = (
 
 
 def concepts_of(asked: Sequence[str]) -> list[str]:
-    """The concepts that were asked for; all if none was.
+    """Return the concepts that were asked for; all if none was.
 
     Raises:
         SpecError: there is no such concept.
@@ -31,7 +31,7 @@ def concepts_of(asked: Sequence[str]) -> list[str]:
 
 
 def lines_of(native: Native, concept: str) -> list[str]:
-    """The code of one statement; none where it has none."""
+    """Return the code of one statement; none where it has none."""
     if concept in native.lacks or concept in ("parameters", "numbers"):
         return []
     if concept == "state":

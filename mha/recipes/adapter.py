@@ -33,7 +33,7 @@ class RecipeAdapter:
         self.kind = f"transformers {recipe.family} attention"
 
     def matches(self, layer: Any) -> bool:
-        """Whether the recipe is for this module."""
+        """Return whether the recipe is for this module."""
         return self.recipe.matches(layer)
 
     def check(self, layer: Any) -> None:
@@ -51,7 +51,7 @@ class RecipeAdapter:
 
     @contextmanager
     def watching(self, layer: Any) -> Iterator[RecipeAdapter]:
-        """The adapter of one layer, which need not run a block once more: it sees inside meanwhile."""
+        """Return the adapter of one layer, which need not run a block once more: it sees inside meanwhile."""
         site = Site("", layer, self.recipe)
         if not site.out_is_separate:
             yield self

@@ -15,7 +15,7 @@ from mha_core.weights import Weights
 
 
 def checkpoint_layers(names: Iterable[str], model_config: Mapping[str, Any]) -> list[str]:
-    """The attention layers among a checkpoint's names, as prefixes, in the order of the names.
+    """Return the attention layers among a checkpoint's names, as prefixes, in the order of the names.
 
     Args:
         names: of all arrays.

@@ -20,7 +20,7 @@ def usual_scale(model_config: Mapping[str, Any], prefix: str, head_dim: int) -> 
 
 
 def own_scale(core: Any) -> float:
-    """The factor that a module keeps as `scaling`."""
+    """Return the factor that a module keeps as `scaling`."""
     return float(core.scaling)
 
 
@@ -110,7 +110,7 @@ class Recipe:
     models: tuple[str, ...] = ()
 
     def matches(self, module: Any) -> bool:
-        """Whether this recipe is for `module`: by its very class, because a subclass may compute anything."""
+        """Return whether this recipe is for `module`: by its very class, because a subclass may compute anything."""
         kind = type(part(module, self.core))
         known = kind.__name__ in self.classes and kind.__module__.startswith("transformers.models.")
         return known and part(module, self.out) is not None
@@ -121,13 +121,13 @@ class Recipe:
         return layouts.get(self.layouts[is_cross])
 
     def positions(self, core: Any) -> int | None:
-        """How many positions a module has, whose own tables end there; None if it has none."""
+        """Return how many positions a module has, whose own tables end there; None if it has none."""
         if self.turn is not None and self.turn.ends:
             return len(core.embed_positions)
         return None if self.sees is None else int(core.config.max_position_embeddings)
 
     def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
-        """The heads of the layer at `prefix` of a checkpoint, by the model's config.
+        """Return the heads of the layer at `prefix` of a checkpoint, by the model's config.
 
         Raises:
             KeyError: the config does not say.
@@ -138,7 +138,7 @@ class Recipe:
 
 
 def part(module: Any, path: str) -> Any:
-    """The part of a module at a path such as "output.dense", or None; "" is the module itself."""
+    """Return the part of a module at a path such as "output.dense", or None; "" is the module itself."""
     for name in path.split(".") if path else ():
         module = getattr(module, name, None)
     return module
@@ -150,7 +150,7 @@ def setting(core: Any, name: str, default: Any = None) -> Any:
 
 
 def completed(config: AttentionConfig, scale: float, dropout: float) -> AttentionConfig:
-    """The config with scale and dropout filled in; the scale only where it is not 1 / sqrt(head_dim).
+    """Return the config with scale and dropout filled in; the scale only where it is not 1 / sqrt(head_dim).
 
     >>> completed(AttentionConfig(8, 2), 0.5, 0.1).scale is None, completed(AttentionConfig(8, 2), 1.0, 0.1).scale
     (True, 1.0)

@@ -67,7 +67,7 @@ class Turn:
         return int(head_dim * (1.0 if share is None else float(share)))
 
     def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
-        """The tables of a call, whose arguments leave `given`; None if the module does not turn.
+        """Return the tables of a call, whose arguments leave `given`; None if the module does not turn.
 
         Args:
             core: the module.
@@ -101,7 +101,7 @@ class Turn:
         return once
 
     def give(self, core: Any, cos: NDArray, sin: NDArray) -> Mapping[str, Any]:
-        """The arguments of a call in which positions 0, 1, ... have these tables (B, L, r / 2), as arrays."""
+        """Return the arguments of a call in which positions 0, 1, ... have these tables (B, L, r / 2), as arrays."""
         if self.doubled == "halves":
             return {"position_embeddings": tuple(np.concatenate([table] * 2, axis=-1) for table in (cos, sin))}
         return {"position_embeddings": tuple(np.repeat(table, 2, axis=-1) for table in (cos, sin))}

@@ -79,7 +79,7 @@ def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an attention function's call by name; those that only some have stand among them."""
+    """Return the arguments of an attention function's call by name; those that only some have stand among them."""
     bound = _ARGUMENTS.bind(*args, **kwargs)
     bound.apply_defaults()
     return {**bound.arguments.pop("kwargs"), **bound.arguments}

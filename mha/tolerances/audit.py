@@ -58,7 +58,7 @@ class Audit:
     shown_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as a dict of JSON values."""
+        """Return the result as a dict of JSON values."""
         lists = {name: list(getattr(self, name)) for name in ("passed", "caught", "untried")}
         return {
             "schema": SCHEMA_VERSION,
@@ -71,7 +71,7 @@ class Audit:
         }
 
     def text(self) -> str:
-        """The result in words: what passes, and what even the bounds would not show."""
+        """Return the result in words: what passes, and what even the bounds would not show."""
         calls = "this call" if self.unseen.calls == 1 else f"these {self.unseen.calls} calls"
         seen = len(self.unseen.seen)
         lines = [

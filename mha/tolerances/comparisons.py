@@ -30,7 +30,7 @@ class Comparison:
 def chosen(
     atol: float | None = None, rtol: float | None = None, cosine: float | None = None, kl: float | None = None
 ) -> Comparison:
-    """The one comparison that is asked for.
+    """Return the one comparison that is asked for.
 
     Raises:
         SpecError: none or several are, or a number makes no sense.
@@ -73,7 +73,7 @@ def cosine_of(one: NDArray, right: NDArray) -> float:
 
 
 def divergence(one: NDArray, right: NDArray) -> float:
-    """The mean Kullback-Leibler divergence of the softmax of each row from that of the right one, in nats."""
+    """Return the mean Kullback-Leibler divergence of the softmax of each row from that of the right one, in nats."""
     if not right.size:
         return 0.0
     with any_numbers:

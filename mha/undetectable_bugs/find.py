@@ -56,7 +56,7 @@ Told = Callable[[Shows, State], bool]
 
 
 def leaves_bound(shows: Shows, state: State) -> bool:
-    """Whether a recorded output leaves its computed bound in this run."""
+    """Return whether a recorded output leaves its computed bound in this run."""
     return shows.first_stage(state) is not None
 
 
@@ -91,7 +91,7 @@ class UndetectableBugs:
 
     @property
     def missed(self) -> int:
-        """How many bugs the calls would not have shown."""
+        """Return how many bugs the calls would not have shown."""
         return len(self.within) + len(self.idle) + sum(map(len, self.never_asked.values()))
 
     def _looked(self) -> str:
@@ -102,7 +102,7 @@ class UndetectableBugs:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as a dict of JSON values."""
+        """Return the result as a dict of JSON values."""
         return {**asdict(self), "missed": self.missed}
 
     def text(self, *, whole: bool = True) -> str:
@@ -248,7 +248,7 @@ class _Verdict:
 
     @property
     def kind(self) -> str:
-        """The list of `UndetectableBugs` that it belongs to."""
+        """Return the list of `UndetectableBugs` that it belongs to."""
         if self.seen:
             return "seen"
         if not self.possible:

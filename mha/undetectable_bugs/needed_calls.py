@@ -200,7 +200,7 @@ def need_of(bug: Bug) -> tuple[str, Asks] | None:
 
 
 def asked_by(bug: Bug, problems: Iterable[Problem]) -> bool:
-    """Whether one of the problems meets the requirement of the bug (see `need_of`)."""
+    """Return whether one of the problems meets the requirement of the bug (see `need_of`)."""
     need = need_of(bug)
     return need is None or any(need[1](problem) for problem in problems)
 
@@ -217,5 +217,5 @@ def signature(problem: Problem) -> tuple[object, ...]:
 
 
 def is_of_gradients(bug: Bug) -> bool:
-    """Whether the bug changes gradients alone, so that no output shows it."""
+    """Return whether the bug changes gradients alone, so that no output shows it."""
     return bug.stage == GRADIENTS

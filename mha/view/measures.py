@@ -34,7 +34,7 @@ def entropy(weights: NDArray, offsets: NDArray) -> NDArray:
 
 
 def at(offset: int) -> Callable[[NDArray, NDArray], NDArray]:
-    """The weight of the key so many positions after the query."""
+    """Return the weight of the key so many positions after the query."""
     return lambda weights, offsets: np.where(offsets == offset, weights, 0.0).sum(axis=-1)
 
 

@@ -107,7 +107,7 @@ def codes(shares: NDArray) -> NDArray[np.int8]:
 
 
 def blocks(weights: NDArray, side: int) -> NDArray[np.uint8]:
-    """The largest weight of each block of (H, Lq, Lk), as its square root in 255 steps; 255 also for NaN."""
+    """Return the largest weight of each block of (H, Lq, Lk), as its square root in 255 steps; 255 also for NaN."""
     heads, *lengths = weights.shape
     room = [(0, 0), *((0, -length % side) for length in lengths)]
     padded = np.pad(np.nan_to_num(weights, nan=1.0), room)

@@ -41,7 +41,7 @@ class CallSizes(NamedTuple):
 
 
 def describe_array(array: Any) -> ArraySpec:
-    """The ArraySpec of a NumPy array, or of any array whose dtype prints as NumPy's does."""
+    """Return the ArraySpec of a NumPy array, or of any array whose dtype prints as NumPy's does."""
     dtype = _name(array.dtype) if isinstance(array.dtype, np.dtype) else str(array.dtype)  # without the byte order
     return ArraySpec(tuple(array.shape), dtype)
 
@@ -62,7 +62,7 @@ _EMPTY = {
 
 
 def settled(name: str, given: Any) -> Any:
-    """The argument `name` as an array where it is a list, a number or an array of NumPy; anything else as it is.
+    """Return the argument `name` as an array where it is a list, a number or an array of NumPy; anything else as it is.
 
     Args:
         name: the argument's name, for the error.
@@ -109,7 +109,7 @@ def settled_window(window: Any) -> Any:
 
 
 def is_numbers(given: Any) -> bool:
-    """Whether `given` is a number or a list, which have no dtype of their own."""
+    """Return whether `given` is a number or a list, which have no dtype of their own."""
     return isinstance(given, (bool, int, float, list, tuple)) and not isinstance(given, np.generic)
 
 
@@ -136,7 +136,7 @@ def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
 
 
 def holds_long_integers(array: Any) -> bool:
-    """Whether an array of objects holds integers of which 64 bits do not hold some."""
+    """Return whether an array of objects holds integers of which 64 bits do not hold some."""
     if not isinstance(array, np.ndarray) or array.dtype != object or not _are_integers(array):
         return False
     return any(not -(2**63) <= int(number) < 2**63 for number in array.flat)
@@ -149,7 +149,7 @@ def is_convertible(array: Any) -> bool:
 
 
 def holds_arrays(given: Any) -> bool:
-    """Whether a list holds, at any depth, arrays of a framework: that framework makes one array of them."""
+    """Return whether a list holds, at any depth, arrays of a framework: that framework makes one array of them."""
     if isinstance(given, (list, tuple)):
         return any(holds_arrays(part) for part in given)
     return hasattr(given, "shape") and not isinstance(given, (np.ndarray, np.generic))

@@ -98,6 +98,6 @@ class LayerSpec(NamedTuple):
 
     @classmethod
     def of(cls, config: AttentionConfig, widths: Widths | None = None, dtype: str | None = None) -> LayerSpec:
-        """The layer of a config; `widths` where the parameters know better, or do not know yet."""
+        """Return the layer of a config; `widths` where the parameters know better, or do not know yet."""
         own = (config.query_dim, config.key_dim, config.value_dim) if widths is None else widths
         return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype, config.rotary)

@@ -38,7 +38,7 @@ class Attended(NamedTuple, Generic[Array]):
 
 
 def exposed(made: Stages[Any] | Attended[Any]) -> dict[str, Any]:
-    """The stages of a result, by name."""
+    """Return the stages of a result, by name."""
     return {name: getattr(made, name) for name in STAGES if hasattr(made, name)}
 
 

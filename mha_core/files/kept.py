@@ -84,7 +84,7 @@ class Kept:
 
 
 def kept_folder() -> Path | None:
-    """The folder of all that is kept: what `MHA_COMPILE_CACHE` names, or one in the user's cache folder.
+    """Return the folder of all that is kept: what `MHA_COMPILE_CACHE` names, or one in the user's cache folder.
 
     None if the variable is "off", or if the user has no home folder.
     """
@@ -101,7 +101,7 @@ def kept_folder() -> Path | None:
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Whether a file or folder belongs to the user who runs this, and nobody else may write it."""
+    """Return whether a file or folder belongs to the user who runs this, and nobody else may write it."""
     if not hasattr(os, "geteuid"):  # Windows has other means
         return True
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -119,7 +119,7 @@ def passed_over(folder: Path) -> str:
 
 
 def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:
-    """A folder's name for what depends on versions, and on other texts: flags, and what `machine` returns.
+    """Return a folder's name for what depends on versions, and on other texts: flags, and what `machine` returns.
 
     >>> folder_for({"jax": "0.7.1"}, ["--flag"]) == folder_for({"jax": "0.7.1"}, ["--another"])
     False

@@ -12,7 +12,7 @@ from mha_core.files.shadow import HOME
 
 
 def source_hash(*packages: str) -> str:
-    """A hash of the contents of all Python files in these packages of this project.
+    """Return a hash of the contents of all Python files in these packages of this project.
 
     Raises OSError if one can't be read.
 

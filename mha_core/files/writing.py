@@ -123,7 +123,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """The value with strings in place of NaN and infinity, and lists in place of tuples.
+    """Return the value with strings in place of NaN and infinity, and lists in place of tuples.
 
     >>> jsonable({"worst": float("inf"), "sizes": (2, 3)})
     {'worst': 'inf', 'sizes': [2, 3]}

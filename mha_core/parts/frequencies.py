@@ -127,7 +127,7 @@ class Yarn(FrequencyRule):
 
     def frequencies(self, base: float, width: int, length: int) -> Frequencies:
         def channel(turns: float) -> float:
-            """The pair that makes so many turns over the length that the model was trained for."""
+            """Return the pair that makes so many turns over the length that the model was trained for."""
             ratio = self.original_max_position_embeddings / (turns * 2.0 * math.pi)
             return width * math.log(ratio) / (2.0 * math.log(base))
 
@@ -209,7 +209,7 @@ RULES: dict[str, type[FrequencyRule]] = {
 
 
 def rule_of(given: FrequencyRule | Mapping[str, Any] | None) -> FrequencyRule | None:
-    """The rule of a mapping such as `rope_parameters`, without its `rope_theta`; None for "default".
+    """Return the rule of a mapping such as `rope_parameters`, without its `rope_theta`; None for "default".
 
     Raises:
         SpecError: a name or a field that there is not, or a field that is missing.

@@ -140,7 +140,7 @@ NORMED = {
 
 
 def through_norm(state: State, order: str, name: str) -> NormGradients:
-    """The gradients of a norm's input and parameters; the layer must norm in this order."""
+    """Return the gradients of a norm's input and parameters; the layer must norm in this order."""
     settings, (given, made) = state.config.query_key_norm, NORMED[order, name]
     steps = normed(state, name, state[given])
     assert settings is not None

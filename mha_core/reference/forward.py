@@ -126,7 +126,7 @@ def rotary_tables(state: State) -> Tables | None:
 
 
 def normed(state: State, name: str, x: NDArray) -> Normed | None:
-    """The norm `name`, "q_norm" or "k_norm", of the heads x (B, heads, L, d); None in a layer without one."""
+    """Return the norm `name`, "q_norm" or "k_norm", of the heads x (B, heads, L, d); None in a layer without one."""
     settings, parameters = state.config.query_key_norm, state.parameters
     if settings is None:
         return None

@@ -71,7 +71,7 @@ def _in_a_loop(compute: Compute, axes: tuple[int, ...], most: int, starts: Start
     is_cut = [leaf.shape[first:after] == sizes for leaf in leaves]
 
     def pieces_of(x: Array) -> Array:
-        """The chunks of x, in an axis before its own."""
+        """Return the chunks of x, in an axis before its own."""
         if total > size:
             x = _joined(x, first, (0, before), (size - chunk, size))
         x = x.reshape(*x.shape[:first], count, *(1,) * (len(axes) - 1), chunk, *x.shape[after:])

@@ -107,7 +107,7 @@ def cap_and_tanh(
 
 @mx.util.use_np
 def cap_gradient(d_capped: mx.np.ndarray, tanh: mx.np.ndarray | None) -> mx.np.ndarray:
-    """The gradient of the similarity from that of the first result of `cap_and_tanh`; `tanh` is the second."""
+    """Return the gradient of the similarity from that of the first result of `cap_and_tanh`; `tanh` is the second."""
     return d_capped if tanh is None else d_capped * (1.0 - tanh * tanh)
 
 
@@ -162,7 +162,7 @@ def drop_at_random(x: mx.np.ndarray, dropout: float, training: bool) -> mx.np.nd
 
 @mx.util.use_np
 def drop_by(x: mx.np.ndarray, keep: mx.np.ndarray, dropout: float) -> mx.np.ndarray:
-    """The elements of x where `keep` is True or 1, scaled by 1 / (1 - dropout), and 0 elsewhere."""
+    """Return the elements of x where `keep` is True or 1, scaled by 1 / (1 - dropout), and 0 elsewhere."""
     return x * keep / (1.0 - dropout)
 
 

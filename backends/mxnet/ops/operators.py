@@ -22,7 +22,7 @@ Backward = Callable[[Sequence[mx.np.ndarray], Sequence[bool]], Sequence[mx.np.nd
 
 
 def operator(name: str, **attributes: Any) -> Callable[..., Any]:
-    """A function of mx.np arrays: one of MXNet's operators, by its own name.
+    """Return a function of mx.np arrays: one of MXNet's operators, by its own name.
 
     Keywords of its calls are further attributes; `out` is the array, or the list of arrays, to write into. It calls
     the library as MXNet's own function does, which encodes all attributes again in every call.

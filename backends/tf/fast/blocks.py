@@ -86,12 +86,12 @@ class Chunk(NamedTuple):
     blocks: Blocks
 
     def of(self, x: tf.Tensor, group: int = 1) -> tf.Tensor:
-        """The part of x (B or 1, heads or 1, ...) in this chunk; x has `group` heads for each key head."""
+        """Return the part of x (B or 1, heads or 1, ...) in this chunk; x has `group` heads for each key head."""
         block = self.block(group)
         return cut_source(cut_source(x, 0, block.items), 1, block.heads)
 
     def at(self, start: tf.Tensor) -> Chunk:
-        """The chunk of the same size from the item and the key head on that `start` (2,) holds."""
+        """Return the chunk of the same size from the item and the key head on that `start` (2,) holds."""
         items, kv_heads = (
             None if span is None else Span(start[axis], span.size)
             for axis, span in enumerate((self.items, self.kv_heads))
@@ -99,12 +99,12 @@ class Chunk(NamedTuple):
         return Chunk(items, kv_heads, self.blocks)
 
     def written_out(self) -> Chunk:
-        """The same chunk with no block in a loop, if the number of its blocks is known."""
+        """Return the same chunk with no block in a loop, if the number of its blocks is known."""
         return self._replace(blocks=self.blocks._replace(bands=0))
 
     @property
     def start(self) -> tuple[int, int]:
-        """The first item and key head."""
+        """Return the first item and key head."""
         items, kv_heads = (0 if span is None else span.start for span in (self.items, self.kv_heads))
         return items, kv_heads
 
@@ -114,7 +114,7 @@ class Chunk(NamedTuple):
 
 
 def after(blocks: Sequence[Any]) -> Any:
-    """A context whose operations wait for these blocks in a graph; eager code runs in order anyway."""
+    """Return a context whose operations wait for these blocks in a graph; eager code runs in order anyway."""
     made = [] if tf.executing_eagerly() else tf.nest.flatten(list(blocks))
     return tf.control_dependencies([x for x in made if x is not None])
 
@@ -197,7 +197,7 @@ def _blocks(sizes: tuple[Any, Any, Any], bytes_per_score: int, block: int | None
 
 
 def concat(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
-    """The parts one after the other on this axis; a single one as it is."""
+    """Return the parts one after the other on this axis; a single one as it is."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 

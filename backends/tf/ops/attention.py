@@ -78,7 +78,7 @@ def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
 
 
 def cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
-    """The gradient of the similarity from that of `capped`, which `cap` gave."""
+    """Return the gradient of the similarity from that of `capped`, which `cap` gave."""
     c = rule.softcap
     return d_capped if c is None else d_capped * (1.0 - (capped / c) ** 2)
 

@@ -22,7 +22,7 @@ class Span(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether both are integers."""
+        """Return whether both are integers."""
         return isinstance(self.start, int) and isinstance(self.size, int)
 
     def times(self, count: int) -> Span:
@@ -30,16 +30,16 @@ class Span(NamedTuple):
         return Span(self.start * count, self.size * count)
 
     def as_slice(self) -> slice:
-        """Its elements as a slice."""
+        """Return its elements as a slice."""
         return slice(self.start, self.start + self.size)
 
     def as_known(self) -> slice:
-        """A slice of known ends that holds its elements; no others where both are known."""
+        """Return a slice of known ends that holds its elements; no others where both are known."""
         return self.as_slice() if self.is_known else self.within
 
 
 def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """The span of x along an axis; x itself for None."""
+    """Return the span of x along an axis; x itself for None."""
     length = x.shape[axis]
     if span is None:
         return x

@@ -35,7 +35,7 @@ def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float
 
 
 def is_fusable_in_blocks(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Whether the kernel follows the definition for blocks of this call, each with the mask of its positions.
+    """Return whether the kernel follows the definition for blocks of this call, each with the mask of its positions.
 
     Not where a program is compiled, which would hold a call of the kernel for each block.
     """

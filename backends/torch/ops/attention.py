@@ -33,7 +33,7 @@ class Score(NamedTuple):
 
     @property
     def is_product(self) -> bool:
-        """Whether a score is q.k times the scale, and nothing else."""
+        """Return whether a score is q.k times the scale, and nothing else."""
         return self.vector is None and self.softcap is None
 
 

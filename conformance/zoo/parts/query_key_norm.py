@@ -30,7 +30,7 @@ class Given:
     state: State
 
     def result(self, **changes: object) -> NDArray:
-        """The definition's norm, of other settings."""
+        """Return the definition's norm, of other settings."""
         return norm(self.x, replace(self.settings, **changes), self.weight, self.bias).result  # type: ignore[arg-type]  # each change is of its field's type
 
     def finished(self, unit: NDArray) -> NDArray:
@@ -47,7 +47,7 @@ has_norm, settings_of = part("query_key_norm", QueryKeyNorm)
 
 
 def steps_of(state: State, name: str, x: NDArray) -> Normed:
-    """The definition's norm `name` of x in a layer that has one, whatever its order."""
+    """Return the definition's norm `name` of x in a layer that has one, whatever its order."""
     steps = normed(state, name, x)
     assert steps is not None
     return steps

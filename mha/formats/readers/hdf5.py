@@ -73,7 +73,7 @@ def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str,
 
 
 def numbers_of(dataset: h5py.Dataset) -> NDArray:
-    """The numbers of a dataset, as this machine orders their bytes."""
+    """Return the numbers of a dataset, as this machine orders their bytes."""
     array = np.asarray(dataset[()])
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 

@@ -27,7 +27,7 @@ class Refused:
     model_types: tuple[str, ...]
 
     def matches(self, module: Any) -> bool:
-        """Whether `module` is one of its attention modules."""
+        """Return whether `module` is one of its attention modules."""
         kind = type(module)
         return kind.__name__ in self.classes and kind.__module__.startswith("transformers.models.")
 

@@ -44,7 +44,7 @@ class Row:
 
     @property
     def words(self) -> str:
-        """Its particulars, or that it is refused and why."""
+        """Return its particulars, or that it is refused and why."""
         return self.says if self.state == "expressed" else f"refused: {self.says}"
 
 
@@ -58,7 +58,7 @@ def rows() -> list[Row]:
 
 
 def counts() -> dict[str, int]:
-    """How many published models are of expressed and of refused families."""
+    """Return how many published models are of expressed and of refused families."""
     found = {"expressed": 0, "refused": 0}
     for row in rows():
         found[row.state] += len(row.models)
