@@ -134,7 +134,7 @@ class Suite:
 
 
 class SubjectCollector(pytest.Collector):
-    """All cases on one subject."""
+    """A collector of all cases on one subject."""
 
     def __init__(self, *, subjects: list[RemoteSubject], suite: Suite, **details: Any) -> None:
         super().__init__(**details)

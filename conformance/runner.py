@@ -190,7 +190,7 @@ def run_all(
 
 
 def until_interrupted(results: Iterable[Item]) -> tuple[list[Item], bool]:
-    """All results, or those up to an interrupt by the user; and whether there was one."""
+    """Return the results up to an interrupt by the user, else all; and whether there was an interrupt."""
     finished: list[Item] = []
     try:
         for result in results:

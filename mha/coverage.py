@@ -161,7 +161,7 @@ class Survey:
         return owner.name
 
     def coverage(self, called: Collection[str] | None = None) -> Coverage:
-        """The Coverage if the layers of these names were called. None: if all known ones that were asked for were."""
+        """Return the Coverage if the layers of these names were called; None: all known ones that were asked for."""
         met = list(self._met.values())
         known = [one for one in met if one.known]
         unknown = [
@@ -246,7 +246,7 @@ def has_projections(parts: Iterable[str]) -> bool:
 
 
 def roles_of(part: str) -> set[str]:
-    """Which of q, k and v a part of this name computes; none if its name has another word."""
+    """Return which of q, k and v a part of this name computes; none if its name has another word."""
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower()
     if snake in ("c_attn", "in_proj_weight"):
         return {"q", "k", "v"}

@@ -22,7 +22,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 @dataclass(frozen=True)
 class ProjectionBias:
-    """Which of the four projections add a bias.
+    """The choice of which of the four projections add a bias.
 
     >>> ProjectionBias.of(True)
     ProjectionBias(q_proj=True, k_proj=True, v_proj=True, out_proj=True)
@@ -235,7 +235,7 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def norm_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The names of the weights of the query-key norm, in order, with their shapes; none in a layer without one."""
+        """Return name -> shape of the weights of the query-key norm, in order; empty in a layer without one."""
         norm = self.query_key_norm
         return {} if norm is None else norm.weight_shapes(self.num_heads, self.num_kv_heads, self.head_dim)
 

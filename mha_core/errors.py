@@ -25,7 +25,7 @@ LONGEST_REASON = 300
 
 
 def shown(text: object, longest: int = LONGEST_NAME) -> str:
-    r"""A text from outside as it may stand in a message or a table: printable, and cut in the middle if it is long.
+    r"""Return a text from outside as a message or table may show it: printable, and cut in the middle if it is long.
 
     Characters that are not printable (line ends, escape sequences, marks that reverse the direction of writing) are
     written as Python writes them. Markup of the package rich is left as it is: who prints by rich escapes it there.

@@ -71,7 +71,7 @@ def even_widths(made: Made) -> Sequence[int]:
 
 
 def ways_to_stand(made: Made) -> Sequence[str]:
-    """What a call may say of positions; they are not counted from a query offset that is negative."""
+    """Return how a call may have positions: "counted" (unless a query offset is negative), or given in some form."""
     offsets = [value for name, value in made.items() if name.startswith("query_offset")]
     is_negative = any(value != "per item" and value < 0 for value in offsets)
     of_all = () if made.get("rotary.sections") else ("positions", "tables")

@@ -71,7 +71,7 @@ def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings
 
 
 def square_case(id: str, catches: str, layer: AttentionConfig = SQUARE, **settings: Any) -> Case:
-    """As `case`, with 4 items of 7 queries, and one width for all inputs: for what other sizes turn into an error."""
+    """Return a `case` of 4 items, 7 queries and one width, for bugs that fail with an error in other sizes."""
     return case(id, catches, layer, **{"batch": 4, "query_len": 7, "same_sizes": SQUARE_REASON, **settings})
 
 
@@ -79,7 +79,7 @@ OF_HEADS = "without projections the widths are those of the heads"
 
 
 def bare_case(id: str, catches: str, **settings: Any) -> Case:
-    """As `case`, of a layer without projections: H 6, G 2, d 11, dv 13."""
+    """Return a `case` of a layer without projections: H 6, G 2, d 11, dv 13."""
     sizes = {"embed_dim": 66, "num_heads": 6, "num_kv_heads": 2, "head_dim": 11, "projections": False}
     widths: dict[str, Any] = {"query_dim": None, "key_dim": None, "value_dim": None, "output_dim": None, "bias": False}
     return case(id, catches, **{**sizes, **widths, "same_sizes": OF_HEADS, **settings})
@@ -122,7 +122,7 @@ def every_source(rng: Rng, case: Case) -> AttentionMask:
 
 
 def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
-    """A bias of -1000 plus a small random number for each key: the softmax must not lose the small differences."""
+    """Return a bias of -1000 plus a small random number for each key, which the softmax must not lose."""
     return AttentionMask(bias=np.full((1, 1, 1, case.key_len), -1.0e3) + rng.normal(size=case.key_len))
 
 
@@ -146,7 +146,7 @@ def poison_padding(rng: Rng, problem: Problem) -> Problem:
 
 
 def number_in_open(name: str, number: float) -> Callable[[Rng, Problem], Problem]:
-    """A change of a problem: one number in a query, key or value ("queries", ...) of item 0 that is not padding."""
+    """Return a change of a problem: one number in a query, key or value of item 0 that is not padding."""
 
     def change(rng: Rng, problem: Problem) -> Problem:
         array = getattr(problem.inputs, name).copy()
@@ -164,7 +164,7 @@ def loud_item(rng: Rng, problem: Problem) -> Problem:
 
 
 def same_signs(rng: Rng, problem: Problem) -> Problem:
-    """All values positive, so that the errors of a long sum add up instead of cancelling."""
+    """Return the problem with positive values, so that the errors of a long sum add up instead of cancelling."""
     return problem.with_inputs(values=np.abs(problem.inputs.values))
 
 

@@ -72,11 +72,11 @@ class Deviation:
         return tuple(map(Requirement, self.versions))
 
     def why_not_here(self) -> str:
-        """Why it can't happen with what is installed: "not installed: ..." or "other version: ..."; "" if it can."""
+        """Return why it can't happen here, "not installed: ..." or "other version: ..."; "" if it can."""
         return self.why_not(installed)
 
     def why_not(self, version_of: Callable[[str], str | None]) -> str:
-        """The same for other packages: `version_of` gives the version of one by its name, None if it is not there.
+        """Return what `why_not_here` does, for other packages. `version_of`: package name -> version, or None.
 
         >>> entry = Deviation("empty-row-is-nan", "torch.nn:SDPA", "", "", "", "", versions=("torch>=2.5",))
         >>> entry.why_not({"torch": "2.4.1"}.get)

@@ -44,7 +44,7 @@ class Vector:
 
     @property
     def output_mode(self) -> int:
-        """What the output qk_matmul_output is."""
+        """Return the number that says what the output qk_matmul_output holds."""
         return self.attributes.get("qk_matmul_output_mode", SIMILARITY)
 
     def problems(self) -> dict[str, Problem]:

@@ -37,7 +37,7 @@ class Cause:
 
     @property
     def line(self) -> str:
-        """All of it in one line.
+        """Return the whole cause in one line.
 
         >>> Cause("scores", "They are doubled.", "Halve them.", ("scores-doubled",)).line
         'scores: They are doubled. Change: Halve them. (scores-doubled)'
@@ -98,7 +98,7 @@ class Brief:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """Return the whole text."""
         return "\n".join(filter(None, [self.extent, *self.said, *self.more, *self.details]))
 
     def rows(self, width: int = 80, most: int = ROWS, *, head: bool = True) -> list[str]:

@@ -129,7 +129,7 @@ MOST_BYTES = 2**28
 
 
 def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None, *, copy: bool = True) -> NDArray:
-    """A copy of a NumPy array, or the array itself; SubjectFailed for anything else, with the missing conversion.
+    """Return a NumPy array, or a copy of it; raise SubjectFailed for anything else, and name the missing conversion.
 
     Also for an array of more than MOST_BYTES that does not have the `shape` that it must have.
     """
@@ -172,7 +172,7 @@ def words(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """The place of an error in the user's own code, such as " (mine.py:12 in attention)"; "" if it is elsewhere."""
+    """Return the place of an error in the user's code, such as " (mine.py:12 in attention)"; "" if it is elsewhere."""
     return _last_own(traceback.extract_tb(error.__traceback__))
 
 

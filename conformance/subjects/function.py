@@ -28,7 +28,7 @@ ARGUMENTS = ("weights", "queries", "keys", "values", "mask")
 
 
 def known_options() -> tuple[str, ...]:
-    """What a plain function is given by keyword, if it has a parameter of that name.
+    """Return the names of keywords that a plain function is given if it has a parameter of that name.
 
     >>> known_options()[:3]
     ('config', 'num_heads', 'scale')

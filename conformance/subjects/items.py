@@ -19,7 +19,7 @@ AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(POSITIONS, 2), 
 
 
 def axis_of_items(name: str, array: NDArray, batch: int) -> int | None:
-    """The axis of an array of a call, or of a gradient by it, that counts the items of the batch; None without one.
+    """Return the axis that counts the batch items in an array of a call, or in its gradient; None without one.
 
     `query_offset` may be one number; positions with several axes, (axes, B, L), have the items second.
 
@@ -79,7 +79,7 @@ def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> Atte
 
 
 def with_positions(problem: Problem) -> AttentionInputs:
-    """The inputs with positions or tables of their own for queries and for new keys, in a layer with rotary positions.
+    """Return the inputs; in a layer with rotary positions, with positions or tables for queries and for new keys.
 
     Without them, the positions of what `take_positions` takes would be counted anew.
     """

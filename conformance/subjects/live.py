@@ -61,7 +61,7 @@ class LiveSubject:
         self.weights = rounded_weights(reading.config, reading.weights, reading.dtype)
 
     def fitted(self, problem: Problem) -> Problem | None:
-        """The nearest problem that the layer can be asked: with its own weights, and one input where it takes one.
+        """Return the nearest problem that the layer can be asked: with its own weights, and one input if it takes one.
 
         None for another config, and for lengths that differ where keys are the queries.
 

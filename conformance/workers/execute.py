@@ -80,7 +80,7 @@ class Strangers:
             give_back(self._held.popitem()[1])
 
     def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
-        """As `Line.ask`."""
+        """Return what `Line.ask` says."""
         if self._settings.here and self._settings.interpreter(home) is None:
             return answered(request)
         process = self._held.pop(home, None) or take(home, self._settings)
@@ -101,7 +101,7 @@ class Strangers:
 
 
 def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function gives in a process of ours; the subjects among its arguments are asked where they are.
+    """Return the result of a function called in a process of ours; subjects among its arguments stay where they are.
 
     Raises:
         BackendError: the process can't be started, or died.

@@ -60,7 +60,7 @@ OURS = Home(NUMPY, OUR_SECONDS)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker process is started with.
+    """The settings with which a worker process is started.
 
     Args:
         interpreters: backend, subject, or module of a subject -> the interpreter that runs it. Any other runs on
@@ -177,7 +177,7 @@ def _of_file(folder: Path, names: Collection[str], switch: str) -> tuple[Path, d
 
 
 def program(path: str, where: str) -> str:
-    """The absolute path of an interpreter; a link stays one, because a virtual environment is known by its links.
+    """Return the absolute path of an interpreter. Links stay: a virtual environment is known by its links.
 
     Raises:
         SpecError: there is none; the message begins with `where`.

@@ -77,11 +77,11 @@ class Unit(ABC):
     @property
     @abstractmethod
     def home(self) -> Home:
-        """The process of whom it asks: one for each framework, or somebody's own module; ours if it asks nobody."""
+        """Return the Home whose process it asks: a framework's, a user's module's, or ours if it asks nobody."""
 
     @property
     def cost(self) -> float:
-        """About how long it takes, in any measure that compares the units of one run: the longest begin first."""
+        """Return about how long it takes, in any unit that compares the units of one run: the longest begin first."""
         return float(len(self))
 
     @abstractmethod
@@ -94,7 +94,7 @@ class Unit(ABC):
 
     @abstractmethod
     def lost(self, item: int, reason: str) -> Any:
-        """The answer for an item at which the process ended, or that nobody could be asked; `reason` is one line."""
+        """Return the answer for an item at which the process ended, or that none could take. `reason`: one line."""
 
 
 class Line(Protocol):
@@ -182,7 +182,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a worker says of itself.
+    """A worker's message about itself.
 
     Attributes:
         project: the version of this project that it has.

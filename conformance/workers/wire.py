@@ -55,7 +55,7 @@ class Unreadable(ValueError):
 
 
 def sendable(cls: Class) -> Class:
-    """A decorator: a dataclass, or an error that is made of its text alone, may be sent and is made when it comes."""
+    """Return the class, and let it be sent (a decorator): a dataclass, or an error that is made of its text alone."""
     _classes[cls.__name__] = cls
     return cls
 

@@ -115,7 +115,7 @@ def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
 
 
 def steps_with(bugs: Sequence[Bug], names: Iterable[str]) -> dict[str, Step]:
-    """Those of these names in the `pipelines` of `bugs`."""
+    """Return the steps of these names from the `pipelines` of `bugs`."""
     found = {}
     for name in names:
         right, there = (BACKWARD, "backward") if name in BACKWARD else (FORWARD, "forward")
@@ -211,7 +211,7 @@ def rounded(trace: Trace, dtype: str) -> Trace:
 
 
 def rounded_array(array: NDArray, dtype: str) -> NDArray:
-    """An array of a run rounded to `dtype`; what is to be float64 is left as it is, for a bug may have made it less."""
+    """Return an array of a run rounded to `dtype`; for float64 as it is, since a bug may have made it narrower."""
     if dtype == "float64":
         return array
     with any_numbers:

@@ -23,13 +23,13 @@ DTYPES = ("float64", "float32")
 
 @dataclass(frozen=True, eq=False)
 class KillTable:
-    """Which bug was killed by which case, in which dtype, and at which stage it showed first.
+    """A table of the cases that kill each bug in each dtype, with the stage at which it shows first.
 
     Attributes:
         bugs, cases, dtypes: what was run.
         first_stages: bug id -> case id -> dtype -> the first stage that differs, or "gradients".
             Absent where nothing differs.
-        impossible: (bug id, case id) where the bug can't be made.
+        impossible: (bug id, case id) of each case in which the bug can't be made.
     """
 
     bugs: tuple[Bug, ...]
@@ -84,7 +84,7 @@ def kill(bugs: Sequence[Bug], cases: Sequence[Case], progress: Callable[[Case], 
 
 @dataclass(frozen=True)
 class Kills:
-    """What one case does to bugs.
+    """A row of the table: what one case does to bugs.
 
     Attributes:
         first_stages: bug id -> dtype -> the first stage that differs, of each bug that can be made in this case.

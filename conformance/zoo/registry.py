@@ -36,7 +36,7 @@ def bugs_of(*, parts: bool = True, gradients: bool = True) -> tuple[Bug, ...]:
 
 @cache
 def bugs_of_parts() -> frozenset[str]:
-    """The ids of the bugs of parts of attention, such as rotary positions: only layers that have the part show them."""
+    """Return the ids of bugs in parts of attention, such as rotary positions: only layers with the part show them."""
     return frozenset(bug.id for topic in members(parts) for bug in topic.BUGS)
 
 

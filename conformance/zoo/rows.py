@@ -42,7 +42,7 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class Table:
-    """What the rows of a table share: the stage at which they show first, and the fix.
+    """A table of bugs that share the stage at which they show first, and the fix.
 
     >>> row = Table("heads", "Add each head once.")
     >>> bug = row("heads-doubled", "Every head counts twice.", times("heads", lambda state: 2.0))
@@ -54,7 +54,7 @@ class Table:
     fix: str
 
     def __call__(self, id: str, sentence: str, *operations: Steps, **words: str) -> Bug:
-        """The bug of one row; `words`: stage, fix, seen_in and equivalent, as of a `Bug`.
+        """Return the bug of one row; `words`: stage, fix, seen_in and equivalent, as of a `Bug`.
 
         Raises:
             SpecError: an operation names a step that the definition does not have.
@@ -74,7 +74,7 @@ def require(possible: bool, message: str) -> None:
 
 
 def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Callable[[State], Settings]]:
-    """Whether a layer has a part of attention, and what this field of its config says of it, which is a `kind`."""
+    """Return two functions of a State: whether its layer has this field of the config, and the field, a `kind`."""
     return lambda state: getattr(state.config, field) is not None, attrgetter(f"config.{field}")
 
 

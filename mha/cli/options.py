@@ -29,7 +29,7 @@ PARAMETER = "parameter"
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Options:
-    """What was asked of a command: a class that derives from this one is a frozen dataclass."""
+    """A base for the options of a command: each class that derives from it is a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -97,7 +97,7 @@ class OutputFile(click.ParamType):
         self.dash = dash
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The absolute path. CouldNotRun if nothing can be written there, or another option names the same file."""
+        """Return the absolute path. CouldNotRun if nothing can be written there, or another option names that file."""
         from mha_core.errors import SpecError
         from mha_core.files.writing import check_different, check_output
 

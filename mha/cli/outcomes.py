@@ -222,7 +222,7 @@ def sarif(outcomes: Sequence[Outcome], diagnoses: Sequence[Mapping[str, Any]] = 
 
 
 def badge(results: Sequence[Result], status: int) -> dict[str, Any]:
-    """What shields.io shows as a badge: green for exit status 0 alone, red for a difference, else grey.
+    """Return the JSON of a badge of shields.io: green for exit status 0 alone, red for a difference, else grey.
 
     >>> badge([], COULD_NOT_RUN)
     {'schemaVersion': 1, 'label': 'mha parity', 'message': 'nothing judged', 'color': 'lightgrey'}

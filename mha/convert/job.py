@@ -119,11 +119,11 @@ class Job:
         return get(self.facts.layout), config, {k: x.astype(storage_dtype(held)) for k, x in weights.items()}, held
 
     def settle(self) -> tuple[Standing, Proof | None]:
-        """Return its Standing: proved, known, or else moved, with the reason why it is neither; and the proof, or None.
+        """Return the layer's Standing (proved, known, or moved, and why it is neither), and the proof or None.
 
         Raises:
-            VerificationFailed: it does not give the recorded outputs of the original.
-            SpecError: the recorded calls do not fit it, or prove nothing.
+            VerificationFailed: the layer does not give the recorded outputs of the original.
+            SpecError: the recorded calls do not fit the layer, or prove nothing.
         """
         if self.recorded is not None:
             _, config, weights, _ = self.read(dtype="float64")  # holds the numbers of every dtype

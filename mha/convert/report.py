@@ -50,7 +50,7 @@ def print_report(console: Console, done: Conversion, *, unseen: bool = True) -> 
 
 
 def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
-    """The lines below the table: meaning of the words, who computed, and remarks; with `unseen`, bugs by name."""
+    """Return the lines below the table: what words mean, who computed, remarks; with `unseen`, bugs by name."""
     words = Counter(layer.standing.word for layer in done.layers)
     found = [f"{words[word]} x {word}: {meaning}" for word, meaning in MEANING.items() if words[word]]
     reasons = Counter((layer.standing.word, layer.standing.why) for layer in done.layers)

@@ -113,7 +113,7 @@ def format_of(path: Path) -> Format:
 
 
 def found_file(path: str | Path) -> Path:
-    """The file itself, or the one in the folder that holds a model's weights. Raises SpecError as `source_file`."""
+    """Return the file, or the one in a folder that holds a model's weights. Raises SpecError as `source_file`."""
     path = Path(path)
     return source_file(path, SUFFIXES) if path.is_dir() else path
 

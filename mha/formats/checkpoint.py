@@ -124,7 +124,7 @@ def bfloat16() -> np.dtype:
 
 @contextmanager
 def spec_errors(path: Path, what: str) -> Iterator[None]:
-    """A context that turns any exception of a library that reads the file into a SpecError: the file may be hostile."""
+    """Return a context that makes a SpecError of any exception of the library that reads it: a file may be hostile."""
     try:
         yield
     except SpecError:

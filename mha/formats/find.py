@@ -71,7 +71,7 @@ def none_found(where: str, names: Iterable[str]) -> str:
 def choose(
     found: Sequence[FoundLayer], where: str, prefix: str | None, *, every: bool, names: Iterable[str]
 ) -> list[FoundLayer]:
-    """The layers that are asked for: the one at `prefix`, all, or the only one; `names`: of all arrays in the file.
+    """Return the layers asked for: that at `prefix`, all, or the only one. `names`: of all arrays in the file.
 
     Raises:
         SpecError: there is none, or no such prefix, or several without a choice.

@@ -108,7 +108,7 @@ def cast(name: str, array: NDArray, dtype: str) -> NDArray:
 
 
 def check_same(what: str, wanted: Arrays, found: Arrays) -> list[str]:
-    """The names in `found` that `wanted` lacks, all arrays of zeros. SpecError if another array differs in any bit."""
+    """Return the names in `found` that `wanted` lacks. SpecError if they are not zeros, or others differ in any bit."""
     for name, array in wanted.items():
         other = found.get(name)
         if other is None or other.shape != array.shape or other.dtype != array.dtype:

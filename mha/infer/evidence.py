@@ -116,7 +116,7 @@ class Judge:
 
 
 def pieces(problem: Problem, each: int) -> Iterator[Problem]:
-    """The problem in parts of some batch items and queries, so that what is computed of one fits into memory.
+    """Yield the problem in parts of some batch items and queries, so that what is computed of one fits into memory.
 
     Args:
         problem: with what was recorded of its output, weights and heads.

@@ -27,7 +27,7 @@ DEFAULT_SCALE = next(iter(SCALES))
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """Which rows of which array are which projection, and how the layer uses them.
+    """A hypothesis: which rows of which array are which projection, and how the layer uses them.
 
     Attributes:
         q, k, v, o: the four projections.
@@ -133,7 +133,7 @@ class Hypothesis:
         return config, {name: np.ascontiguousarray(array) for name, array in found.items()}
 
     def function(self) -> bytes:
-        """Return a digest that hypotheses share which compute one function.
+        """Return a digest that is the same for hypotheses which compute the same function.
 
         Key biases are left out where the output does not depend on them.
         """

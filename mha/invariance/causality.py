@@ -75,7 +75,7 @@ def is_causal(found: NDArray) -> bool:
 
 
 def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
-    """The argument that makes a call causal, if one is there and has an effect of that kind; and one that has not."""
+    """Return the argument that makes a call causal, or None; and one that should and does not, or None."""
     idle = None
     for name in FLAGS:
         if name in live.signature and name not in template.fixed:

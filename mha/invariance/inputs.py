@@ -162,7 +162,7 @@ def _axes_first(live: Live) -> bool:
 
 
 def made(live: Live) -> Iterator[tuple[Live, Template]]:
-    """The Templates to try, the likeliest first."""
+    """Yield (model, Template) to try, the likeliest first."""
     names = [
         name for name, one in live.signature.items()
         if one.default is one.empty or name in (*IDS[:1], "inputs") or name in ("inputs_k", "inputs_v")

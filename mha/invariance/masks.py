@@ -46,7 +46,7 @@ class Mask:
     idle: bool = False
 
     def of(self, allowed: NDArray) -> Given:
-        """The argument for a mask (B, Lq, Lk), true where a query may attend to a key; of "keys", of its last query.
+        """Return the argument for `allowed`, bool (B, Lq, Lk), True = may attend; "keys" takes its last query's row.
 
         >>> Mask("m", "keys", "int64", True).of(np.tri(3, dtype=bool)[None])
         Given(array=array([[1, 1, 1]]), text="np.ones((1, 3), 'int64')")

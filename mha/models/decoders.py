@@ -224,7 +224,7 @@ class DecoderLayers:
         return "" if own in layouts else f"layers of such a model have layout {own!r}"
 
     def sees(self, prefix: str) -> str:
-        """Which keys alone a layer sees besides what is causal, which a call must say, in words; "" if all."""
+        """Return which window of keys a layer sees, in words, which a call must say; "" if it sees all earlier keys."""
         site, config = self.sites[prefix], self.model.config
         types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
         kind = types[getattr(site.core, site.recipe.place)] if types else "sliding"

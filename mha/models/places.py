@@ -70,7 +70,7 @@ def dotted(name: str) -> str:
 
 
 def kind_of(name: str, of: str) -> Kind:
-    """What an array of this name is in the models of a type.
+    """Return what an array of this name is in models of a type: "body", "head" or "buffer"; "" if it has no place.
 
     Args:
         name: the array's name in the file, of any framework.
@@ -105,7 +105,7 @@ def kind_of(name: str, of: str) -> Kind:
 
 
 def is_constant(name: str, entry: Entry) -> bool:
-    """Whether a buffer holds what transformers' classes put there: numbers of positions, a mask of earlier keys."""
+    """Return whether a buffer holds the constants of transformers' classes: position numbers, or a causal mask."""
     last = _parts(name)[-1]
     if last == "position_ids":
         numbers = entry.load().reshape(-1)

@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("table.json")
 
 @dataclass(frozen=True)
 class ModelType:
-    """What the classes of one `model_type` have in transformers.
+    """A row of the table: what the classes of one `model_type` have in transformers.
 
     Attributes:
         config: the name of its config class.

@@ -42,7 +42,7 @@ def names(making: Making) -> list[str]:
 
 
 def move(old: str, new: str, making: Making) -> str:
-    """What turns an array with the old axes into one with the new, as methods of NumPy; "" if nothing does.
+    """Return the NumPy methods, as code, that turn an array's old axes into the new; "" if they are the same.
 
     >>> move("(h d) i", "i h d", Making()), move("i h d", "(h d) i", Making())
     ('.T.reshape(E, H, d)', '.reshape(E, E).T')

@@ -40,7 +40,7 @@ class Native(ABC):
 
     @property
     def title(self) -> str:
-        """What it is called in a heading."""
+        """Return what it is called in a heading."""
         return self.path
 
     @abstractmethod
@@ -53,8 +53,8 @@ class Native(ABC):
 
     @abstractmethod
     def read(self, making: Making, old: str) -> Held:
-        """How its parameters come out of the variable `old`."""
+        """Return how its parameters are read out of the variable `old`."""
 
     @abstractmethod
     def write(self, making: Making, new: str) -> Held:
-        """How they go into the variable `new`."""
+        """Return how they are written into the variable `new`."""

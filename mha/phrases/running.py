@@ -35,7 +35,7 @@ Space = dict[str, Any]
 
 
 def arrays() -> dict[str, NDArray]:
-    """The arrays of the call, in float64 and bool; every query may attend to something, whatever masks are combined.
+    """Return the arrays of the call, float64 and bool; with any masks combined, every query may attend to a key.
 
     valid, allowed and added are those of the page; by_item (B, Lq, Lk), by_head (B, H, Lq, Lk), and padded and closed,
     in which True means the other thing, are what others call with.

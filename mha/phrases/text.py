@@ -44,7 +44,7 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """What to know besides the code; that it has none, where it has none."""
+    """Return what to know besides the code; if there is no code, a sentence that says so."""
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 
@@ -72,7 +72,7 @@ def pair(old: Native, new: Native, asked: Sequence[str]) -> Iterator[str]:
 
 
 def statement(native: Native, concept: str) -> Iterator[str]:
-    """What one native says of a concept."""
+    """Yield lines on what one native says of a concept."""
     yield f"  {native.title}"
     words = words_of(native, concept)
     if words:
@@ -86,7 +86,7 @@ def statement(native: Native, concept: str) -> Iterator[str]:
 
 
 def parameters(old: Native, new: Native) -> Iterator[str]:
-    """The lines that carry the weights over, and how they were judged."""
+    """Yield the lines that carry the weights over, and how they were judged."""
     yield f"  From {old.title} (old) to {new.title} (new):"
     for line in carried(old, new, common(old, new, Making())):
         yield f"        {line}"

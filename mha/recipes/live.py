@@ -125,7 +125,7 @@ def spec_errors(site: Site) -> Iterator[None]:
 
 @contextmanager
 def replaced(site: Site, run: Run) -> Iterator[None]:
-    """A context in which the layer computes by `run`: PyTorch -> NumPy -> run -> NumPy -> PyTorch, without gradients.
+    """Return a context in which the layer computes by `run`, on NumPy arrays made from its tensors; without gradients.
 
     The module itself still does everything after the output projection: dropout, residual, normalisation.
     """

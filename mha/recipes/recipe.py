@@ -116,7 +116,7 @@ class Recipe:
         return known and part(module, self.out) is not None
 
     def layout(self, module: Any) -> Layout:
-        """How the arrays of a live module are named and packed."""
+        """Return the layout of a live module: how its arrays are named and packed."""
         is_cross = len(self.layouts) > 1 and module.is_cross_attention
         return layouts.get(self.layouts[is_cross])
 
@@ -145,7 +145,7 @@ def part(module: Any, path: str) -> Any:
 
 
 def setting(core: Any, name: str, default: Any = None) -> Any:
-    """What an attention module says of this name; else its config; else the default."""
+    """Return the attribute of this name of an attention module, else of its config, else the default."""
     return getattr(core, name, getattr(getattr(core, "config", None), name, default))
 
 

@@ -12,7 +12,7 @@ from mha_core import SpecError
 
 
 def to_array(tensor: Any) -> NDArray:
-    """A NumPy copy of a tensor; bfloat16 as float32. SpecError for other objects, and for tensors without numbers."""
+    """Return a NumPy copy of a tensor, bfloat16 as float32. SpecError for other objects and tensors without numbers."""
     import torch
 
     from backends.torch.ops.framework import copied

@@ -38,7 +38,7 @@ class Turn:
     ends: bool = False
 
     def settings(self, core: Any, head_dim: int) -> Rotary:
-        """The rotary settings of a module; base and rule are its config's, where they are of a kind that is known.
+        """Return the rotary settings of a module; base and rule come from its config, if they are of a known kind.
 
         A call has the tables that the model made, which need not be those: `mha_core.parts.angles` compares them.
         """

@@ -86,7 +86,7 @@ def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, 
 
 
 def give(given: Mapping[str, Any], output: NDArray) -> tuple[Any, None]:
-    """What an attention function returns: the output (B, Lq, H, dv), and no weights."""
+    """Return what an attention function returns: the output (B, Lq, H, dv), and None for the weights."""
     from backends.torch.native.seam import to_output
 
     return to_output(output, given["query"]).transpose(1, 2).contiguous(), None

@@ -106,7 +106,7 @@ class UndetectableBugs:
         return {**asdict(self), "missed": self.missed}
 
     def text(self, *, whole: bool = True) -> str:
-        """The result in words, one line for each reason; or in one line that leads to these, by the option --unseen."""
+        """Return the result in words: a line for each reason, or without `whole` one line that names --unseen."""
         calls = "This call" if self.calls == 1 else f"These {self.calls} calls"
         total = self.missed + len(self.seen)
         if not whole and self.missed:
@@ -228,7 +228,7 @@ class _Verdict:
 
     @property
     def order(self) -> float:
-        """Its change, to be sorted by: in one digit, and 0 where it is rounding; more differs between machines."""
+        """Return its change, to sort by: in one digit, 0 if it is rounding; further digits differ between machines."""
         return float(f"{self.change:.0e}") if self.change > ROUNDING else 0.0
 
     def add(self, found: tuple[bool, float] | None) -> None:

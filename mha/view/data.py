@@ -50,7 +50,7 @@ class Picture:
 
 @dataclass(eq=False)
 class Nearness:
-    """How near a part is to the definition.
+    """A measure of how near a part is to the definition.
 
     Attributes:
         ratios: RECORDED or a backend -> worst error / allowed error; recorded outputs, all stages of a backend.

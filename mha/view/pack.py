@@ -43,7 +43,7 @@ class Pack:
         return start
 
     def text(self) -> str:
-        """All of it: compressed, in base 64."""
+        """Return everything as text: compressed, in base 64."""
         return base64.b64encode(zlib.compress(bytes(self._bytes), 9)).decode()
 
     def picture(self, picture: Picture) -> dict[str, Any]:

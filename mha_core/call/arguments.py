@@ -91,14 +91,14 @@ Got [[3, 2], [1]].
 
 
 def with_fields(one: T, **changes: Any) -> T:
-    """The dataclass with other fields, as they are given: it does not settle or check them again, as `replace` does."""
+    """Return the dataclass with other fields, which are not settled or checked again, as `replace` would."""
     found = object.__new__(type(one))
     found.__dict__.update(vars(one), **changes)
     return found
 
 
 def settled_window(window: Any) -> Any:
-    """A window as a tuple of Python's integers, from a list or from integers of NumPy too; anything else as it is.
+    """Return a window as a tuple of Python integers, if it is a list or has NumPy's integers; anything else as it is.
 
     >>> settled_window([np.int64(2), None])
     (2, None)
@@ -114,7 +114,7 @@ def is_numbers(given: Any) -> bool:
 
 
 def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
-    """A number or a list of numbers rounded to `dtype`, in NumPy (bfloat16: in float32, which holds each of them).
+    """Return numbers, one or a list, as a NumPy array rounded to `dtype` (bfloat16 is held in float32).
 
     The argument is returned unchanged if it holds no real numbers, or if `dtype` is none of DTYPES; `check_call`
     refuses it then.
@@ -143,7 +143,7 @@ def holds_long_integers(array: Any) -> bool:
 
 
 def is_convertible(array: Any) -> bool:
-    """Whether an array of NumPy has a dtype that frameworks know; without one it is left for `check_call` to refuse."""
+    """Return whether a NumPy array has a dtype that frameworks know; any other is left for `check_call` to refuse."""
     is_plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
     return is_plain and (array.dtype.kind in "biu" or array.dtype.name in DTYPES)
 

@@ -69,7 +69,7 @@ class Call(Generic[Array]):
         return replace(self, **changes)
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> Call[Any]:
-        """The call of a layer without heads, whose weights are (B, Lq, Lk), with a mask as of a layer with one head.
+        """Return the call of a layer without heads (weights (B, Lq, Lk)) with the mask as of a layer with one head.
 
         `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk); the inputs stay as they are.
         """

@@ -131,7 +131,7 @@ class AttentionInputs:
         return replace(self, rotary=self.rotary_tables(config))
 
     def rotary_tables(self, config: AttentionConfig, rows: tuple[int, ...] | None = None) -> RotaryInputs | None:
-        """The tables of all queries, or of these, and of all new keys; None in a layer without rotary positions."""
+        """Return the rotary tables of queries (all, or these) and of all new keys; None without rotary positions."""
         if config.rotary is None:
             return None
         return as_tables(config.rotary, self.rotary, self.mask.query_offset, self.check(config), rows)

@@ -170,10 +170,10 @@ def interval(mask: AttentionMask, query_len: int) -> tuple[NDArray[np.int64] | N
 
 
 def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.integer] | None:
-    """The mask as `valid_lens`, or None if it leaves some query other keys than its first ones, or not all heads alike.
+    """Return the mask as `valid_lens`; None if some query has other keys than its first ones, or heads differ.
 
-    That is for layers whose only mask is lengths. Integers (B, Lq), or `valid_lens` itself where there is no other
-    source. Of the bias only -inf counts: what else it holds, lengths can't say.
+    That is for layers whose only mask is lengths. Integers (B, Lq), or `valid_lens` itself if there is no other source.
+    Of the bias only -inf counts: lengths can't express other numbers.
 
     >>> from mha_core.call.arguments import CallSizes
     >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)

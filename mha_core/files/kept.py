@@ -51,7 +51,7 @@ class Kept:
         self.folder = folder
 
     def get(self, key: str) -> bytes | None:
-        """What was put under this key; None if there is nothing, or nothing that is whole."""
+        """Return what was put under this key; None if there is nothing, or it is not whole."""
         path = self._path(key)
         try:
             if not is_ours(self.folder.stat()):
@@ -130,7 +130,7 @@ def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:
 
 
 def machine() -> str:
-    """A text that differs where compiled code may: the processor's model and instructions, and how many there are."""
+    """Return a text that differs where compiled code may: processor model, its instructions, and their number."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
@@ -141,7 +141,7 @@ def machine() -> str:
 
 
 def pieces(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """The file and status of each piece in a folder and those within it, and no other file."""
+    """Yield (file, status) of each piece in a folder and its subfolders, and of no other file."""
     for place, _, names in os.walk(folder):
         for name in names:
             if _NAME.fullmatch(name):

@@ -28,7 +28,7 @@ def source_hash(*packages: str) -> str:
 
 
 def installed_stamp(*packages: str) -> str:
-    """A hash of the name, size and time of every code file of installed packages, which are too large to be read.
+    """Return a hash of name, size and time of each code file of installed packages, which are too large to read.
 
     Raises OSError if a package isn't in a folder of files.
     """

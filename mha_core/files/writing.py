@@ -80,7 +80,7 @@ def check_different(**named: Path | None) -> None:
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to, whose file takes the place of `path` when the block ends well, and is removed otherwise.
+    """Return a context with a path to write to. Its file replaces `path` if the block ends well; else it is removed.
 
     It has the suffix of `path`: writers and readers go by it. Raises OSError if the disk is full or a folder is gone.
 

@@ -31,7 +31,7 @@ def plain(base: float, width: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class FrequencyRule:
-    """How the frequencies of a layer differ from `plain`; `frequencies` takes theta, r and the length of the sequence.
+    """A rule by which frequencies differ from `plain`. Its `frequencies` takes theta, r and the sequence's length.
 
     The length is the largest position of the call and its past, plus 1.
 

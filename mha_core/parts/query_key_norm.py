@@ -30,7 +30,7 @@ NORMS = ("q_norm", "k_norm")
 
 @dataclass(frozen=True)
 class QueryKeyNorm:
-    """How queries and keys are normed. Frozen; checked when it is made.
+    """The settings of a query-key norm. Frozen; checked when they are made.
 
     Args:
         kind: "rms" (arXiv:1910.07467), or "layer", which subtracts the mean first (arXiv:1607.06450).

@@ -25,7 +25,7 @@ Start = Literal["first", "last"]
 
 @dataclass(frozen=True)
 class Rotary:
-    """How queries and keys turn with their positions. Frozen; checked when it is made.
+    """The settings of rotary positions: how queries and keys turn. Frozen; checked when they are made.
 
     Args:
         width: r, how many channels of each head turn; even. Default: all of them.
@@ -108,7 +108,7 @@ class Rotary:
 
     @property
     def layout(self) -> Rotary:
-        """Which channels turn in which pairs, alone: what tables that are given leave open."""
+        """Return the settings that given tables leave open: which channels turn, and in which pairs."""
         return Rotary(self.width, self.interleaved, self.start)
 
     @property

@@ -61,7 +61,7 @@ def d_scores(state: State) -> NDArray:
 
 
 def d_bias(state: State) -> NDArray | None:
-    """The gradient of the mask's additive bias, in its own shape: summed over the axes along which it is broadcast."""
+    """Return the gradient of the mask's additive bias, in its own shape: summed over axes along which it broadcasts."""
     bias = state.inputs.mask.bias
     if bias is None:
         return None

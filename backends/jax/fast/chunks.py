@@ -78,7 +78,7 @@ def _in_a_loop(compute: Compute, axes: tuple[int, ...], most: int, starts: Start
         return jnp.moveaxis(x, first, 0)
 
     def of_chunk(given: tuple[tuple[Array, ...], list[Array]]) -> Array:
-        """The heads of the chunk that begins at these indices of the axes, of its pieces of the arrays that are cut."""
+        """Return the heads of one chunk; `given`: where it begins on each axis, and its pieces of the cut arrays."""
         begins, pieces = given[0], iter(given[1])
         parts = [next(pieces) if cut else leaf for leaf, cut in zip(leaves, is_cut, strict=True)]
         return compute({**starts, **dict(zip(axes, begins, strict=True))}, jax.tree.unflatten(tree, parts))

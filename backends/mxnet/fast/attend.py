@@ -209,7 +209,7 @@ class _AtOnce:
         return view(heads, (*self.shape[:3], heads.shape[2]))
 
     def backward(self, cotangent: Array, wanted: Floats) -> Floats:
-        """The gradients, from the `cotangent` (B, H, Lq, dv) of the heads; the bias's is None if it isn't wanted."""
+        """Return the gradients, from the `cotangent` (B, H, Lq, dv) of the heads; None for the bias's if not wanted."""
         cotangent = view(cotangent, (*self.queries.shape[:2], cotangent.shape[3]))
         found = self.attention.backward(cotangent, self.queries, self.keys, self.values)
         bias = self.attention.bias
@@ -247,7 +247,7 @@ class _HeadByHead:
         return heads
 
     def backward(self, cotangent: Array, wanted: Floats) -> Floats:
-        """The gradients, from the `cotangent` (B, H, Lq, dv) of the heads; the bias's is None if it isn't wanted."""
+        """Return the gradients, from the `cotangent` (B, H, Lq, dv) of the heads; None for the bias's if not wanted."""
         d_queries, d_keys, d_values = _zeros(self.queries), _zeros(self.keys), _zeros(self.values)
         d_vector = None if self.rules.score.vector is None else _zeros(self.rules.score.vector)
         d_bias = _zeros(self.rules.mask.bias) if any(wanted.bias) else None

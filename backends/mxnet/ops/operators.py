@@ -83,7 +83,7 @@ def row_range(x: mx.np.ndarray, start: int, stop: int) -> mx.np.ndarray:
 
 @mx.util.use_np
 def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
-    """An array to write into, whose memory is allocated when it is written; that of `mx.np.empty` is allocated at once.
+    """Return an array to write into. Its memory is allocated when it is written, not at once, as by `mx.np.empty`.
 
     This matters because Python may queue the operators of many blocks before the first one runs.
     """

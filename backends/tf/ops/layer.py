@@ -75,7 +75,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def input_widths(queries: Shape, keys: Shape, values: Shape, given: Widths) -> Widths:
-    """The (Dq, Dk, Dv) of a layer built for inputs of these shapes, which must fit the widths that were given."""
+    """Return (Dq, Dk, Dv) of a layer built for inputs of these shapes, which must fit the widths that were given."""
     specs = []
     for name, shape in (("queries", queries), ("keys", keys), ("values", values)):
         if shape is None:

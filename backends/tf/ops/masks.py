@@ -53,7 +53,7 @@ class Mask(NamedTuple):
 
 
 def placed(call: Call[Any], layer: keras.Layer) -> Call[Any]:
-    """The call with tensors in place of lists, numbers and NumPy's arrays; anything that `check_call` refuses stays.
+    """Return the call with tensors for lists, numbers and NumPy's arrays; anything that `check_call` refuses stays.
 
     `layer` is not used: TensorFlow itself copies tensors to the device that needs them.
     """

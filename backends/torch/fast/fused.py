@@ -25,7 +25,7 @@ APART = 2**17
 
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Whether the kernel follows the definition for this call, and holds no scores; `rate` is that of dropout."""
+    """Return whether the kernel follows the definition for this call, and holds no scores. `rate`: of dropout."""
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
     if not _fits(operands, score, mask, rate):

@@ -161,7 +161,7 @@ def additive_bias(mask: Mask) -> Tensor | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """The mask of a block (None: of the whole call); first and stop are None if they exclude no key of the block."""
+    """Return the mask of a block (None: of the whole call); first and stop are None if they exclude no key."""
     if block is None:
         return mask
     first, stop = mask.first, mask.stop

@@ -32,7 +32,7 @@ def cut(array: NDArray) -> NDArray:
 
 
 def spread(array: NDArray) -> NDArray:
-    """Those of item 0 for all items, with a stride of 0."""
+    """Return the numbers of item 0 for all items, with a stride of 0."""
     return np.broadcast_to(array[:1], array.shape)
 
 

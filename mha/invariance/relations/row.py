@@ -57,7 +57,7 @@ class Known:
         return self.causal or self.flag is not None or self.square is not None
 
     def causally(self, batch: int, start: int, stop: int) -> Mapping[str, Any]:
-        """The arguments of a causal call of the positions from `start` to `stop`, with a cache of those before."""
+        """Return the arguments of a causal call of positions `start` to `stop`, with a cache of those before."""
         if self.causal or (start and stop - start == 1):
             return {}
         if self.flag is not None:

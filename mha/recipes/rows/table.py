@@ -38,7 +38,7 @@ class Row:
 
     @property
     def adds(self) -> str:
-        """What it adds to plain attention: rotary positions, norm, softcap, scale; "-" for nothing."""
+        """Return what the family adds to plain attention: rotary positions, norm, softcap, scale; "-" for nothing."""
         parts = {"rotary": self.rotary, "norm": self.norm, "softcap": self.softcap, "scale": self.scale}
         return "; ".join(f"{name}: {text}" for name, text in parts.items() if text) or "-"
 
