@@ -49,7 +49,7 @@ class _Right:
 
 
 class CaseRunner:
-    """Judges one subject, case after case.
+    """A judge of one subject, case after case.
 
     A subject that is right in a case is asked again (see `conformance.judging.repeats`), and once more after the
     next case: its answer to one problem may not depend on another. `again` says how often.

@@ -118,7 +118,7 @@ class _Met:
 
 
 class Survey:
-    """Collects every module of a model, from which it makes the Coverage at the end.
+    """A collection of every module of a model; it makes the Coverage of them at the end.
 
     Args:
         parts_of: the framework's function for the parts of a module.

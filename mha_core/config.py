@@ -78,7 +78,7 @@ BY_DEFAULT: Any = None
 
 @dataclass(frozen=True, repr=False)
 class AttentionConfig:
-    """Every size of a multi-head attention layer. Frozen; validated when it is made.
+    """A description of a multi-head attention layer by its sizes and settings. Frozen; validated when it is made.
 
     Only `embed_dim` and `num_heads` are required. With `H = num_heads`, `G = num_kv_heads`,
     `d = head_dim` and `dv = value_head_dim`, the layer maps queries (B, Lq, query_dim), keys

@@ -203,8 +203,8 @@ def common_dtype(weights: Weights) -> str:
 def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights: Mapping[str, NDArray]) -> None:
     """Write weights and config to one safetensors file, atomically.
 
-    Where `load_weights` read the same numbers from a file that `mha convert` wrote, its word for the layer (proved,
-    known or moved) goes into this file too, whatever layer or array they have been in meanwhile.
+    If `load_weights` read the same numbers from a file of `mha convert`, that file's word for the layer (proved, known
+    or moved) goes into this file too, whatever happened to the numbers in between.
 
     >>> import tempfile, pathlib
     >>> config = AttentionConfig(6, 2)

@@ -135,7 +135,7 @@ class MultiHeadAttention(KeywordBlock):
         return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any]) -> Stages[mx.np.ndarray]:
-        """All seven stages of one call."""
+        """Return all seven stages of one call."""
         config = self._config
         call, mask = self._placed(call)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)

@@ -150,7 +150,7 @@ class Description:
 
 
 class Asker:
-    """Asks for choices of a space, and remembers what was chosen.
+    """A chooser that asks for choices of a space, and remembers what was chosen.
 
     >>> ask = Asker(lambda name, options: options[-1], {"Lk": (1, 2), "Lp": lambda made: range(made["Lk"]), "B": (5,)})
     >>> ask("Lk"), ask("Lp"), ask("B")

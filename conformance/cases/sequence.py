@@ -108,16 +108,16 @@ def _steps(sequence: CallSequence, few_shapes: bool) -> list[Step]:
 
 
 class PreparedLayer:
-    """Makes the steps of a sequence: calls of one layer whose numbers belong together.
+    """A maker of the steps of a sequence: calls of one layer whose numbers belong together.
 
     Two calls with the same letter for an array have the same numbers in it, as far as their lengths reach.
 
     Args:
-        id: of the sequence.
-        config: the layer.
-        number: of the layer in the sequence.
-        seed: of its weights.
-        gradients: whether calls ask for gradients, unless they say it.
+        id: the id of the sequence.
+        config: the config of the layer.
+        number: the number of the layer in the sequence.
+        seed: the seed of its weights.
+        gradients: whether calls ask for gradients if they do not say so themselves.
         longest: most items, queries or keys of a call.
     """
 

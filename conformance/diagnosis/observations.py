@@ -63,7 +63,7 @@ Arrays = dict[str, NDArray] | None
 
 
 class Runs:
-    """Runs the reference with some bugs in it, case by case, and keeps the results (see `Variants`)."""
+    """A runner of the reference with bugs in it, case by case; it keeps the results (see `Variants`)."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, bool, tuple[str, ...]], Arrays] = {}

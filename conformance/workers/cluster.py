@@ -37,7 +37,7 @@ HELLO = "__import__('conformance.workers.protocol', fromlist=['']).Hello.of_this
 
 
 class Cluster(Executor):
-    """Sends units to a Dask cluster. Only units: `submit(execute, unit, settings)`.
+    """An executor on a Dask cluster. It takes only units: `submit(execute, unit, settings)`.
 
     What it gives up is for `instead`, the executor on this machine: `run_units` sends it there.
 

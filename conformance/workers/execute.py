@@ -58,7 +58,7 @@ def end_idle(home: Home | None = None) -> None:
 
 
 class Strangers:
-    """Asks the processes of frameworks and subjects during one piece of work: one process for each home.
+    """A line to the processes of frameworks and subjects during one piece of work: one process for each home.
 
     Use it as a context: at its end the processes become idle.
 

@@ -80,7 +80,7 @@ def noted_run(
     forward: Mapping[str, Step] = FORWARD,
     sizes: CallSizes | None = None,
 ) -> tuple[State, Reads]:
-    """`reference.run_state`, and what the definition's own steps among these read."""
+    """Return `reference.run_state` of these steps, and for each step of the definition the names of arrays it read."""
     state = run_state(config, weights, inputs, forward={}, backward={}, sizes=sizes)
     watched, reads = _Watched(state), Reads()
     with any_numbers:
@@ -170,7 +170,7 @@ class _Latest(Generic[T]):
 
 
 class Variants:
-    """Runs the reference with some bugs in it.
+    """A runner of the reference with bugs in it.
 
     Steps that a bug does not change are not run again, as long as there is room for their results: see `rerun`.
 

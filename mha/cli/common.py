@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 class CouldNotRun(click.ClickException):
-    """Ends the command with its message and exit status 2."""
+    """An error that ends the command with its message and exit status 2."""
 
     exit_code = COULD_NOT_RUN
 

@@ -58,7 +58,7 @@ class Fit:
 
 
 class Judge:
-    """Compares hypotheses with every row of a record."""
+    """A judge of hypotheses by every row of a record."""
 
     def __init__(self, candidates: Candidates, observed: Observed) -> None:
         self.candidates, self.observed = candidates, observed

@@ -91,7 +91,7 @@ class Hypothesis:
         return self.heads if role[-1] in "qo" else self.kv_heads, self.orders["qkvo".index(role[-1])]
 
     def is_readable(self) -> bool:
-        """Return True if the axes of the arrays allow all of its orders, and its heads their rotary positions."""
+        """Return True if the arrays' axes allow its orders, and its heads are wide enough for its rotary positions."""
         if self.rotary is not None and (self.rotary.width or 0) > self.head_dim:
             return False
         roles = [role for role in ("q", "k", "v", "o", "bq", "bk", "bv", "bo") if getattr(self, role) is not None]

@@ -31,7 +31,7 @@ MOST_NAMED = 4
 
 
 class Neighbours:
-    """Finds the names in a file that stand below a layer's prefix.
+    """A finder of the names in a file that stand below a layer's prefix.
 
     Args:
         names: of all arrays, in the file's order.

@@ -82,7 +82,7 @@ class LayerFacts:
 
 
 class About:
-    """Finds the facts about the layers of a file, in its metadata and in the files beside it.
+    """A finder of facts about the layers of a file, in its metadata and in the files beside it.
 
     Args:
         checkpoint: the open file.

@@ -10,7 +10,7 @@ from mha.phrases.said import Calling, Held, Lack, Making
 
 
 class Native(ABC):
-    """One framework's attention.
+    """A framework's attention, in the code that makes, calls, reads and writes it.
 
     Attributes:
         id: its name on the page and in the terminal.

@@ -44,7 +44,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One family. `mha.recipes.Site` reads, calls and writes its live modules.
+    """A recipe for one family of models. `mha.recipes.Site` reads, calls and writes the family's live modules.
 
     Attributes:
         family: its name.

@@ -15,7 +15,7 @@ from mha_core.parts.frequencies import RULES, LongRope
 
 @dataclass(frozen=True)
 class Turn:
-    """Queries and keys turn by the tables (cos, sin) that the model hands to each call as `position_embeddings`.
+    """A rule: queries and keys turn by the tables (cos, sin) that the model gives each call as `position_embeddings`.
 
     Attributes:
         interleaved: whether channels (2 k, 2 k + 1) are a pair, else (k, k + r / 2).

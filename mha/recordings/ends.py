@@ -59,7 +59,7 @@ class RecordedEnd:
 
 
 class Ends:
-    """Notes what the model gives in each call, and modules of it by their names.
+    """A recorder of what the model, and modules of it by their names, give in each call.
 
     Args:
         as_array: the framework's function for its arrays.

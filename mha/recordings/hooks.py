@@ -18,7 +18,7 @@ from mha_core.seam import Handle
 
 
 class Adapter(Protocol):
-    """Translates the calls of one kind of layer into the terms of the definition.
+    """An adapter that translates the calls of one kind of layer into the terms of the definition.
 
     It may have `probe(layer)` too: run it on small inputs, and raise SpecError if it does not compute what its
     weights say (see `mha_core.live.probe`). `capture(..., probe=False)` does without. And `watching(layer)`: a context

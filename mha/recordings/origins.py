@@ -26,7 +26,7 @@ SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "b
 
 
 class WeightIndex:
-    """Finds arrays of the original's layers by their numbers.
+    """An index that finds arrays of the original's layers by their numbers.
 
     Attributes:
         layers: the original's layers.

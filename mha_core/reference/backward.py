@@ -86,7 +86,7 @@ def d_similarity(state: State) -> NDArray:
 
 
 def d_additive_hidden(state: State) -> NDArray | None:
-    """(B, H, Lq, Lk, S): with respect to A q + C k, inside the tanh; None unless the score is additive."""
+    """Return (B, H, Lq, Lk, S): the gradient by A q + C k, inside the tanh; None unless the score is additive."""
     if state.config.score != "additive":
         return None
     slope = 1.0 - state["additive_hidden"] ** 2
@@ -149,7 +149,7 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
 
 
 def through_norm_if(state: State, order: str, name: str) -> NDArray:
-    """(B, heads, L, d): the gradient of a norm's input; that of its result, unless the layer norms in this order."""
+    """Return (B, heads, L, d): the gradient of a norm's input if the layer norms in this order, else of its result."""
     settings = state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: NDArray = state[NORMED[order, name][1]]

@@ -25,7 +25,7 @@ Compute = Callable[[Starts, Floats], Array]
 
 
 class Chunks(NamedTuple):
-    """How many queries, groups of heads and items are computed at once."""
+    """The numbers of queries, groups of heads and items that are computed at once."""
 
     queries: int
     groups: int
@@ -33,7 +33,7 @@ class Chunks(NamedTuple):
 
 
 def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> Chunks:
-    """As many queries as fit the budget; all groups if that fits, else one, and the same for items."""
+    """Return chunks with as many queries as fit the budget, and all groups, and all items, if they fit, else one."""
     of_item = bytes_per_query * query_len * groups
     return Chunks(
         fitting_block(query_len, bytes_per_query, BUDGET),

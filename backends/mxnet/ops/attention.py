@@ -97,7 +97,7 @@ def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarr
 def cap_and_tanh(
     similarity: mx.np.ndarray, rule: AttentionConfig | Score
 ) -> tuple[mx.np.ndarray, mx.np.ndarray | None]:
-    """What `cap` gives, and tanh(similarity / c), which `cap_gradient` needs; None without a softcap."""
+    """Return what `cap` gives, and tanh(similarity / c), which `cap_gradient` needs; None without a softcap."""
     c = rule.softcap
     if c is None:
         return similarity, None
@@ -121,10 +121,10 @@ def add_bias(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
 
 @mx.util.use_np
 def masked_softmax(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without an allowed key.
+    """Return (B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere and in rows without an allowed key.
 
     A row without an allowed key is given finite scores before the softmax, and zeros after it,
-    so no NaN arises, neither forward nor backward.
+    so no NaN arises, forward or backward.
 
     Not npx.softmax: in float32 on a CPU it turns a row with a NaN score into zeros beside that one NaN.
     """

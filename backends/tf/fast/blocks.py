@@ -109,7 +109,7 @@ class Chunk(NamedTuple):
         return items, kv_heads
 
     def block(self, group: int) -> Part:
-        """All scores of the chunk, where `group` query heads read one key head."""
+        """Return a block of all scores of the chunk, where `group` query heads read one key head."""
         return Block(self.items, None if self.kv_heads is None else self.kv_heads.times(group), None, None)
 
 
@@ -122,12 +122,12 @@ def after(blocks: Sequence[Any]) -> Any:
 def chunks_of(
     queries: tf.Tensor, keys: tf.Tensor, mask: Mask, bytes_per_score: int, block: int | None
 ) -> list[list[Chunk]]:
-    """All chunks, those of the same items in one list.
+    """Return all chunks, those of the same items in one list.
 
     Args:
         queries, keys: (B, H, Lq, d), (B, G, Lk, d).
-        mask: of the call, its bias as it goes into the blocks.
-        bytes_per_score: what is held for one score.
+        mask: the mask of the call, with its bias as it goes into the blocks.
+        bytes_per_score: bytes that are held for one score.
         block: queries of one block. None: as many as the budget has room for.
     """
     batch, num_heads, query_len, _ = shape_of(queries)
