@@ -76,7 +76,7 @@ class Suite:
         """Spec -> the subject of the first dtype in which it differs."""
 
     def pytest_report_header(self) -> list[str]:
-        """One line with the subjects, their dtypes and the number of cases."""
+        """Return one line with the subjects, their dtypes and the number of cases."""
         runs = ", ".join(f"{subject.spec} {subject.dtype}" for subject in self.subjects)
         return [f"mha: {len(self.cases)} cases on {runs}"]
 

@@ -175,7 +175,7 @@ def run_all(
     *,
     everything: bool = True,
 ) -> Iterator[Result]:
-    """Every case on every subject, subject by subject (see `Plan`); `progress` is called with each Result.
+    """Yield every case on every subject, subject by subject (see `Plan`); `progress` is called with each Result.
 
     The reference runs in this process, so what else was imported here can spoil it. `conformance.case_unit.run_apart`
     judges in a process of its own.

@@ -37,7 +37,7 @@ class ProjectionBias:
 
     @classmethod
     def of(cls, choice: bool | Mapping[str, bool] | ProjectionBias) -> ProjectionBias:
-        """One bool for all four, or a choice per projection. Raises SpecError on anything else."""
+        """Return the choice that one bool for all four, or one for each, makes. Raises SpecError on anything else."""
         if isinstance(choice, ProjectionBias):
             return choice
         if isinstance(choice, bool):
@@ -258,7 +258,7 @@ Got embed_dim=100, num_heads=3.
         return replace(self, **widths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as a dict of JSON values, but for parts that the layer lacks; `from_dict` reads it back."""
+        """Return every field as a dict of JSON values, but no parts that the layer lacks; `from_dict` reads it back."""
         return {name: value for name, value in asdict(self).items() if not (name in PARTS and value is None)}
 
     @classmethod

@@ -266,7 +266,7 @@ def bending(config: AttentionConfig) -> list[Feature]:
 
 
 def plain_fields() -> dict[str, Any]:
-    """Each field of a config that can't be read from the arrays of a layout -> its value in the plain layer.
+    """Return each field of a config that can't be read from the arrays of a layout -> its value in the plain layer.
 
     >>> plain_fields()["scale"] is None
     True

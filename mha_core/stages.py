@@ -91,7 +91,7 @@ class Trace:
                 yield name, array
 
     def arrays(self) -> dict[str, NDArray]:
-        """Every array by name: the stages that are not None in order, then the gradients as "gradients.NAME".
+        """Return every array by name: the stages that are not None in order, then the gradients as "gradients.NAME".
 
         >>> import numpy as np
         >>> list(Trace(output=np.zeros((1, 2, 3)), gradients={"keys": np.zeros((1, 4, 3))}).arrays())

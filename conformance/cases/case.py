@@ -120,7 +120,7 @@ class Case:
         return problem if self.change is None else self.change(rng, problem)
 
     def sizes(self) -> Mapping[str, int]:
-        """Every size by its symbol."""
+        """Return every size by its symbol."""
         config = self.config
         return {
             "B": self.batch,

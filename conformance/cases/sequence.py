@@ -90,7 +90,7 @@ class CallSequence:
         return _steps(self, few_shapes)
 
     def sizes(self) -> Mapping[str, str]:
-        """Every size of a case by its symbol, and from where to where it goes."""
+        """Return every size of a case by its symbol, and from where to where it goes."""
         found: dict[str, set[int]] = {}
         for step in self.steps():
             for name, size in step.case.sizes().items():

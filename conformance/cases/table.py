@@ -12,13 +12,13 @@ from conformance.discovery import members, select_by_id
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Every case of one call; a new module in `topics` is found by being there."""
+    """Return every case of one call; a new module in `topics` is found by being there."""
     return tuple(case for topic in members(topics) for case in topic.CASES)
 
 
 @cache
 def all_sequences() -> tuple[CallSequence, ...]:
-    """Every sequence of calls."""
+    """Return every sequence of calls."""
     return tuple(one for module in members(sequences) for one in module.SEQUENCES)
 
 

@@ -71,10 +71,10 @@ class Runs:
         self._variants = Variants()
 
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
-        """Every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
+        """Return every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
-        Where one of several can't be (a bias that is missing, in a layer without projections), what the others give;
-        nothing ({}) where they contradict each other. Of a recorded call these are the stages that were recorded.
+        If one of several can't be (a bias, in a layer without projections), the others are put in; {} if they contradict
+        each other. For a recorded call, only the stages that were recorded.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem

@@ -43,5 +43,5 @@ class RotaryVector(Vector):
 
 
 def rotary_vectors() -> list[RotaryVector]:
-    """Every case of RotaryEmbedding; SpecError if onnx is not installed."""
+    """Return every case of RotaryEmbedding; SpecError if onnx is not installed."""
     return load_vectors(RotaryVector, "RotaryEmbedding", "test_")

@@ -90,7 +90,7 @@ def _cases_of(operator: str) -> list[Any]:
 
 
 def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
-    """Every case of an operator in the installed `onnx`, without the "_expanded" ones, which have equal numbers.
+    """Return every case of an operator in the installed `onnx`, without the "_expanded" ones, which have equal numbers.
 
     Args:
         kind: what a vector is made as.

@@ -182,7 +182,7 @@ def _worst(values: Iterable[float | str]) -> Ratio:
 
 
 def result_view(position: int, entry: Mapping[str, Any]) -> ResultView:
-    """One result of the JSON report; `position` is its place there."""
+    """Return one result of the JSON report; `position` is its place there."""
     return ResultView(
         id=str(position),
         entry=entry,
@@ -214,7 +214,7 @@ def groups_of(results: Sequence[ResultView]) -> list[Group]:
 
 
 def quantities_of(names: Iterable[str]) -> list[Quantity]:
-    """Every stage, and the gradients among `names`: of the inputs first, then by projection."""
+    """Return every stage, and the gradients among `names`: of the inputs first, then by projection."""
     gradients = {name.removeprefix(GRADIENT) for name in names if is_gradient(name)}
     found = []
     for name in gradients:

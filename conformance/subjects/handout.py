@@ -87,7 +87,7 @@ OWN_ARRAYS = tuple(field.name for field in fields(AttentionInputs) if field.name
 
 
 def input_arrays(inputs: AttentionInputs) -> dict[str, NDArray]:
-    """Every array of a call in NumPy, by name: its own, those of its mask, and those of its rotary positions."""
+    """Return every array of a call in NumPy, by name: its own, those of its mask, and those of its rotary positions."""
     return {name: np.asarray(array) for name, array in given_arrays(inputs).items()}
 
 

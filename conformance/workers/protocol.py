@@ -201,7 +201,7 @@ class Hello:
         return cls(project_version(), code_hash(), platform.python_version(), os.getpid())
 
     def difference(self) -> str:
-        """In words what it lacks to work with this process; "" if nothing."""
+        """Return in words what it lacks to work with this process; "" if nothing."""
         if self.project != project_version():
             return f"has mha-parity {shown(self.project)}; this is {project_version()}"
         if self.code != code_hash():

@@ -204,7 +204,7 @@ class BuggySubject:
 
 
 def rounded(trace: Trace, dtype: str) -> Trace:
-    """Every array of the trace rounded to `dtype`."""
+    """Return every array of the trace rounded to `dtype`."""
     if dtype == "float64":
         return trace
     return Trace.of_arrays({name: rounded_array(array, dtype) for name, array in trace.arrays().items()})

@@ -51,7 +51,7 @@ class KillTable:
         return [bug.id for bug in self.bugs if self.killers(bug) == [case.id]]
 
     def to_be_killed(self) -> list[Bug]:
-        """Every bug whose results can differ from the reference's: all but the equivalent ones."""
+        """Return every bug whose results can differ from the reference's: all but the equivalent ones."""
         return [bug for bug in self.bugs if not bug.equivalent]
 
     def not_killed(self) -> list[Bug]:

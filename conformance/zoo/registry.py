@@ -13,7 +13,7 @@ from conformance.zoo.bug import Bug
 
 @cache
 def all_bugs() -> tuple[Bug, ...]:
-    """Every bug: the tuples BUGS of all modules in the zoo's folders, in the order of each folder's ORDER.
+    """Return every bug: the tuples BUGS of all modules in the zoo's folders, in the order of each folder's ORDER.
 
     >>> all_bugs()[0].id
     'q-proj-weight-transposed'

@@ -187,7 +187,7 @@ class Variants:
         self._results: _Latest[dict[str, NDArray]] = _Latest(OF_RESULTS)
 
     def run(self, problem: Problem, bugs: tuple[Bug, ...], *, gradients: bool = False) -> dict[str, NDArray] | None:
-        """Every stage, and with `gradients` every gradient, by name.
+        """Return every stage, and with `gradients` every gradient, by name.
 
         None where the bugs can't be put in, and nothing ({}) where they contradict each other. Where they change
         nothing it is the same dict as without them.

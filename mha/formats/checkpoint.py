@@ -56,7 +56,7 @@ class Checkpoint:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def array(self, name: str) -> NDArray:
-        """One array, exactly as it stands in the file; bfloat16 as ml_dtypes has it.
+        """Return one array, exactly as it stands in the file; bfloat16 as ml_dtypes has it.
 
         Raises:
             SpecError: it can't be read, or its numbers are not floating-point ones of the definition.

@@ -47,7 +47,7 @@ class FoundLayer:
 
 
 def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
-    """Every attention layer of a known layout, in the order of the model: see `in_order`."""
+    """Return every attention layer of a known layout, in the order of the model: see `in_order`."""
     layouts: dict[str, list[Layout]] = {}
     for layout in LAYOUTS.values():
         for prefix in layout.find(checkpoint.entries):
@@ -119,7 +119,7 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[
 
 
 def readings(layer: FoundLayer) -> list[list[Layout]]:
-    """Return the layouts that fit a layer, those together that read it in the same way: names may leave it open."""
+    """Return groups of the layouts that fit a layer, one for each way to read it: names may leave several open."""
     groups: dict[tuple[object, ...], list[Layout]] = {}
     for layout in map(get, layer.layouts):
         groups.setdefault(_reading(layout), []).append(layout)

@@ -53,7 +53,7 @@ def read_layer(
 
 
 def arrays_in(checkpoint: Checkpoint, names: Mapping[str, str], dtype: str | None) -> tuple[dict[str, NDArray], str]:
-    """Arrays of a file by their names in a layer, in a dtype or the one that they have, and which that is.
+    """Return arrays of a file by their names in a layer, in a dtype or the one that they have, and which that is.
 
     Raises:
         SpecError: they have several dtypes and none was asked for, or do not fit in the one asked for.

@@ -50,7 +50,7 @@ class Stray:
 
 
 def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Collection[str]) -> list[Stray]:
-    """Every name of a file that no layer has, and that is nearly one that a layer lacks.
+    """Return every name of a file that no layer has, and that is nearly one that a layer lacks.
 
     Args:
         checkpoint: the file.

@@ -88,7 +88,7 @@ def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
 
 
 def of_other_file(source: Path) -> str:
-    """Why the config beside a file of weights belongs to another one, in words; "" if it is this file's.
+    """Return why the config beside a file of weights belongs to another one, in words; "" if it is this file's.
 
     It belongs to the files that transformers loads with it (`MODEL_FILES`, also in another precision): the whole file,
     or where there is none, the index with all the shards that it names. Where none of these is there, it belongs to the

@@ -182,7 +182,7 @@ class DecoderLayers:
         return cls(sites, model)
 
     def read(self, arrays: Mapping[str, NDArray], prefix: str) -> tuple[AttentionConfig, Weights]:
-        """Config and canonical weights of a layer, bit for bit; the module is run to see that it computes this.
+        """Return config and canonical weights of a layer, bit for bit; the module is run to see that it computes this.
 
         Raises:
             SpecError: its arrays have other shapes, or constants beside them are others; the model turns otherwise than
@@ -214,7 +214,7 @@ class DecoderLayers:
             module.load_state_dict(before, assign=True, strict=False)
 
     def doubt(self, prefix: str, layouts: Iterable[str]) -> str:
-        """Why a layer that was found in the file is none of these, in words; "" if it is one."""
+        """Return why a layer that was found in the file is none of these, in words; "" if it is one."""
         site = self.sites.get(prefix)
         if site is None:
             return f"the config has no place for a layer {prefix!r}"

@@ -93,7 +93,7 @@ def groups(axes: str) -> list[list[str]]:
 
 
 def after_place(block: list[str], after: list[list[str]]) -> int:
-    """Where a block begins in the new array."""
+    """Return where a block begins in the new array."""
     return [axis for group in after for axis in group].index(block[0])
 
 

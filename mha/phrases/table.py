@@ -104,7 +104,7 @@ def common(old: Native, new: Native, making: Making) -> Making:
 
 
 def warnings_of(native: Native, concept: str) -> list[Deviation]:
-    """Where the layer does not follow the rules that the concept is about; each thing once."""
+    """Return where the layer does not follow the rules that the concept is about; each thing once."""
     found: dict[str, Deviation] = {}
     reasons: set[tuple[str, str]] = set()
     for entry in deviations_of(native):

@@ -50,7 +50,7 @@ def words_of(native: Native, concept: str) -> str:
 
 
 def listing() -> Iterator[str]:
-    """Every native, and its short names."""
+    """Yield every native, and its short names."""
     width = max(map(len, NATIVES))
     for native in NATIVES.values():
         names = ", ".join(name for name in native.others if name.islower() and "." not in name)
@@ -58,7 +58,7 @@ def listing() -> Iterator[str]:
 
 
 def pair(old: Native, new: Native, asked: Sequence[str]) -> Iterator[str]:
-    """Two natives, concept by concept, and how parameters move."""
+    """Yield lines on two natives, concept by concept, and on how parameters move."""
     concepts = concepts_of(asked)
     yield f"{old.path} -> {new.path}"
     yield f"Arrays: {ARRAYS}"
@@ -96,7 +96,7 @@ def parameters(old: Native, new: Native) -> Iterator[str]:
 
 
 def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
-    """One line each; `mha deviations ID` has the rest."""
+    """Yield a line for each trap; `mha deviations ID` has the rest."""
     for entry in entries:
         if not entry.why_not_here().startswith("other version"):
             yield f"{margin}! {entry.summary} ({entry.id})"

@@ -58,7 +58,7 @@ def not_judged(report: PortReport) -> list[str]:
 
 
 def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
-    """One line that every number comes from the file, with the arrays that were left out.
+    """Return one line that every number comes from the file, with the arrays that were left out.
 
     >>> held = {"embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias"}
     >>> arrays_line(LoadedArrays(held, ("cls.bias",)), "sentence embeddings")
@@ -76,7 +76,7 @@ def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
 
 
 def layer_table(report: PortReport) -> Table:
-    """One row per layer, one column for the model's own module and for each backend."""
+    """Return one row per layer, one column for the model's own module and for each backend."""
     by_place = {(one.layer, one.by): _coloured(f"{one.ratio:.2g}", one) for one in report.layers}
     columns = list(dict.fromkeys(result.by for result in report.layers))
     table = _table("", *columns)
@@ -88,7 +88,7 @@ def layer_table(report: PortReport) -> Table:
 
 
 def embedding_table(report: PortReport) -> Table:
-    """One row per backend."""
+    """Return one row per backend."""
     table = _table("", "difference", "allowed", "cosine")
     for found in report.embeddings:
         difference = _coloured(f"{found.difference:.1e}", found)

@@ -117,7 +117,7 @@ class ProjectedLayer:
         self.beyond = False
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        """One call, as the possibility that the reference confirms. SpecError if there is none, or more than one.
+        """Return the one reading of a call that the reference confirms. SpecError if there is none, or more than one.
 
         Where it is sure which the projections are and nothing confirms a call, the nearest possibility is given, and
         `doubt` says how far it is off: the layer differs from its own weights.

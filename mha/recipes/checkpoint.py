@@ -35,7 +35,7 @@ def checkpoint_layers(names: Iterable[str], model_config: Mapping[str, Any]) -> 
 def read_layer(
     arrays: Mapping[str, NDArray], prefix: str, model_config: Mapping[str, Any]
 ) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of the layer at `prefix`, bit for bit.
+    """Return config and canonical weights of the layer at `prefix`, bit for bit.
 
     Only the arrays of that layer are looked up, so `arrays` may load them from a file as they are asked for.
 

@@ -22,7 +22,7 @@ def recipe_for(module: Any) -> Recipe | None:
 
 
 def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) -> list[Site]:
-    """Every attention layer of a live model that there is a recipe for, in the model's order.
+    """Return every attention layer of a live model that there is a recipe for, in the model's order.
 
     Other modules that look like attention are named in a warning (`mha.coverage.UnreadWarning`).
 

@@ -36,7 +36,7 @@ class Adapter(Protocol):
         """SpecError if the layer has something that no recording can hold; it is then not run at all."""
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall | tuple[Any, ...]:
-        """One call: `arguments` are those of the layer's own signature by name, defaults included.
+        """Return one call, read; `arguments`: those of the layer's own signature by name, defaults included.
 
         A plain tuple in the order of `Call` will do. SpecError for a call that no recording can hold.
         """
@@ -57,7 +57,7 @@ class Hooks(Parts, Protocol):
         """Read one layer that is converted to canonical weights, and probe it."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Names of a module's direct parts with parameters, and a function for the ids of all: see `mha.coverage`."""
+        """Return the names of the direct parts with parameters, and a function for the ids of all modules inside, or None."""
 
     def watch(
         self,
@@ -101,7 +101,7 @@ def unregister(adapter: Adapter) -> None:
 
 
 def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
-    """Name, layer and adapter of each attention layer in `target` that can be recorded; inner ones of these are not.
+    """Return name, layer and adapter of each attention layer in `target` that can be recorded, but none inside others.
 
     Raises:
         SpecError: there is none.

@@ -75,7 +75,7 @@ class CallJudgement:
 
 
 def by_module(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, list[int]]:
-    """Position of each module -> positions of its calls."""
+    """Return position of each module -> positions of its calls."""
     found: dict[int, list[int]] = defaultdict(list)
     for position, call in enumerate(calls):
         found[call.module].append(position)

@@ -15,7 +15,7 @@ HOME = Path(__file__).resolve().parents[2]
 
 
 def foreign_file(name: str) -> Path | None:
-    """Where a package called `name`, one of OURS, comes from if it isn't this project's; None if it is, or is nowhere.
+    """Return where a package called `name`, one of OURS, comes from; None if it is this project's, or is nowhere.
 
     >>> foreign_file("conformance") is None
     True

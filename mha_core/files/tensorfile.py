@@ -80,7 +80,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def read_tensors(path: str | os.PathLike[str], *, leave: str = "") -> tuple[dict[str, NDArray], Mapping[str, str]]:
-    """Every array of a file, and its metadata; but not arrays whose name starts with `leave`.
+    """Return every array of a file, and its metadata; but not arrays whose name starts with `leave`.
 
     Raises:
         SpecError: the file is not whole or its header is refused; the message is one line.

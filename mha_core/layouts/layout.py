@@ -47,7 +47,7 @@ class Layout(ABC):
     def read(
         self, arrays: Mapping[str, NDArray], *, num_heads: int | None = None, num_kv_heads: int | None = None
     ) -> tuple[AttentionConfig, Weights]:
-        """Config and canonical weights of one layer; copies, in the arrays' dtype.
+        """Return config and canonical weights of one layer; copies, in the arrays' dtype.
 
         Args:
             arrays: the layer's arrays by relative name; others are refused.

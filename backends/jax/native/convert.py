@@ -80,7 +80,7 @@ def to_native(
 def from_native(
     layer: nn.Module | nnx.Module, *, variables: Variables | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of a layer, as read-only NumPy copies; see `from_linen`, `from_nnx`, `from_d2l`.
+    """Return a layer's config and canonical weights (read-only NumPy copies): `from_linen`, `from_nnx`, `from_d2l`.
 
     Args:
         layer: a flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention or a d2l.ai layer.
@@ -166,7 +166,7 @@ def to_linen(
 def from_linen(
     layer: nn.MultiHeadDotProductAttention, variables: Variables, *, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of a linen layer and its variables, as read-only NumPy copies.
+    """Return config and canonical weights of a linen layer and its variables, as read-only NumPy copies.
 
     bfloat16 parameters come out as float32, which holds each of them exactly.
 
@@ -234,7 +234,7 @@ def to_nnx(
 
 
 def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of an nnx layer, as read-only NumPy copies.
+    """Return config and canonical weights of an nnx layer, as read-only NumPy copies.
 
     `probe` and errors are those of `from_linen`; the layer stays as it is, a copy of it is run.
     """
@@ -273,7 +273,7 @@ def to_d2l(
 def from_d2l(
     layer: D2lMultiHeadAttention, variables: Variables, *, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of d2l.ai's layer, as read-only NumPy copies.
+    """Return config and canonical weights of d2l.ai's layer, as read-only NumPy copies.
 
     Args:
         layer, variables: as `layer.apply` takes them.

@@ -128,7 +128,7 @@ def layout_of(layer: mx.gluon.Block) -> Layout:
 
 
 def read_block(layer: mx.gluon.Block) -> dict[str, NDArray]:
-    """Name -> array of each parameter of a block. SpecError if one has no size or no values yet."""
+    """Return name -> array of each parameter of a block. SpecError if one has no size or no values yet."""
     arrays = {}
     for name, parameter in _parameters(layer).items():
         if parameter._data is None:
@@ -153,7 +153,7 @@ def write_block(layer: mx.gluon.Block, arrays: Mapping[str, NDArray], *, ctx: mx
 
 
 def parameter_gradients(layer: mx.gluon.Block) -> dict[str, NDArray]:
-    """Name -> gradient of each parameter of a block."""
+    """Return name -> gradient of each parameter of a block."""
     return {name: to_numpy(parameter.grad()) for name, parameter in _parameters(layer).items()}
 
 

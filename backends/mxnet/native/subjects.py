@@ -91,7 +91,7 @@ class GluonSubject(NativeSubject):
     def gradients(
         self, block: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves
     ) -> dict[str, NDArray]:
-        """Gradients by their public names."""
+        """Return gradients by their public names."""
         found = {name: to_numpy(leaf.grad) for name, leaf in leaves.items()}
         if "bias" in found:
             found["bias"] = found["bias"].reshape(inputs.mask.bias.shape)

@@ -159,7 +159,7 @@ def chunks_of(
 
 
 def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Tensor:
-    """One array of `shape` (B or 1, heads or 1, ...) from its chunks, which are summed along an axis of size 1."""
+    """Return one array of `shape` (B or 1, heads or 1, ...) from its chunks, summed along an axis of size 1."""
     rows = [tf.add_n(row) if shape[1] == 1 else concat(row, 1) for row in parts]
     return tf.add_n(rows) if shape[0] == 1 else concat(rows, 0)
 

@@ -78,7 +78,7 @@ def to_native(
 
 
 def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of a layer; the arrays are read-only copies in its dtype.
+    """Return config and canonical weights of a layer; the arrays are read-only copies in its dtype.
 
     bfloat16 parameters come out as float32, which holds each of them exactly. Beside the
     sizes, the config has the numbers of heads and `dropout`. A sliding window belongs to the mask: see `window_of`.

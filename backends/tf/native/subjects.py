@@ -55,7 +55,7 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def canonical(self, layer: Any, config: AttentionConfig, gradients: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-        """Gradients of `parameters` under the canonical names."""
+        """Return gradients of `parameters` under the canonical names."""
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         device, dtype = framework.device_of(self.device), TF_DTYPES[self.dtype]

@@ -59,7 +59,7 @@ class TorchSubject(NativeSubject):
     def parameter_gradients(
         self, layer: nn.Module, config: AttentionConfig, gradients: Mapping[str, np.ndarray]
     ) -> Mapping[str, np.ndarray]:
-        """Gradients of the layer's own parameters under the canonical names."""
+        """Return gradients of the layer's own parameters under the canonical names."""
         return canonical_gradients(layout_of(layer), config, gradients)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:

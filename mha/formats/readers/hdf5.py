@@ -35,7 +35,7 @@ STRUCTURES = (b"SNOD\x01\x00", b"HEAP\x00\x00\x00\x00", b"TREE\x00\x00")
 
 
 def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str, h5py.Dataset]:
-    """Every dataset of a file by its path, in the file's order; each holds all its numbers in the file itself.
+    """Return every dataset of a file by its path, in the file's order; each holds all its numbers in the file itself.
 
     Args:
         file: open for reading.

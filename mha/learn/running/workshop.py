@@ -46,7 +46,7 @@ def home(dialect: str) -> Home:
 
 @cache
 def why_not(dialect: str) -> str:
-    """Why a framework can't be used here, in one line; "" if it can."""
+    """Return why a framework can't be used here, in one line; "" if it can."""
     if dialect == NUMPY:
         return ""
     try:

@@ -184,7 +184,7 @@ MISUSES = ("mask-ignored", "mask-inverted", "mask-transposed", "allowed-of-first
 
 
 def projection(name: str) -> tuple[Value, Value]:
-    """Return the values that stand for the weight and the bias of a projection."""
+    """Return the Values of a projection's weight and bias."""
     return (
         Value("weight", "float64 (out, in)", lambda state: state.parameters[f"{name}.weight"]),
         Value("bias", "float64 (out,), or None", lambda state: state.parameters.get(f"{name}.bias")),

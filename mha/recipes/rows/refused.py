@@ -137,7 +137,7 @@ REFUSED = (
 
 
 def why_refused(model_type: Any) -> str:
-    """Why layers of a model of this type are refused, in words; "" if they are not.
+    """Return why layers of a model of this type are refused, in words; "" if they are not.
 
     >>> why_refused("mpt"), why_refused("llama")
     ("can't be expressed: a bias by distance (ALiBi) comes as a tensor of its own beside the mask", '')

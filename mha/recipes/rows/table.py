@@ -49,7 +49,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Every family, those that are expressed first.
+    """Return every family, those that are expressed first.
 
     >>> [row.family for row in rows() if row.softcap], [row.rotary for row in rows() if row.family == "gptj"]
     (['gemma2'], ['interleaved, rotary_dim'])

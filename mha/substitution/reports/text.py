@@ -163,7 +163,7 @@ def around_of(report: WhereReport, one: ModuleResult) -> str | None:
 
 
 def finding(one: ModuleResult, around: str | None = None) -> str:
-    """One wrong module: how far it is off, where, and which module of the original says so.
+    """Return words on one wrong module: how far it is off, where, and which module of the original says so.
 
     Args:
         one: it.
