@@ -73,8 +73,8 @@ class Runs:
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
         """Return every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
-        If one of several can't be (a bias, in a layer without projections), the others are put in; {} if they contradict
-        each other. For a recorded call, only the stages that were recorded.
+        If one of several can't be (a bias, in a layer without projections), the others are put in; {} if they
+        contradict each other. For a recorded call, only the stages that were recorded.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem

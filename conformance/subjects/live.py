@@ -22,7 +22,7 @@ SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")
 
 
 def why_not_one(mask: AttentionMask) -> str | None:
-    """Return why a live layer can't be called with a mask by one source at most, as `mha_core.live.probe` does, or None.
+    """Return why a live layer can't be called with a mask by one source, as `mha_core.live.probe` does; else None.
 
     What the others would show is not the layer's, but of whoever translates the mask for it.
 

@@ -57,7 +57,7 @@ class Hooks(Parts, Protocol):
         """Read one layer that is converted to canonical weights, and probe it."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Return the names of the direct parts with parameters, and a function for the ids of all modules inside, or None."""
+        """Return the names of direct parts with parameters, and a function for the ids of all modules inside or None."""
 
     def watch(
         self,
