@@ -136,7 +136,7 @@ class PreparedLayer:
         self.weights: Weights = init_weights(config, seed=zlib.crc32(f"{id} {seed}".encode()), bias_scale=1.0)
 
     def drawn(self, name: str, letter: str, *shape: int) -> NDArray:
-        """Standard normal numbers; axes 0 and -2 are the beginning of larger ones."""
+        """Return standard normal numbers; axes 0 and -2 are the beginning of larger ones."""
         rng = np.random.default_rng([zlib.crc32(f"{self.id} {name} {letter}".encode()), *shape[1:-2], shape[-1]])
         longest = max(self.longest, *shape[:1], *shape[-2:-1])
         whole = rng.normal(size=(self.longest, *shape[1:-2], longest, shape[-1]))

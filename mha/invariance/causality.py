@@ -29,7 +29,7 @@ def says_causal(live: Live) -> bool:
 
 
 def influence(live: Live, template: Template, more: dict[str, Any] | None = None) -> NDArray:
-    """(L, L): how far other content at each column's position moves each row's output, over the largest output."""
+    """Return (L, L): how far other content at a column's position moves a row's output / the largest output."""
     whole = template.whole
     size = Size(min(2, whole.batch), min(LONGEST, whole.length))
     try:

@@ -118,7 +118,7 @@ def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any,
 
 
 def check_none_drawn(folder: Path, names: Collection[str]) -> None:
-    """SpecError if there is one of the parameters that transformers made of no array."""
+    """Raise SpecError if there is one of the parameters that transformers made of no array."""
     if names:
         raise SpecError(f"{folder}: transformers took {min(names)} from no array of the file")
 

@@ -37,12 +37,12 @@ class RecipeAdapter:
         return self.recipe.matches(layer)
 
     def check(self, layer: Any) -> None:
-        """SpecError if the module can't be read, or runs an implementation that is not understood."""
+        """Raise SpecError if the module can't be read, or runs an implementation that is not understood."""
         site = Site("", layer, self.recipe)
         _ = site.config, site.implementation
 
     def probe(self, layer: Any) -> None:
-        """SpecError if the module does not compute what the recipe reads."""
+        """Raise SpecError if the module does not compute what the recipe reads."""
         check_site(Site("", layer, self.recipe))
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:

@@ -33,7 +33,7 @@ class Adapter(Protocol):
         """Return whether a module is a layer that this adapter reads."""
 
     def check(self, layer: Any) -> None:
-        """SpecError if the layer has something that no recording can hold; it is then not run at all."""
+        """Raise SpecError if the layer has something that no recording can hold; it is then not run at all."""
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall | tuple[Any, ...]:
         """Return one call, read; `arguments`: those of the layer's own signature by name, defaults included.
@@ -57,7 +57,7 @@ class Hooks(Parts, Protocol):
         """Read one layer that is converted to canonical weights, and probe it."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Return the names of direct parts with parameters, and a function for the ids of all modules inside or None."""
+        """Return the names of direct parts with parameters, and a function for the ids of all inside, or None."""
 
     def watch(
         self,

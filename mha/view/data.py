@@ -83,7 +83,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Sources:
-    """Who computes what is shown.
+    """A record of who computes what is shown.
 
     Args:
         backends: none: the definition. One: it, beside the definition. More: the second beside the first.

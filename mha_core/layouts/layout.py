@@ -203,7 +203,7 @@ def copied(config: AttentionConfig, weights: Mapping[str, NDArray]) -> Weights:
 
 
 def plain_score(layout: Layout, config: AttentionConfig) -> None:
-    """SpecError if the config says anything that no array holds and such a layer does not compute."""
+    """Raise SpecError if the config says anything that no array holds and such a layer does not compute."""
     for feature in features.FEATURES:
         why_not = feature.why_no_layout(config)
         if why_not is not None:
@@ -211,7 +211,7 @@ def plain_score(layout: Layout, config: AttentionConfig) -> None:
 
 
 def as_many_key_heads(layout: Layout, config: AttentionConfig) -> None:
-    """SpecError unless there are as many key heads as query heads, as such a layer has them."""
+    """Raise SpecError unless there are as many key heads as query heads, as such a layer has them."""
     if config.num_kv_heads != config.num_heads:
         raise SpecError(
             f"layout {layout.name!r} has as many key heads as query heads. "

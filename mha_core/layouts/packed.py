@@ -188,7 +188,7 @@ class TorchSeparateLayout(Layout):
 
 
 def torch_sizes(layout: Layout, config: AttentionConfig) -> None:
-    """SpecError unless torch.nn.MultiheadAttention can have these sizes: all widths but kdim and vdim are one."""
+    """Raise SpecError unless torch.nn.MultiheadAttention can have these sizes: all widths but kdim and vdim are one."""
     width = config.query_dim
     for label, given, wanted in (
         ("num_kv_heads", config.num_kv_heads, config.num_heads),

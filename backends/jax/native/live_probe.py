@@ -45,7 +45,7 @@ def is_probing() -> bool:
 
 
 def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
-    """SpecError unless a linen layer called (inputs_q, inputs_k, inputs_v) computes what its variables say."""
+    """Raise SpecError unless a linen layer called (inputs_q, inputs_k, inputs_v) computes what its variables say."""
     cross = not isinstance(layer, nn.SelfAttention)
     own = layer.clone(parent=None)
 

@@ -34,7 +34,7 @@ D2L = (f"{SUBJECTS}:D2lMultiHeadAttentionSubject",)
 
 
 def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: Weights) -> None:
-    """SpecError unless a torch.nn.MultiheadAttention computes what its weights say."""
+    """Raise SpecError unless a torch.nn.MultiheadAttention computes what its weights say."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         given = tensors(layer, inputs.queries, inputs.keys, inputs.values)

@@ -10,7 +10,7 @@ from mha.recipes.rows import RECIPES, REFUSED, Refused
 
 @dataclass(frozen=True)
 class Row:
-    """One family.
+    """A row of the table: one family.
 
     Attributes:
         family: its name.

@@ -30,7 +30,7 @@ def parts_of(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Place and value of everything that has no parts.
+    """Yield place and value of everything that has no parts.
 
     >>> list(leaves({"x": 1, "rest": (2, None)}))
     [(('x',), 1), (('rest', '0'), 2), (('rest', '1'), None)]
