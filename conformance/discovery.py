@@ -14,7 +14,7 @@ from mha_core.errors import meant
 
 
 def members(package: ModuleType, *, folders: bool = False, but: frozenset[str] = frozenset()) -> list[ModuleType]:
-    """The modules of a package, or else its folders, imported; those named in `but` are not.
+    """Return the modules of a package, or else its folders, imported; those named in `but` are not.
 
     Those that the package's ORDER names come first, in that order; the others follow by name.
 

@@ -35,7 +35,7 @@ FAST_IN_WIDE = frozenset(
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked in one run.
+    """A plan of what is asked in one run.
 
     Args:
         subjects: all that are asked.

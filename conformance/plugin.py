@@ -76,7 +76,7 @@ class Suite:
         """Spec -> the subject of the first dtype in which it differs."""
 
     def pytest_report_header(self) -> list[str]:
-        """One line with the subjects, their dtypes and the number of cases."""
+        """Return one line with the subjects, their dtypes and the number of cases."""
         runs = ", ".join(f"{subject.spec} {subject.dtype}" for subject in self.subjects)
         return [f"mha: {len(self.cases)} cases on {runs}"]
 
@@ -91,7 +91,7 @@ class Suite:
             terminalreporter.write_line(self._diagnosis(subject))
 
     def judged(self, case: Asked, subject: RemoteSubject, series: str) -> Result:
-        """The result of a case. It is judged in a process that imports nothing of the user's."""
+        """Return the result of a case. It is judged in a process that imports nothing of the user's."""
         from conformance.case_unit import CaseUnit
         from conformance.workers.execute import execute
 
@@ -134,7 +134,7 @@ class Suite:
 
 
 class SubjectCollector(pytest.Collector):
-    """All cases on one subject."""
+    """A collector of all cases on one subject."""
 
     def __init__(self, *, subjects: list[RemoteSubject], suite: Suite, **details: Any) -> None:
         super().__init__(**details)
@@ -178,7 +178,7 @@ class CaseItem(pytest.Item):
             raise NotEqual(result)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
-        """The text of the report for a NotEqual, and pytest's own text for any other exception."""
+        """Return the text of the report for a NotEqual, and pytest's own text for any other exception."""
         if isinstance(excinfo.value, NotEqual):
             return str(excinfo.value)
         return super().repr_failure(excinfo, *args, **kwargs)

@@ -49,7 +49,7 @@ class _Right:
 
 
 class CaseRunner:
-    """Judges one subject, case after case.
+    """A judge of one subject, case after case.
 
     A subject that is right in a case is asked again (see `conformance.judging.repeats`), and once more after the
     next case: its answer to one problem may not depend on another. `again` says how often.
@@ -63,7 +63,7 @@ class CaseRunner:
 
     @property
     def last(self) -> str | None:
-        """The id of the case that will be asked again after the next one."""
+        """Return the id of the case that will be asked again after the next one."""
         return None if self._last is None else self._last.case
 
     def run(self, case: Asked) -> Result:
@@ -175,7 +175,7 @@ def run_all(
     *,
     everything: bool = True,
 ) -> Iterator[Result]:
-    """Every case on every subject, subject by subject (see `Plan`); `progress` is called with each Result.
+    """Yield every case on every subject, subject by subject (see `Plan`); `progress` is called with each Result.
 
     The reference runs in this process, so what else was imported here can spoil it. `conformance.case_unit.run_apart`
     judges in a process of its own.
@@ -190,7 +190,7 @@ def run_all(
 
 
 def until_interrupted(results: Iterable[Item]) -> tuple[list[Item], bool]:
-    """All results, or those up to an interrupt by the user; and whether there was one."""
+    """Return the results up to an interrupt by the user, else all; and whether there was an interrupt."""
     finished: list[Item] = []
     try:
         for result in results:

@@ -53,12 +53,12 @@ class Coverage:
 
     @property
     def unseen(self) -> tuple[Unread, ...]:
-        """The modules that were asked for and not read."""
+        """Return the modules that were asked for and not read."""
         return tuple(one for one in self.unread if one.why != "unasked")
 
     @property
     def line(self) -> str:
-        """The coverage in one line."""
+        """Return the coverage in one line."""
         total = len(self.read) + len(self.unread)
         parts = [
             f"read {len(self.read)} of {total} module{'s' * (total != 1)} that look{'s' * (total == 1)} like attention"
@@ -87,7 +87,7 @@ class Coverage:
         return f"Not judged: {which}: {listed(names, SHOWN)}."
 
     def to_dict(self) -> dict[str, Any]:
-        """The coverage as a dict of JSON values."""
+        """Return the coverage as a dict of JSON values."""
         return {"read": list(self.read), "unread": [asdict(one) for one in self.unread]}
 
     def check(self) -> None:
@@ -118,7 +118,7 @@ class _Met:
 
 
 class Survey:
-    """Collects every module of a model, from which it makes the Coverage at the end.
+    """A collection of every module of a model; it makes the Coverage of them at the end.
 
     Args:
         parts_of: the framework's function for the parts of a module.
@@ -161,7 +161,7 @@ class Survey:
         return owner.name
 
     def coverage(self, called: Collection[str] | None = None) -> Coverage:
-        """The Coverage if the layers of these names were called. None: if all known ones that were asked for were."""
+        """Return the Coverage if the layers of these names were called; None: all known ones that were asked for."""
         met = list(self._met.values())
         known = [one for one in met if one.known]
         unknown = [
@@ -209,7 +209,7 @@ def _shown(name: str) -> str:
 
 
 def kind_of(module: Any) -> str:
-    """A module's class in words: "mine.Attention".
+    """Return a module's class in words: "mine.Attention".
 
     >>> kind_of(Coverage(()))
     'mha.coverage.Coverage'
@@ -235,7 +235,7 @@ _ROLES |= {"v": "v", "value": "v", "values": "v", "kv": "kv", "qk": "qk", "qkv":
 
 
 def has_projections(parts: Iterable[str]) -> bool:
-    """Whether the parts of these names project to queries, keys and values, each alone or packed.
+    """Return whether the parts of these names project to queries, keys and values, each alone or packed.
 
     >>> has_projections(["q_proj", "k_proj", "v_proj"]), has_projections(["Wqkv"]), has_projections(["to_q", "to_kv"])
     (True, True, True)
@@ -246,7 +246,7 @@ def has_projections(parts: Iterable[str]) -> bool:
 
 
 def roles_of(part: str) -> set[str]:
-    """Which of q, k and v a part of this name computes; none if its name has another word."""
+    """Return which of q, k and v a part of this name computes; none if its name has another word."""
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower()
     if snake in ("c_attn", "in_proj_weight"):
         return {"q", "k", "v"}
@@ -258,7 +258,7 @@ def roles_of(part: str) -> set[str]:
 
 
 def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool:
-    """Whether a module's class or name contains attention, or it has heads and at least two parts.
+    """Return whether a module's class or name contains attention, or it has heads and at least two parts.
 
     >>> class PooledAttention: pass
     >>> named_like_attention("pool", PooledAttention(), []), named_like_attention("attn", Coverage(()), ["a", "b"])
@@ -273,7 +273,7 @@ def named_like_attention(name: str, module: Any, parts: Collection[str]) -> bool
 
 
 def class_like_attention(name: str) -> bool:
-    """Whether the name of a class is one of attention.
+    """Return whether the name of a class is one of attention.
 
     >>> class_like_attention("BertSelfAttention"), class_like_attention("AttentionMask")
     (True, False)
@@ -290,7 +290,7 @@ def _is_count(module: Any, name: str) -> bool:
 
 
 def unread_of(described: Iterable[Mapping[str, Any]]) -> tuple[Unread, ...]:
-    """The unread modules from the dicts of `Coverage.to_dict`. SpecError for anything else."""
+    """Return the unread modules from the dicts of `Coverage.to_dict`. SpecError for anything else."""
     found = []
     for one in described:
         unread = Unread(**one)

@@ -26,7 +26,7 @@ _CLASS = re.compile(r"rotary|rope(?![a-z])", re.IGNORECASE)
 
 
 def setting_of(config: Mapping[str, Any]) -> str | None:
-    """What in a model's config says that it has rotary positions; None if nothing does.
+    """Return what in a model's config says that it has rotary positions; None if nothing does.
 
     >>> setting_of({"model_type": "llama", "rope_theta": 10000.0}), setting_of({"model_type": "falcon", "alibi": False})
     ('rope_theta', "model_type 'falcon'")
@@ -46,7 +46,7 @@ def setting_of(config: Mapping[str, Any]) -> str | None:
 
 
 def part_of(module: Any, inside: Iterable[tuple[str, Any]]) -> str | None:
-    """What in a live layer says so: its config, or a module in it whose class is called rotary."""
+    """Return what in a live layer says so: a setting of its config, or a module of a rotary class; else None."""
     own = getattr(module, "config", None)
     described = getattr(own, "to_dict", None)
     setting = setting_of(described()) if callable(described) and "transformers" in type(own).__module__ else None
@@ -54,7 +54,7 @@ def part_of(module: Any, inside: Iterable[tuple[str, Any]]) -> str | None:
 
 
 def is_rotary(module: Any) -> bool:
-    """Whether a module's class is called rotary: RotaryEmbedding, LlamaRotaryEmbedding, RoPE."""
+    """Return whether a module's class is called rotary: RotaryEmbedding, LlamaRotaryEmbedding, RoPE."""
     return bool(_CLASS.search(type(module).__name__))
 
 
@@ -62,7 +62,7 @@ TURNS = "turns queries and keys with their positions"
 
 
 def refusal(what: str, evidence: str) -> str:
-    """The refusal in words."""
+    """Return the refusal in words."""
     return (
         f"{what} {TURNS} (rotary positions: {evidence}), which is read of live models of the families in "
         "docs/recipes.md alone"

@@ -22,7 +22,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 @dataclass(frozen=True)
 class ProjectionBias:
-    """Which of the four projections add a bias.
+    """The choice of which of the four projections add a bias.
 
     >>> ProjectionBias.of(True)
     ProjectionBias(q_proj=True, k_proj=True, v_proj=True, out_proj=True)
@@ -37,7 +37,7 @@ class ProjectionBias:
 
     @classmethod
     def of(cls, choice: bool | Mapping[str, bool] | ProjectionBias) -> ProjectionBias:
-        """One bool for all four, or a choice per projection. Raises SpecError on anything else."""
+        """Return the choice that one bool for all four, or one for each, makes. Raises SpecError on anything else."""
         if isinstance(choice, ProjectionBias):
             return choice
         if isinstance(choice, bool):
@@ -78,7 +78,7 @@ BY_DEFAULT: Any = None
 
 @dataclass(frozen=True, repr=False)
 class AttentionConfig:
-    """Every size of a multi-head attention layer. Frozen; validated when it is made.
+    """A description of a multi-head attention layer by its sizes and settings. Frozen; validated when it is made.
 
     Only `embed_dim` and `num_heads` are required. With `H = num_heads`, `G = num_kv_heads`,
     `d = head_dim` and `dv = value_head_dim`, the layer maps queries (B, Lq, query_dim), keys
@@ -214,14 +214,14 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def softmax_scale(self) -> float:
-        """The factor that a dot-product score is multiplied by: 1 unless score is "scaled_dot"."""
+        """Return the factor that a dot-product score is multiplied by: 1 unless score is "scaled_dot"."""
         if self.score != "scaled_dot":
             return 1.0
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def head_shapes(self) -> HeadShapes:
-        """How many heads queries, keys and values have, and how wide each is."""
+        """Return how many heads queries, keys and values have, and how wide each is."""
         return HeadShapes(
             (self.num_heads, self.head_dim),
             (self.num_kv_heads, self.head_dim),
@@ -230,18 +230,18 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The fields of the parts that the layer has, of PARTS."""
+        """Return the fields of the parts that the layer has, of PARTS."""
         return tuple(name for name in PARTS if getattr(self, name) is not None)
 
     @property
     def norm_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The names of the weights of the query-key norm, in order, with their shapes; none in a layer without one."""
+        """Return name -> shape of the weights of the query-key norm, in order; empty in a layer without one."""
         norm = self.query_key_norm
         return {} if norm is None else norm.weight_shapes(self.num_heads, self.num_kv_heads, self.head_dim)
 
     @property
     def norm_sizes(self) -> tuple[int, ...] | tuple[None, None]:
-        """The sizes of the weights of `q_norm` and `k_norm`; None and None without them."""
+        """Return the sizes of the weights of `q_norm` and `k_norm`; None and None without them."""
         shapes = self.norm_shapes
         return (None, None) if not shapes else (shapes["q_norm.weight"][0], shapes["k_norm.weight"][0])
 
@@ -258,12 +258,12 @@ Got embed_dim=100, num_heads=3.
         return replace(self, **widths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as a dict of JSON values, but for parts that the layer lacks; `from_dict` reads it back."""
+        """Return every field as a dict of JSON values, but no parts that the layer lacks; `from_dict` reads it back."""
         return {name: value for name, value in asdict(self).items() if not (name in PARTS and value is None)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AttentionConfig:
-        """The config that `to_dict` described. Raises SpecError on an unknown or missing field.
+        """Return the config that `to_dict` described. Raises SpecError on an unknown or missing field.
 
         >>> config = AttentionConfig(8, 2, bias={"q_proj": True})
         >>> AttentionConfig.from_dict(config.to_dict()) == config

@@ -32,7 +32,7 @@ float32?
 
 
 def storage_dtype(name: str) -> np.dtype:
-    """The NumPy dtype that holds every value of dtype `name`.
+    """Return the NumPy dtype that holds every value of dtype `name`.
 
     NumPy has no bfloat16; float32 holds each bfloat16 number exactly.
     """
@@ -101,7 +101,7 @@ def real(name: str, value: float) -> float:
 
 
 def positive(name: str, value: float) -> float:
-    """As `real`, of a number above 0."""
+    """Return `value` as a float if it is a finite number above 0; raise SpecError otherwise."""
     number = real(name, value)
     if number <= 0.0:
         raise SpecError(f"{name} must be positive. Got {number!r}.")

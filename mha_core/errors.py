@@ -25,7 +25,7 @@ LONGEST_REASON = 300
 
 
 def shown(text: object, longest: int = LONGEST_NAME) -> str:
-    r"""A text from outside as it may stand in a message or a table: printable, and cut in the middle if it is long.
+    r"""Return a text from outside as a message or table may show it: printable, and cut in the middle if it is long.
 
     Characters that are not printable (line ends, escape sequences, marks that reverse the direction of writing) are
     written as Python writes them. Markup of the package rich is left as it is: who prints by rich escapes it there.
@@ -153,7 +153,7 @@ def install_command(extra: str = "", package: str = "mha-parity") -> str:
 
 
 def one_line(error: BaseException, *, whole: bool = False) -> str:
-    r"""The type of an error and the first line of its message, printable, bounded, and without colours.
+    r"""Return the type of an error and the first line of its message, printable, bounded, and without colours.
 
     A first line that ends with a colon says nothing without the second, and nothing beside one that has a head too.
 

@@ -89,7 +89,7 @@ class Feature:
 
 
 def finite_bias(bias: NDArray) -> NDArray:
-    """The additive bias in its own shape, 0 where -inf excludes: the mask of keys says that already."""
+    """Return the additive bias in its own shape, 0 where -inf excludes: the mask of keys says that already."""
     return np.where(np.isneginf(bias), np.zeros((), bias.dtype), bias)
 
 
@@ -257,7 +257,7 @@ FEATURES: tuple[Feature, ...] = (
 
 
 def bending(config: AttentionConfig) -> list[Feature]:
-    """The features of a config that bend: with any, a score is no longer a multiple of queries . keys.
+    """Return the features of a config that bend: with any, a score is no longer a multiple of queries . keys.
 
     >>> bending(AttentionConfig(6, 2, scale=3.0)), [row.name for row in bending(AttentionConfig(6, 2, softcap=3.0))]
     ([], ['softcap'])
@@ -266,7 +266,7 @@ def bending(config: AttentionConfig) -> list[Feature]:
 
 
 def plain_fields() -> dict[str, Any]:
-    """Each field of a config that can't be read from the arrays of a layout -> its value in the plain layer.
+    """Return each field of a config that can't be read from the arrays of a layout -> its value in the plain layer.
 
     >>> plain_fields()["scale"] is None
     True
@@ -275,7 +275,7 @@ def plain_fields() -> dict[str, Any]:
 
 
 def arithmetic_fields() -> list[str]:
-    """Those of `plain_fields` that change what is computed of the arrays.
+    """Return the names in `plain_fields` that change what is computed of the arrays.
 
     >>> "scale" in arithmetic_fields(), "dropout" in arithmetic_fields()
     (True, False)

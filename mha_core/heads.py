@@ -20,7 +20,7 @@ from mha_core.errors import SpecError
 
 
 class HeadShapes(NamedTuple):
-    """How many heads queries, keys and values have, and how wide each is."""
+    """A pair for each of queries, keys and values: how many heads it has, and how wide each is."""
 
     queries: tuple[int, int]
     keys: tuple[int, int]

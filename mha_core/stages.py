@@ -37,7 +37,7 @@ GRADIENT = "gradients."
 
 
 def is_gradient(name: str) -> bool:
-    """Whether a name of `Trace.arrays` is a gradient's.
+    """Return whether a name of `Trace.arrays` is a gradient's.
 
     >>> is_gradient("gradients.keys"), is_gradient("keys")
     (True, False)
@@ -46,7 +46,7 @@ def is_gradient(name: str) -> bool:
 
 
 def stage_shapes(config: AttentionConfig, batch: int, query_len: int, key_len: int) -> dict[str, tuple[int, ...]]:
-    """The shape of every stage.
+    """Return the shape of every stage.
 
     >>> stage_shapes(AttentionConfig(8, 2), batch=3, query_len=5, key_len=7)["weights"]
     (3, 2, 5, 7)
@@ -91,7 +91,7 @@ class Trace:
                 yield name, array
 
     def arrays(self) -> dict[str, NDArray]:
-        """Every array by name: the stages that are not None in order, then the gradients as "gradients.NAME".
+        """Return every array by name: the stages that are not None in order, then the gradients as "gradients.NAME".
 
         >>> import numpy as np
         >>> list(Trace(output=np.zeros((1, 2, 3)), gradients={"keys": np.zeros((1, 4, 3))}).arrays())
@@ -102,7 +102,7 @@ class Trace:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray]) -> Trace:
-        """The Trace that has these `arrays()`; without a gradient among them, its gradients are None.
+        """Return the Trace that has these `arrays()`; without a gradient among them, its gradients are None.
 
         >>> import numpy as np
         >>> trace = Trace(output=np.zeros((1, 2, 3)), gradients={"keys": np.zeros((1, 4, 3))})

@@ -51,7 +51,7 @@ class Capabilities:
         object.__setattr__(self, "only_lengths", only_lengths)
 
     def but(self, *more: str, without: Collection[str] = ()) -> Capabilities:
-        """A copy with the features `more` added and those of `without` taken out.
+        """Return a copy with the features `more` added and those of `without` taken out.
 
         >>> sorted(Capabilities("bias", "scale").but("past", without=("scale",)).features)
         ['bias', 'past']
@@ -87,7 +87,7 @@ def _is_lengths(config: AttentionConfig, inputs: AttentionInputs) -> bool:
 
 
 def one_width(layer: str, config: AttentionConfig) -> int:
-    """H * d, for layers such as d2l.ai's in which every projection is that wide; SpecError if the config differs.
+    """Return H * d, for layers like d2l.ai's with every projection that wide; SpecError if the config differs.
 
     >>> from mha_core import AttentionConfig
     >>> one_width("d2l.ai's layer", AttentionConfig(12, 4, output_dim=10))

@@ -45,7 +45,7 @@ Beside the config of a layer with a prefix, ":PREFIX" follows in both keys.
 
 
 def weight_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
-    """The canonical names of the weights that `config` has, in order, with their shapes.
+    """Return the canonical names of the weights that `config` has, in order, with their shapes.
 
     >>> weight_shapes(AttentionConfig(6, 2, num_kv_heads=1, bias={"q_proj": True}))
     {'q_proj.weight': (6, 6), 'q_proj.bias': (6,), 'k_proj.weight': (3, 6), \
@@ -150,7 +150,7 @@ class CheckedWeights(Mapping[str, NDArray]):
         self._arrays = dict(arrays)
 
     def fit(self, config: AttentionConfig) -> bool:
-        """Whether this config has weights of the same names and shapes."""
+        """Return whether this config has weights of the same names and shapes."""
         return self.config == config or weight_shapes(self.config) == weight_shapes(config)
 
     def __getitem__(self, name: str) -> NDArray:
@@ -190,7 +190,7 @@ def rounded_weights(config: AttentionConfig, weights: Mapping[str, NDArray], dty
 
 
 def common_dtype(weights: Weights) -> str:
-    """The dtype that all the arrays have; "float32" if there are none.
+    """Return the dtype that all the arrays have; "float32" if there are none.
 
     Raises SpecError if they differ: the caller then has to choose a dtype.
     """
@@ -203,8 +203,8 @@ def common_dtype(weights: Weights) -> str:
 def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights: Mapping[str, NDArray]) -> None:
     """Write weights and config to one safetensors file, atomically.
 
-    Where `load_weights` read the same numbers from a file that `mha convert` wrote, its word for the layer (proved,
-    known or moved) goes into this file too, whatever layer or array they have been in meanwhile.
+    If `load_weights` read the same numbers from a file of `mha convert`, that file's word for the layer (proved, known
+    or moved) goes into this file too, whatever happened to the numbers in between.
 
     >>> import tempfile, pathlib
     >>> config = AttentionConfig(6, 2)

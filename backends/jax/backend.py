@@ -132,7 +132,7 @@ def _program(
     def compute(
         variables: Variables, leaves: Arrays, others: Arrays, rules: Rules, training: bool, cotangent: Array | None
     ) -> tuple[Arrays, Any]:
-        """The stages that the path exposes; with a cotangent also the gradients of `variables` and `leaves`."""
+        """Return the stages that the path exposes; with a cotangent also the gradients of `variables` and `leaves`."""
 
         def forward(variables: Variables, leaves: Arrays) -> tuple[Array, Arrays]:
             call = put_together({**leaves, **others}, rules)

@@ -97,7 +97,7 @@ class MultiHeadAttention(nn.Module):
         super().__post_init__()
 
     def config_of(self, variables: Mapping[str, Any]) -> AttentionConfig:
-        """The config with the widths that the parameters have. SpecError before `init` decided them."""
+        """Return the config with the widths that the parameters have. SpecError before `init` decided them."""
         return self._config.with_widths(*self._widths(variables))
 
     def setup(self) -> None:
@@ -153,7 +153,7 @@ class MultiHeadAttention(nn.Module):
 
     @any_rank
     def stages(self, call: Call[Any], *, deterministic: bool = True) -> Stages[Array]:
-        """All seven stages of one call: `layer.apply(variables, call, method="stages")`."""
+        """Return all seven stages of one call: `layer.apply(variables, call, method="stages")`."""
         config, training = self._config, not deterministic
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -176,7 +176,7 @@ class MultiHeadAttention(nn.Module):
         return_present: bool = False,
         query_block: int | None = None,
     ) -> Attended[Array]:
-        """The output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
 
         Args:
             call, deterministic: as for `stages`.

@@ -29,7 +29,7 @@ Variables = Mapping[str, Any]
 def from_weights(
     config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: DTypeLike | None = None
 ) -> tuple[MultiHeadAttention, Variables]:
-    """A layer, and the variables to apply it with, which hold copies of these weights.
+    """Return a layer, and the variables to apply it with, which hold copies of these weights.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
@@ -58,7 +58,7 @@ def from_weights(
 
 
 def to_weights(variables: Variables) -> Weights:
-    """The weights that a MultiHeadAttention's variables hold, under their canonical names.
+    """Return the weights that a MultiHeadAttention's variables hold, under their canonical names.
 
     The arrays are read-only NumPy copies. bfloat16 parameters come out as float32, which holds each
     of them exactly. Whether they are finite and fit a config is not checked here: see `check_weights`.

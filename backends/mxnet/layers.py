@@ -101,7 +101,7 @@ class MultiHeadAttention(KeywordBlock):
 
     @property
     def config(self) -> AttentionConfig:
-        """The config with the widths that the parameters have. SpecError before the first call decided them."""
+        """Return the config with the widths that the parameters have. SpecError before the first call decided them."""
         return self._config.with_widths(*self._widths())
 
     def after_projection(
@@ -135,7 +135,7 @@ class MultiHeadAttention(KeywordBlock):
         return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any]) -> Stages[mx.np.ndarray]:
-        """All seven stages of one call."""
+        """Return all seven stages of one call."""
         config = self._config
         call, mask = self._placed(call)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -152,7 +152,7 @@ class MultiHeadAttention(KeywordBlock):
     def attend(
         self, call: Call[Any], *, return_present: bool = False, query_block: int | None = None
     ) -> Attended[mx.np.ndarray]:
-        """The output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
 
         Args:
             call: as for `stages`.

@@ -12,7 +12,7 @@ from mha_core.dtypes import check_dropout
 
 @mx.util.use_np
 class PositionalEncoding(mx.gluon.Block):
-    """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
+    """A layer that adds sinusoidal positions to (B, L, embed_dim), then drops out (mha_core.sinusoidal_positions).
 
     >>> import mxnet as mx
     >>> PositionalEncoding(4)(mx.np.zeros((1, 2, 4))).round(4)[0, 1]

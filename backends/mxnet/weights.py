@@ -22,7 +22,7 @@ def from_weights(
     dtype: Any = None,
     ctx: mx.Context | None = None,
 ) -> MultiHeadAttention:
-    """An initialised layer that holds copies of these weights.
+    """Return an initialised layer that holds copies of these weights.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
@@ -53,7 +53,7 @@ def from_weights(
 
 @mx.util.use_np
 def to_weights(layer: MultiHeadAttention) -> Weights:
-    """The layer's weights under their canonical names, copied to read-only NumPy arrays.
+    """Return the layer's weights under their canonical names, copied to read-only NumPy arrays.
 
     Raises:
         SpecError: the input widths are not known yet, or a parameter is not finite.

@@ -70,7 +70,7 @@ class TensorFlowBackend(Backend):
             run_call = partial(layer.attend, query_block=BLOCK)
 
         def compute(leaves: Tensors, others: dict[str, Any], training: bool, cotangent: tf.Tensor | None) -> Computed:
-            """The stages that the path exposes; with a cotangent also the gradients of leaves and variables."""
+            """Return the stages that the path exposes; with a cotangent also the gradients of leaves and variables."""
             if cotangent is None:
                 return exposed(run_call(_call_of(leaves, **others), training=training)), None
             with tf.GradientTape() as tape:

@@ -94,7 +94,7 @@ class MultiHeadAttention(AttentionLayer):
 
     @property
     def config(self) -> AttentionConfig:
-        """The config with the widths that the parameters have. SpecError before the first call decided them."""
+        """Return the config with the widths that the parameters have. SpecError before the first call decided them."""
         return self._config.with_widths(*self._widths)
 
     def after_projection(
@@ -126,7 +126,7 @@ class MultiHeadAttention(AttentionLayer):
         return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any], *, training: bool | None = None) -> Stages[tf.Tensor]:
-        """All seven stages of one call; dropout acts in training alone."""
+        """Return all seven stages of one call; dropout acts in training alone."""
         config = self._config
         call, mask = self._placed(call, training)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -148,7 +148,7 @@ class MultiHeadAttention(AttentionLayer):
         query_block: int | None = None,
         training: bool | None = None,
     ) -> Attended[tf.Tensor]:
-        """The output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
 
         Args:
             call, training: as for `stages`.
@@ -241,7 +241,7 @@ class MultiHeadAttention(AttentionLayer):
         self.score.build((None, None, None, config.head_dim), (None, None, None, config.head_dim))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this layer again, as JSON can hold them."""
+        """Return the arguments that make this layer again, as JSON can hold them."""
         widths = dict(zip(("query_dim", "key_dim", "value_dim"), self._given_widths, strict=True))
         return {**super().get_config(), **self._config.to_dict(), **widths}
 

@@ -14,7 +14,7 @@ from mha_core.dtypes import check_dropout
 
 @keras.saving.register_keras_serializable(package="mha")
 class PositionalEncoding(keras.Layer):
-    """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
+    """A layer that adds sinusoidal positions to (B, L, embed_dim), then drops out (mha_core.sinusoidal_positions).
 
     In the dtype of its input, which must be `dtype` where the layer was given one; a mixed policy casts it.
 

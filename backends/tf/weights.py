@@ -21,7 +21,7 @@ from mha_core.weights import Weights, check_weights, common_dtype
 def from_weights(
     config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: str | tf.DType | None = None
 ) -> MultiHeadAttention:
-    """A built layer that holds copies of these weights. Python's random state stays as it was.
+    """Return a built layer that holds copies of these weights. Python's random state stays as it was.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
@@ -53,7 +53,7 @@ def assign(layer: MultiHeadAttention, weights: Mapping[str, NDArray]) -> None:
 
 
 def to_weights(layer: MultiHeadAttention) -> Weights:
-    """The layer's weights under their canonical names, copied to read-only NumPy arrays.
+    """Return the layer's weights under their canonical names, copied to read-only NumPy arrays.
 
     bfloat16 parameters come out as float32, which holds each of them exactly.
 

@@ -98,7 +98,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
 
     @property
     def config(self) -> AttentionConfig:
-        """The config with the widths that the parameters have. SpecError before the first call decided them."""
+        """Return the config with the widths that the parameters have. SpecError before the first call decided them."""
         return self._config.with_widths(*self._widths())
 
     def after_projection(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,7 +128,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
         return self.q_norm(queries, "after"), self.k_norm(keys, "after")
 
     def stages(self, call: Call[Any]) -> Stages[Tensor]:
-        """All seven stages of one call."""
+        """Return all seven stages of one call."""
         config = self._config
         call, mask = self._placed(call)
         queries, new_keys, new_values = self._project(call, mask)  # (B, H, Lq, d), (B, G, L, d), (B, G, L, dv)
@@ -145,7 +145,7 @@ class MultiHeadAttention(LazyModuleMixin, nn.Module):
     def attend(
         self, call: Call[Any], *, return_present: bool = False, query_block: int | None = None
     ) -> Attended[Tensor]:
-        """The output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
 
         Args:
             call: as for `stages`.

@@ -11,7 +11,7 @@ from mha_core.dtypes import check_dropout
 
 
 class PositionalEncoding(nn.Module):
-    """Adds sinusoidal positions to (B, L, embed_dim), then drops out (see mha_core.sinusoidal_positions).
+    """A layer that adds sinusoidal positions to (B, L, embed_dim), then drops out (mha_core.sinusoidal_positions).
 
     In the dtype of its input, which must be `dtype` where the module was given one.
 

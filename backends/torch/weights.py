@@ -21,7 +21,7 @@ def from_weights(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> MultiHeadAttention:
-    """A layer, in training mode as every new module, that holds copies of these weights.
+    """Return a layer, in training mode as every new module, that holds copies of these weights.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
@@ -49,7 +49,7 @@ def from_weights(
 
 
 def to_weights(layer: MultiHeadAttention) -> Weights:
-    """The layer's weights under their canonical names, copied to read-only NumPy arrays.
+    """Return the layer's weights under their canonical names, copied to read-only NumPy arrays.
 
     bfloat16 parameters come out as float32, which holds each of them exactly.
 

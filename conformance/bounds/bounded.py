@@ -150,7 +150,7 @@ class Rounding:
     def within(self, furthest: Any, width: Any) -> Any:
         """Return the bound on the error of a number that stays within an interval.
 
-        `furthest` is the distance of the interval's further end, which is the deterministic bound; `width` its width.
+        `furthest`: the distance to the interval's further end, the deterministic bound. `width`: the interval's width.
 
         The standard deviation is at most half the width (Popoviciu), and the probabilistic bound is LAMBDA standard
         deviations. It is not cut off at the ends, because then errors could not be added up by their squares.

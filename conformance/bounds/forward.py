@@ -30,7 +30,7 @@ TANH_ULPS = 8.0
 
 
 def exact(step: str, b: Bounds) -> Bounded:
-    """The bound of a step that changes no number, which is 0 everywhere."""
+    """Return the bound of a step that changes no number, which is 0 everywhere."""
     return Bounded.exact(b.state[step])
 
 
@@ -129,7 +129,7 @@ def capped(b: Bounds) -> Bounded:
 
 
 def before_cap(r: Rounding, x: Bounded) -> NDArray:
-    """The error of a score x as the tanh of a softcap c sees it: x / c is rounded, and c may be rounded as well."""
+    """Return the error of a score x as the tanh of a softcap c sees it: x / c is rounded, and c may be as well."""
     return r.add(x.e, 2.0 * r.unit(r.precision.u) * x.most)
 
 

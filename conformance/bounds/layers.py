@@ -21,7 +21,7 @@ ROOT_ROUNDINGS = 4
 
 
 def given(r: Rounding, array: NDArray) -> Bounded:
-    """A given array as it is in the storage dtype."""
+    """Return a given array as it is in the storage dtype."""
     own = np.asarray(array, dtype=np.float64)
     if r.precision.storage == "float64":
         return Bounded.exact(own)

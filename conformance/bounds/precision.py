@@ -50,7 +50,7 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: str) -> Precision:
-        """The precision of a backend that declares no other: matrix products and softmax in at least float32.
+        """Return the precision of a backend that declares no other: matrix products and softmax in at least float32.
 
         Plain sums are in the storage dtype, because XLA and Eigen add up a half-precision bias gradient in half.
 

@@ -39,7 +39,7 @@ class Growth(NamedTuple):
 
 
 def growth(b: Bounds) -> Growth:
-    """The relative errors of the weights that follow from the bound of the scores and from the softmax arithmetic."""
+    """Return the relative errors of the weights, from the bound on the scores and the arithmetic of the softmax."""
     return growth_of(b.rounding, b["scores"], b.state["allowed"])
 
 

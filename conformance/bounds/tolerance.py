@@ -66,7 +66,7 @@ class AllowedError(Mapping[str, NDArray]):
 
 
 def allowed_error_of_steps(state: State, precision: Precision) -> dict[str, NDArray]:
-    """The error allowed in each element of the result of every step, by the step's name, as `AllowedError` has it.
+    """Return step name -> the error allowed in each element of the step's result, as `AllowedError` has it.
 
     Gradients that a step gives in a dict are there by "STEP.NAME". Steps that compute no numbers (`allowed`, `padding`)
     have no entry, and none that gives None.

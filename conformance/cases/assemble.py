@@ -87,7 +87,7 @@ def _mask(rng: Rng, description: Description) -> AttentionMask:
     chosen = made.get
 
     def shape_of(source: str) -> Shape:
-        """The shape of the axes that were chosen for a source, letters of "BHQK"; the others have size 1."""
+        """Return the shape of the axes that were chosen for a source, letters of "BHQK"; the others have size 1."""
         sizes = {"B": batch, "H": num_heads, "Q": query_len, "K": key_len}
         return tuple(size if axis in made[source] else 1 for axis, size in sizes.items())
 

@@ -68,7 +68,7 @@ class Case:
 
     @classmethod
     def of_problem(cls, id: str, catches: str, problem: Problem, why: str) -> Case:
-        """A case of one given problem, whose sizes and mask may be any, for the reason `why`."""
+        """Return a case of one given problem, whose sizes and mask may be any, for the reason `why`."""
         sizes = problem.sizes
         return cls(
             id,
@@ -83,7 +83,7 @@ class Case:
         )
 
     def build(self) -> Problem:
-        """The Problem of this case. Raises SpecError if it would test nothing."""
+        """Return the Problem of this case. Raises SpecError if it would test nothing."""
         self._check_sizes()
         problem = self._random_problem() if self.source is None else self.source()
         self._check_mask(problem)
@@ -120,7 +120,7 @@ class Case:
         return problem if self.change is None else self.change(rng, problem)
 
     def sizes(self) -> Mapping[str, int]:
-        """Every size by its symbol."""
+        """Return every size by its symbol."""
         config = self.config
         return {
             "B": self.batch,

@@ -47,7 +47,7 @@ _OFFSETS = tuple(sign * n for n in range(1, 10) for sign in (1, -1))
 
 
 def lengths_up_to_all(made: Made) -> Sequence[int]:
-    """How many keys an item or a query may attend to: all of them, or fewer."""
+    """Return how many keys an item or a query may attend to: all of them, or fewer."""
     return range(made["Lk"], -1, -1)
 
 
@@ -66,12 +66,12 @@ RULES_OF_CASES: Mapping[str, Mapping[str, Any]] = {
 
 
 def even_widths(made: Made) -> Sequence[int]:
-    """How many channels of a head may turn, all of them first."""
+    """Return how many channels of a head may turn, all of them first."""
     return range(made["d"] // 2 * 2, 0, -2)
 
 
 def ways_to_stand(made: Made) -> Sequence[str]:
-    """What a call may say of positions; they are not counted from a query offset that is negative."""
+    """Return how a call may have positions: "counted" (unless a query offset is negative), or given in some form."""
     offsets = [value for name, value in made.items() if name.startswith("query_offset")]
     is_negative = any(value != "per item" and value < 0 for value in offsets)
     of_all = () if made.get("rotary.sections") else ("positions", "tables")
@@ -80,7 +80,7 @@ def ways_to_stand(made: Made) -> Sequence[str]:
 
 
 def weights_of_scope(made: Made) -> Sequence[str]:
-    """The shapes that the weight of a query-key norm may have."""
+    """Return the shapes that the weight of a query-key norm may have."""
     return ("per_head", "none") if made["norm.scope"] == "all" else ("shared", "per_head", "none")
 
 
@@ -150,7 +150,7 @@ class Description:
 
 
 class Asker:
-    """Asks for choices of a space, and remembers what was chosen.
+    """A chooser that asks for choices of a space, and remembers what was chosen.
 
     >>> ask = Asker(lambda name, options: options[-1], {"Lk": (1, 2), "Lp": lambda made: range(made["Lk"]), "B": (5,)})
     >>> ask("Lk"), ask("Lp"), ask("B")

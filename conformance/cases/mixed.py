@@ -57,7 +57,7 @@ BROADCAST = ("allowed", "bias", *TABLES)
 
 
 def differences(case: Case, other: Case) -> list[str]:
-    """In what two calls of a layer differ; numbers are compared as far as both have them."""
+    """Return in what two calls of a layer differ; numbers are compared as far as both have them."""
     found = [words for words, name in SIZES.items() if getattr(case, name) != getattr(other, name)]
     a, b = case.build().inputs, other.build().inputs
     found += [

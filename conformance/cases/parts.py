@@ -42,7 +42,7 @@ FINFO_MIN = -float(np.finfo(np.float32).max)
 
 
 def fixed(**sources: Any) -> MakeMask:
-    """A maker of masks that ignores the random generator: always these sources; lists become arrays."""
+    """Return a maker of masks that ignores the random generator: always these sources; lists become arrays."""
     sources |= {name: np.array(value) for name, value in sources.items() if isinstance(value, list)}
     return lambda rng, case: AttentionMask(**sources)
 
@@ -52,7 +52,7 @@ OF_MASK = frozenset(field.name for field in fields(AttentionMask)) - {"bias"}  #
 
 
 def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings: Any) -> Case:
-    """A case of which only the settings are said that differ from the usual ones.
+    """Return a case of which only the settings are said that differ from the usual ones.
 
     Args:
         id, catches: as of a Case.
@@ -71,7 +71,7 @@ def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings
 
 
 def square_case(id: str, catches: str, layer: AttentionConfig = SQUARE, **settings: Any) -> Case:
-    """As `case`, with 4 items of 7 queries, and one width for all inputs: for what other sizes turn into an error."""
+    """Return a `case` of 4 items, 7 queries and one width, for bugs that fail with an error in other sizes."""
     return case(id, catches, layer, **{"batch": 4, "query_len": 7, "same_sizes": SQUARE_REASON, **settings})
 
 
@@ -79,7 +79,7 @@ OF_HEADS = "without projections the widths are those of the heads"
 
 
 def bare_case(id: str, catches: str, **settings: Any) -> Case:
-    """As `case`, of a layer without projections: H 6, G 2, d 11, dv 13."""
+    """Return a `case` of a layer without projections: H 6, G 2, d 11, dv 13."""
     sizes = {"embed_dim": 66, "num_heads": 6, "num_kv_heads": 2, "head_dim": 11, "projections": False}
     widths: dict[str, Any] = {"query_dim": None, "key_dim": None, "value_dim": None, "output_dim": None, "bias": False}
     return case(id, catches, **{**sizes, **widths, "same_sizes": OF_HEADS, **settings})
@@ -103,7 +103,7 @@ def bias_per_head(rng: Rng, case: Case) -> AttentionMask:
 
 
 def bias_that_excludes(rng: Rng, case: Case) -> AttentionMask:
-    """A bias (B, 1, Lq, Lk) with -inf in a fifth of its elements, and in all of the last query's."""
+    """Return a bias (B, 1, Lq, Lk) with -inf in a fifth of its elements, and in all of the last query's."""
     bias = rng.normal(size=(case.batch, 1, case.query_len, case.key_len))
     bias[rng.random(bias.shape) < 0.2] = -np.inf
     bias[:, :, -1] = -np.inf
@@ -122,7 +122,7 @@ def every_source(rng: Rng, case: Case) -> AttentionMask:
 
 
 def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
-    """A bias of -1000 plus a small random number for each key: the softmax must not lose the small differences."""
+    """Return a bias of -1000 plus a small random number for each key, which the softmax must not lose."""
     return AttentionMask(bias=np.full((1, 1, 1, case.key_len), -1.0e3) + rng.normal(size=case.key_len))
 
 
@@ -135,7 +135,7 @@ def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
 
 
 def poison_padding(rng: Rng, problem: Problem) -> Problem:
-    """The problem with NaN, infinity and 1e30 in the keys and values that no query may attend to."""
+    """Return the problem with NaN, infinity and 1e30 in the keys and values that no query may attend to."""
     padding = problem.padding()
     padding = padding[:, padding.shape[1] - problem.inputs.keys.shape[1] :]  # without the past
     keys, values = problem.inputs.keys.copy(), problem.inputs.values.copy()
@@ -146,7 +146,7 @@ def poison_padding(rng: Rng, problem: Problem) -> Problem:
 
 
 def number_in_open(name: str, number: float) -> Callable[[Rng, Problem], Problem]:
-    """A change of a problem: one number in a query, key or value ("queries", ...) of item 0 that is not padding."""
+    """Return a change of a problem: one number in a query, key or value of item 0 that is not padding."""
 
     def change(rng: Rng, problem: Problem) -> Problem:
         array = getattr(problem.inputs, name).copy()
@@ -164,7 +164,7 @@ def loud_item(rng: Rng, problem: Problem) -> Problem:
 
 
 def same_signs(rng: Rng, problem: Problem) -> Problem:
-    """All values positive, so that the errors of a long sum add up instead of cancelling."""
+    """Return the problem with positive values, so that the errors of a long sum add up instead of cancelling."""
     return problem.with_inputs(values=np.abs(problem.inputs.values))
 
 

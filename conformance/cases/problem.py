@@ -62,7 +62,7 @@ class Problem:
 
 
 def split_inputs(inputs: AttentionInputs, config: AttentionConfig) -> AttentionInputs:
-    """Inputs of a layer without projections, (B, L, heads * width), as heads (B, heads, L, width)."""
+    """Return inputs of a layer without projections, (B, L, heads * width), as heads (B, heads, L, width)."""
     heads: dict[str, Any] = {
         name: split_heads(getattr(inputs, name), count) for name, (count, _) in config.head_shapes._asdict().items()
     }

@@ -39,7 +39,7 @@ FOURTH = 4
 
 
 def random_cases(count: int, seed: int) -> list[Case]:
-    """The first `count` cases of a seed. A longer list begins with the shorter one.
+    """Return the first `count` cases of a seed. A longer list begins with the shorter one.
 
     >>> [case.id for case in random_cases(2, seed=7)]
     ['random-7-0', 'random-7-1']
@@ -51,7 +51,7 @@ def random_cases(count: int, seed: int) -> list[Case]:
 
 
 def is_case_text(text: str) -> bool:
-    """Whether a name means a random case, one that `case_from_text` is for.
+    """Return whether a name means a random case, one that `case_from_text` is for.
 
     >>> is_case_text("random-7-0"), is_case_text('random:{"Lk": 2}'), is_case_text("prime")
     (True, True, False)
@@ -60,7 +60,7 @@ def is_case_text(text: str) -> bool:
 
 
 def case_from_text(text: str) -> Case:
-    """The random case of a name: "random-SEED-INDEX", the same with "-parts", or "random:" and choices in JSON.
+    """Return the random case of a name: "random-SEED-INDEX", the same with "-parts", or "random:" and choices in JSON.
 
     Raises:
         SpecError: the text is neither, or has a choice or an option that is not there.
@@ -89,7 +89,7 @@ def case_from_text(text: str) -> Case:
 
 
 def case_of(choose: Choose) -> Case:
-    """The random case of choices that are made elsewhere; its id names them.
+    """Return the random case of choices that are made elsewhere; its id names them.
 
     >>> case_of(lambda name, options: options[0]).id
     'random:{}'
@@ -98,7 +98,7 @@ def case_of(choose: Choose) -> Case:
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], *, limit: int = 300) -> Case:
-    """The simplest case that hypothesis finds for which `fails` still holds; `case` itself if none is simpler.
+    """Return the simplest case that hypothesis finds for which `fails` still holds; `case` itself if none is simpler.
 
     Args:
         case: a random case that fails.

@@ -60,7 +60,7 @@ class Step:
 
     @property
     def calls(self) -> int:
-        """How many calls it is."""
+        """Return how many calls it is."""
         return self.times * (1 if self.beside is None else 2)
 
 
@@ -86,11 +86,11 @@ class CallSequence:
     one_path: bool = False
 
     def steps(self, *, few_shapes: bool = False) -> list[Step]:
-        """The steps, the same objects each time; `few_shapes`: see `Base`."""
+        """Return the steps, the same objects each time; `few_shapes`: see `Base`."""
         return _steps(self, few_shapes)
 
     def sizes(self) -> Mapping[str, str]:
-        """Every size of a case by its symbol, and from where to where it goes."""
+        """Return every size of a case by its symbol, and from where to where it goes."""
         found: dict[str, set[int]] = {}
         for step in self.steps():
             for name, size in step.case.sizes().items():
@@ -108,16 +108,16 @@ def _steps(sequence: CallSequence, few_shapes: bool) -> list[Step]:
 
 
 class PreparedLayer:
-    """Makes the steps of a sequence: calls of one layer whose numbers belong together.
+    """A maker of the steps of a sequence: calls of one layer whose numbers belong together.
 
     Two calls with the same letter for an array have the same numbers in it, as far as their lengths reach.
 
     Args:
-        id: of the sequence.
-        config: the layer.
-        number: of the layer in the sequence.
-        seed: of its weights.
-        gradients: whether calls ask for gradients, unless they say it.
+        id: the id of the sequence.
+        config: the config of the layer.
+        number: the number of the layer in the sequence.
+        seed: the seed of its weights.
+        gradients: whether calls ask for gradients if they do not say so themselves.
         longest: most items, queries or keys of a call.
     """
 
@@ -136,7 +136,7 @@ class PreparedLayer:
         self.weights: Weights = init_weights(config, seed=zlib.crc32(f"{id} {seed}".encode()), bias_scale=1.0)
 
     def drawn(self, name: str, letter: str, *shape: int) -> NDArray:
-        """Standard normal numbers; axes 0 and -2 are the beginning of larger ones."""
+        """Return standard normal numbers; axes 0 and -2 are the beginning of larger ones."""
         rng = np.random.default_rng([zlib.crc32(f"{self.id} {name} {letter}".encode()), *shape[1:-2], shape[-1]])
         longest = max(self.longest, *shape[:1], *shape[-2:-1])
         whole = rng.normal(size=(self.longest, *shape[1:-2], longest, shape[-1]))
@@ -158,7 +158,7 @@ class PreparedLayer:
         change: Callable[[AttentionInputs], AttentionInputs] = lambda inputs: inputs,
         **step: Any,
     ) -> Step:
-        """A step.
+        """Return a step.
 
         Args:
             words: as of a `Step`.
@@ -208,7 +208,7 @@ Change = Callable[[AttentionInputs], AttentionInputs]
 
 
 def changed(**arrays: Callable[[NDArray], NDArray]) -> Change:
-    """A change of a call: some of its arrays by name, each by a function."""
+    """Return a change of a call: some of its arrays by name, each by a function."""
 
     def change(given: AttentionInputs) -> AttentionInputs:
         made: dict[str, Any] = {name: of(getattr(given, name)) for name, of in arrays.items()}
@@ -218,12 +218,12 @@ def changed(**arrays: Callable[[NDArray], NDArray]) -> Change:
 
 
 def with_keep(keep: NDArray[np.bool_] | None) -> Change:
-    """A change of a call: its keep-mask of dropout."""
+    """Return a change of a call: its keep-mask of dropout."""
     return lambda given: replace(given, dropout_keep=keep)
 
 
 def again(step: Step, words: str, **changes: Any) -> Step:
-    """The same call at another place of the sequence."""
+    """Return the same call at another place of the sequence."""
     return replace(step, words=words, **changes)
 
 
@@ -269,11 +269,11 @@ class Base:
 
     @property
     def other_lens(self) -> AttentionMask:
-        """The same lengths in another order: their sum and the longest are as before."""
+        """Return the same lengths in another order: their sum and the longest are as before."""
         return AttentionMask(valid_lens=np.array([7, 2, 3, 6] if self.few_shapes else [5, 3]))
 
     def layer(self, number: int = 0, *, seed: int = 0, **changes: Any) -> PreparedLayer:
-        """A layer for the steps of the sequence; `changes` of its config."""
+        """Return a layer for the steps of the sequence; `changes` of its config."""
         return PreparedLayer(self.id, replace(self.config, **changes), number, seed=seed, gradients=self.few_shapes)
 
 

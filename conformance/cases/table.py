@@ -12,13 +12,13 @@ from conformance.discovery import members, select_by_id
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Every case of one call; a new module in `topics` is found by being there."""
+    """Return every case of one call; a new module in `topics` is found by being there."""
     return tuple(case for topic in members(topics) for case in topic.CASES)
 
 
 @cache
 def all_sequences() -> tuple[CallSequence, ...]:
-    """Every sequence of calls."""
+    """Return every sequence of calls."""
     return tuple(one for module in members(sequences) for one in module.SEQUENCES)
 
 
@@ -26,7 +26,7 @@ UNKNOWN = "case {} is not known; `mha check --list` lists them"
 
 
 def select(patterns: tuple[str, ...]) -> list[Case]:
-    """The cases whose id matches one of the patterns (shell wildcards); all of them if there is none.
+    """Return the cases whose id matches one of the patterns (shell wildcards); all of them if there is none.
 
     >>> [case.id for case in select(("one-*y",))]
     ['one-query', 'one-key']
@@ -39,7 +39,7 @@ def select(patterns: tuple[str, ...]) -> list[Case]:
 
 
 def select_asked(patterns: tuple[str, ...]) -> list[Asked]:
-    """As `select`, of all that a subject is asked: the cases and the sequences.
+    """Return what `select` does, from all that a subject is asked: the cases, then the sequences.
 
     >>> [asked.id for asked in select_asked(("one-query", "sequence-sh*"))]
     ['one-query', 'sequence-shapes']

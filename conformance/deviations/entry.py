@@ -48,7 +48,7 @@ class Deviation:
 
     @property
     def layer(self) -> str:
-        """The subject in readable form: framework and layer, or the spec itself.
+        """Return the subject in readable form: framework and layer, or the spec itself.
 
         >>> entry = Deviation("empty-row-is-nan", "backends.torch.native.subjects:SDPASubject", "", "", "", "", ())
         >>> entry.layer, entry.frameworks
@@ -62,7 +62,7 @@ class Deviation:
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """The names by which a user can select it: the backend and the packages."""
+        """Return the names by which a user can select it: the backend and the packages."""
         parts = self.subject.split(".")
         own = (parts[1],) if parts[0] == "backends" and len(parts) > 2 else ()
         return tuple(dict.fromkeys((*own, *(requirement.name for requirement in self.requirements))))
@@ -72,11 +72,11 @@ class Deviation:
         return tuple(map(Requirement, self.versions))
 
     def why_not_here(self) -> str:
-        """Why it can't happen with what is installed: "not installed: ..." or "other version: ..."; "" if it can."""
+        """Return why it can't happen here, "not installed: ..." or "other version: ..."; "" if it can."""
         return self.why_not(installed)
 
     def why_not(self, version_of: Callable[[str], str | None]) -> str:
-        """The same for other packages: `version_of` gives the version of one by its name, None if it is not there.
+        """Return what `why_not_here` does, for other packages. `version_of`: package name -> version, or None.
 
         >>> entry = Deviation("empty-row-is-nan", "torch.nn:SDPA", "", "", "", "", versions=("torch>=2.5",))
         >>> entry.why_not({"torch": "2.4.1"}.get)
@@ -91,20 +91,20 @@ class Deviation:
         return ""
 
     def covers(self, array: str) -> bool:
-        """Whether this stage or "gradients.NAME" is among its arrays."""
+        """Return whether this stage or "gradients.NAME" is among its arrays."""
         if array in self.arrays or EVERYTHING in self.arrays:
             return True
         return is_gradient(array) and EVERY_GRADIENT in self.arrays
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry as a dict of JSON values."""
+        """Return the entry as a dict of JSON values."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         return {"layer": self.layer, **values}
 
 
 @cache
 def installed(package: str) -> str | None:
-    """The version of an installed package, or None; nothing is imported."""
+    """Return the version of an installed package, or None; nothing is imported."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -40,7 +40,7 @@ class Deviations:
     option: str = ""
 
     def listed_for(self, subject: Any, case: str, dtype: str) -> list[Deviation]:
-        """The entries that must be seen in this case on this subject, with the installed packages.
+        """Return the entries that must be seen in this case on this subject, with the installed packages.
 
         An entry names the subject as `--subject` was given, or the place where it is defined: a layer that is asked
         for by an alias has the entries of its own name.
@@ -72,7 +72,7 @@ def load(path: Path | None = None) -> Deviations:
 
 
 def tables() -> list[Path]:
-    """The tables of all that is installed, by the names of their entry points. No package is imported.
+    """Return the tables of all that is installed, by the names of their entry points. No package is imported.
 
     One of a package of ours that a user's own hides is left out: nobody can ask for its layers then.
 
@@ -130,7 +130,7 @@ def with_known(result: Result, listed: Sequence[Deviation]) -> Result:
 
 
 def accounting(listed: Sequence[Deviation], wrong: Sequence[str]) -> tuple[str, ...]:
-    """The ids of the listed deviations by which these arrays are wrong; none if one of them is not listed."""
+    """Return the ids of the listed deviations by which these arrays are wrong; none if one of them is not listed."""
     if not all(any(entry.covers(name) for entry in listed) for name in wrong):
         return ()
     return tuple(entry.id for entry in listed if any(entry.covers(name) for name in wrong))

@@ -30,7 +30,7 @@ GRADIENTS = tuple(f"{GRADIENT}{name}" for name in (*LEAVES, *NAMES))
 
 
 def read(text: str, *, source: str) -> tuple[Deviation, ...]:
-    """The entries of one file; `source` is its name in messages. Raises SpecError.
+    """Return the entries of one file; `source` is its name in messages. Raises SpecError.
 
     >>> read("[[deviation]]", source="mine.toml")
     Traceback (most recent call last):
@@ -59,7 +59,7 @@ def check_ids(entries: Iterable[Deviation], *, source: str) -> None:
 
 
 def entry_of(table: Mapping[str, Any], number: int, source: str) -> Deviation:
-    """The entry that a table describes.
+    """Return the entry that a table describes.
 
     Args:
         table: the table that TOML gives.

@@ -37,8 +37,7 @@ def diagnosed(
 ) -> Brief:
     """Return what is said of a subject; its `status` is 1 if it differs, 2 if it could not be judged, else 0.
 
-    What is right when asked once is asked again, and in sequences of calls, as `mha check` asks it: this never says 0
-    of what that fails.
+    A subject that is right when asked once is asked again, as `mha check` asks it: this never says 0 if that fails.
 
     Args:
         subject, experiments, progress: as of `conformance.diagnosis.diagnose.diagnose`.
@@ -96,7 +95,7 @@ def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> B
 def beside_no_subject(
     settings: Settings, progress: Progress, function: Callable[..., Answer], *arguments: Any
 ) -> Answer:
-    """What one of the functions above gives: in this process, or in one of ours if subjects live in this one."""
+    """Return what a function of this module gives, called here, or in another process if subjects live in this one."""
     if settings.here:
         found: Answer = call(settings, function, *arguments)
         return found

@@ -51,27 +51,27 @@ Known = Callable[[Observation], Sequence[str]]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of `diagnose` for one subject.
+    """A diagnosis of one subject, the result of `diagnose`.
 
     Attributes:
         failing, passing: ids of the cases where it differs, and where it is equal.
         deviating: id of each case where it differs only as is listed -> the ids of these deviations.
         only_extreme: the kinds of cases where it differs (see `Observation.extremity`) if it is right in ordinary ones.
-        ended: why the search for a reason ended before it was through, in one line; else None.
+        ended: one line on why the search for a reason ended too early; None if it did not.
         left_out: case id -> why it could not be judged.
         unasked: the parts of a layer that every failing case has; isolating problems have none of them.
         raised: ids of the cases in `left_out` in which the subject failed without saying that it can't express them.
         mismatch: the first array over its bound, in the plainest of the failing cases that show it earliest.
         case: the id of that case; "" if none fails.
-        alone: in words what all failing cases have, and no other case has; "" if nothing.
+        alone: what all failing cases have and no other case has, in words; "" if nothing.
         visible: the names of the arrays that the subject exposes.
         recorded: whether it only gives what was recorded, and can't be asked more.
         nans: how its weights differ beside a NaN, in sentences, if nothing else differs (see `nan_weights`).
         stages: each exposed stage before the output -> whether it is wrong (see `shown_stages`).
-        inside: the dtype in which it computes, if that is narrower than its own.
-        rounds: whether its scores or softmax, and not all of its numbers, are seen to be in that dtype.
+        inside: the dtype in which it computes if that is narrower than its own; else None.
+        rounds: whether only its scores or softmax, not all of its numbers, are seen to be in that dtype.
         explanations: hypotheses that explain every case and every answer; several, if nothing tells them apart.
-        partly: without explanations, hypotheses that explain nearly all failing cases, with the cases that they don't.
+        partly: if `explanations` is empty, hypotheses that explain nearly all failing cases, and the other cases.
         ordinary: how many further calls those in `partly` explain, if they explain everything ordinary; else 0.
         closest: if `partly` is empty too, hypotheses that explain some failing cases, best first.
         measured: what isolating problems showed; None if the subject was not asked more than the cases.

@@ -160,8 +160,7 @@ def _difference(name: str, own: NDArray, made: NDArray | None) -> str:
 def inside_of(subject: Subject, observed: Sequence[Observation], deviating: Mapping[str, object]) -> str | None:
     """Return the dtype by whose errors the subject is judged, if it is narrower than its own; else None.
 
-    The subject gives numbers of that dtype alone; or its listed deviations from float64 are no more than float32's
-    errors.
+    Either all its numbers are of that dtype, or its listed deviations from float64 are no larger than float32's errors.
     """
     inside = narrower([one.arrays["output"] for one in observed], subject.dtype)
     if subject.dtype != "float64":
@@ -218,7 +217,7 @@ class Hypothesis:
 
 
 def preferred(models: Iterable[Model]) -> list[Model]:
-    """Return the models to be named, of several that nothing tells apart: those of the fewest bugs, on file if any."""
+    """Return which of several equally good models to name: the fewest bugs first, then the most on file."""
     ranked = sorted(models, key=lambda model: (len(model), sum(map(is_measured, model))))
     # A factor of queries is one of scores too: it is said of the first place that has it.
     told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}

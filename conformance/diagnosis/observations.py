@@ -54,7 +54,7 @@ class Observation:
 
     @cached_property
     def shows_gradients(self) -> bool:
-        """Whether the subject shows some gradient here."""
+        """Return whether the subject shows some gradient here."""
         return any(map(is_gradient, self.arrays))
 
 
@@ -63,7 +63,7 @@ Arrays = dict[str, NDArray] | None
 
 
 class Runs:
-    """Runs the reference with some bugs in it, case by case, and keeps the results (see `Variants`)."""
+    """A runner of the reference with bugs in it, case by case; it keeps the results (see `Variants`)."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, bool, tuple[str, ...]], Arrays] = {}
@@ -71,10 +71,10 @@ class Runs:
         self._variants = Variants()
 
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
-        """Every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
+        """Return every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
-        Where one of several can't be (a bias that is missing, in a layer without projections), what the others give;
-        nothing ({}) where they contradict each other. Of a recorded call these are the stages that were recorded.
+        If one of several can't be (a bias, in a layer without projections), the others are put in; {} if they
+        contradict each other. For a recorded call, only the stages that were recorded.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem
@@ -96,7 +96,7 @@ class Runs:
         return self._latest[1]
 
     def is_unchanged(self, observation: Observation, arrays: Arrays) -> bool:
-        """Whether `arrays` of a run are known to be those without a bug, as most bugs leave most cases as they are."""
+        """Return whether `arrays` of a run are known to be those without a bug, which most bugs give in most cases."""
         gradients = observation.shows_gradients
         return arrays is not None and arrays is self._variants.kept(observation.wanted.problem, gradients=gradients)
 
@@ -111,7 +111,7 @@ class Runs:
 
 
 def listed_in(table: Deviations, subject: Subject) -> Callable[[Observation], tuple[str, ...]]:
-    """What gives the ids of the listed deviations that account for all that differs in a case; none if they don't."""
+    """Return a function: observation -> ids of listed deviations that account for all that differs; () if none do."""
 
     def known(observation: Observation) -> tuple[str, ...]:
         listed = table.listed_for(subject, observation.case.id, subject.dtype)

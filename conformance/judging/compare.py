@@ -92,7 +92,7 @@ def compare(
 def is_allowed(
     name: str, array: NDArray, expected: NDArray, allowed: Mapping[str, NDArray], where: NDArray, dtype: str
 ) -> bool:
-    """Whether `compare` finds nothing wrong with one array; that alone takes a fraction of its time.
+    """Return whether `compare` finds nothing wrong with one array; that alone takes a fraction of its time.
 
     Of finite numbers, a quotient of error and allowed error is above 1 just where the error is the larger.
     """
@@ -182,7 +182,7 @@ def _check_values(
 
 
 def same_bits(arrays: Mapping[str, NDArray], others: Mapping[str, NDArray]) -> bool:
-    """Whether two answers have the same arrays, bit for bit."""
+    """Return whether two answers have the same arrays, bit for bit."""
     return arrays.keys() == others.keys() and all(
         array is others[name]
         or (

@@ -56,7 +56,7 @@ class Expected:
         return self.judge(trace, subject.dtype, own=getattr(subject, "own", False))
 
     def allows(self, name: str, array: NDArray, dtype: str) -> bool:
-        """Whether `judge` finds nothing wrong with one stage, or with the gradient "gradients.NAME"."""
+        """Return whether `judge` finds nothing wrong with one stage, or with the gradient "gradients.NAME"."""
         gradients = self.trace.gradients or {}
         right = gradients[name.removeprefix(GRADIENT)] if is_gradient(name) else getattr(self.trace, name)
         return is_allowed(name, array, right, self.allowed_error, self.where, dtype)
@@ -71,7 +71,7 @@ def answer(problem: Problem, precision: Precision) -> Expected:
 
 @lru_cache(maxsize=512)
 def expected(case: Case, precision: Precision) -> Expected:
-    """The answer to a case, computed once per precision however many subjects there are."""
+    """Return the answer to a case, computed once per precision however many subjects there are."""
     problem = case.build()
     kept = None if _shelf is None else _shelf.get(problem, precision)
     if kept is not None:
@@ -106,7 +106,7 @@ class Shelf:
         self._kept = kept
 
     def get(self, problem: Problem, precision: Precision) -> Expected | None:
-        """What was put there; None if there is nothing that is whole."""
+        """Return the answer that was kept; None if there is none, or it is not whole."""
         data = self._kept.get(_key(problem, precision))
         if data is None:
             return None

@@ -29,7 +29,7 @@ NEAR = 1e-4
 
 
 def what_is_kept(steps: Sequence[Step], subject: Subject) -> str:
-    """A sentence that says what is kept.
+    """Return a sentence that says what is kept.
 
     Args:
         steps: those of one sequence that were asked; the last is wrong after the others, and right alone.

@@ -33,12 +33,12 @@ AFTERWARDS = "asked again after another problem"
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A call that a subject has been asked before, or the same with its items in another order.
+    """A call that a subject is asked once more, as it was or with its items in another order.
 
     Attributes:
-        call: which time it is, in words.
+        call: how it is asked, in words, such as "asked a second time".
         wanted: the expected answer.
-        order: of its items, in those of the first call; None: the same.
+        order: the item of the first call at each place; None: the order is the same.
     """
 
     call: str
@@ -46,7 +46,7 @@ class Question:
     order: NDArray[np.integer] | None = None
 
     def mismatches(self, subject: Subject, trace: Trace, first: Trace) -> Iterator[Mismatch]:
-        """What is wrong with an answer; nothing if it has the bits of the first one, which was right."""
+        """Yield what is wrong with an answer; nothing if it has the bits of the first answer, which was right."""
         before = first.arrays()
         if self.order is not None:
             before = reordered(before, self.wanted.problem.inputs, self.order)
@@ -57,13 +57,13 @@ class Question:
 
 
 def can_be_asked_again(subject: Any) -> bool:
-    """Whether a subject computes its answers; a recorded subject, with a true `recorded`, has only one."""
+    """Return whether a subject computes its answers; a recorded subject, with a true `recorded`, has only one."""
     return not getattr(subject, "recorded", False)
 
 
 @lru_cache(maxsize=512)
 def questions(wanted: Expected, again: Again = "in every way") -> tuple[Question, ...]:
-    """What a subject is asked after the problem of `wanted`, in this order: put together once for all subjects."""
+    """Return what a subject is asked after the problem of `wanted`, in order; it is made once for all subjects."""
     if again == "never":
         return ()
     if again == "in one way":  # the other way is to ask the case before once more
@@ -77,7 +77,7 @@ def questions(wanted: Expected, again: Again = "in every way") -> tuple[Question
 
 
 def in_other_order(wanted: Expected, order: np.ndarray) -> Expected:
-    """The expected answer to the problem with its batch items in another order."""
+    """Return the expected answer to the problem with its batch items in another order."""
     problem = wanted.problem
     return Expected(
         replace(problem, inputs=take_items(problem.inputs, order)),

@@ -28,10 +28,10 @@ class Result:
         gradients_asked: whether the case asks for gradients.
         selector: the options of `mha check` that choose the subject.
         deviations: the ids of the listed deviations that were seen.
-        gone: the ids of those that should have been and were not.
-        kept: of a sequence that shows it, what the layer keeps from call to call, in a sentence.
-        left_out: of a sequence, why some calls can't be expressed -> these calls, in words.
-        in_float64: the arrays that a user's own code gave in float64 in a run of another dtype.
+        gone: the ids of listed deviations that this case should show and did not.
+        kept: for a sequence of calls, a sentence on what the layer wrongly keeps from call to call; "" if nothing.
+        left_out: for a sequence of calls, reason -> the calls, in words, that can't be expressed for that reason.
+        in_float64: the names of arrays that a user's code gave in float64 though the run has another dtype.
     """
 
     case: str
@@ -55,7 +55,7 @@ class Result:
 
     @property
     def rerun(self) -> str:
-        """The command that runs this case alone again."""
+        """Return the command that runs this case alone again."""
         device = "" if self.device == "cpu" else f" --device {self.device}"
         selector = self.selector or f"--backend {self.subject}{device}"
         if (
@@ -69,12 +69,12 @@ class Result:
 
     @property
     def stale(self) -> bool:
-        """Whether nothing is wrong but the table of deviations: each mismatch is one that no longer happens."""
+        """Return whether nothing is wrong but the table of deviations: each mismatch is one that no longer happens."""
         return 0 < len(self.gone) == len(self.mismatches)
 
     @property
     def wrong_at_once(self) -> bool:
-        """Whether something was wrong when the subject was asked for the first time, and is not merely gone."""
+        """Return whether something was wrong when the subject was asked for the first time, and is not merely gone."""
         return not self.stale and any(not mismatch.call for mismatch in self.mismatches)
 
     def to_dict(self) -> dict[str, Any]:

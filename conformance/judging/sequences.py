@@ -30,7 +30,7 @@ OVERWRITTEN = "It keeps the arrays that it returns: a later call writes its own 
 
 @dataclass(eq=False)
 class Judged:
-    """What is found of a sequence.
+    """A finding on how a subject answered a sequence of calls.
 
     Attributes:
         ratios: worst error / allowed error of every array, over all calls that were right.
@@ -40,7 +40,7 @@ class Judged:
         left_out: why the subject can't express a step -> the words of these steps.
         steps: those that were asked and answered.
         kept_at: the number of the step that shows that something is kept; None if none does.
-        kept: what is kept, where the answers of all steps were right.
+        kept: what the subject keeps, in a sentence, if all steps were right when they were asked; else "".
     """
 
     ratios: dict[str, float] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def judge(sequence: CallSequence, subject: Subject) -> Judged:
 
 
 def play(subject: Subject, steps: Sequence[Step]) -> Iterator[tuple[Step, Outcome]]:
-    """Each step and what comes of it, on layers prepared for them."""
+    """Yield each step and what comes of it, on layers prepared for them."""
     return zip(steps, _outcomes(subject, steps), strict=False)
 
 
@@ -127,11 +127,11 @@ def _turn(step: Step, subject: Subject) -> Turn:
 def verdict(
     step: Step, outcome: Outcome, subject: Subject, ratios: dict[str, float] | None = None
 ) -> Sequence[Mismatch] | str:
-    """What is wrong with the answers of a step: the mismatches of the first that differs, or why there is none.
+    """Return the mismatches of the first answer of a step that differs, () if none does, or why there is no answer.
 
     Args:
         step, outcome, subject: as `play` has them.
-        ratios: gets the worst error / allowed error of each array, where nothing is wrong.
+        ratios: a dict that gets the worst error / allowed error of each array if nothing is wrong.
     """
     if not isinstance(outcome, list):
         return str(outcome)

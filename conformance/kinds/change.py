@@ -39,7 +39,7 @@ class Setting:
 
     @cached_property
     def has(self) -> frozenset[str]:
-        """Names of FEATURES and of MASKS: what the layer and the call have."""
+        """Return the names of FEATURES and of MASKS that the layer and the call have."""
         mask = self.inputs.mask
         masks = (name for name in MASKS if getattr(mask, name) is not None and getattr(mask, name) is not False)
         return frozenset((*(row.name for row in FEATURES if row.present(self.config, self.inputs)), *masks))

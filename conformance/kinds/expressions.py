@@ -79,7 +79,7 @@ class Expression:
 
     @property
     def slug(self) -> str:
-        """The name without spaces."""
+        """Return the name without spaces."""
         return self.name.replace(" ", "")
 
 

@@ -67,12 +67,12 @@ class Place:
 
     @property
     def is_result(self) -> bool:
-        """Whether it is what a step gives, and not what one reads."""
+        """Return whether it is what a step gives, and not what one reads."""
         return self.put is _in_its_place
 
     @property
     def stage(self) -> str:
-        """The stage at which another array here shows first."""
+        """Return the stage at which another array here shows first."""
         return stage_of(self.step)
 
 

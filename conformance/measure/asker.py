@@ -174,8 +174,7 @@ class Asker:
     def rounded(self, problem: Problem) -> Problem:
         """Return the problem as the subject gets it: the same object for the same problem.
 
-        It is in the subject's dtype. A subject with fixed sizes or weights (`fitted`) gets the nearest problem that it
-        can be asked.
+        It is in the subject's dtype. A subject with fixed sizes or weights (`fitted`) gets the nearest that fits it.
         """
         fitted = getattr(self.subject, "fitted", None)
         if self.subject.dtype == "float64" and fitted is None:
@@ -342,7 +341,7 @@ def _shared(asker: Asker, problem: Problem) -> Iterator[tuple[str, str]]:
 def _is_shared(
     asker: Asker, sizes: Iterator[int], config: AttentionConfig, weight: str = "", scale: float | None = None
 ) -> bool:
-    """Return whether of two layers of equal sizes the one that is asked first is right, whichever it is.
+    """Return whether the first of two layers of equal sizes is right, whichever is asked first.
 
     They differ in their scale if one is given; else in their weights, or in the one that is named.
     """

@@ -41,7 +41,7 @@ class Sample:
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """A mask of the elements that were measured in both arrays."""
+        """Return a mask of the elements that were measured in both arrays."""
         return ~(np.isnan(self.measured) | np.isnan(self.expected))
 
     @cached_property
@@ -51,7 +51,7 @@ class Sample:
 
     @cached_property
     def tolerance(self) -> float:
-        """The absolute error within which numbers are equal."""
+        """Return the absolute error within which numbers are equal."""
         measured = np.abs(self.measured[self.known])
         return max(self.least, APART * self.unit * float(measured[np.isfinite(measured)].max(initial=0.0)))
 

@@ -126,7 +126,7 @@ class PlacedCall:
 
     @property
     def is_of_items(self) -> bool:
-        """True if the array has a part for each item, so that several arrays can be run as items of one call."""
+        """Return True if the array has a part for each item, so that several can be run as items of one call."""
         return self.place.axes[0] == "item" and not self.place.id.startswith("past")
 
     def given(self, arrays: NDArray, step: str = "output") -> NDArray:

@@ -29,7 +29,7 @@ SMALL, WIDE, SQUARE, LARGE, ONE = (3, 5), (4, 7), (4, 4), (6, 11), (1, 5)  # (Lq
 
 
 def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Problems:
-    """One problem of each layer, of lengths in turn: different ones, so that what depends on one is no constant."""
+    """Return a function: asker -> a problem for each layer; lengths vary, so that what depends on one varies."""
 
     @lru_cache(maxsize=64)
     def made(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
@@ -41,7 +41,7 @@ def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Probl
 def of_layer(
     make: Callable[..., Problem], query_len: int, key_len: int, config: AttentionConfig = MANY_HEADS
 ) -> Problems:
-    """One problem of a layer, by default one of 12 heads; none of a subject whose sizes are fixed."""
+    """Return a function: asker -> a problem of a layer, by default of 12 heads; none if its sizes are fixed."""
     made = partial(make, config, query_len=query_len, key_len=key_len)
     return lambda asker: [] if asker.fixed_weights is not None else [made()]
 
@@ -101,13 +101,13 @@ def batches(asker: Asker) -> list[Problem]:
 
 
 def long(asker: Asker) -> list[Problem]:
-    """More queries or keys than blocks of 16, 32, 64 and 128 have."""
+    """Return problems with more queries or keys than blocks of 16, 32, 64 and 128 have."""
     lengths = ((17, 33), (65, 5), (3, 130), (130, 3))
     return [generic(config, query_len=a, key_len=b) for config in asker.configs[:1] for a, b in lengths]
 
 
 def bare(asker: Asker) -> list[Problem]:
-    """Layers whose inputs are the heads; none of a subject whose sizes are fixed."""
+    """Return problems of layers whose inputs are the heads, without projections; [] if the weights are fixed."""
     return [] if asker.fixed_weights is not None else [scored(config, *SMALL) for config in BARE]
 
 
@@ -118,7 +118,7 @@ EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}  # what makes all
 
 
 def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
-    """A call of some layers with each mask; scores are equal unless `how` says otherwise."""
+    """Return a function: asker -> calls of some layers with each mask. Scores are equal unless `how` differs."""
     return lambda asker: [
         generic(config, query_len=lengths[0], key_len=lengths[1], mask=AttentionMask(**fields), **{**EQUAL, **how})
         for config in asker.configs[:most]
@@ -167,7 +167,7 @@ def allowed(config: AttentionConfig) -> Masks:
 
 
 def two_sources(config: AttentionConfig) -> Masks:
-    """Every two sources, and all; each takes keys away from every two, and some stay."""
+    """Return masks of every two sources, and of all; each source takes keys away from every two, and some stay."""
     array = pattern((1, config.num_heads, *WIDE))
     kept = np.arange(WIDE[1]) == np.minimum(np.arange(WIDE[0]), 2)[:, None]
     given: dict[str, Any] = {
@@ -274,7 +274,7 @@ SCALES, CAPS, RATES = (0.31, 1.7, 0.83), (0.8, 1.3, 0.6), (0.25, 0.4, 0.3)
 
 
 def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problems:
-    """A call of each layer, with other fields of its config."""
+    """Return a call of each layer, with other fields of its config."""
 
     def problems(asker: Asker) -> list[Problem]:
         found = []
@@ -305,7 +305,7 @@ def with_dropout(*batches: int, training: bool = True) -> Problems:
 
 
 def masked_dropout(asker: Asker) -> list[Problem]:
-    """A keep-mask beside each source of a mask."""
+    """Return a keep-mask beside each source of a mask."""
     found = []
     for config, rate in zip(asker.configs[:2], RATES, strict=False):
         keep = np.random.default_rng(0).random((1, config.num_heads, *SMALL)) >= rate

@@ -109,9 +109,9 @@ class Probing:
     Args:
         asker: asks the subject.
         zoo: the bugs on file.
-        suffices: model -> whether it also gives what else is known of the subject.
-        like: problems whose features, such as a past, the isolating problems may have; None: any feature.
-        progress: is called with what is being done, in words.
+        suffices: model -> whether it also agrees with all else that is known of the subject.
+        like: the isolating problems have only features, such as a past, that these problems have; None: any feature.
+        progress: is called with a text on what is being done.
         known: model, problem and kind of arrays -> whether the model gives them.
         nearly: the models that give every answer, but for which `suffices` is False.
     """
@@ -222,8 +222,7 @@ class Probing:
     def _found(self, *, measuring: bool = True) -> list[Model]:
         """Return the models of one bug, else of two, or three, that give every answer.
 
-        Those of bugs on file in all calls come first, then in some calls alone, which asks more of each: trying them
-        measures nothing.
+        Bugs on file come first, in all calls and then in some calls alone: to try them, nothing has to be measured.
         """
         on_file: dict[Model, list[Model]] = {}
 

@@ -103,9 +103,7 @@ CODE = 2.0**-4
 
 
 def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem, code: float = CODE) -> NDArray | None:
-    """Return (B, H, Lq, Lk): the weights that meet the values.
-
-    None if an answer was refused. `answer` gives the output of a problem.
+    """Return (B, H, Lq, Lk): the weights by which outputs sum the values. `answer`: problem -> output; None: refused.
 
     >>> from conformance.measure.designs import CONFIGS, generic
     >>> from mha_core import reference
@@ -317,10 +315,7 @@ _weights: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem], NDArray
 
 
 def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
-    """Return (B, H, Lq, Lk): the weights that meet the values.
-
-    Each is as exact as it is large or small where unit vectors as values show it.
-    """
+    """Return the measured weights (B, H, Lq, Lk), or None; small ones are exact too if values may be unit vectors."""
     known = _weights.setdefault(evidence.asker, {})
     key = tuple(bug.id for bug in evidence.model), problem
     if key not in known:

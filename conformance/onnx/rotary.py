@@ -21,7 +21,7 @@ class RotaryVector(Vector):
     """One test case of RotaryEmbedding."""
 
     def problems(self) -> dict[str, Problem]:
-        """The one problem of the vector; SpecError if it has an attribute that is not known here."""
+        """Return the one problem of the vector; SpecError if it has an attribute that is not known here."""
         self.check("attribute", self.attributes, KNOWN)
         x, cos, sin = (as_numpy(self.inputs[name]) for name in ("input", "cos_cache", "sin_cache"))
         (turned,) = map(as_numpy, self.outputs.values())
@@ -43,5 +43,5 @@ class RotaryVector(Vector):
 
 
 def rotary_vectors() -> list[RotaryVector]:
-    """Every case of RotaryEmbedding; SpecError if onnx is not installed."""
+    """Return every case of RotaryEmbedding; SpecError if onnx is not installed."""
     return load_vectors(RotaryVector, "RotaryEmbedding", "test_")

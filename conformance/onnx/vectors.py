@@ -44,7 +44,7 @@ class Vector:
 
     @property
     def output_mode(self) -> int:
-        """What the output qk_matmul_output is."""
+        """Return the number that says what the output qk_matmul_output holds."""
         return self.attributes.get("qk_matmul_output_mode", SIMILARITY)
 
     def problems(self) -> dict[str, Problem]:
@@ -90,7 +90,7 @@ def _cases_of(operator: str) -> list[Any]:
 
 
 def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
-    """Every case of an operator in the installed `onnx`, without the "_expanded" ones, which have equal numbers.
+    """Return every case of an operator in the installed `onnx`, without the "_expanded" ones, which have equal numbers.
 
     Args:
         kind: what a vector is made as.
@@ -133,7 +133,7 @@ KNOWN_INPUTS = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv
 
 
 def translate(vector: Vector) -> Problem:
-    """The vector as a layer without projections and one call of it, with ONNX's outputs as `recorded`.
+    """Return the vector as a layer without projections and one call of it, with ONNX's outputs as `recorded`.
 
     Raises:
         SpecError: it has an attribute or an input that is not known here.
@@ -211,5 +211,5 @@ def _before_mask(vector: Vector, problem: Problem) -> Problem:
 
 
 def as_numpy(array: NDArray) -> NDArray:
-    """The array in a dtype of NumPy: bfloat16 becomes float32, which can represent all its numbers."""
+    """Return the array in a dtype of NumPy: bfloat16 becomes float32, which can represent all its numbers."""
     return array.astype(np.float32) if str(array.dtype) == "bfloat16" else array

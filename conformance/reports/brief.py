@@ -38,7 +38,7 @@ class Cause:
 
     @property
     def line(self) -> str:
-        """All of it in one line.
+        """Return the whole cause in one line.
 
         >>> Cause("scores", "They are doubled.", "Halve them.", ("scores-doubled",)).line
         'scores: They are doubled. Change: Halve them. (scores-doubled)'
@@ -86,7 +86,7 @@ class Brief:
 
     @property
     def lines(self) -> list[str]:
-        """The causes in lines: one each, or several of the only one."""
+        """Return the causes in lines: one each, or several of the only one."""
         if len(self.causes) == 1:
             return self.causes[0].lines()
         named = [one for one in self.causes if one.label]
@@ -95,12 +95,12 @@ class Brief:
 
     @property
     def said(self) -> list[str]:
-        """The causes, how sure they are, and what shows them, in lines."""
+        """Return the causes, how sure they are, and what shows them, in lines."""
         return [*self.lines, *_symbols(self.lines), *filter(None, [self.sure]), *self.seen]
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """Return the whole text."""
         return "\n".join(filter(None, [self.extent, *self.said, *self.more, *self.details]))
 
     def rows(self, width: int = 80, most: int = ROWS, *, head: bool = True) -> list[str]:

@@ -46,7 +46,7 @@ def write_html(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def render(report: Mapping[str, Any]) -> str:
-    """The page as text.
+    """Return the page as text.
 
     >>> from conformance.reports.text import to_json
     >>> page = render(to_json([], {}))

@@ -41,7 +41,7 @@ class Column:
 
     @property
     def place(self) -> str:
-        """The dtype, and the device unless it is the CPU."""
+        """Return the dtype, and the device unless it is the CPU."""
         return self.dtype if self.device == "cpu" else f"{self.dtype} {self.device}"
 
     def __str__(self) -> str:
@@ -96,19 +96,19 @@ class ResultView:
 
     @property
     def target(self) -> str:
-        """The id of the element with its details."""
+        """Return the id of the element with its details."""
         places = {"different": "failure", "failed": "failure", "unsupported": "unsupported", "deviates": "deviation"}
         return f"{places.get(self.status, 'result')}-{self.id}"
 
     @property
     def label(self) -> str:
-        """The description of a cell of the matrix for screen readers: case, column, status and worst ratio."""
+        """Return the description of a cell of the matrix for screen readers: case, column, status and worst ratio."""
         worst = "" if self.worst.step is None else f", worst error / allowed error {self.worst.text}"
         return f"{self.case}, {self.column}: {self.words}{worst}"
 
     @property
     def as_text(self) -> str:
-        """The messages of the result, as on the terminal."""
+        """Return the messages of the result, as on the terminal."""
         messages = [mismatch["message"] for mismatch in self.entry["mismatches"]]
         return "\n".join(messages or [self.entry["message"]])
 
@@ -136,12 +136,12 @@ class Group:
 
     @property
     def passed(self) -> bool:
-        """Whether each result is equal or deviates as known."""
+        """Return whether each result is equal or deviates as known."""
         return self.equal + self.known == self.judged
 
 
 def ratio(value: float | str | None) -> Ratio:
-    """The text and colour of one error / allowed error, which JSON holds as a number, "nan", "inf" or "-inf".
+    """Return the text and colour of one error / allowed error, which JSON holds as a number, "nan", "inf" or "-inf".
 
     >>> ratio(0.0341), ratio("nan").wrong, ratio(0.9999).text, ratio(1.0001).text
     (Ratio(text='0.034', step=4), True, '0.9999', '1.0001')
@@ -167,12 +167,12 @@ def _short(number: float, digits: int) -> str:
 
 
 def exact(value: float | str | None) -> str:
-    """The number with every digit of a float64."""
+    """Return the number with every digit of a float64."""
     return "-" if value is None else repr(float(value))
 
 
 def rounded(value: float | str | None) -> str:
-    """The number with three digits."""
+    """Return the number with three digits."""
     return "-" if value is None else _short(float(value), 3)
 
 
@@ -182,7 +182,7 @@ def _worst(values: Iterable[float | str]) -> Ratio:
 
 
 def result_view(position: int, entry: Mapping[str, Any]) -> ResultView:
-    """One result of the JSON report; `position` is its place there."""
+    """Return one result of the JSON report; `position` is its place there."""
     return ResultView(
         id=str(position),
         entry=entry,
@@ -195,7 +195,7 @@ def result_view(position: int, entry: Mapping[str, Any]) -> ResultView:
 
 
 def groups_of(results: Sequence[ResultView]) -> list[Group]:
-    """The results of each Column; columns of one subject stand together, in the order of their first results."""
+    """Return the results of each Column; columns of one subject stand together, in the order of their first results."""
     order = list(dict.fromkeys(result.column.subject for result in results))
     columns = dict.fromkeys(result.column for result in results)
     groups = {column: Group(column) for column in sorted(columns, key=lambda column: order.index(column.subject))}
@@ -214,7 +214,7 @@ def groups_of(results: Sequence[ResultView]) -> list[Group]:
 
 
 def quantities_of(names: Iterable[str]) -> list[Quantity]:
-    """Every stage, and the gradients among `names`: of the inputs first, then by projection."""
+    """Return every stage, and the gradients among `names`: of the inputs first, then by projection."""
     gradients = {name.removeprefix(GRADIENT) for name in names if is_gradient(name)}
     found = []
     for name in gradients:

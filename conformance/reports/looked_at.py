@@ -175,7 +175,7 @@ class _Met:
 
     @property
     def never(self) -> tuple[str, ...]:
-        """The kinds that none of them is, but for those of parts."""
+        """Return the kinds that none of them is, but for those of parts."""
         return tuple(words for words in (*KINDS, SEQUENCES) if words not in self.kinds and words not in PARTS.values())
 
 

@@ -46,7 +46,7 @@ def print_results(console: Console, results: Sequence[Result], looked_at: Looked
 
 
 def parity_table(results: Sequence[Result]) -> Table:
-    """One row per subject, dtype and device: the worst error / allowed error of each stage over all cases.
+    """Return one row per subject, dtype and device: the worst error / allowed error of each stage over all cases.
 
     Known deviations are counted in a column of their own, and their arrays are left out of the worst ratios.
     """
@@ -67,7 +67,7 @@ def parity_table(results: Sequence[Result]) -> Table:
 
 
 def row_line(results: Sequence[Result]) -> str:
-    """One line for a subject in one dtype: how many of its results are equal to the reference, or as listed."""
+    """Return one line for a subject in one dtype: how many of its results are equal to the reference, or as listed."""
     right = sum(result.status in ("equal", "deviates") for result in results)
     judged = sum(result.status != "unsupported" for result in results)
     listed = " or as listed" if any(result.status == "deviates" for result in results) else ""
@@ -75,7 +75,7 @@ def row_line(results: Sequence[Result]) -> str:
 
 
 def recorded_table(results: Sequence[Result]) -> Table:
-    """One row per subject, dtype and device: the distance from the recorded output of the original implementation."""
+    """Return one row per subject, dtype and device: how far it is from the original's recorded output."""
     table = plain_table()
     recorded = sorted(
         {(result.case, stage) for result in results for stage in result.recorded},
@@ -93,7 +93,7 @@ def recorded_table(results: Sequence[Result]) -> Table:
 
 
 def failure_text(result: Result) -> str:
-    """The differences of one result, since which stage, and the command to run it again."""
+    """Return the differences of one result, since which stage, and the command to run it again."""
     head = f"{result.subject} {result.dtype} on {result.device}, case {result.case}:"
     if result.status == "failed":
         lines = [f"{head} did not run", f"  {result.message}"]
@@ -111,7 +111,7 @@ def failure_text(result: Result) -> str:
 
 
 def repeat_lines(results: Sequence[Result]) -> list[str]:
-    """One line for each subject that was right when it was asked once, and wrong when it was asked again."""
+    """Return one line for each subject that was right when it was asked once, and wrong when it was asked again."""
     return [
         f"{subject} {dtype} {text} in {len(names)} of its cases: {', '.join(names)}"
         for (subject, dtype, text), names in _cases_by(
@@ -123,7 +123,7 @@ def repeat_lines(results: Sequence[Result]) -> list[str]:
 
 
 def gradient_lines(results: Sequence[Result]) -> list[str]:
-    """One line for each subject that gave gradients in some cases, but not in others that asked for them."""
+    """Return one line for each subject that gave gradients in some cases, but not in others that asked for them."""
     lines = []
     for group in _grouped(results):
         answered = [result for result in group if result.judged and result.gradients_asked]
@@ -135,7 +135,7 @@ def gradient_lines(results: Sequence[Result]) -> list[str]:
 
 
 def float64_lines(results: Sequence[Result]) -> list[str]:
-    """One line for each subject that gave float64 where a run is of another dtype."""
+    """Return one line for each subject that gave float64 where a run is of another dtype."""
     names: dict[str, dict[str, None]] = {}
     for result in results:
         if result.in_float64:
@@ -144,7 +144,7 @@ def float64_lines(results: Sequence[Result]) -> list[str]:
 
 
 def deviation_lines(results: Sequence[Result]) -> list[str]:
-    """One line for each subject and known deviation that was seen."""
+    """Return one line for each subject and known deviation that was seen."""
     return [
         f"{subject} {dtype} deviates as known in {len(names)} (mha deviations {identifier}): {', '.join(names)}"
         for (subject, dtype, identifier), names in _cases_by(
@@ -154,7 +154,7 @@ def deviation_lines(results: Sequence[Result]) -> list[str]:
 
 
 def unsupported_lines(results: Sequence[Result]) -> list[str]:
-    """One line for each subject and reason why it could not express a case."""
+    """Return one line for each subject and reason why it could not express a case."""
     return [
         f"{subject} {dtype} left out {len(names)} ({message}): {', '.join(names)}"
         for (subject, dtype, message), names in _cases_by(
@@ -172,7 +172,7 @@ def _cases_by(pairs: Iterable[tuple[Result, str]]) -> dict[tuple[str, str, str],
 
 
 def verdict(results: Sequence[Result]) -> str:
-    """One line for all of it."""
+    """Return one line on the whole run."""
     counts = Counter(result.status for result in results)
     total = len(results) - counts["unsupported"]
     if not total:
@@ -194,7 +194,7 @@ def to_json(
     looked_at: LookedAt | None = None,
     diagnoses: Sequence[Mapping[str, Any]] | None = (),
 ) -> dict[str, Any]:
-    """The report as JSON can hold it.
+    """Return the report as JSON can hold it.
 
     Args:
         results: every Result.
@@ -224,7 +224,7 @@ def to_json(
 
 
 def plain_table(*columns: str) -> Table:
-    """A table without lines, for 80 columns; the first column is of text, the others are of numbers."""
+    """Return a table without lines, for 80 columns; the first column is of text, the others are of numbers."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="underline")
     for position, name in enumerate(columns):
         table.add_column(name, justify="right" if position else "left", no_wrap=True)

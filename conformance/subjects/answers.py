@@ -34,7 +34,7 @@ class SubjectFailed(RuntimeError):
 def shapes_of(
     config: AttentionConfig, weights: Mapping[str, NDArray], inputs: AttentionInputs, sizes: CallSizes
 ) -> dict[str, tuple[int, ...]]:
-    """The shape that every stage and gradient must have, by name; gradients as "gradients.NAME"."""
+    """Return the shape that every stage and gradient must have, by name; gradients as "gradients.NAME"."""
     return {
         **stage_shapes(config, sizes.batch, sizes.query_len, sizes.key_len),
         **{f"{GRADIENT}{name}": array.shape for name, array in {**inputs.leaves(), **weights}.items()},
@@ -129,7 +129,7 @@ MOST_BYTES = 2**28
 
 
 def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None, *, copy: bool = True) -> NDArray:
-    """A copy of a NumPy array, or the array itself; SubjectFailed for anything else, with the missing conversion.
+    """Return a NumPy array, or a copy of it; raise SubjectFailed for anything else, and name the missing conversion.
 
     Also for an array of more than MOST_BYTES that does not have the `shape` that it must have.
     """
@@ -153,7 +153,7 @@ def _conversion(value: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """The type of a value with its article, such as "a list" or "a torch.Tensor"."""
+    """Return the type of a value with its article, such as "a list" or "a torch.Tensor"."""
     kind = type(value)
     package = "" if kind.__module__ == "builtins" else kind.__module__.split(".")[0] + "."
     name = f"{package}{kind.__qualname__}"
@@ -164,7 +164,7 @@ def kind_of(value: Any) -> str:
 
 
 def words(error: BaseException) -> str:
-    """The first line of an error's message; "" if it is empty, or if its __str__ raises."""
+    """Return the first line of an error's message; "" if it is empty, or if its __str__ raises."""
     try:
         return shown(next(iter(str(error).strip().splitlines()), ""), LONGEST_MESSAGE)
     except Exception:  # its own __str__, which may raise anything
@@ -172,12 +172,12 @@ def words(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """The place of an error in the user's own code, such as " (mine.py:12 in attention)"; "" if it is elsewhere."""
+    """Return the place of an error in the user's code, such as " (mine.py:12 in attention)"; "" if it is elsewhere."""
     return _last_own(traceback.extract_tb(error.__traceback__))
 
 
 def place_now(threads: Iterable[threading.Thread]) -> str:
-    """The place in the user's own code where one of some threads is at work, as `place` says it."""
+    """Return the place in the user's own code where one of some threads is at work, as `place` says it."""
     now = sys._current_frames()
     stacks = (traceback.extract_stack(now[one.ident]) for one in threads if one.ident in now)
     return next(filter(None, map(_last_own, stacks)), "")

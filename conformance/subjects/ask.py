@@ -40,7 +40,7 @@ __all__ = ["CannotExpress", "Session", "SubjectFailed", "Turn", "ask", "place", 
 
 
 def ask(subject: Any, problem: Problem) -> Trace:
-    """The subject's answer to one problem.
+    """Return the subject's answer to one problem.
 
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`, and optionally
@@ -61,7 +61,7 @@ def ask(subject: Any, problem: Problem) -> Trace:
 
 
 def within(subject: Any, seconds: float) -> Any:
-    """The subject with a shorter time limit; itself if it has none."""
+    """Return the subject with a shorter time limit; itself if it has none."""
     shorter = getattr(type(subject), "within", None)
     return subject if shorter is None else shorter(subject, seconds)
 
@@ -126,11 +126,11 @@ class Session:
         self._returned: list[tuple[Any, _Layer, Shapes]] = []
 
     def answer(self, problem: Problem | None = None) -> Trace:
-        """The layer's answer to the inputs of `problem` (None: its own). It is prepared at the first call only."""
+        """Return the layer's answer to the inputs of `problem` (None: its own). The first call prepares the layer."""
         return next(self.answers([self.problem if problem is None else problem]))
 
     def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:
-        """The layer's answers to the inputs of these problems, asked in this order; the first error ends them.
+        """Yield the layer's answers to the inputs of these problems, in order; the first error ends them.
 
         A subject in another process may be asked all of them before the first answer is given here.
         """
@@ -142,7 +142,7 @@ class Session:
             yield self._asked(Turn((problem,)))[0]
 
     def turns(self, turns: Sequence[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
-        """What comes of each turn, in order: the answers, those of each problem together; or why there are none.
+        """Yield for each turn, in order, the answers to all its problems, or the error that says why there are none.
 
         It is begun once, with layers of its own; a subject in another process may be asked all of them at once.
         """

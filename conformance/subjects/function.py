@@ -28,7 +28,7 @@ ARGUMENTS = ("weights", "queries", "keys", "values", "mask")
 
 
 def known_options() -> tuple[str, ...]:
-    """What a plain function is given by keyword, if it has a parameter of that name.
+    """Return the names of keywords that a plain function is given if it has a parameter of that name.
 
     >>> known_options()[:3]
     ('config', 'num_heads', 'scale')
@@ -255,7 +255,7 @@ put a function around it, def judged(weights, queries, keys, values, mask): retu
 
 
 def is_plain(parameters: list[inspect.Parameter]) -> bool:
-    """Whether these are the parameters of a plain function: ARGUMENTS first, in this order."""
+    """Return whether these are the parameters of a plain function: ARGUMENTS first, in this order."""
     first = parameters[: len(ARGUMENTS)]
     positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in first)
     return positional and tuple(p.name for p in first) == ARGUMENTS

@@ -28,7 +28,7 @@ class Handout:
         self.copies = {name: copies[id(array)] for name, array in originals.items()}
 
     def changed(self) -> list[str]:
-        """The names of the arrays that have changed in any bit."""
+        """Return the names of the arrays that have changed in any bit."""
         return [name for name, array in self.originals.items() if array.tobytes() != self.copies[name].tobytes()]
 
     def rewrite(self, originals: Mapping[str, NDArray]) -> None:
@@ -44,7 +44,7 @@ class Handout:
 
 
 def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> NDArray:
-    """A writable copy with the strides of `array`, or these: transposed and expanded arrays stay so."""
+    """Return a writable copy with the strides of `array`, or these: transposed and expanded arrays stay so."""
     if array.size == 0:
         return array.copy()
     strides = array.strides if strides is None else strides
@@ -87,12 +87,12 @@ OWN_ARRAYS = tuple(field.name for field in fields(AttentionInputs) if field.name
 
 
 def input_arrays(inputs: AttentionInputs) -> dict[str, NDArray]:
-    """Every array of a call in NumPy, by name: its own, those of its mask, and those of its rotary positions."""
+    """Return every array of a call in NumPy, by name: its own, those of its mask, and those of its rotary positions."""
     return {name: np.asarray(array) for name, array in given_arrays(inputs).items()}
 
 
 def given_arrays(inputs: AttentionInputs) -> dict[str, Any]:
-    """The arrays of `input_arrays` as they were given."""
+    """Return the arrays of `input_arrays` as they were given."""
     found = {name: getattr(inputs, name) for name in OWN_ARRAYS}
     for nested in (inputs.mask, inputs.rotary):
         if nested is not None:
@@ -101,7 +101,7 @@ def given_arrays(inputs: AttentionInputs) -> dict[str, Any]:
 
 
 def with_arrays(inputs: AttentionInputs, arrays: Mapping[str, NDArray]) -> AttentionInputs:
-    """The call with other arrays, by the names of `input_arrays`, in place of its own."""
+    """Return the call with other arrays, by the names of `input_arrays`, in place of its own."""
     own: dict[str, Any] = {name: arrays.get(name) for name in OWN_ARRAYS}
     nested = {name: getattr(inputs, name) for name in ("mask", "rotary")}
     given = {name: x and x.map_arrays(lambda name, array: arrays[name]) for name, x in nested.items()}

@@ -61,7 +61,7 @@ def in_time(work: Callable[[], Any], seconds: float) -> Any:
 
 
 def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]:
-    """As `in_time`, each work in a thread of its own and all at once; the first error that one raises."""
+    """Return the results of all works, as `in_time`, each in its own thread, all at once; or raise the first error."""
     workers = [_idle.pop() if _idle else _Worker() for _ in works]
     for worker, work in zip(workers, works, strict=True):
         worker.jobs.put(partial(contextvars.copy_context().run, work))
@@ -90,12 +90,12 @@ def all_in_time(works: Sequence[Callable[[], Any]], seconds: float) -> list[Any]
 
 
 def idle_threads() -> list[threading.Thread]:
-    """The threads that wait for work; none of them is in a subject's code."""
+    """Return the threads that wait for work; none of them is in a subject's code."""
     return [worker.thread for worker in _idle]
 
 
 def abandoned_threads() -> list[threading.Thread]:
-    """The threads that were abandoned and are still at work."""
+    """Return the threads that were abandoned and are still at work."""
     _abandoned[:] = [thread for thread in _abandoned if thread.is_alive()]
     return list(_abandoned)
 

@@ -19,7 +19,7 @@ AXES = {**dict.fromkeys(("allowed", "bias"), 4), **dict.fromkeys(POSITIONS, 2), 
 
 
 def axis_of_items(name: str, array: NDArray, batch: int) -> int | None:
-    """The axis of an array of a call, or of a gradient by it, that counts the items of the batch; None without one.
+    """Return the axis that counts the batch items in an array of a call, or in its gradient; None without one.
 
     `query_offset` may be one number; positions with several axes, (axes, B, L), have the items second.
 
@@ -33,7 +33,7 @@ def axis_of_items(name: str, array: NDArray, batch: int) -> int | None:
 
 
 def take_items(inputs: AttentionInputs, items: NDArray[np.integer]) -> AttentionInputs:
-    """The call with these items of its batch, in this order, in every array that has an axis for them."""
+    """Return the call with these items of its batch, in this order, in every array that has an axis for them."""
     batch = inputs.queries.shape[0]
     arrays = input_arrays(inputs)
     axes = {name: axis_of_items(name, array, batch) for name, array in arrays.items()}
@@ -43,13 +43,13 @@ def take_items(inputs: AttentionInputs, items: NDArray[np.integer]) -> Attention
 
 
 def items_of(problem: Problem, items: NDArray[np.integer]) -> Problem:
-    """The problem with these items of its batch, in its inputs and in what was recorded."""
+    """Return the problem with these items of its batch, in its inputs and in what was recorded."""
     recorded = {name: array[items] for name, array in problem.recorded.items()}
     return replace(problem, inputs=take_items(problem.inputs, items), recorded=recorded)
 
 
 def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> AttentionInputs:
-    """The call with these queries and keys alone, in every array that has an axis for them.
+    """Return the call with these queries and keys alone, in every array that has an axis for them.
 
     Past keys stay; where there are some, `keys` must be all, because a mask counts both. In a layer with rotary
     positions, each side must be given its own (see `with_positions`).
@@ -79,7 +79,7 @@ def take_positions(inputs: AttentionInputs, queries: slice, keys: slice) -> Atte
 
 
 def with_positions(problem: Problem) -> AttentionInputs:
-    """The inputs with positions or tables of their own for queries and for new keys, in a layer with rotary positions.
+    """Return the inputs; in a layer with rotary positions, with positions or tables for queries and for new keys.
 
     Without them, the positions of what `take_positions` takes would be counted anew.
     """

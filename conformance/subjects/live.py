@@ -22,7 +22,7 @@ SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")
 
 
 def why_not_one(mask: AttentionMask) -> str | None:
-    """Why a live layer can't be called with a mask; it is called as `mha_core.live.probe` does, by one source at most.
+    """Return why a live layer can't be called with a mask by one source, as `mha_core.live.probe` does; else None.
 
     What the others would show is not the layer's, but of whoever translates the mask for it.
 
@@ -61,7 +61,7 @@ class LiveSubject:
         self.weights = rounded_weights(reading.config, reading.weights, reading.dtype)
 
     def fitted(self, problem: Problem) -> Problem | None:
-        """The nearest problem that the layer can be asked: with its own weights, and one input where it takes one.
+        """Return the nearest problem that the layer can be asked: with its own weights, and one input if it takes one.
 
         None for another config, and for lengths that differ where keys are the queries.
 

@@ -94,12 +94,12 @@ class LoadedSubject:
 
     @property
     def selector(self) -> str:
-        """The options of `mha check` that choose this subject."""
+        """Return the options of `mha check` that choose this subject."""
         limit = "" if self.time_limit == DEFAULT_TIME_LIMIT else f" --time-limit {self.time_limit:g}"
         return f"--subject {shlex.quote(self.spec)}{limit}"
 
     def within(self, seconds: float) -> LoadedSubject:
-        """The same with a shorter time limit."""
+        """Return the same with a shorter time limit."""
         return replace(self, time_limit=min(seconds, self.time_limit))
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
@@ -125,7 +125,7 @@ class LoadedSubject:
 
 
 def load_subject(spec: str, dtype: str, *, time_limit: float = DEFAULT_TIME_LIMIT) -> LoadedSubject:
-    """The subject that `MODULE:NAME` names, in one dtype.
+    """Return the subject that `MODULE:NAME` names, in one dtype.
 
     The name is a subject, a plain function, or a factory: anything that can be called without
     arguments, or with `dtype` alone, and returns one of the two. The current folder is searched too.
@@ -212,7 +212,7 @@ def load_object(spec: str, what: str) -> Any:
 def load_subjects(
     spec: str, dtypes: Sequence[str], *, time_limit: float = DEFAULT_TIME_LIMIT
 ) -> tuple[list[LoadedSubject], list[str]]:
-    """The subject in every dtype of `dtypes` that it computes in; and a line for each of the others.
+    """Return the subject in every dtype of `dtypes` that it computes in; and a line for each of the others.
 
     Raises:
         SpecError: as `load_subject`, or it computes in none of them.

@@ -27,16 +27,16 @@ class Seen:
         return getattr(self.subject, name)
 
     def within(self, seconds: float) -> Seen:
-        """The same of the subject with a shorter time limit."""
+        """Return the same of the subject with a shorter time limit."""
         return replace(self, subject=within(self.subject, seconds))
 
 
 @dataclass(frozen=True)
 class SecondCall(Seen):
-    """A subject of which the second of two equal calls of one prepared layer is seen."""
+    """A subject that shows the second of two equal calls of one prepared layer."""
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        """As the subject, whose run is called twice."""
+        """Return a run that calls the subject's run twice and returns the second answer."""
         run: Run = self.subject.prepare(config, weights)
 
         def second(inputs: AttentionInputs) -> Any:
@@ -102,7 +102,7 @@ class Reformed(Seen):
     form: Form
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        """As the subject, with its outputs in the form that they must have."""
+        """Return the subject's run, with its outputs in the form that they must have."""
         run: Run = self.subject.prepare(config, weights)
 
         def reformed(inputs: AttentionInputs) -> Trace:

@@ -22,7 +22,7 @@ def spare_streams() -> None:
 
 @contextmanager
 def kept_surroundings() -> Iterator[None]:
-    """A context after which the streams are open and restored, and the recursion limit is no lower than before.
+    """Return a context after which the streams are open and restored, and the recursion limit is no lower than before.
 
     A subject that redirects its output and hangs, or closes a stream, would suppress the report otherwise.
     """

@@ -37,7 +37,7 @@ HELLO = "__import__('conformance.workers.protocol', fromlist=['']).Hello.of_this
 
 
 class Cluster(Executor):
-    """Sends units to a Dask cluster. Only units: `submit(execute, unit, settings)`.
+    """An executor on a Dask cluster. It takes only units: `submit(execute, unit, settings)`.
 
     What it gives up is for `instead`, the executor on this machine: `run_units` sends it there.
 
@@ -111,11 +111,11 @@ class Cluster(Executor):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the connection was lost. A scheduler forgets the work of who does not listen."""
+        """Return whether the connection was lost. A scheduler forgets the work of who does not listen."""
         return self._client.scheduler_comm is not self._connection or self._client.status != "running"
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """As `concurrent.futures.Executor.submit`, of `execute`, a unit and its settings."""
+        """Return what `concurrent.futures.Executor.submit` does; takes `execute`, a unit and its settings."""
         if function is not execute or len(arguments) != 2 or named:
             raise TypeError("a cluster takes execute, a unit and its settings")
         future: Future[Any] = Future()
@@ -154,7 +154,7 @@ class Cluster(Executor):
             future.cancel()
 
     def instead(self, error: BaseException) -> Executor:
-        """The executor on this machine, for a unit that was given up with `error`. The first time, it says so."""
+        """Return this machine's executor, for a unit that was given up with `error`. The first time, print that."""
         if self._local is None:
             if self.is_gone:
                 why = "is gone"
@@ -167,7 +167,7 @@ class Cluster(Executor):
         return self._local
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As `concurrent.futures.Executor.shutdown`; the processes that worked for this one end, on all machines."""
+        """Shut down as `concurrent.futures.Executor` does, and end this one's processes on all machines."""
         if self._is_shut:
             return
         if self._local is not None:

@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 def take(home: Home, settings: Settings) -> WorkerProcess:
-    """A process for `home`: one that waits for work, or a new one.
+    """Return a process for `home`: one that waits for work, or a new one.
 
     Raises:
         CannotStart: as `WorkerProcess`.
@@ -58,7 +58,7 @@ def end_idle(home: Home | None = None) -> None:
 
 
 class Strangers:
-    """Asks the processes of frameworks and subjects during one piece of work: one process for each home.
+    """A line to the processes of frameworks and subjects during one piece of work: one process for each home.
 
     Use it as a context: at its end the processes become idle.
 
@@ -80,7 +80,7 @@ class Strangers:
             give_back(self._held.popitem()[1])
 
     def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
-        """As `Line.ask`."""
+        """Return what `Line.ask` says."""
         if self._settings.here and self._settings.interpreter(home) is None:
             return answered(request)
         process = self._held.pop(home, None) or take(home, self._settings)
@@ -101,7 +101,7 @@ class Strangers:
 
 
 def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function gives in a process of ours; the subjects among its arguments are asked where they are.
+    """Return the result of a function called in a process of ours; subjects among its arguments stay where they are.
 
     Raises:
         BackendError: the process can't be started, or died.
@@ -125,7 +125,7 @@ class Stopped(BaseException):
 
 
 def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:
-    """The answers of a unit, one for each item. Executors call this, on any machine.
+    """Return the answers of a unit, one for each item. Executors call this, on any machine.
 
     If a process of ours dies, the answer of its current item is `unit.lost(...)`; a new process does the rest.
 

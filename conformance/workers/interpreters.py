@@ -46,12 +46,12 @@ class Home:
 
     @property
     def is_ours(self) -> bool:
-        """Whether no framework and nobody's module is imported there: what it computes can be trusted."""
+        """Return whether no framework and nobody's module is imported there: what it computes can be trusted."""
         return self.name == NUMPY
 
     @property
     def keeps_processes(self) -> bool:
-        """Whether what runs there may leave processes between calls: a subject may, a learner's file may not."""
+        """Return whether what runs there may leave processes between calls: a subject may, a learner's file may not."""
         return not self.name.startswith(LEARNERS)
 
 
@@ -60,7 +60,7 @@ OURS = Home(NUMPY, OUR_SECONDS)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker process is started with.
+    """The settings with which a worker process is started.
 
     Args:
         interpreters: backend, subject, or module of a subject -> the interpreter that runs it. Any other runs on
@@ -75,7 +75,7 @@ class Settings:
     import_limit: float = IMPORT_SECONDS
 
     def interpreter(self, home: Home) -> str | None:
-        """The interpreter that was asked for; None for this one."""
+        """Return the interpreter that was asked for; None for this one."""
         return self.interpreters.get(home.name, self.interpreters.get(home.name.partition(":")[0]))
 
 
@@ -177,7 +177,7 @@ def _of_file(folder: Path, names: Collection[str], switch: str) -> tuple[Path, d
 
 
 def program(path: str, where: str) -> str:
-    """The absolute path of an interpreter; a link stays one, because a virtual environment is known by its links.
+    """Return the absolute path of an interpreter. Links stay: a virtual environment is known by its links.
 
     Raises:
         SpecError: there is none; the message begins with `where`.
@@ -190,5 +190,5 @@ def program(path: str, where: str) -> str:
 
 
 def same_program(path: str | None) -> bool:
-    """Whether an interpreter is the one that runs this."""
+    """Return whether an interpreter is the one that runs this."""
     return path is None or os.path.abspath(path) == os.path.abspath(sys.executable)

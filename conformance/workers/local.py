@@ -14,7 +14,7 @@ from conformance.workers.interpreters import Home
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -28,14 +28,14 @@ class _Job:
 
 
 class Local(Executor):
-    """Runs functions in threads, as `concurrent.futures.ThreadPoolExecutor`, but not in the order in which they came.
+    """An executor like `concurrent.futures.ThreadPoolExecutor`, but one that chooses which function to run next.
 
-    A thread that has begun with the units of one home goes on with them, because its process has imported that
-    framework; then it takes the most expensive home that nobody serves, so that all end together; in the end they help
-    each other.
+    A function that is given a Unit uses a worker process of the unit's home, such as that of one framework. A thread
+    stays with one home, whose framework its process has imported. It then takes the most expensive home that no thread
+    serves, so that all end together; in the end they help each other.
 
     Args:
-        workers: how many threads, and so how many processes at work at a time. None: one for each core.
+        workers: how many threads, and so how many processes work at a time. None: one for each core.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -47,7 +47,7 @@ class Local(Executor):
         self._threads: list[threading.Thread] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """As `concurrent.futures.Executor.submit`; a first argument that is a Unit says where it belongs."""
+        """Return what `concurrent.futures.Executor.submit` does; a Unit as the first argument says where it belongs."""
         if named:
             raise TypeError("arguments by name are not taken")
         unit = arguments[0] if arguments and isinstance(arguments[0], Unit) else None
@@ -65,7 +65,7 @@ class Local(Executor):
         return job.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As `concurrent.futures.Executor.shutdown`. Processes that wait for work go on waiting."""
+        """Shut down as `concurrent.futures.Executor` does. Processes that wait for work go on waiting."""
         with self._changed:
             self._is_shut = True
             if cancel_futures:

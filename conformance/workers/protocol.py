@@ -77,11 +77,11 @@ class Unit(ABC):
     @property
     @abstractmethod
     def home(self) -> Home:
-        """The process of whom it asks: one for each framework, or somebody's own module; ours if it asks nobody."""
+        """Return the Home whose process it asks: a framework's, a user's module's, or ours if it asks nobody."""
 
     @property
     def cost(self) -> float:
-        """About how long it takes, in any measure that compares the units of one run: the longest begin first."""
+        """Return about how long it takes, in any unit that compares the units of one run: the longest begin first."""
         return float(len(self))
 
     @abstractmethod
@@ -94,14 +94,14 @@ class Unit(ABC):
 
     @abstractmethod
     def lost(self, item: int, reason: str) -> Any:
-        """The answer for an item at which the process ended, or that nobody could be asked; `reason` is one line."""
+        """Return the answer for an item at which the process ended, or that none could take. `reason`: one line."""
 
 
 class Line(Protocol):
     """A way to the processes of frameworks and subjects."""
 
     def ask(self, home: Home, seconds: float | None, request: bytes) -> tuple[bytes, bytes]:
-        """The answer of the process of a home: Frame.ANSWER or Frame.RAISED, and its content, unread.
+        """Return the answer of the process of a home: Frame.ANSWER or Frame.RAISED, and its content, unread.
 
         Args:
             home, request: whom to ask, and what; see `conformance.workers.answering`.
@@ -129,7 +129,7 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the other side has closed it, and nothing that it sent is left."""
+        """Return whether the other side has closed it, and nothing that it sent is left."""
         try:
             return bool(select.select([self._socket], [], [], 0)[0] and not self._socket.recv(1, socket.MSG_PEEK))
         except (OSError, ValueError):  # closed here
@@ -147,7 +147,7 @@ class Channel:
                         self._wait()
 
     def receive(self, most: int = MOST_BYTES) -> tuple[bytes, bytes]:
-        """The kind and content of the next frame.
+        """Return the kind and content of the next frame.
 
         Raises:
             EOFError: the other side is gone.
@@ -182,7 +182,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a worker says of itself.
+    """A worker's message about itself.
 
     Attributes:
         project: the version of this project that it has.
@@ -201,7 +201,7 @@ class Hello:
         return cls(project_version(), code_hash(), platform.python_version(), os.getpid())
 
     def difference(self) -> str:
-        """In words what it lacks to work with this process; "" if nothing."""
+        """Return in words what it lacks to work with this process; "" if nothing."""
         if self.project != project_version():
             return f"has mha-parity {shown(self.project)}; this is {project_version()}"
         if self.code != code_hash():
@@ -218,7 +218,7 @@ class Hello:
 
 
 def project_version() -> str:
-    """The installed version; "source" if the project runs from its files alone."""
+    """Return the installed version; "source" if the project runs from its files alone."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
@@ -227,5 +227,5 @@ def project_version() -> str:
 
 @cache
 def code_hash() -> str:
-    """A hash of the files of this project that both sides must have in common."""
+    """Return a hash of the files of this project that both sides must have in common."""
     return source_hash("mha_core", "conformance")

@@ -55,7 +55,7 @@ class Unreadable(ValueError):
 
 
 def sendable(cls: Class) -> Class:
-    """A decorator: a dataclass, or an error that is made of its text alone, may be sent and is made when it comes."""
+    """Return the class, and let it be sent (a decorator): a dataclass, or an error that is made of its text alone."""
     _classes[cls.__name__] = cls
     return cls
 
@@ -74,7 +74,7 @@ def _is_sent(dtype: np.dtype[Any]) -> bool:
 
 
 def is_sendable(array: NDArray) -> bool:
-    """Whether an array can be sent: no objects, and no dtype that NumPy does not have by itself."""
+    """Return whether an array can be sent: no objects, and no dtype that NumPy does not have by itself."""
     return _is_sent(array.dtype)
 
 
@@ -86,7 +86,7 @@ class Together:
 
 
 def dumps(value: Any) -> bytes:
-    """A value as bytes. Two places with one array have one array on the other side too.
+    """Return a value as bytes. Two places with one array have one array on the other side too.
 
     Raises:
         TypeError: it holds something that can't be sent.
@@ -101,7 +101,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes, *, layouts: bool = False) -> Any:
-    """The value of some bytes.
+    """Return the value of some bytes.
 
     Args:
         data: anything.

@@ -91,7 +91,7 @@ class _Link:
                     return
 
     def receive(self) -> bytes | None:
-        """The content of the next request; None where the other side is gone."""
+        """Return the content of the next request; None where the other side is gone."""
         try:
             return self._channel.receive()[1]
         except (EOFError, OSError):
@@ -150,7 +150,7 @@ def _serve(link: _Link, request: bytes) -> None:
 
 
 def plain(error: BaseException) -> Any:
-    """The error itself if it is of this project, else one of ours with its message: the other side may lack its class.
+    """Return the error if its class is this project's, else one of ours with its message, which the other side knows.
 
     >>> plain(KeyError("a"))
     ErrorElsewhere("KeyError: 'a'")

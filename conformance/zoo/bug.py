@@ -69,7 +69,7 @@ class Bug:
 
     @property
     def steps(self) -> frozenset[str]:
-        """The names of the steps that it replaces."""
+        """Return the names of the steps that it replaces."""
         return frozenset(self.forward) | frozenset(self.backward)
 
     def run_state(self, config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
@@ -95,7 +95,7 @@ class OnTop:
 
 
 def compatible(a: Bug, b: Bug) -> bool:
-    """Whether two bugs replace no step in common, so that they can't contradict each other."""
+    """Return whether two bugs replace no step in common, so that they can't contradict each other."""
     return not any(_replaces(a, name) and _replaces(b, name) for name in a.steps & b.steps)
 
 
@@ -104,7 +104,7 @@ def _replaces(bug: Bug, name: str) -> bool:
 
 
 def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
-    """The forward and the backward pipeline with the steps of all `bugs`.
+    """Return the forward and the backward pipeline with the steps of all `bugs`.
 
     Bugs of one step compose: each changes the numbers that it changes alone. Such a step raises Contradiction where
     two of them would make different numbers of the same one. Those that stand on top of a step (`OnTop`) come after.
@@ -115,7 +115,7 @@ def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
 
 
 def steps_with(bugs: Sequence[Bug], names: Iterable[str]) -> dict[str, Step]:
-    """Those of these names in the `pipelines` of `bugs`."""
+    """Return the steps of these names from the `pipelines` of `bugs`."""
     found = {}
     for name in names:
         right, there = (BACKWARD, "backward") if name in BACKWARD else (FORWARD, "forward")
@@ -204,14 +204,14 @@ class BuggySubject:
 
 
 def rounded(trace: Trace, dtype: str) -> Trace:
-    """Every array of the trace rounded to `dtype`."""
+    """Return every array of the trace rounded to `dtype`."""
     if dtype == "float64":
         return trace
     return Trace.of_arrays({name: rounded_array(array, dtype) for name, array in trace.arrays().items()})
 
 
 def rounded_array(array: NDArray, dtype: str) -> NDArray:
-    """An array of a run rounded to `dtype`; what is to be float64 is left as it is, for a bug may have made it less."""
+    """Return an array of a run rounded to `dtype`; for float64 as it is, since a bug may have made it narrower."""
     if dtype == "float64":
         return array
     with any_numbers:

@@ -23,13 +23,13 @@ DTYPES = ("float64", "float32")
 
 @dataclass(frozen=True, eq=False)
 class KillTable:
-    """Which bug was killed by which case, in which dtype, and at which stage it showed first.
+    """A table of the cases that kill each bug in each dtype, with the stage at which it shows first.
 
     Attributes:
         bugs, cases, dtypes: what was run.
         first_stages: bug id -> case id -> dtype -> the first stage that differs, or "gradients".
             Absent where nothing differs.
-        impossible: (bug id, case id) where the bug can't be made.
+        impossible: (bug id, case id) of each case in which the bug can't be made.
     """
 
     bugs: tuple[Bug, ...]
@@ -39,35 +39,35 @@ class KillTable:
     impossible: frozenset[tuple[str, str]]
 
     def killers(self, bug: Bug) -> list[str]:
-        """The ids of the cases that kill the bug, in any dtype, in the order of the table."""
+        """Return the ids of the cases that kill the bug, in any dtype, in the order of the table."""
         return [case.id for case in self.cases if self.first_stages[bug.id].get(case.id)]
 
     def killed_by(self, case: Case) -> list[str]:
-        """The ids of the bugs that the case kills, in any dtype, in the order of the table."""
+        """Return the ids of the bugs that the case kills, in any dtype, in the order of the table."""
         return [bug.id for bug in self.bugs if self.first_stages[bug.id].get(case.id)]
 
     def alone(self, case: Case) -> list[str]:
-        """The ids of the bugs that only this case kills."""
+        """Return the ids of the bugs that only this case kills."""
         return [bug.id for bug in self.bugs if self.killers(bug) == [case.id]]
 
     def to_be_killed(self) -> list[Bug]:
-        """Every bug whose results can differ from the reference's: all but the equivalent ones."""
+        """Return every bug whose results can differ from the reference's: all but the equivalent ones."""
         return [bug for bug in self.bugs if not bug.equivalent]
 
     def not_killed(self) -> list[Bug]:
-        """The bugs of `to_be_killed` that no case kills."""
+        """Return the bugs of `to_be_killed` that no case kills."""
         return [bug for bug in self.to_be_killed() if not self.killers(bug)]
 
     def killed_equivalents(self) -> list[Bug]:
-        """The bugs that are declared equivalent, but that some case kills."""
+        """Return the bugs that are declared equivalent, but that some case kills."""
         return [bug for bug in self.bugs if bug.equivalent and self.killers(bug)]
 
     def stages(self, bug: Bug, dtype: str) -> set[str]:
-        """The first stages that differ, one from each case that kills the bug in `dtype`."""
+        """Return the first stages that differ, one from each case that kills the bug in `dtype`."""
         return {stages[dtype] for stages in self.first_stages[bug.id].values() if dtype in stages}
 
     def smallest_set(self) -> tuple[str, ...]:
-        """The fewest cases that kill every bug that some case kills; cheap cases are preferred."""
+        """Return the fewest cases that kill every bug that some case kills; cheap cases are preferred."""
         by_cost = sorted(self.cases, key=lambda case: case.expensive)
         killers = [frozenset(self.killers(bug)) for bug in self.to_be_killed()]
         return smallest_cover([case.id for case in by_cost], killers)
@@ -84,7 +84,7 @@ def kill(bugs: Sequence[Bug], cases: Sequence[Case], progress: Callable[[Case], 
 
 @dataclass(frozen=True)
 class Kills:
-    """What one case does to bugs.
+    """A row of the table: what one case does to bugs.
 
     Attributes:
         first_stages: bug id -> dtype -> the first stage that differs, of each bug that can be made in this case.
@@ -110,7 +110,7 @@ def kills_of(bugs: Sequence[Bug], case: Case) -> Kills:
 
 
 def as_table(bugs: Sequence[Bug], cases: Sequence[Case], kills: Sequence[Kills]) -> KillTable:
-    """The table of what each case does to bugs, in the order of `cases`."""
+    """Return the table of what each case does to bugs, in the order of `cases`."""
     first_stages: dict[str, dict[str, Mapping[str, str]]] = {bug.id: {} for bug in bugs}
     for case, found in zip(cases, kills, strict=True):
         for bug_id, stages in found.first_stages.items():
@@ -122,7 +122,7 @@ def as_table(bugs: Sequence[Bug], cases: Sequence[Case], kills: Sequence[Kills])
 
 
 def first_difference(bug: Bug, case: Case, dtype: str) -> str | None:
-    """The first stage of the bug's run that leaves its allowed error, "gradients", or None.
+    """Return the first stage of the bug's run that leaves its allowed error, "gradients", or None.
 
     Raises DoesNotApply where the bug can't be made.
     """
@@ -135,7 +135,7 @@ def _shows(case: Case, dtype: str) -> Shows:
 
 
 def smallest_cover(names: Sequence[str], sets: Collection[frozenset[str]]) -> tuple[str, ...]:
-    """The fewest names such that every set that is not empty holds one of them.
+    """Return the fewest names such that every set that is not empty holds one of them.
 
     >>> smallest_cover(["a", "b", "c"], [frozenset("ab"), frozenset("bc"), frozenset("c"), frozenset()])
     ('a', 'c')

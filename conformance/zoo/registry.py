@@ -13,7 +13,7 @@ from conformance.zoo.bug import Bug
 
 @cache
 def all_bugs() -> tuple[Bug, ...]:
-    """Every bug: the tuples BUGS of all modules in the zoo's folders, in the order of each folder's ORDER.
+    """Return every bug: the tuples BUGS of all modules in the zoo's folders, in the order of each folder's ORDER.
 
     >>> all_bugs()[0].id
     'q-proj-weight-transposed'
@@ -36,7 +36,7 @@ def bugs_of(*, parts: bool = True, gradients: bool = True) -> tuple[Bug, ...]:
 
 @cache
 def bugs_of_parts() -> frozenset[str]:
-    """The ids of the bugs of parts of attention, such as rotary positions: only layers that have the part show them."""
+    """Return the ids of bugs in parts of attention, such as rotary positions: only layers with the part show them."""
     return frozenset(bug.id for topic in members(parts) for bug in topic.BUGS)
 
 
@@ -57,7 +57,7 @@ LARGE_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 
 @cache
 def bugs_of_large_blocks() -> tuple[Bug, ...]:
-    """The bugs that depend on the size of a block, in sizes that small cases do not see.
+    """Return the bugs that depend on the size of a block, in sizes that small cases do not see.
 
     >>> bugs_of_large_blocks()[0].id
     'block-of-last-queries-dropped-of-16'
@@ -70,7 +70,7 @@ def bugs_of_large_blocks() -> tuple[Bug, ...]:
 
 
 def select(patterns: tuple[str, ...]) -> list[Bug]:
-    """The bugs whose id matches one of the patterns (shell wildcards); all of them if there is none.
+    """Return the bugs whose id matches one of the patterns (shell wildcards); all of them if there is none.
 
     >>> [bug.id for bug in select(("scale-given-*",))]
     ['scale-given-ignored', 'scale-given-on-top']

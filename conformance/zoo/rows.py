@@ -42,7 +42,7 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True)
 class Table:
-    """What the rows of a table share: the stage at which they show first, and the fix.
+    """A table of bugs that share the stage at which they show first, and the fix.
 
     >>> row = Table("heads", "Add each head once.")
     >>> bug = row("heads-doubled", "Every head counts twice.", times("heads", lambda state: 2.0))
@@ -54,7 +54,7 @@ class Table:
     fix: str
 
     def __call__(self, id: str, sentence: str, *operations: Steps, **words: str) -> Bug:
-        """The bug of one row; `words`: stage, fix, seen_in and equivalent, as of a `Bug`.
+        """Return the bug of one row; `words`: stage, fix, seen_in and equivalent, as of a `Bug`.
 
         Raises:
             SpecError: an operation names a step that the definition does not have.
@@ -74,12 +74,12 @@ def require(possible: bool, message: str) -> None:
 
 
 def part(field: str, kind: type[Settings]) -> tuple[Callable[[State], bool], Callable[[State], Settings]]:
-    """Whether a layer has a part of attention, and what this field of its config says of it, which is a `kind`."""
+    """Return two functions of a State: whether its layer has this field of the config, and the field, a `kind`."""
     return lambda state: getattr(state.config, field) is not None, attrgetter(f"config.{field}")
 
 
 def right_step(name: str) -> Step:
-    """The definition's step of this name, forward or backward."""
+    """Return the definition's step of this name, forward or backward."""
     return FORWARD[name] if name in FORWARD else BACKWARD[name]
 
 
@@ -95,7 +95,7 @@ def after(name: str, change: Change, where: Where = lambda state: True) -> Steps
 
 
 def times(name: str, factor: Callable[[State], Any]) -> Steps:
-    """The step's result times `factor(state)`."""
+    """Return the step's result times `factor(state)`."""
     return after(name, lambda state, right: right * factor(state))
 
 

@@ -40,15 +40,15 @@ class Shows:
         return cls(wanted, dtype, seen, *noted_run(problem.config, problem.weights, problem.inputs))
 
     def forward(self, bug: Bug) -> tuple[State, bool]:
-        """The forward run with a bug, and whether it has another array. DoesNotApply where it can't be made."""
+        """Return the forward run with a bug, and whether it has another array. DoesNotApply where it can't be made."""
         return rerun(self.right, pipelines(bug)[0], bug.forward, reads=self.reads)
 
     def first_stage(self, state: State) -> str | None:
-        """The first stage that is seen and leaves its allowed error in this run, rounded to the dtype."""
+        """Return the first stage that is seen and leaves its allowed error in this run, rounded to the dtype."""
         return next((name for name in self.seen if self._leaves(name, state[name], self.right[name])), None)
 
     def first_difference(self, bug: Bug) -> str | None:
-        """The first stage of the bug's run that leaves its allowed error, "gradients", or None.
+        """Return the first stage of the bug's run that leaves its allowed error, "gradients", or None.
 
         Raises DoesNotApply where the bug can't be made.
         """

@@ -80,7 +80,7 @@ def noted_run(
     forward: Mapping[str, Step] = FORWARD,
     sizes: CallSizes | None = None,
 ) -> tuple[State, Reads]:
-    """`reference.run_state`, and what the definition's own steps among these read."""
+    """Return `reference.run_state` of these steps, and for each step of the definition the names of arrays it read."""
     state = run_state(config, weights, inputs, forward={}, backward={}, sizes=sizes)
     watched, reads = _Watched(state), Reads()
     with any_numbers:
@@ -170,7 +170,7 @@ class _Latest(Generic[T]):
 
 
 class Variants:
-    """Runs the reference with some bugs in it.
+    """A runner of the reference with bugs in it.
 
     Steps that a bug does not change are not run again, as long as there is room for their results: see `rerun`.
 
@@ -187,7 +187,7 @@ class Variants:
         self._results: _Latest[dict[str, NDArray]] = _Latest(OF_RESULTS)
 
     def run(self, problem: Problem, bugs: tuple[Bug, ...], *, gradients: bool = False) -> dict[str, NDArray] | None:
-        """Every stage, and with `gradients` every gradient, by name.
+        """Return every stage, and with `gradients` every gradient, by name.
 
         None where the bugs can't be put in, and nothing ({}) where they contradict each other. Where they change
         nothing it is the same dict as without them.
@@ -264,7 +264,7 @@ class Variants:
         return self._shared.get(key)
 
     def started(self, problem: Problem, bugs: tuple[Bug, ...]) -> Finished | None:
-        """The run with bugs and without gradients; None where there is no room for what it starts from.
+        """Return the run with bugs and without gradients; None where there is no room for what it starts from.
 
         Raises DoesNotApply where they can't be put in.
         """
@@ -272,7 +272,7 @@ class Variants:
         return right and _continued(right, steps_with(bugs, _changed(bugs, right)))
 
     def kept(self, problem: Problem, *, gradients: bool = False) -> dict[str, NDArray] | None:
-        """The arrays without a bug, if they have been computed and kept."""
+        """Return the arrays without a bug, if they have been computed and kept."""
         right = self._right.get((problem, gradients))
         return None if right is None else right.arrays
 

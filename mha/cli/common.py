@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 class CouldNotRun(click.ClickException):
-    """Ends the command with its message and exit status 2."""
+    """An error that ends the command with its message and exit status 2."""
 
     exit_code = COULD_NOT_RUN
 
@@ -39,7 +39,7 @@ def _status(different: object, failed: object) -> int:
 
 
 def status_by(results: Sequence[Result], also: Sequence[Result] = (), *, failed: bool = False) -> int:
-    """The exit status by results: 1 if one is different, 2 if one did not run or nothing was judged.
+    """Return the exit status by results: 1 if one is different, 2 if one did not run or nothing was judged.
 
     Args:
         results: what the command was to judge.
@@ -96,7 +96,7 @@ def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[
 
 
 def says(status: Status) -> Callable[[str], None]:
-    """A function that shows a text on the status line as it is: names in it may look like markup."""
+    """Return a function that shows a text on the status line as it is: names in it may look like markup."""
     from rich.text import Text
 
     return lambda text: status.update(Text(text))
@@ -111,7 +111,7 @@ def write_asked(path: Path | None, value: Callable[[], Any]) -> None:
 
 
 def of_result(result: Result) -> str:
-    """The text of a progress bar after a result."""
+    """Return the text of a progress bar after a result."""
     return f"{result.subject} {result.dtype} {result.case[:32]}"
 
 

@@ -78,7 +78,7 @@ class Program(Command, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does. The error of a word that is no command lists those of a small group."""
+        """Return what click does. The error for a word that is no command lists the commands of a small group."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

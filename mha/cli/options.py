@@ -29,7 +29,7 @@ PARAMETER = "parameter"
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Options:
-    """What was asked of a command: a class that derives from this one is a frozen dataclass."""
+    """A base for the options of a command: each class that derives from it is a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -38,22 +38,22 @@ class Options:
 
 
 def option(*flags: str, **settings: Any) -> Any:
-    """A field whose value is that of `click.option(*flags, **settings)`."""
+    """Return a field whose value is that of `click.option(*flags, **settings)`."""
     return field(metadata={PARAMETER: lambda name: click.option(name, *flags, **settings)})
 
 
 def several(*flags: str, help: str, **settings: Any) -> Any:
-    """A field whose value is a tuple: the option may be repeated."""
+    """Return a field whose value is a tuple: the option may be repeated."""
     return option(*flags, multiple=True, help=help, **settings)
 
 
 def argument(**settings: Any) -> Any:
-    """A field whose value is that of `click.argument(NAME, **settings)`; it has the field's name."""
+    """Return a field whose value is that of `click.argument(NAME, **settings)`; it has the field's name."""
     return field(metadata={PARAMETER: lambda name: click.argument(name, **settings)})
 
 
 def command(kind: type[Options], *examples: str, **settings: Any) -> Callable[[Callable[[Any], None]], click.Command]:
-    """A decorator that makes a function a command, which is called with one object: what was asked for.
+    """Return a decorator that makes a function a command, which is called with one object: what was asked for.
 
     Args:
         kind: its fields are made by `option`, `argument` and the functions below.
@@ -97,7 +97,7 @@ class OutputFile(click.ParamType):
         self.dash = dash
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The absolute path. CouldNotRun if nothing can be written there, or another option names the same file."""
+        """Return the absolute path. CouldNotRun if nothing can be written there, or another option names that file."""
         from mha_core.errors import SpecError
         from mha_core.files.writing import check_different, check_output
 
@@ -119,12 +119,12 @@ class OutputFile(click.ParamType):
 
 
 def any_path(*flags: str, **settings: Any) -> Any:
-    """A path, which need not be there."""
+    """Return a path, which need not be there."""
     return option(*flags, type=click.Path(path_type=Path), **settings)
 
 
 def path_argument(**settings: Any) -> Any:
-    """A path as argument, which need not be there."""
+    """Return a path as argument, which need not be there."""
     return argument(type=click.Path(path_type=Path), **settings)
 
 
@@ -170,7 +170,7 @@ def json_file(help: str = "Also write everything to this file.", **settings: Any
 
 
 def output_file(*flags: str, help: str, **settings: Any) -> Any:
-    """A file to write."""
+    """Return a file to write."""
     return option(*flags, type=OutputFile(), help=help, **settings)
 
 
@@ -191,5 +191,5 @@ def unseen(which: str = "these calls") -> Any:
 
 
 def flag(name: str, help: str) -> Any:
-    """A switch, which is off unless it is given."""
+    """Return a switch, which is off unless it is given."""
     return option(name, is_flag=True, help=help)

@@ -102,7 +102,7 @@ class Reported(Options):
 
 
 def of_results(results: Sequence[Result], could_not_run: Sequence[str] = ()) -> list[Outcome]:
-    """The outcomes of cases, and of subjects that could not be used."""
+    """Return the outcomes of cases, and of subjects that could not be used."""
     statuses: dict[str, Status] = {"different": "failure", "failed": "error", "unsupported": "skipped"}
     found = []
     for one in results:
@@ -115,7 +115,7 @@ def of_results(results: Sequence[Result], could_not_run: Sequence[str] = ()) -> 
 
 
 def of_modules(found: WhereReport) -> list[Outcome]:
-    """The outcomes of the modules of a port."""
+    """Return the outcomes of the modules of a port."""
     return [_of_module(found, number) for number in range(len(found.results))]
 
 
@@ -146,7 +146,7 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
 
 
 def of_relations(found: Report) -> list[Outcome]:
-    """The outcomes of the relations of a model; those not asked, and known deviations, are skipped."""
+    """Return the outcomes of the relations of a model; those not asked, and known deviations, are skipped."""
     statuses: dict[str, tuple[Status, str]] = {
         "holds": ("passed", ""), "broken": ("failure", "contradicts-itself"), "known": ("skipped", "not-judged"),
         "not asked": ("skipped", "not-judged"),
@@ -222,7 +222,7 @@ def sarif(outcomes: Sequence[Outcome], diagnoses: Sequence[Mapping[str, Any]] = 
 
 
 def badge(results: Sequence[Result], status: int) -> dict[str, Any]:
-    """What shields.io shows as a badge: green for exit status 0 alone, red for a difference, else grey.
+    """Return the JSON of a badge of shields.io: green for exit status 0 alone, red for a difference, else grey.
 
     >>> badge([], COULD_NOT_RUN)
     {'schemaVersion': 1, 'label': 'mha parity', 'message': 'nothing judged', 'color': 'lightgrey'}

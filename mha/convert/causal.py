@@ -34,7 +34,7 @@ CALLS = {
 
 
 def causal_call(layout: Layout) -> str:
-    """What a call of a layer of this layout needs so that no query attends to a later key, in words.
+    """Return what a call of such a layer needs so that no query attends to a later key, in words.
 
     >>> from mha_core.layouts import get
     >>> causal_call(get("keras"))
@@ -44,7 +44,7 @@ def causal_call(layout: Layout) -> str:
 
 
 def calls_are_causal(proof: Proof) -> bool:
-    """Whether in every recorded call no query may attend to a later key."""
+    """Return whether in every recorded call no query may attend to a later key."""
     return all(_is_causal(call.inputs) for call in proof.calls)
 
 

@@ -90,7 +90,7 @@ class Conversion:
 
 
 def list_layers(source: str | Path) -> list[FoundLayer]:
-    """The attention layers in a file of weights, from its names and shapes alone.
+    """Return the attention layers in a file of weights, from its names and shapes alone.
 
     Raises:
         SpecError: as `mha.formats.open_checkpoint`.
@@ -132,22 +132,22 @@ def convert(
         out: a file.
         from_layout: a name of `mha_core.layouts.LAYOUTS`. Default: the one that fits.
         to_layout: a name of the same table.
-        prefix: of the one layer to take. Needed, or `every`, if the file has several.
+        prefix: the prefix of the one layer to take. If the file has several, give this or `every`.
         every: take all layers (of `from_layout`, if that is given).
         num_heads, num_kv_heads: H and G, where neither the layout nor the file's metadata says them.
-        dtype: cast to this one. Default: arrays stay as they are.
+        dtype: the dtype to cast arrays to. Default: they stay as they are.
         to_prefix: what the names in `out` begin with; "{prefix}" in it is the source's prefix, "{index}" the
             layer's number from 0 among all in the file (of `from_layout`, if that is given with `every`), and
             "{_index}" nothing for the first and "_1", "_2" for the others, as Keras counts. Default: the source's
             prefix if `every`, else the top level.
         recorded: one or several files of recorded calls of the original (see `mha.convert.original.load_recorded`).
         moved: convert what is neither proved nor known as well.
-        leave: patterns of names that are to stay behind: of arrays below a layer's prefix that are no part of its
-            layout (it is no longer known then), and of arrays elsewhere that have no place in a model of the type
-            that config.json names (which no attention layer reads, at your word).
+        leave: patterns of names of arrays to leave behind. Below a layer's prefix: arrays that are no part of its
+            layout; the layer is no longer known then. Elsewhere: arrays that have no place in a model of
+            config.json's type; at your word, no attention layer reads them.
         force: replace a file that is there.
         unseen: whether to find out what the recorded calls would not have shown.
-        progress: called with what is done, the number of layers done, and of all.
+        progress: called with what is being done, the number of layers done, and the number of all layers.
 
     Raises:
         SpecError: source, choice or target do not fit, or a layer is neither proved nor known; the message says what

@@ -53,12 +53,12 @@ class Job:
 
     @property
     def prefix(self) -> str:
-        """The layer's prefix in the source."""
+        """Return the layer's prefix in the source."""
         return self.layer.prefix
 
     @property
     def at(self) -> str:
-        """The layer in words."""
+        """Return the layer in words."""
         return f"the layer at prefix {self.prefix!r}" if self.prefix else "the layer"
 
     @property
@@ -78,7 +78,7 @@ class Job:
                 raise SpecError(f"{label} of {self.at} must be {said}, as the model's config says{where}. Got {asked}.")
 
     def read(self, dtype: str | None = None) -> tuple[Layout, AttentionConfig, Weights, str]:
-        """The layout that reads it, its config, its canonical weights, and their dtype.
+        """Return the layout that reads it, its config, its canonical weights, and their dtype.
 
         Args:
             dtype: read in this dtype instead of the one that was asked for.
@@ -119,11 +119,11 @@ class Job:
         return get(self.facts.layout), config, {k: x.astype(storage_dtype(held)) for k, x in weights.items()}, held
 
     def settle(self) -> tuple[Standing, Proof | None]:
-        """Its Standing: proved, known, or else moved, with the reason why it is neither; and the proof, or None.
+        """Return the layer's Standing (proved, known, or moved, and why it is neither), and the proof or None.
 
         Raises:
-            VerificationFailed: it does not give the recorded outputs of the original.
-            SpecError: the recorded calls do not fit it, or prove nothing.
+            VerificationFailed: the layer does not give the recorded outputs of the original.
+            SpecError: the recorded calls do not fit the layer, or prove nothing.
         """
         if self.recorded is not None:
             _, config, weights, _ = self.read(dtype="float64")  # holds the numbers of every dtype
@@ -170,7 +170,7 @@ def by_recording(jobs: Sequence[Job]) -> Job:
 
 
 def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> tuple[dict[str, Standing], list[Proof]]:
-    """The Standing of every layer, by its prefix in the target; and the proofs of those that are proved.
+    """Return the Standing of every layer, by its prefix in the target; and the proofs of those that are proved.
 
     Raises:
         SpecError: a layer is neither proved nor known, and `moved` is False; or there are arrays below its prefix that
@@ -190,7 +190,7 @@ def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> t
 
 
 def command_of(source: Path, to_layout: str, out: Path, **options: Any) -> str:
-    """The command line that asks for a conversion.
+    """Return the command line that asks for a conversion.
 
     Args:
         source, to_layout, out: as given.

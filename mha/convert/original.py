@@ -138,7 +138,7 @@ def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str
 
 
 def as_recorded(config: AttentionConfig, layer: OriginalLayer) -> AttentionConfig:
-    """The config with those recorded settings that change the scores and that no array shows, such as the scale."""
+    """Return the config with the recorded settings that change what is computed and that no array shows."""
     if layer.config is None:
         return config
     return replace(config, **{name: getattr(layer.config, name) for name in arithmetic_fields()})

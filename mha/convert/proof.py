@@ -117,7 +117,7 @@ def prove(layer: OriginalLayer, config: AttentionConfig, weights: Weights, where
 
 
 def recording_of(proofs: Sequence[Proof]) -> Recording:
-    """The calls of all proofs as one recording."""
+    """Return the calls of all proofs as one recording."""
     calls = (replace(call, layer=index) for index, proof in enumerate(proofs) for call in proof.calls)
     return Recording(tuple(proof.layer for proof in proofs), tuple(calls))
 

@@ -50,7 +50,7 @@ def print_report(console: Console, done: Conversion, *, unseen: bool = True) -> 
 
 
 def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
-    """The lines below the table: meaning of the words, who computed, and remarks; with `unseen`, bugs by name."""
+    """Return the lines below the table: what words mean, who computed, remarks; with `unseen`, bugs by name."""
     words = Counter(layer.standing.word for layer in done.layers)
     found = [f"{words[word]} x {word}: {meaning}" for word, meaning in MEANING.items() if words[word]]
     reasons = Counter((layer.standing.word, layer.standing.why) for layer in done.layers)
@@ -86,7 +86,7 @@ def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
 
 
 def to_dict(done: Conversion) -> dict[str, Any]:
-    """The conversion as a dict of JSON values.
+    """Return the conversion as a dict of JSON values.
 
     `standing` is the word of all layers, or "mixed"; each layer has its own, and `why`. `causal` is null where nobody
     says whether the original calls the layer causally.

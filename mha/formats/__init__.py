@@ -95,7 +95,7 @@ SUFFIXES = tuple(suffix for form in (*FORMATS, SHARDS) for suffix in form.suffix
 
 
 def format_of(path: Path) -> Format:
-    """The format of a file, by its suffix.
+    """Return the format of a file, by its suffix.
 
     >>> format_of(Path("model.onnx"))
     Traceback (most recent call last):
@@ -113,13 +113,13 @@ def format_of(path: Path) -> Format:
 
 
 def found_file(path: str | Path) -> Path:
-    """The file itself, or the one in the folder that holds a model's weights. Raises SpecError as `source_file`."""
+    """Return the file, or the one in a folder that holds a model's weights. Raises SpecError as `source_file`."""
     path = Path(path)
     return source_file(path, SUFFIXES) if path.is_dir() else path
 
 
 def framework_of(path: Path) -> str:
-    """The backend whose framework uses the format of this file, or of the shards that it names; "" for none."""
+    """Return the backend whose framework uses the format of this file, or of the shards that it names; "" for none."""
     return format_of(path.with_name(path.name.removesuffix(INDEX))).framework
 
 

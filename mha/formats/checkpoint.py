@@ -56,7 +56,7 @@ class Checkpoint:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def array(self, name: str) -> NDArray:
-        """One array, exactly as it stands in the file; bfloat16 as ml_dtypes has it.
+        """Return one array, exactly as it stands in the file; bfloat16 as ml_dtypes has it.
 
         Raises:
             SpecError: it can't be read, or its numbers are not floating-point ones of the definition.
@@ -90,7 +90,7 @@ def check_growth(path: Path, claimed: int, what: str) -> None:
 
 
 def collect(path: Path, named: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
-    """The arrays of a file by their names, in its order.
+    """Return the arrays of a file by their names, in its order.
 
     Raises:
         SpecError: a name stands there twice or is not printable; all together claim far more bytes than the file has.
@@ -124,7 +124,7 @@ def bfloat16() -> np.dtype:
 
 @contextmanager
 def spec_errors(path: Path, what: str) -> Iterator[None]:
-    """A context that turns any exception of a library that reads the file into a SpecError: the file may be hostile."""
+    """Return a context that makes a SpecError of any exception of the library that reads it: a file may be hostile."""
     try:
         yield
     except SpecError:
@@ -139,7 +139,7 @@ class Refused(ValueError):
 
 @contextmanager
 def reading(path: Path, form: str) -> Iterator[None]:
-    """A context for the reader of `form`: any exception becomes a SpecError, "refused" or "not whole"."""
+    """Return a context for the reader of `form`: any exception becomes a SpecError, "refused" or "not whole"."""
     try:
         yield
     except SpecError:
@@ -151,7 +151,7 @@ def reading(path: Path, form: str) -> Iterator[None]:
 
 
 def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
-    """The SpecError for a file that the reader of `form` refuses."""
+    """Return the SpecError for a file that the reader of `form` refuses."""
     looks = looks_like(path)
     hint = f"; it looks like {looks}" if looks and looks.partition(" ")[0] != form.partition(" ")[0] else ""
     why = error if isinstance(error, str) else one_line(error)

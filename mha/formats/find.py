@@ -47,7 +47,7 @@ class FoundLayer:
 
 
 def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
-    """Every attention layer of a known layout, in the order of the model: see `in_order`."""
+    """Return every attention layer of a known layout, in the order of the model: see `in_order`."""
     layouts: dict[str, list[Layout]] = {}
     for layout in LAYOUTS.values():
         for prefix in layout.find(checkpoint.entries):
@@ -71,7 +71,7 @@ def none_found(where: str, names: Iterable[str]) -> str:
 def choose(
     found: Sequence[FoundLayer], where: str, prefix: str | None, *, every: bool, names: Iterable[str]
 ) -> list[FoundLayer]:
-    """The layers that are asked for: the one at `prefix`, all, or the only one; `names`: of all arrays in the file.
+    """Return the layers asked for: that at `prefix`, all, or the only one. `names`: of all arrays in the file.
 
     Raises:
         SpecError: there is none, or no such prefix, or several without a choice.
@@ -94,7 +94,7 @@ def choose(
 
 
 def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[Layout]:
-    """The layouts to read a layer by, best first: the one asked for, or those that all read it in the same way.
+    """Return the layouts to read a layer by, best first: the one asked for, or those that all read it in the same way.
 
     Args:
         layer: the layer.
@@ -119,7 +119,7 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[
 
 
 def readings(layer: FoundLayer) -> list[list[Layout]]:
-    """Return the layouts that fit a layer, those together that read it in the same way: names may leave it open."""
+    """Return groups of the layouts that fit a layer, one for each way to read it: names may leave several open."""
     groups: dict[tuple[object, ...], list[Layout]] = {}
     for layout in map(get, layer.layouts):
         groups.setdefault(_reading(layout), []).append(layout)
@@ -127,7 +127,7 @@ def readings(layer: FoundLayer) -> list[list[Layout]]:
 
 
 def caveats(*layouts: Layout) -> list[str]:
-    """The warnings about these layouts that a report shows whenever they are read or written."""
+    """Return the warnings about these layouts that a report shows whenever they are read or written."""
     return [CAVEATS[layout.name] for layout in layouts if layout.name in CAVEATS]
 
 
@@ -138,7 +138,7 @@ def _reading(layout: Layout) -> tuple[object, ...]:
 
 
 def sizes_fit(checkpoint: Checkpoint, layout: Layout, prefix: str) -> bool:
-    """Whether the matrices that are there may be those of the layout, by their shapes."""
+    """Return whether the matrices that are there may be those of the layout, by their shapes."""
     names = layout.names_of(prefix, checkpoint.entries)
     return layout.fits({own: checkpoint.entries[full].shape for own, full in names.items()})
 

@@ -27,7 +27,7 @@ MOST_SHOWN = 12
 
 
 def source_file(folder: Path, suffixes: Iterable[str]) -> Path:
-    """The file of weights in a folder: the first of `KNOWN`, whole or by its index; else the only one of any name.
+    """Return the file of weights in a folder: the first of `KNOWN`, whole or as an index; else the only other one.
 
     Args:
         folder: the folder; folders in it are not searched.
@@ -68,13 +68,13 @@ def source_file(folder: Path, suffixes: Iterable[str]) -> Path:
 
 
 def weights_in(names: Iterable[str], suffixes: Iterable[str]) -> list[str]:
-    """Those of the names that may belong to files of weights."""
+    """Return the names that may belong to files of weights."""
     endings = tuple(suffixes)
     return [name for name in names if name.endswith(endings) and name not in NO_WEIGHTS and not name.startswith(".")]
 
 
 def passed_over(file: Path, suffixes: Iterable[str]) -> list[str]:
-    """Names of the other files of weights in the folder of `file`, without its own shards."""
+    """Return the names of the other files of weights in the folder of `file`, without its own shards."""
     names = sorted(weights_in((path.name for path in file.parent.iterdir()), suffixes))
     return [name for name in names if name != file.name and not _is_shard_of(name, file.name)]
 

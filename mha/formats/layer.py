@@ -53,7 +53,7 @@ def read_layer(
 
 
 def arrays_in(checkpoint: Checkpoint, names: Mapping[str, str], dtype: str | None) -> tuple[dict[str, NDArray], str]:
-    """Arrays of a file by their names in a layer, in a dtype or the one that they have, and which that is.
+    """Return arrays of a file by their names in a layer, in a dtype or the one that they have, and which that is.
 
     Raises:
         SpecError: they have several dtypes and none was asked for, or do not fit in the one asked for.
@@ -99,7 +99,7 @@ def _plain(config: AttentionConfig) -> AttentionConfig:
 
 
 def cast(name: str, array: NDArray, dtype: str) -> NDArray:
-    """An array in a dtype; bfloat16 numbers in float32. SpecError if its numbers do not fit in."""
+    """Return an array in a dtype; bfloat16 numbers in float32. SpecError if its numbers do not fit in."""
     wide = array.astype(np.float32) if str(array.dtype) == "bfloat16" else array
     cast = round_to(wide, dtype)
     if np.isfinite(wide).all() and not np.isfinite(cast).all():
@@ -108,7 +108,7 @@ def cast(name: str, array: NDArray, dtype: str) -> NDArray:
 
 
 def check_same(what: str, wanted: Arrays, found: Arrays) -> list[str]:
-    """The names in `found` that `wanted` lacks, all arrays of zeros. SpecError if another array differs in any bit."""
+    """Return the names in `found` that `wanted` lacks. SpecError if they are not zeros, or others differ in any bit."""
     for name, array in wanted.items():
         other = found.get(name)
         if other is None or other.shape != array.shape or other.dtype != array.dtype:

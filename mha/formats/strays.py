@@ -37,7 +37,7 @@ class Stray:
     neighbour: str | None = None
 
     def words(self) -> str:
-        """The finding as part of a sentence.
+        """Return the finding as part of a sentence.
 
         >>> Stray("attn", "attn.q_prpj.bias", "attn.q_proj.bias").words()
         "the layer at prefix 'attn' lacks attn.q_proj.bias, and there is 'attn.q_prpj.bias'"
@@ -50,7 +50,7 @@ class Stray:
 
 
 def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Collection[str]) -> list[Stray]:
-    """Every name of a file that no layer has, and that is nearly one that a layer lacks.
+    """Return every name of a file that no layer has, and that is nearly one that a layer lacks.
 
     Args:
         checkpoint: the file.
@@ -119,7 +119,7 @@ def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[st
 
 
 def is_near(one: str, other: str) -> bool:
-    """Whether one name may be a slip for the other.
+    """Return whether one name may be a slip for the other.
 
     They differ in one letter that is changed, missing or surplus; in two exchanged neighbours; or in several changed
     letters, fewer than half of those of each word between two dots: so "norm" is no slip for "proj".

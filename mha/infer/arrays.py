@@ -57,7 +57,7 @@ class Source:
 
     @cached_property
     def boundaries(self) -> frozenset[int]:
-        """Where an axis of the array ends: as products of the sizes before it."""
+        """Return where an axis of the array ends: as products of the sizes before it."""
         return frozenset(prod(self.row_shape[:n]) for n in range(1, len(self.row_shape)))
 
     @property
@@ -100,20 +100,20 @@ class Slice:
 
     @cached_property
     def units(self) -> tuple[int, int, int]:
-        """Number of equal units in the array, the first one of this projection, and how many it has."""
+        """Return the number of equal units in the array, the first one of this projection, and how many it has."""
         if self.group == 1:
             return self.parts, self.part, 1
         return self.group + 2, (0, self.group, self.group + 1)[self.part], self.group if self.part == 0 else 1
 
     @cached_property
     def count(self) -> int:
-        """How many rows it has."""
+        """Return how many rows it has."""
         units, _, size = self.units
         return self.source.count // units * size
 
     @property
     def home(self) -> tuple:
-        """A key that all slices of one way of cutting one array share."""
+        """Return a key that all slices of one way of cutting one array share."""
         return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:

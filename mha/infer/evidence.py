@@ -58,7 +58,7 @@ class Fit:
 
 
 class Judge:
-    """Compares hypotheses with every row of a record."""
+    """A judge of hypotheses by every row of a record."""
 
     def __init__(self, candidates: Candidates, observed: Observed) -> None:
         self.candidates, self.observed = candidates, observed
@@ -116,7 +116,7 @@ class Judge:
 
 
 def pieces(problem: Problem, each: int) -> Iterator[Problem]:
-    """The problem in parts of some batch items and queries, so that what is computed of one fits into memory.
+    """Yield the problem in parts of some batch items and queries, so that what is computed of one fits into memory.
 
     Args:
         problem: with what was recorded of its output, weights and heads.

@@ -67,12 +67,12 @@ class Inference:
 
     @property
     def verdict(self) -> str:
-        """How many mappings fit: "unique", "ambiguous" or "none"."""
+        """Return how many mappings fit: "unique", "ambiguous" or "none"."""
         return "none" if not self.fits else "unique" if len(self.fits) == 1 and not self.more else "ambiguous"
 
     @property
     def hypothesis(self) -> Hypothesis:
-        """The mapping, with the key bias. Raises SpecError unless it is unique."""
+        """Return the mapping, with the key bias. Raises SpecError unless it is unique."""
         if self.verdict != "unique":
             raise SpecError(f"the mapping must be unique to be used. It is {self.verdict}; the report says why.")
         found = self.fits[0].hypothesis
@@ -198,7 +198,7 @@ class _Shortlist:
 
     @property
     def best(self) -> Fit:
-        """The hypothesis that comes closest."""
+        """Return the hypothesis that comes closest."""
         return min(self.judged, key=lambda fit: fit.ratio)
 
     @property
@@ -208,7 +208,7 @@ class _Shortlist:
 
     @property
     def fitting(self) -> list[Fit]:
-        """The hypotheses that fit, the best first."""
+        """Return the hypotheses that fit, the best first."""
         return sorted((fit for fit in self.judged if fit.fits), key=lambda fit: fit.ratio)
 
     def settles(self, hypotheses: Iterable[Hypothesis]) -> bool:

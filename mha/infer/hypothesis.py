@@ -27,7 +27,7 @@ DEFAULT_SCALE = next(iter(SCALES))
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """Which rows of which array are which projection, and how the layer uses them.
+    """A hypothesis: which rows of which array are which projection, and how the layer uses them.
 
     Attributes:
         q, k, v, o: the four projections.
@@ -91,7 +91,7 @@ class Hypothesis:
         return self.heads if role[-1] in "qo" else self.kv_heads, self.orders["qkvo".index(role[-1])]
 
     def is_readable(self) -> bool:
-        """Return True if the axes of the arrays allow all of its orders, and its heads their rotary positions."""
+        """Return True if the arrays' axes allow its orders, and its heads are wide enough for its rotary positions."""
         if self.rotary is not None and (self.rotary.width or 0) > self.head_dim:
             return False
         roles = [role for role in ("q", "k", "v", "o", "bq", "bk", "bv", "bo") if getattr(self, role) is not None]
@@ -133,7 +133,7 @@ class Hypothesis:
         return config, {name: np.ascontiguousarray(array) for name, array in found.items()}
 
     def function(self) -> bytes:
-        """Return a digest that hypotheses share which compute one function.
+        """Return a digest that is the same for hypotheses which compute the same function.
 
         Key biases are left out where the output does not depend on them.
         """

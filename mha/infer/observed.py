@@ -61,7 +61,7 @@ class Observed:
 
     @cached_property
     def allowed(self) -> dict[str, NDArray[np.bool_]]:
-        """Name of a mask -> bool (B, 1 or H, Lq, Lk): which keys each query may attend to."""
+        """Return name of a mask -> bool (B, 1 or H, Lq, Lk): True where a query may attend to a key."""
         return {name: allowed_keys(mask, self.sizes, self.mask_heads) for name, mask in self.masks.items()}
 
     @cached_property
@@ -127,7 +127,7 @@ class Observed:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """A context whose SpecErrors name the file."""
+    """Return a context whose SpecErrors name the file."""
     try:
         yield
     except SpecError as error:
@@ -137,7 +137,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def source_arrays(path: str | Path) -> dict[str, NDArray]:
-    """Every floating-point array of a source that `mha convert` reads, by its name: a file, an index, a folder.
+    """Return every floating-point array of a source that `mha convert` reads, by its name: a file, an index, a folder.
 
     Raises:
         SpecError: there is no such file, it is not whole, it holds code, or it is of no format that is known.
@@ -147,7 +147,7 @@ def source_arrays(path: str | Path) -> dict[str, NDArray]:
 
 
 def load_arrays(file: Path) -> dict[str, NDArray]:
-    """Every array of the file; Python objects in it are never executed."""
+    """Return every array of the file; Python objects in it are never executed."""
     if not file.is_file():
         raise SpecError(f"there is no file {file}")
     with spec_errors(file, "it is not a whole .npz or safetensors file of arrays"):

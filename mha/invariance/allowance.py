@@ -39,10 +39,10 @@ SMOOTH = 5e-4
 
 @dataclass(frozen=True)
 class Allowance:
-    """What is allowed of a model.
+    """An allowance: how much rounding may change the output of a model.
 
     Attributes:
-        dtype: in which it is asked.
+        dtype: the dtype in which the model is asked.
         rounding: the largest rounding term over the largest number of the output.
     """
 
@@ -50,7 +50,7 @@ class Allowance:
     rounding: float
 
     def of(self, largest: float) -> float:
-        """The error that is allowed where the largest number is this.
+        """Return the error that is allowed where the largest number is this.
 
         >>> Allowance("float64", 1e-16).of(2.0) == 64 * 2.0 * 2**-52, Allowance("float32", 1e-7).of(2.0)
         (True, 1.6e-06)
@@ -64,7 +64,7 @@ class Allowance:
 
     @property
     def said(self) -> str:
-        """In words."""
+        """Return the allowance in words."""
         by_units = self._units >= FACTOR * self.rounding
         what = f"{UNITS:.0f} units in the last place" if by_units else f"{FACTOR:.0f} times its own rounding"
         return f"{what} in {self.dtype}: {self.of(1.0):.1e} of the largest number"
@@ -72,7 +72,7 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Apart:
-    """How far two arrays are apart: the largest error, where it is, the numbers there, and what is allowed."""
+    """A distance of two arrays: the largest error, where it is, the numbers there, and the allowed error."""
 
     error: float
     allowed: float
@@ -82,12 +82,12 @@ class Apart:
 
     @property
     def ratio(self) -> float:
-        """The error over the allowed one."""
+        """Return the error over the allowed one."""
         return 0.0 if self.error == 0.0 else float(np.divide(self.error, self.allowed))
 
 
 def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
-    """How far two arrays of one shape are apart."""
+    """Return how far two arrays of one shape are apart."""
     if not first.size:
         return Apart(0.0, 0.0, (), 0.0, 0.0)
     with np.errstate(all="ignore"):
@@ -99,7 +99,7 @@ def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
 
 
 def measure(live: Live, template: Template, *dtypes: str) -> Allowance:
-    """The allowance of a model, in the first of the dtypes in which it computes, from a handful of calls."""
+    """Return the allowance of a model, in the first of the dtypes in which it computes, from a handful of calls."""
     for dtype in dict.fromkeys((*dtypes, live.dtype)):
         try:
             allowance = _measured(live, template, dtype)

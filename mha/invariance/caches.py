@@ -47,13 +47,12 @@ class Cache:
 
     Attributes:
         said: the way in words.
-        past: the arguments by which the state is given; () if the model keeps it itself.
+        past: the arguments that take the state; () if the model keeps it itself.
         places: the place of the new state in the output, for each of `past`; () if the state is changed in place.
         asks: further arguments of each call while it decodes.
         begin: trial -> the first state; None if there is none.
         start: the argument that is the position of the first token; None if there is none.
-        step: a function of (tokens, state) that gives (output, state), in place of all this; or the name of such a
-            method.
+        step: in place of all this: a function (tokens, state) -> (output, state), or the name of such a method.
     """
 
     said: str

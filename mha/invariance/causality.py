@@ -19,7 +19,7 @@ LONGEST = 6
 
 
 def says_causal(live: Live) -> bool:
-    """Whether the config, the class or an attribute says that the model is causal."""
+    """Return whether the config, the class or an attribute says that the model is causal."""
     config, model = live.config, live.asked
     if config is not None:
         known = getattr(config, "is_decoder", False) and not getattr(config, "is_encoder_decoder", False)
@@ -29,7 +29,7 @@ def says_causal(live: Live) -> bool:
 
 
 def influence(live: Live, template: Template, more: dict[str, Any] | None = None) -> NDArray:
-    """(L, L): how far other content at each column's position moves each row's output, over the largest output."""
+    """Return (L, L): how far other content at a column's position moves a row's output / the largest output."""
     whole = template.whole
     size = Size(min(2, whole.batch), min(LONGEST, whole.length))
     try:
@@ -59,7 +59,7 @@ def _by_position(array: NDArray, template: Template) -> NDArray:
 
 
 def is_causal(found: NDArray) -> bool:
-    """Whether a model is causal, or means to be: later tokens move most earlier outputs not at all, earlier ones do.
+    """Return whether a model is causal or means to be: most outputs move with earlier tokens, and not with later ones.
 
     >>> is_causal(np.tri(4)), is_causal(np.ones((4, 4)))
     (True, False)
@@ -75,7 +75,7 @@ def is_causal(found: NDArray) -> bool:
 
 
 def find_flag(live: Live, template: Template) -> tuple[str | None, str | None]:
-    """The argument that makes a call causal, if one is there and has an effect of that kind; and one that has not."""
+    """Return the argument that makes a call causal, or None; and one that should and does not, or None."""
     idle = None
     for name in FLAGS:
         if name in live.signature and name not in template.fixed:

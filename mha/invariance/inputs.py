@@ -43,11 +43,11 @@ VOCABULARIES = ("vocab_size", "num_embeddings", "n_vocab", "vocab")
 
 
 def find(live: Live, inputs: Any = None) -> tuple[Live, Template]:
-    """How a model is called: the model, which may be another Live of it, and the Template.
+    """Return the model in the form in which it can be called, and the Template that says how to call it.
 
     Args:
         live: the model.
-        inputs: arrays by the argument's name, or in order; None: they are made.
+        inputs: arrays by the name of the argument, or in order; None: they are made here.
 
     Raises:
         SpecError: no call that was tried works; the message has the first reason.
@@ -108,7 +108,7 @@ def _time_major(live: Live) -> bool:
 
 
 def given(live: Live, inputs: Any) -> Template:
-    """A Template of the user's arrays."""
+    """Return a Template of the user's arrays."""
     made_with_model = isinstance(live.make, FirstOf) and live.make.inputs is inputs
     origin = "...  # those that were given, by name"
     if made_with_model:
@@ -162,7 +162,7 @@ def _axes_first(live: Live) -> bool:
 
 
 def made(live: Live) -> Iterator[tuple[Live, Template]]:
-    """The Templates to try, the likeliest first."""
+    """Yield (model, Template) to try, the likeliest first."""
     names = [
         name for name, one in live.signature.items()
         if one.default is one.empty or name in (*IDS[:1], "inputs") or name in ("inputs_k", "inputs_v")
@@ -225,7 +225,7 @@ def _length(live: Live) -> int:
 
 
 def attribute(thing: Any, name: str) -> Any:
-    """An attribute, or None where there is none, or it raises."""
+    """Return an attribute, or None where there is none, or it raises."""
     try:
         return getattr(thing, name, None)
     except Exception:  # a property of a layer that is not built

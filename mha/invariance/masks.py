@@ -46,7 +46,7 @@ class Mask:
     idle: bool = False
 
     def of(self, allowed: NDArray) -> Given:
-        """The argument for a mask (B, Lq, Lk), true where a query may attend to a key; of "keys", of its last query.
+        """Return the argument for `allowed`, bool (B, Lq, Lk), True = may attend; "keys" takes its last query's row.
 
         >>> Mask("m", "keys", "int64", True).of(np.tri(3, dtype=bool)[None])
         Given(array=array([[1, 1, 1]]), text="np.ones((1, 3), 'int64')")
@@ -64,12 +64,12 @@ class Mask:
 
     @property
     def per_query(self) -> bool:
-        """Whether it can say another thing for each query."""
+        """Return whether it can say another thing for each query."""
         return self.form in ("square", "item", "head")
 
     @property
     def per_item(self) -> bool:
-        """Whether it can say another thing for each item of the batch."""
+        """Return whether it can say another thing for each item of the batch."""
         return self.form != "square"
 
 
@@ -77,7 +77,7 @@ FORMS = ("keys", "head", "square", "item", "key head", "lengths")
 
 
 def find_masks(live: Live, template: Template) -> list[Mask]:
-    """The mask arguments of a model, each in the first form that it takes."""
+    """Return the mask arguments of a model, each in the first form that it takes."""
     found: list[Mask] = []
     if live.framework == "keras" and hasattr(live.asked, "train_step"):
         return found  # of a keras.Model, which hands its mask on to nobody

@@ -91,7 +91,7 @@ def invariants(
 
 
 def table(known: Known) -> list[Relation]:
-    """The relations, those of masks and switches a row for each."""
+    """Return the relations, those of masks and switches a row for each."""
     own = [*(hiding.ones_rows(known) or [hiding.MASK_ONES]), *hiding.idle_rows(known)]
     rows = [*decoding.ROWS, *hiding.ROWS, *own, *returned.returned_rows(known), *state.ROWS]
     return [*rows, *implementations.ROWS, *state.SECOND]

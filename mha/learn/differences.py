@@ -29,7 +29,7 @@ FLOAT32 = (1e-10, 1e-6)
 
 @dataclass(frozen=True)
 class Pair:
-    """What was returned under one name in one case, what is right, and where they differ."""
+    """An array that was returned under one name in one case, the right one, and where they differ."""
 
     value: Value
     arguments: tuple[Value, ...]
@@ -40,33 +40,33 @@ class Pair:
 
     @cached_property
     def named(self) -> dict[str, object]:
-        """The arguments by name."""
+        """Return the arguments by name."""
         return dict(zip((one.name for one in self.arguments), self.place.arguments, strict=True))
 
     @property
     def is_bool(self) -> bool:
-        """Whether it is a mask."""
+        """Return whether the array is a mask."""
         return bool(self.right.dtype == bool)
 
     @cached_property
     def scale(self) -> float:
-        """The largest of the right numbers."""
+        """Return the largest of the right numbers."""
         return float(np.abs(self.right[np.isfinite(self.right)]).max(initial=0.0))
 
     def sizes(self) -> dict[str, int]:
-        """Letter -> size, of every array that the exercise names."""
+        """Return letter -> size, for the axes of every array that the exercise names."""
         letters = letters_of(self.value, self.right.ndim)
         found = sizes_of(self.arguments, self.place) | dict(zip(letters, self.right.shape, strict=True))
         return {letter: size for letter, size in found.items() if letter.isalpha() and size > 1}
 
     def is_near(self, other: NDArray) -> bool:
-        """Whether what was returned is this."""
+        """Return whether the returned array is nearly `other`; a mask must equal it."""
         if self.is_bool:
             return bool((self.made == other).all())
         return bool((distance(self.made, np.asarray(other)) <= NEAR * self.scale).all())
 
     def thing(self, axis: int) -> str:
-        """What stands along an axis, in a word; an axis that may be anything is counted."""
+        """Return in a word what stands along an axis, such as "channel"; "index of axis 0" if that may be anything."""
         letter = letters_of(self.value, self.right.ndim)[axis]
         return f"index of axis {letter}" if letter.isdigit() else AXES.get(letter, "channel")
 

@@ -25,7 +25,7 @@ TRACKS = {
 
 @cache
 def all_exercises(frameworks: tuple[str, ...] = tuple(DIALECTS)) -> tuple[Exercise, ...]:
-    """Every exercise; translations into these frameworks alone.
+    """Return every exercise; translations into these frameworks alone.
 
     >>> [exercise.name for exercise in all_exercises(("numpy",))][:3]
     ['project', 'split', 'merge']
@@ -43,7 +43,7 @@ def all_exercises(frameworks: tuple[str, ...] = tuple(DIALECTS)) -> tuple[Exerci
 
 
 def exercise(name: str) -> Exercise:
-    """The exercise of this name, which may also be written as its function is.
+    """Return the exercise of this name, which may also be written as its function is.
 
     >>> exercise("empty_row").track
     'write'
@@ -77,7 +77,7 @@ def in_order(one: Exercise) -> tuple[int, int, int, int]:
 
 
 def chosen(exercises: Iterable[Exercise], only: Collection[str]) -> list[Exercise]:
-    """The exercises of these tracks, "course" among them, in their order.
+    """Return the exercises of these tracks, "course" among them, in their order.
 
     >>> [one.name for one in chosen(all_exercises(("numpy",)), ["course"])][-2:]
     ['cut-heads', 'head-importance']

@@ -21,10 +21,10 @@ Compared: TypeAlias = tuple[NDArray, NDArray, NDArray]
 
 
 def of_shape(compared: Sequence[Compared], *, broadcasts: bool = False) -> str:
-    """What is wrong with a shape, in a sentence with what makes the right one of it, if one thing does in all cases.
+    """Return what is wrong with a shape, and what would make it right, if one change does so in all cases.
 
     Args:
-        compared: of each case in which the shape is wrong; the first is the one that is told.
+        compared: the arrays of each case in which the shape is wrong; the sentence is about the first.
         broadcasts: whether any shape that broadcasts to the right one will do.
 
     >>> import numpy as np
@@ -75,11 +75,11 @@ SHAPES = re.compile(r"shapes (?P<shapes>(?:\([\d,]+\) ?)+)")
 
 
 def of_error(error: str, sizes: Mapping[str, int]) -> str:
-    """Which axes meet, where NumPy says that two sizes do not fit; "" of another error.
+    """Return which axes met, if NumPy's error says that two sizes do not fit; "" for another error.
 
     Args:
-        error: its message.
-        sizes: of the axes, by their letters.
+        error: the message of the error.
+        sizes: letter of an axis -> its size.
 
     >>> of_error("operands could not be broadcast together with shapes (2,3) (7,) ", {"L": 2, "in": 3, "out": 7})
     ": (L, in) and (out) meet, and can't be broadcast: from the last axis on, in (3) meets out (7)"
@@ -110,7 +110,7 @@ def of_error(error: str, sizes: Mapping[str, int]) -> str:
 def of_order(
     names: Sequence[str], arrays: Sequence[NDArray], wanted: Sequence[NDArray], allowed: Sequence[NDArray]
 ) -> str:
-    """A sentence, if arrays that are returned together are right in another order; else ""."""
+    """Return a sentence, if arrays that are returned together are right in another order; else ""."""
     for order in list(permutations(range(len(names))))[1:]:
         pairs = [(arrays[i], wanted[n], allowed[n]) for n, i in enumerate(order)]
         if all(a.shape == b.shape and bool((distance(a, b) <= error).all()) for a, b, error in pairs):
@@ -158,7 +158,7 @@ def _joined(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def of_dtype(array: NDArray, wanted: NDArray) -> str:
-    """What is wrong with a dtype, in a sentence.
+    """Return what is wrong with a dtype, in a sentence.
 
     >>> import numpy as np
     >>> of_dtype(np.zeros(2, np.float32), np.zeros(2))

@@ -49,14 +49,14 @@ NEEDS = 6
 
 
 class Hint(NamedTuple):
-    """What is said on a level, and the next one that says more; None if there is none."""
+    """A hint: its text, and the next level that says more; None if there is none."""
 
     text: str
     deeper: int | None
 
 
 def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_limit: float = TIME_LIMIT) -> Hint:
-    """The hint of one level, on what the learner's file gives now.
+    """Return the hint of one level, on what the learner's file gives now.
 
     Args:
         exercise, folder, time_limit: as `judge` takes them.
@@ -75,7 +75,7 @@ def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_l
 
 
 def solved(exercise: Exercise, framework: str) -> str:
-    """A short answer that is right, with the imports of its file; the framework's too where there is one."""
+    """Return a short answer that is right, with the imports of its file; the framework's too where there is one."""
     if isinstance(exercise, CatchExercise):
         return f"{_case_that_shows(exercise)}\n\n\n{answer(exercise)}"
     shown = [exercise]
@@ -103,11 +103,11 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, st
 
 
 def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) -> str:
-    """What is wrong with a step, as far as it is known, and else the smallest case that fails, in numbers.
+    """Return what is wrong with a step, in words; if that is not known, the smallest case that fails, in numbers.
 
-    A wrong shape or dtype, which the verdict says, comes first. Else the first of these is told that gives what the
-    file gives in every case: mistakes of the exercise, bugs of the zoo, how all numbers lie to the right ones, the
-    right answer for other arguments. Else where it is wrong.
+    A wrong shape or dtype, which the verdict says, comes first. Else the first of these that gives what the file gives
+    in every case: mistakes of the exercise, bugs of the zoo, a relation of all numbers to the right ones, the right
+    answer for other arguments. Else the text says where the numbers are wrong.
     """
     answers = verdict.answers
     if verdict.form:

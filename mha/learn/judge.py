@@ -43,17 +43,17 @@ Status = Literal["right", "wrong", "to do", "no answer", "can't run"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of one exercise.
+    """A verdict on one exercise.
 
     Attributes:
         exercise: the exercise that was judged.
         status: "right"; "wrong"; "to do": not written yet; "no answer": it does not import, raises, hangs, or returns
             no such thing as it must; "can't run": its framework is not here.
         line: one sentence.
-        answers: of each case, where they could be compared.
+        answers: the arrays that were returned in each case; () if they could not be compared.
         printed: the beginning of what the file printed.
         form: what is wrong with a shape or a dtype, which comes before the numbers.
-        case: of a layer, the id of the first case that is wrong.
+        case: for a layer, the id of the first case that is wrong.
     """
 
     exercise: Exercise
@@ -144,7 +144,7 @@ def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limi
 
 
 def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = None) -> Verdict:
-    """The verdict on what a function gave: the first thing that is wrong with it, its form before its numbers."""
+    """Return the verdict on what a function gave: the first thing wrong with it, its form before its numbers."""
     places = (there or bench(exercise)).places
     answers = tuple(
         tuple(formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True))
@@ -168,7 +168,7 @@ def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = Non
 
 
 def formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> NDArray:
-    """The array in the shape asked for, if the exercise takes whatever broadcasts to it."""
+    """Return the array in the shape asked for, if the exercise takes whatever broadcasts to it."""
     if exercise.broadcasts and array.shape != wanted.shape:
         try:
             return np.broadcast_to(array, wanted.shape)
@@ -198,7 +198,7 @@ def _form(exercise: StepExercise, places: Sequence[Place], answers: Sequence[tup
 
 
 def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray]) -> str:
-    """The first wrong element in words; "" if there is none."""
+    """Return the first wrong element in words; "" if there is none."""
     for name, array, wanted, allowed in zip(exercise.names, answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return f"{name} {of_shape([(array, wanted, allowed)])}"
@@ -216,7 +216,7 @@ def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray])
 
 
 def first_wrong_row(place: Place, answer: Sequence[NDArray]) -> tuple[int, ...]:
-    """The index of the first row that has a wrong element; () where a shape is wrong, or nothing."""
+    """Return the index of the first row that has a wrong element; () where a shape is wrong, or nothing."""
     for array, wanted, allowed in zip(answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return ()

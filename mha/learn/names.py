@@ -200,9 +200,9 @@ def same(answer: Answer, other: Answer, place: Place) -> bool:
 def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = False) -> NDArray[np.bool_]:
     """Return a bool array: where a bug's array and a learner's (`other`) are equal within rounding.
 
-    The rule is that of `mha diagnose`: a bug changes the numbers from which the bound `allowed` was computed. Unless
-    `strict`, `other` may have more NaNs in a row (last axis) in which the bug gives one: whether it spreads to excluded
-    keys is no part of the bug.
+    The rule is that of `mha diagnose`: a bug changes the numbers from which the bound `allowed` was computed. In a row
+    (last axis) in which the bug gives a NaN, `other` may have more of them, unless `strict`: whether NaN spreads to
+    excluded keys is no part of the bug.
     """
     if array.shape != allowed.shape:  # a mistake that changes the shape
         allowed = np.full(array.shape, allowed.max(initial=0.0))

@@ -21,7 +21,7 @@ class Progress:
 
     @property
     def right(self) -> int:
-        """How many are right."""
+        """Return how many exercises are right."""
         return sum(verdict.status == "right" for verdict in self.verdicts)
 
     def by_track(self) -> dict[str, tuple[int, int]]:
@@ -34,7 +34,7 @@ class Progress:
 
     @property
     def course_is_done(self) -> bool:
-        """Whether every exercise of the course is there and right."""
+        """Return whether every exercise of the course is there and right."""
         right, total = self.by_track().get(COURSE, (0, 1))
         return right == total
 
@@ -52,14 +52,14 @@ class Progress:
         return f"{self.right} of {len(self.verdicts)} right{minutes}: {tracks}"
 
     def next(self) -> Verdict | None:
-        """What was begun and is not right, else what comes first; None if everything is right."""
+        """Return the first exercise that is begun and not right, else the first not begun; None if all are right."""
         left = [verdict for verdict in self.verdicts if verdict.status not in ("right", "can't run")]
         begun = [verdict for verdict in left if verdict.status != "to do"]
         return next(iter([*begun, *left]), None)
 
 
 def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exercise | None:
-    """The next exercise that nobody has touched, from the one that was just right; in the course to its end."""
+    """Return the next exercise that nobody has touched, from the one that was just right; in the course to its end."""
     here = there.index(exercise)
     left = [one for one in (*there[here + 1 :], *there[:here]) if is_untouched(one, folder)]
     in_course = [one for one in left if one.name in OF_LESSONS] if exercise.name in OF_LESSONS else []
@@ -67,13 +67,13 @@ def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exerci
 
 
 def learned(exercise: Exercise) -> str:
-    """What whoever has it right has learned."""
+    """Return what one has learned who has the exercise right, in a sentence."""
     hidden = f" It was {exercise.bug}." if isinstance(exercise, CatchExercise) else ""
     return f"{row_of(exercise).learned}{hidden}"
 
 
 def as_list(verdicts: Iterable[Verdict]) -> Iterator[dict[str, object]]:
-    """The verdicts as JSON has them (mha/schemas/learn.json)."""
+    """Yield each verdict as JSON has it (mha/schemas/learn.json)."""
     for verdict in verdicts:
         exercise, row = verdict.exercise, row_of(verdict.exercise)
         yield {
@@ -88,7 +88,7 @@ def as_list(verdicts: Iterable[Verdict]) -> Iterator[dict[str, object]]:
 
 
 def to_json(folders: dict[str, Progress]) -> dict[str, object]:
-    """What `mha learn check --json` and `mha learn class --json` write."""
+    """Return the JSON value that `mha learn check --json` and `mha learn class --json` write."""
     found = [
         {"folder": name, "right": progress.right, "results": list(as_list(progress.verdicts))}
         for name, progress in folders.items()

@@ -22,7 +22,7 @@ LARGE = 60
 
 
 def in_words(exercise: Exercise, text: str) -> str:
-    """A sentence on a mistake in the letters of the exercise and the words of the lessons.
+    """Return a sentence on a mistake in the letters of the exercise and the words of the lessons.
 
     >>> from mha.learn.exercises import exercise
     >>> in_words(exercise("causal"), "Key j is allowed iff j <= query_offset + i for query i.")
@@ -40,7 +40,7 @@ OF_SOME = ("additive bias", "softcap", "window", "offset", "past")
 
 
 def foreign(exercise: Exercise, text: str) -> bool:
-    """Whether a sentence speaks of a thing that the exercise does not have.
+    """Return whether a sentence speaks of something that the exercise does not have.
 
     >>> from mha.learn.exercises import exercise
     >>> foreign(exercise("plain-function"), "The past comes last."), foreign(exercise("past"), "The past comes last.")
@@ -52,17 +52,17 @@ def foreign(exercise: Exercise, text: str) -> bool:
 
 
 def rules_of(exercise: Exercise) -> str:
-    """What to look at: the exercise's advice, else its rules, else its task."""
+    """Return what to look at: the exercise's advice, else its rules, else its task."""
     return exercise.advice or "\n".join(map(rule_of, exercise.rules)) or exercise.task
 
 
 def rule_of(id: str) -> str:
-    """A rule in the words of the lessons, else as the definition says it."""
+    """Return a rule in the words of the lessons, else as the definition says it."""
     return RULES_IN_WORDS.get(id) or f"Rule: {RULES[id].plain}"
 
 
 def at(index: tuple[int, ...]) -> str:
-    """An index as it is written.
+    """Return an index as it is written in code.
 
     >>> at((1, 0, 2)), at(())
     ('[1, 0, 2]', '')
@@ -71,7 +71,7 @@ def at(index: tuple[int, ...]) -> str:
 
 
 def described(problem: Problem) -> str:
-    """The sizes and the mask of a problem, such as "B=2 H=3 Lq=5 Lk=7, causal"."""
+    """Return the sizes and the mask of a problem, such as "B=2 H=3 Lq=5 Lk=7, causal"."""
     sizes, config, mask = problem.sizes, problem.config, problem.inputs.mask
     named = {"B": sizes.batch, "H": config.num_heads, "Lq": sizes.query_len, "Lk": sizes.key_len}
     if config.num_kv_heads != config.num_heads:
@@ -90,7 +90,7 @@ def described(problem: Problem) -> str:
 
 
 def letters_of(value: Value, ndim: int) -> tuple[str, ...]:
-    """The letters of the axes of a value, as its text has them; numbers count axes that have none."""
+    """Return the letters of the axes of a value, as its text has them; numbers count axes that have none."""
     found = re.search(r"\(([^()]*)\)", value.about)
     letters = tuple(part.strip() for part in found[1].split(",") if part.strip()) if found else ()
     if letters[:1] == ("...",):
@@ -122,7 +122,7 @@ def sizes_in(problem: Problem) -> dict[str, int]:
 
 
 def of_sizes(letters: Sequence[str]) -> Iterator[tuple[str, Callable[[Mapping[str, int]], float]]]:
-    """Numbers that are made of one size, of two, or of one over another, each with the function that computes it.
+    """Yield each number that is made of one size, of two, or of one over another, and the function that computes it.
 
     >>> [words for words, _ in of_sizes("d")]
     ['d', 'sqrt(d)', 'd * d', 'sqrt(d * d)', '1 / d', '1 / sqrt(d)', '1 / (d * d)', '1 / sqrt(d * d)']
@@ -143,7 +143,7 @@ def of_sizes(letters: Sequence[str]) -> Iterator[tuple[str, Callable[[Mapping[st
 
 
 def given_to(exercise: StepExercise, place: Place) -> str:
-    """What the function gets in a case, and must return: dtypes and shapes."""
+    """Return the dtypes and shapes of what the function gets in a case and must return, a line each."""
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
     made = {f"to be returned: {one.name}": array for one, array in zip(exercise.returned, place.wanted, strict=True)}
     lines = [f"case {place.case.id}: {described(place.problem)}"]
@@ -153,7 +153,7 @@ def given_to(exercise: StepExercise, place: Place) -> str:
 
 
 def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], row: tuple[int, ...]) -> str:
-    """A case with its arguments, what was returned and what is right, in numbers; `row` alone of large arrays."""
+    """Return a case in numbers: its arguments, what was returned, what is right; of large arrays only `row`."""
     lines = [f"case {place.case.id}: {described(place.problem)}"]
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
     for one, array, wanted in zip(exercise.returned, answer, place.wanted, strict=True):

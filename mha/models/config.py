@@ -42,7 +42,7 @@ class ModelConfig:
 
     @property
     def model_type(self) -> str:
-        """The `model_type`, which is the family's name in transformers; "" if there is none."""
+        """Return the `model_type`, which is the family's name in transformers; "" if there is none."""
         found = self.content.get("model_type")
         return found if isinstance(found, str) else ""
 
@@ -86,7 +86,7 @@ class ModelConfig:
         return self._first(DEPTH_KEYS)
 
     def count(self, key: str) -> int:
-        """The value of a key that counts something. SpecError unless it is a positive integer."""
+        """Return the value of a key that counts something. SpecError unless it is a positive integer."""
         value = self.content[key]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise SpecError(f"{self.path}: {key} must be a positive integer. Got {shown(str(value), 60)}.")
@@ -100,7 +100,7 @@ class ModelConfig:
 
 
 def contradiction(content: Mapping[str, Any]) -> str:
-    """The keys of a config with different numbers of heads, or widths, in words; "" if all agree.
+    """Return the keys of a config with different numbers of heads, or widths, in words; "" if all agree.
 
     >>> contradiction({"num_attention_heads": 3, "n_head": 6}), contradiction({"encoder_attention_heads": 3})
     ('num_attention_heads=3 and n_head=6 contradict each other', '')
@@ -114,6 +114,6 @@ def contradiction(content: Mapping[str, Any]) -> str:
 
 
 def side_of(prefix: str) -> str | None:
-    """The one of SIDES that the prefix names; None if it names none or both."""
+    """Return the one of SIDES that the prefix names; None if it names none or both."""
     named = [side for side in SIDES if side in prefix.replace("/", ".").split(".")]
     return named[-1] if len(named) == 1 else None

@@ -47,7 +47,7 @@ CONSTANTS = ("inv_freq", "masked_bias", "attention.bias", "attn.bias")
 
 
 def is_decoder(model_type: Any) -> bool:
-    """Whether there is a recipe for live models of this type alone, and the model is a language model.
+    """Return whether there is a recipe for live models of this type alone, and the model is a language model.
 
     >>> [is_decoder(name) for name in ("mistral", "gptj", "bert", "modernbert", "roformer")]
     [True, True, False, False, False]
@@ -63,7 +63,7 @@ def is_decoder(model_type: Any) -> bool:
 
 
 def read_config(said: Mapping[str, Any]) -> Any:
-    """The config of a decoder as the class of transformers reads the content of its config.json.
+    """Return the config of a decoder as the class of transformers reads the content of its config.json.
 
     Raises:
         SpecError: a key that the class does not have, or reads as something else; or values that it refuses.
@@ -156,7 +156,7 @@ class DecoderLayers:
 
     @classmethod
     def of(cls, names: Iterable[str], said: Mapping[str, Any]) -> DecoderLayers:
-        """The layers among the names of a file's arrays.
+        """Return the layers among the names of a file's arrays.
 
         Args:
             names: of all arrays.
@@ -182,7 +182,7 @@ class DecoderLayers:
         return cls(sites, model)
 
     def read(self, arrays: Mapping[str, NDArray], prefix: str) -> tuple[AttentionConfig, Weights]:
-        """Config and canonical weights of a layer, bit for bit; the module is run to see that it computes this.
+        """Return config and canonical weights of a layer, bit for bit; the module is run to see that it computes this.
 
         Raises:
             SpecError: its arrays have other shapes, or constants beside them are others; the model turns otherwise than
@@ -214,7 +214,7 @@ class DecoderLayers:
             module.load_state_dict(before, assign=True, strict=False)
 
     def doubt(self, prefix: str, layouts: Iterable[str]) -> str:
-        """Why a layer that was found in the file is none of these, in words; "" if it is one."""
+        """Return why a layer that was found in the file is none of these, in words; "" if it is one."""
         site = self.sites.get(prefix)
         if site is None:
             return f"the config has no place for a layer {prefix!r}"
@@ -224,7 +224,7 @@ class DecoderLayers:
         return "" if own in layouts else f"layers of such a model have layout {own!r}"
 
     def sees(self, prefix: str) -> str:
-        """Which keys alone a layer sees besides what is causal, which a call must say, in words; "" if all."""
+        """Return which window of keys a layer sees, in words, which a call must say; "" if it sees all earlier keys."""
         site, config = self.sites[prefix], self.model.config
         types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
         kind = types[getattr(site.core, site.recipe.place)] if types else "sliding"
@@ -233,7 +233,7 @@ class DecoderLayers:
         return "" if window is None else f"{window} keys alone: window=({window - 1}, 0) of a call"
 
     def names(self, prefix: str) -> list[str]:
-        """The full names of a layer's arrays."""
+        """Return the full names of a layer's arrays."""
         return [f"{prefix}.{name}" for name, _ in self.sites[prefix].module.named_parameters()]
 
     def _check_constants(self, arrays: Mapping[str, NDArray], prefix: str) -> None:
@@ -292,7 +292,7 @@ def _parameters_without_numbers() -> Iterator[None]:
 
 
 def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[[str], bool]) -> DecoderLayers | str:
-    """The layers of the decoder that the config beside a file describes; or, in words, why there are none.
+    """Return the layers of the decoder that the config beside a file describes; or, in words, why there are none.
 
     Args:
         config: its `model_type` is that of a decoder.
@@ -312,7 +312,7 @@ def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[
 
 
 def float_arrays(checkpoint: Checkpoint, prefix: str) -> dict[str, NDArray]:
-    """The arrays below a layer of a file by their full names, bfloat16 numbers in float32."""
+    """Return the arrays below a layer of a file by their full names, bfloat16 numbers in float32."""
     below = [name for name in checkpoint.entries if name.startswith(f"{prefix}.")]
     wanted = [name for name in below if name.endswith("inv_freq") or not is_constant_name(name)]
     arrays = {name: checkpoint.array(name) for name in wanted}
@@ -320,7 +320,7 @@ def float_arrays(checkpoint: Checkpoint, prefix: str) -> dict[str, NDArray]:
 
 
 def is_constant_name(name: str) -> bool:
-    """Whether an array below a layer is a constant of earlier releases, by its name."""
+    """Return whether an array below a layer is a constant of earlier releases, by its name."""
     return name.endswith(tuple(f".{last}" for last in CONSTANTS))
 
 

@@ -33,7 +33,7 @@ SMALL = (*DEPTH_KEYS, "encoder_layers", "decoder_layers", "decoder_num_hidden_la
 
 
 def table() -> dict[str, Any]:
-    """The whole table as a dict of JSON values."""
+    """Return the whole table as a dict of JSON values."""
     import transformers
 
     base = _settings_of(transformers.PreTrainedConfig)

@@ -31,7 +31,7 @@ MOST_NAMED = 4
 
 
 class Neighbours:
-    """Finds the names in a file that stand below a layer's prefix.
+    """A finder of the names in a file that stand below a layer's prefix.
 
     Args:
         names: of all arrays, in the file's order.
@@ -48,7 +48,7 @@ class Neighbours:
         self._names, self._prefixes = sorted(self._order), sorted(prefixes)
 
     def of(self, prefix: str, layout: Layout) -> list[str]:
-        """The names below a layer's prefix that its layout does not have, relative to it, in the file's order.
+        """Return the names below a layer's prefix that its layout does not have, relative to it, in the file's order.
 
         At the top level these are all names in the file. Names that belong to another layer are left out.
         """
@@ -75,12 +75,12 @@ def refuse_unknown(names: Sequence[str], prefix: str) -> None:
 
 
 def named(name: str) -> str:
-    """An array's name, with its likely meaning."""
+    """Return an array's name, with its likely meaning."""
     return f"{shown(name)} ({meaning_of([name])})" if meaning_of([name]) else shown(name)
 
 
 def meaning_of(names: Collection[str]) -> str:
-    """The likely meaning of an array with one of these names, in words; "" if it is unknown.
+    """Return the likely meaning of an array with one of these names, in words; "" if it is unknown.
 
     >>> meaning_of(["norm.weight", "q_norm.weight"]), meaning_of(["anything.weight"])
     ('a norm of queries', '')

@@ -59,7 +59,7 @@ TF_CLASS = re.compile(r"tf[a-z0-9_]*")
 
 
 def dotted(name: str) -> str:
-    """A name in TensorFlow or Flax with the parts that it has in PyTorch.
+    """Return a name in TensorFlow or Flax with the parts that it has in PyTorch.
 
     >>> dotted("encoder/layer_._0/attention"), dotted("mlm___cls/predictions")
     ('encoder.layer.0.attention', 'cls.predictions')
@@ -70,7 +70,7 @@ def dotted(name: str) -> str:
 
 
 def kind_of(name: str, of: str) -> Kind:
-    """What an array of this name is in the models of a type.
+    """Return what an array of this name is in models of a type: "body", "head" or "buffer"; "" if it has no place.
 
     Args:
         name: the array's name in the file, of any framework.
@@ -105,7 +105,7 @@ def kind_of(name: str, of: str) -> Kind:
 
 
 def is_constant(name: str, entry: Entry) -> bool:
-    """Whether a buffer holds what transformers' classes put there: numbers of positions, a mask of earlier keys."""
+    """Return whether a buffer holds the constants of transformers' classes: position numbers, or a causal mask."""
     last = _parts(name)[-1]
     if last == "position_ids":
         numbers = entry.load().reshape(-1)
@@ -117,7 +117,7 @@ def is_constant(name: str, entry: Entry) -> bool:
 
 
 def strange_arrays(entries: Mapping[str, Entry], of: str) -> list[str]:
-    """The arrays of a file that have no place in the models of a type, in the file's order."""
+    """Return the arrays of a file that have no place in the models of a type, in the file's order."""
     found = []
     for name, entry in entries.items():
         kind = kind_of(name, of)

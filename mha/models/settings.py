@@ -170,7 +170,7 @@ _BY_KEY: Mapping[str, Reviewed] = {key: row for row in reversed(REVIEWED) for ke
 
 
 def strange_setting(config: Mapping[str, Any], name: str) -> str:
-    """The first key of a config that may change what attention computes, in words; "" if there is none.
+    """Return the first key of a config that may change what attention computes, in words; "" if there is none.
 
     Args:
         config: the content of config.json.
@@ -187,7 +187,7 @@ def strange_setting(config: Mapping[str, Any], name: str) -> str:
 
 
 def strange_key(key: str, value: Any, config: Mapping[str, Any], settings: Collection[str], kind: str) -> str:
-    """How one key of a config may change what attention computes, in words; "" if it does not.
+    """Return how one key of a config may change what attention computes, in words; "" if it does not.
 
     Args:
         key, value, config: the key, its value, and the whole config.

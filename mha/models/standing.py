@@ -82,13 +82,13 @@ class LayerFacts:
 
 
 class About:
-    """Finds the facts about the layers of a file, in its metadata and in the files beside it.
+    """A finder of facts about the layers of a file, in its metadata and in the files beside it.
 
     Args:
         checkpoint: the open file.
         found: every attention layer in it.
-        leave: patterns of names to leave out: of arrays below a layer's prefix that are not in its layout, of arrays
-            elsewhere that have no place in a model of the config's type, and of other files in its folder.
+        leave: patterns of names that the user leaves out. They may name arrays below a layer's prefix that are not in
+            its layout, other arrays for which a model of the config's type has no place, and files in the folder.
     """
 
     def __init__(self, checkpoint: Checkpoint, found: Sequence[FoundLayer], leave: Collection[str] = ()) -> None:
@@ -128,11 +128,11 @@ class About:
         return {name for names in named for name in names.values()}
 
     def layout_of(self, layer: FoundLayer) -> str:
-        """The layout of the layer's class; "" where the class is unknown."""
+        """Return the layout of the layer's class; "" where the class is unknown."""
         return self._facts(layer, "")[0].layout
 
     def facts(self, layer: FoundLayer, layout: str) -> LayerFacts:
-        """The facts about a layer that is read by `layout`.
+        """Return the facts about a layer that is read by `layout`.
 
         Args:
             layer: one of the layers in the file.
@@ -297,7 +297,7 @@ def _is_generator(name: str) -> bool:
 
 
 def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str]:
-    """The metadata that `mha convert` writes, so that a conversion of its file keeps the standings."""
+    """Return the metadata that `mha convert` writes, so that a conversion of its file keeps the standings."""
     return {
         f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY: json.dumps(
             {"standing": standing.word, "layout": layout, "why": standing.why, "causal": standing.causal}
@@ -307,7 +307,7 @@ def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str
 
 
 def refusal(source: Path, unsettled: Mapping[str, str], command: str, *, needs_heads: bool = False) -> SpecError:
-    """The SpecError for layers that are neither proved nor known: why, and which options would change that.
+    """Return the SpecError for layers that are neither proved nor known: why, and which options would change that.
 
     Args:
         source: the file.

@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("table.json")
 
 @dataclass(frozen=True)
 class ModelType:
-    """What the classes of one `model_type` have in transformers.
+    """A row of the table: what the classes of one `model_type` have in transformers.
 
     Attributes:
         config: the name of its config class.
@@ -44,7 +44,7 @@ def _table() -> Mapping[str, Any]:
 
 @cache
 def model_type(name: str) -> ModelType:
-    """The row of a `model_type`, one of `mha.models.families.MODEL_TYPES`.
+    """Return the row of a `model_type`, one of `mha.models.families.MODEL_TYPES`.
 
     >>> bert = model_type("bert")
     >>> bert.config, "is_decoder" in bert.settings, "encoder.layer.#.attention.self.query.bias" in bert.body
@@ -62,13 +62,13 @@ def model_type(name: str) -> ModelType:
 
 
 def has_row(name: str) -> bool:
-    """Whether the table has a row of this `model_type`."""
+    """Return whether the table has a row of this `model_type`."""
     return name in _table()["models"]
 
 
 @cache
 def generation_settings() -> frozenset[str]:
-    """The keys of a config that transformers hands to text generation."""
+    """Return the keys of a config that transformers hands to text generation."""
     return frozenset(_table()["generation"])
 
 

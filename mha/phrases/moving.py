@@ -37,12 +37,12 @@ NAMES: Mapping[str, str] = {
 
 
 def names(making: Making) -> list[str]:
-    """The arrays that such a layer has."""
+    """Return the arrays that such a layer has."""
     return [name for name in CANONICAL if making.bias or not name.endswith("_bias")]
 
 
 def move(old: str, new: str, making: Making) -> str:
-    """What turns an array with the old axes into one with the new, as methods of NumPy; "" if nothing does.
+    """Return the NumPy methods, as code, that turn an array's old axes into the new; "" if they are the same.
 
     >>> move("(h d) i", "i h d", Making()), move("i h d", "(h d) i", Making())
     ('.T.reshape(E, H, d)', '.reshape(E, E).T')
@@ -64,7 +64,7 @@ def move(old: str, new: str, making: Making) -> str:
 
 
 def moves(old: Mapping[str, str], new: Mapping[str, str], making: Making) -> list[str]:
-    """The lines that give the arrays q, k, ... their new axes; those that need the same stand in one line.
+    """Return the lines that give the arrays q, k, ... their new axes; those that need the same stand in one line.
 
     >>> for line in moves(CANONICAL, {**CANONICAL, "q": "i h d", "k": "i g d", "o": "h d o"}, Making()):
     ...     print(line)
@@ -84,7 +84,7 @@ def moves(old: Mapping[str, str], new: Mapping[str, str], making: Making) -> lis
 
 
 def groups(axes: str) -> list[list[str]]:
-    """The axes of an array, each as what it is made of.
+    """Return the axes of an array, each as what it is made of.
 
     >>> groups("(h d) i")
     [['h', 'd'], ['i']]
@@ -93,7 +93,7 @@ def groups(axes: str) -> list[list[str]]:
 
 
 def after_place(block: list[str], after: list[list[str]]) -> int:
-    """Where a block begins in the new array."""
+    """Return where a block begins in the new array."""
     return [axis for group in after for axis in group].index(block[0])
 
 

@@ -10,7 +10,7 @@ from mha.phrases.said import Calling, Held, Lack, Making
 
 
 class Native(ABC):
-    """One framework's attention.
+    """A framework's attention, in the code that makes, calls, reads and writes it.
 
     Attributes:
         id: its name on the page and in the terminal.
@@ -40,21 +40,21 @@ class Native(ABC):
 
     @property
     def title(self) -> str:
-        """What it is called in a heading."""
+        """Return what it is called in a heading."""
         return self.path
 
     @abstractmethod
     def make(self, making: Making) -> list[str]:
-        """The lines that make the layer; `queries`, `keys` and `values` are there."""
+        """Return the lines that make the layer; `queries`, `keys` and `values` are there."""
 
     @abstractmethod
     def call(self, making: Making, calling: Calling) -> list[str]:
-        """The lines that call it and give `output`, and `weights` if they are asked for."""
+        """Return the lines that call it and give `output`, and `weights` if they are asked for."""
 
     @abstractmethod
     def read(self, making: Making, old: str) -> Held:
-        """How its parameters come out of the variable `old`."""
+        """Return how its parameters are read out of the variable `old`."""
 
     @abstractmethod
     def write(self, making: Making, new: str) -> Held:
-        """How they go into the variable `new`."""
+        """Return how they are written into the variable `new`."""

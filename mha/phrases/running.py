@@ -35,7 +35,7 @@ Space = dict[str, Any]
 
 
 def arrays() -> dict[str, NDArray]:
-    """The arrays of the call, in float64 and bool; every query may attend to something, whatever masks are combined.
+    """Return the arrays of the call, float64 and bool; with any masks combined, every query may attend to a key.
 
     valid, allowed and added are those of the page; by_item (B, Lq, Lk), by_head (B, H, Lq, Lk), and padded and closed,
     in which True means the other thing, are what others call with.
@@ -60,7 +60,7 @@ def arrays() -> dict[str, NDArray]:
 
 
 def weights_of(making: Making, seed: int = SEED) -> tuple[AttentionConfig, dict[str, NDArray]]:
-    """The definition's layer, with biases that are not 0."""
+    """Return the definition's layer, with biases that are not 0."""
     heads = SIZES["G"] if making.kv_heads else SIZES["H"]
     config = AttentionConfig(SIZES["E"], SIZES["H"], num_kv_heads=heads, bias=making.bias)
     return config, dict(init_weights(config, seed=seed, bias_scale=0.5))
@@ -143,7 +143,7 @@ def scope(native: Native, dtype: str) -> Iterator[None]:
 
 
 def given(native: Native, dtype: str) -> Space:
-    """The call's arrays in the framework, and the sizes."""
+    """Return the call's arrays in the framework, and the sizes."""
     made: Space = {"np": np, **SIZES}
     for name, array in arrays().items():
         if native.id == "mxnet":
@@ -181,7 +181,7 @@ def _new(native: Native, making: Making, dtype: str) -> Space:
 
 
 def made(native: Native, making: Making, dtype: str, seed: int = SEED) -> Space:
-    """A layer with the definition's weights, within `scope`."""
+    """Return a layer with the definition's weights, within `scope`."""
     space = {**_new(native, making, dtype), **given(native, dtype)}
     _, weights = weights_of(making, seed)
     fill(native, making, space, {name: array.astype(dtype) for name, array in weights.items()})
@@ -196,7 +196,7 @@ def fill(native: Native, making: Making, space: Space, weights: Mapping[str, NDA
 
 
 def held(native: Native, making: Making, space: Space) -> dict[str, NDArray]:
-    """The parameters in a space, by canonical name."""
+    """Return the parameters in a space, by canonical name."""
     inner = dict(space)
     out = native.read(making, native.holder)
     execute([*out.lines, *moves(out.axes, CANONICAL, making)], inner)
@@ -255,7 +255,7 @@ def _imported(native: Native) -> Space:
 
 
 def is_lacking(native: Native, concept: str) -> bool:
-    """Whether the installed release lacks what the native says it lacks."""
+    """Return whether the installed release lacks what the native says it lacks."""
 
     def names_of(function: Any) -> set[str]:
         try:

@@ -43,7 +43,7 @@ NATIVES: dict[str, Native] = {
 
 
 def find(name: str) -> Native:
-    """The native of this name: its id, its path, a part of that, or one of its other names; letters of either case.
+    """Return the native of this name: its id, path, part of the path, or another of its names, in either case.
 
     Raises:
         SpecError: there is none, or several; the message has the choices.
@@ -87,7 +87,7 @@ def _others() -> list[str]:
 
 
 def carried(old: Native, new: Native, making: Making, names: tuple[str, str] = ("old", "new")) -> list[str]:
-    r"""The lines that carry the parameters of the one to the other: out, in the new shapes, in.
+    r"""Return the lines that carry the parameters of the one to the other: out, in the new shapes, in.
 
     >>> print("\n".join(carried(find("linen"), find("nnx"), Making())[:2]))
     params = old['params']
@@ -98,13 +98,13 @@ def carried(old: Native, new: Native, making: Making, names: tuple[str, str] = (
 
 
 def common(old: Native, new: Native, making: Making) -> Making:
-    """What both can be: without fewer heads of keys where one has none."""
+    """Return the Making that both can have: with as many key heads as query heads if one has no grouped heads."""
     lacks = [native for native in (old, new) if "grouped" in native.lacks]
     return Making(making.width, making.heads, making.head_width, "", making.bias) if lacks else making
 
 
 def warnings_of(native: Native, concept: str) -> list[Deviation]:
-    """Where the layer does not follow the rules that the concept is about; each thing once."""
+    """Return where the layer does not follow the rules that the concept is about; each thing once."""
     found: dict[str, Deviation] = {}
     reasons: set[tuple[str, str]] = set()
     for entry in deviations_of(native):
@@ -115,10 +115,10 @@ def warnings_of(native: Native, concept: str) -> list[Deviation]:
 
 
 def deviations_of(native: Native) -> Sequence[Deviation]:
-    """All that the tables have of this layer, on every path."""
+    """Return all deviations in the tables for this layer, on every path."""
     return [entry for entry in load().entries if any(fnmatchcase(entry.subject, pattern) for pattern in native.layers)]
 
 
 def rule_of(entry: Deviation) -> str:
-    """The id of the rule that the layer does not follow."""
+    """Return the id of the rule that the layer does not follow."""
     return next(rule.id for rule in DEFINITION.values() if rule.plain == entry.definition)

@@ -19,7 +19,7 @@ ARRAYS = (
 
 
 def concepts_of(asked: Sequence[str]) -> list[str]:
-    """The concepts that were asked for; all if none was.
+    """Return the concepts that were asked for; all if none was.
 
     Raises:
         SpecError: there is no such concept.
@@ -31,7 +31,7 @@ def concepts_of(asked: Sequence[str]) -> list[str]:
 
 
 def lines_of(native: Native, concept: str) -> list[str]:
-    """The code of one statement; none where it has none."""
+    """Return the code of one statement; none where it has none."""
     if concept in native.lacks or concept in ("parameters", "numbers"):
         return []
     if concept == "state":
@@ -44,13 +44,13 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """What to know besides the code; that it has none, where it has none."""
+    """Return what to know besides the code; if there is no code, a sentence that says so."""
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 
 
 def listing() -> Iterator[str]:
-    """Every native, and its short names."""
+    """Yield every native, and its short names."""
     width = max(map(len, NATIVES))
     for native in NATIVES.values():
         names = ", ".join(name for name in native.others if name.islower() and "." not in name)
@@ -58,7 +58,7 @@ def listing() -> Iterator[str]:
 
 
 def pair(old: Native, new: Native, asked: Sequence[str]) -> Iterator[str]:
-    """Two natives, concept by concept, and how parameters move."""
+    """Yield lines on two natives, concept by concept, and on how parameters move."""
     concepts = concepts_of(asked)
     yield f"{old.path} -> {new.path}"
     yield f"Arrays: {ARRAYS}"
@@ -72,7 +72,7 @@ def pair(old: Native, new: Native, asked: Sequence[str]) -> Iterator[str]:
 
 
 def statement(native: Native, concept: str) -> Iterator[str]:
-    """What one native says of a concept."""
+    """Yield lines on what one native says of a concept."""
     yield f"  {native.title}"
     words = words_of(native, concept)
     if words:
@@ -86,7 +86,7 @@ def statement(native: Native, concept: str) -> Iterator[str]:
 
 
 def parameters(old: Native, new: Native) -> Iterator[str]:
-    """The lines that carry the weights over, and how they were judged."""
+    """Yield the lines that carry the weights over, and how they were judged."""
     yield f"  From {old.title} (old) to {new.title} (new):"
     for line in carried(old, new, common(old, new, Making())):
         yield f"        {line}"
@@ -96,7 +96,7 @@ def parameters(old: Native, new: Native) -> Iterator[str]:
 
 
 def traps(entries: Sequence[Deviation], margin: str) -> Iterator[str]:
-    """One line each; `mha deviations ID` has the rest."""
+    """Yield a line for each trap; `mha deviations ID` has the rest."""
     for entry in entries:
         if not entry.why_not_here().startswith("other version"):
             yield f"{margin}! {entry.summary} ({entry.id})"

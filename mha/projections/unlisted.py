@@ -22,18 +22,18 @@ OPEN = "..."
 
 
 class Unlisted:
-    """Chooses these layers, and says of the others why they are not recorded.
+    """A chooser of the layers that are recorded by their projections; it says why it refuses others.
 
     Args:
         hooks: the functions of the framework.
         target: the model.
-        said: pattern of names -> where the projections of these layers are.
+        said: pattern of layer names -> where the projections of those layers are.
         is_known: whether a module is of a listed class.
         judge: compares a call with the reference.
 
     Attributes:
-        refused: name -> why a layer that was found by names is not recorded.
-        turning: name -> why not, of layers with rotary positions.
+        refused: layer name -> why it is not recorded, though the names of its projections were found.
+        turning: name of a layer with rotary positions -> why it is not recorded.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Unlisted:
         self._turned = {name[: -len(last)]: name for name, last in _rotary_in(hooks, target)}
 
     def part(self, module: Any) -> Part | None:
-        """The projection that this module is in a layer that was chosen."""
+        """Return the projection of a chosen layer that this module is; None if it is none."""
         return self._parts.get(id(module))
 
     def choose(self, name: str, module: Any) -> ProjectedLayer | None:
-        """The adapter of a module whose class is not listed, or for which somebody said how; None for others.
+        """Return the adapter of a module if its class is not listed or the user named its projections; else None.
 
         Raises:
-            SpecError: somebody said how, and it can't be.
+            SpecError: the user named its projections, and it can't be recorded by them.
         """
         said = next((one for pattern, one in self._said.items() if fnmatchcase(name, pattern)), None)
         inside = _inside(self._hooks, module)
@@ -97,7 +97,7 @@ class Unlisted:
         return layer
 
     def reasons(self, unread: tuple[str, ...]) -> str:
-        """Why nothing was recorded, and how to say what is missing. `unread`: modules that look like attention."""
+        """Return why nothing was recorded, and what to add. `unread`: names of modules that look like attention."""
         if self.turning:
             return next(iter(self.turning.values()))
         why = f"{next(iter(self.refused.values()))}. " if self.refused else ""
@@ -126,7 +126,7 @@ class Unlisted:
 
     @property
     def as_they_are(self) -> str:
-        """How to record layers that were refused because they differ from what their projections give; "" for none."""
+        """Return how to record a layer that was refused because it differs from its projections; "" if none was."""
         name = next((layer.name for layer in self._layers if layer.differs and layer.name in self.refused), None)
         if name is None:
             return ""
@@ -180,7 +180,7 @@ class Unlisted:
 
     @property
     def beyond(self) -> str:
-        """What was not looked at in layers that return something else than their output projection gives."""
+        """Return a note that names the layers whose output is not what their output projection gives; "" if none."""
         names = [layer.name or "the model itself" for layer in self._layers if layer.beyond]
         return (
             f"recorded up to the output projection, not what the layer does with it: {', '.join(names)}"

@@ -33,16 +33,16 @@ class RecipeAdapter:
         self.kind = f"transformers {recipe.family} attention"
 
     def matches(self, layer: Any) -> bool:
-        """Whether the recipe is for this module."""
+        """Return whether the recipe is for this module."""
         return self.recipe.matches(layer)
 
     def check(self, layer: Any) -> None:
-        """SpecError if the module can't be read, or runs an implementation that is not understood."""
+        """Raise SpecError if the module can't be read, or runs an implementation that is not understood."""
         site = Site("", layer, self.recipe)
         _ = site.config, site.implementation
 
     def probe(self, layer: Any) -> None:
-        """SpecError if the module does not compute what the recipe reads."""
+        """Raise SpecError if the module does not compute what the recipe reads."""
         check_site(Site("", layer, self.recipe))
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
@@ -51,7 +51,7 @@ class RecipeAdapter:
 
     @contextmanager
     def watching(self, layer: Any) -> Iterator[RecipeAdapter]:
-        """The adapter of one layer, which need not run a block once more: it sees inside meanwhile."""
+        """Return the adapter of one layer, which need not run a block once more: it sees inside meanwhile."""
         site = Site("", layer, self.recipe)
         if not site.out_is_separate:
             yield self

@@ -15,7 +15,7 @@ from mha_core.weights import Weights
 
 
 def checkpoint_layers(names: Iterable[str], model_config: Mapping[str, Any]) -> list[str]:
-    """The attention layers among a checkpoint's names, as prefixes, in the order of the names.
+    """Return the attention layers among a checkpoint's names, as prefixes, in the order of the names.
 
     Args:
         names: of all arrays.
@@ -35,7 +35,7 @@ def checkpoint_layers(names: Iterable[str], model_config: Mapping[str, Any]) -> 
 def read_layer(
     arrays: Mapping[str, NDArray], prefix: str, model_config: Mapping[str, Any]
 ) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of the layer at `prefix`, bit for bit.
+    """Return config and canonical weights of the layer at `prefix`, bit for bit.
 
     Only the arrays of that layer are looked up, so `arrays` may load them from a file as they are asked for.
 

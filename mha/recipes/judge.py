@@ -33,12 +33,12 @@ class Judgement:
 
     @property
     def equal(self) -> bool:
-        """Whether no stage is over its bound."""
+        """Return whether no stage is over its bound."""
         return not self.mismatches
 
     @property
     def worst(self) -> float:
-        """The worst error / allowed error of all stages."""
+        """Return the worst error / allowed error of all stages."""
         return max(self.ratios.values(), default=float("inf"))
 
 

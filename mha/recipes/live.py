@@ -47,7 +47,7 @@ def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, d
 def watched(
     site: Site, found: Callable[[Problem], None], refused: Callable[[SpecError], None] | None = None
 ) -> Iterator[None]:
-    """A context in which `found` is told of each call of the layer, and `refused` why one can't be read.
+    """Return a context in which `found` is told of each call of the layer, and `refused` why one can't be read.
 
     Without `refused`, the call itself raises that SpecError.
     """
@@ -104,7 +104,7 @@ def watched(
 
 
 def dtype_of(site: Site, *tensors: Any) -> str:
-    """The one dtype, by name, of a layer's parameters and of these tensors. SpecError if there are several."""
+    """Return the one dtype, by name, of a layer's parameters and of these tensors. SpecError if there are several."""
     from mha_core.capture import one_dtype
 
     layout = site.recipe.layout(site.module)
@@ -115,7 +115,7 @@ def dtype_of(site: Site, *tensors: Any) -> str:
 
 @contextmanager
 def spec_errors(site: Site) -> Iterator[None]:
-    """A context that turns any exception while a call is read into a SpecError that names the layer."""
+    """Return a context that turns any exception while a call is read into a SpecError that names the layer."""
     try:
         yield
     except Exception as error:  # of a module that is not what its class promises
@@ -125,7 +125,7 @@ def spec_errors(site: Site) -> Iterator[None]:
 
 @contextmanager
 def replaced(site: Site, run: Run) -> Iterator[None]:
-    """A context in which the layer computes by `run`: PyTorch -> NumPy -> run -> NumPy -> PyTorch, without gradients.
+    """Return a context in which the layer computes by `run`, on NumPy arrays made from its tensors; without gradients.
 
     The module itself still does everything after the output projection: dropout, residual, normalisation.
     """

@@ -20,7 +20,7 @@ def usual_scale(model_config: Mapping[str, Any], prefix: str, head_dim: int) -> 
 
 
 def own_scale(core: Any) -> float:
-    """The factor that a module keeps as `scaling`."""
+    """Return the factor that a module keeps as `scaling`."""
     return float(core.scaling)
 
 
@@ -44,7 +44,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One family. `mha.recipes.Site` reads, calls and writes its live modules.
+    """A recipe for one family of models. `mha.recipes.Site` reads, calls and writes the family's live modules.
 
     Attributes:
         family: its name.
@@ -110,24 +110,24 @@ class Recipe:
     models: tuple[str, ...] = ()
 
     def matches(self, module: Any) -> bool:
-        """Whether this recipe is for `module`: by its very class, because a subclass may compute anything."""
+        """Return whether this recipe is for `module`: by its very class, because a subclass may compute anything."""
         kind = type(part(module, self.core))
         known = kind.__name__ in self.classes and kind.__module__.startswith("transformers.models.")
         return known and part(module, self.out) is not None
 
     def layout(self, module: Any) -> Layout:
-        """How the arrays of a live module are named and packed."""
+        """Return the layout of a live module: how its arrays are named and packed."""
         is_cross = len(self.layouts) > 1 and module.is_cross_attention
         return layouts.get(self.layouts[is_cross])
 
     def positions(self, core: Any) -> int | None:
-        """How many positions a module has, whose own tables end there; None if it has none."""
+        """Return how many positions a module has, whose own tables end there; None if it has none."""
         if self.turn is not None and self.turn.ends:
             return len(core.embed_positions)
         return None if self.sees is None else int(core.config.max_position_embeddings)
 
     def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
-        """The heads of the layer at `prefix` of a checkpoint, by the model's config.
+        """Return the heads of the layer at `prefix` of a checkpoint, by the model's config.
 
         Raises:
             KeyError: the config does not say.
@@ -138,19 +138,19 @@ class Recipe:
 
 
 def part(module: Any, path: str) -> Any:
-    """The part of a module at a path such as "output.dense", or None; "" is the module itself."""
+    """Return the part of a module at a path such as "output.dense", or None; "" is the module itself."""
     for name in path.split(".") if path else ():
         module = getattr(module, name, None)
     return module
 
 
 def setting(core: Any, name: str, default: Any = None) -> Any:
-    """What an attention module says of this name; else its config; else the default."""
+    """Return the attribute of this name of an attention module, else of its config, else the default."""
     return getattr(core, name, getattr(getattr(core, "config", None), name, default))
 
 
 def completed(config: AttentionConfig, scale: float, dropout: float) -> AttentionConfig:
-    """The config with scale and dropout filled in; the scale only where it is not 1 / sqrt(head_dim).
+    """Return the config with scale and dropout filled in; the scale only where it is not 1 / sqrt(head_dim).
 
     >>> completed(AttentionConfig(8, 2), 0.5, 0.1).scale is None, completed(AttentionConfig(8, 2), 1.0, 0.1).scale
     (True, 1.0)

@@ -17,12 +17,12 @@ from mha_core import SpecError
 
 
 def recipe_for(module: Any) -> Recipe | None:
-    """The recipe for a live module, or None."""
+    """Return the recipe for a live module, or None."""
     return next((recipe for recipe in RECIPES.values() if recipe.matches(module)), None)
 
 
 def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) -> list[Site]:
-    """Every attention layer of a live model that there is a recipe for, in the model's order.
+    """Return every attention layer of a live model that there is a recipe for, in the model's order.
 
     Other modules that look like attention are named in a warning (`mha.coverage.UnreadWarning`).
 
@@ -46,7 +46,7 @@ def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) ->
 
 
 def survey(model: Any, *, probe: bool = True) -> tuple[list[Site], Coverage]:
-    """The attention layers of a live model, and a Coverage of all modules in it that look like attention.
+    """Return the attention layers of a live model, and a Coverage of all modules in it that look like attention.
 
     Raises:
         SpecError: there is no layer with a recipe; or one does not compute what it reads, unless probe=False.
@@ -71,7 +71,7 @@ def survey(model: Any, *, probe: bool = True) -> tuple[list[Site], Coverage]:
 
 
 def recipe_for_config(model_config: Mapping[str, Any]) -> Recipe:
-    """The recipe for the checkpoints of a model, by the `model_type` of its config.
+    """Return the recipe for the checkpoints of a model, by the `model_type` of its config.
 
     >>> recipe_for_config({"model_type": "roberta"}).family
     'bert'
@@ -102,5 +102,5 @@ its own beside the mask
 
 
 def families() -> str:
-    """The families, for a message."""
+    """Return the families, for a message."""
     return f"families: {', '.join(RECIPES)}"

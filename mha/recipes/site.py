@@ -47,32 +47,32 @@ class Site:
 
     @property
     def core(self) -> Any:
-        """The module that is called with the hidden states and the mask."""
+        """Return the module that is called with the hidden states and the mask."""
         return part(self.module, self.recipe.core)
 
     @property
     def out(self) -> Any:
-        """The output projection."""
+        """Return the output projection."""
         return part(self.module, self.recipe.out)
 
     @property
     def out_is_separate(self) -> bool:
-        """Whether the output projection is applied by another module than `core`."""
+        """Return whether the output projection is applied by another module than `core`."""
         return all(part is not self.out for part in self.core.modules())
 
     @property
     def config(self) -> AttentionConfig:
-        """Its sizes, biases, scale and dropout."""
+        """Return its sizes, biases, scale and dropout."""
         return self._read()[0]
 
     @property
     def weights(self) -> Weights:
-        """Its canonical weights, bit for bit (bfloat16: as float32, which holds them)."""
+        """Return its canonical weights, bit for bit (bfloat16: as float32, which holds them)."""
         return self._read()[1]
 
     @property
     def dropout(self) -> float:
-        """The probability that a weight is dropped in training."""
+        """Return the probability that a weight is dropped in training."""
         key, core = self.recipe.dropout_key, self.core
         rate: Any = getattr(getattr(core, "config", None), key, None)
         rate = getattr(core, key, getattr(core, "dropout", 0.0)) if rate is None else rate
@@ -81,7 +81,7 @@ class Site:
 
     @property
     def implementation(self) -> str:
-        """The attention implementation that it runs; SpecError if it is not understood."""
+        """Return the attention implementation that it runs; SpecError if it is not understood."""
         return self.recipe.only or check_implementation(str(self.core.config._attn_implementation))
 
     def put(self, weights: Mapping[str, NDArray]) -> None:
@@ -150,7 +150,7 @@ class Site:
         return inputs
 
     def tables(self, inputs: AttentionInputs) -> Mapping[str, Any]:
-        """The arguments by which a model hands the tables of a call's queries to its modules, as arrays."""
+        """Return the arguments by which a model hands the tables of a call's queries to its modules, as arrays."""
         turn, config = self.recipe.turn, self.config
         if turn is None:
             return {}
@@ -159,7 +159,7 @@ class Site:
         return turn.give(self.core, made.cos, made.sin)
 
     def precision(self, dtype: str) -> Precision:
-        """The Precision with which it computes, from which its bounds follow."""
+        """Return the Precision with which it computes, from which its bounds follow."""
         precision = Precision.of(dtype)
         if self.implementation == "sdpa":
             # PyTorch's fused kernel for CPUs: an online softmax over blocks of 512 keys, with a faster exp.
@@ -167,7 +167,7 @@ class Site:
         return replace(precision, softmax="float32") if self.recipe.softmax_in_float32 else precision
 
     def still(self) -> Site:
-        """The same, with config and weights read once, as they are now."""
+        """Return the same, with config and weights read once, as they are now."""
         return _StillSite(self.name, self.module, self.recipe)
 
     def _read(self) -> tuple[AttentionConfig, Weights]:

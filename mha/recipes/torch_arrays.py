@@ -12,7 +12,7 @@ from mha_core import SpecError
 
 
 def to_array(tensor: Any) -> NDArray:
-    """A NumPy copy of a tensor; bfloat16 as float32. SpecError for other objects, and for tensors without numbers."""
+    """Return a NumPy copy of a tensor, bfloat16 as float32. SpecError for other objects and tensors without numbers."""
     import torch
 
     from backends.torch.ops.framework import copied
@@ -23,12 +23,12 @@ def to_array(tensor: Any) -> NDArray:
 
 
 def dtype_name(tensor: Any) -> str:
-    """The name without "torch."; that of torch.float32 is "float32"."""
+    """Return the name without "torch."; that of torch.float32 is "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def arrays_of(module: Any, names: Iterable[str]) -> dict[str, NDArray]:
-    """The parameters of these names that `module` has; they may share its memory."""
+    """Return the parameters of these names that `module` has; they may share its memory."""
     from backends.torch.ops.framework import to_numpy
 
     parameters = dict(module.named_parameters())

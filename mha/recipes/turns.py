@@ -15,7 +15,7 @@ from mha_core.parts.frequencies import RULES, LongRope
 
 @dataclass(frozen=True)
 class Turn:
-    """Queries and keys turn by the tables (cos, sin) that the model hands to each call as `position_embeddings`.
+    """A rule: queries and keys turn by the tables (cos, sin) that the model gives each call as `position_embeddings`.
 
     Attributes:
         interleaved: whether channels (2 k, 2 k + 1) are a pair, else (k, k + r / 2).
@@ -38,7 +38,7 @@ class Turn:
     ends: bool = False
 
     def settings(self, core: Any, head_dim: int) -> Rotary:
-        """The rotary settings of a module; base and rule are its config's, where they are of a kind that is known.
+        """Return the rotary settings of a module; base and rule come from its config, if they are of a known kind.
 
         A call has the tables that the model made, which need not be those: `mha_core.parts.angles` compares them.
         """
@@ -67,7 +67,7 @@ class Turn:
         return int(head_dim * (1.0 if share is None else float(share)))
 
     def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
-        """The tables of a call, whose arguments leave `given`; None if the module does not turn.
+        """Return the tables of a call, whose arguments leave `given`; None if the module does not turn.
 
         Args:
             core: the module.
@@ -101,7 +101,7 @@ class Turn:
         return once
 
     def give(self, core: Any, cos: NDArray, sin: NDArray) -> Mapping[str, Any]:
-        """The arguments of a call in which positions 0, 1, ... have these tables (B, L, r / 2), as arrays."""
+        """Return the arguments of a call in which positions 0, 1, ... have these tables (B, L, r / 2), as arrays."""
         if self.doubled == "halves":
             return {"position_embeddings": tuple(np.concatenate([table] * 2, axis=-1) for table in (cos, sin))}
         return {"position_embeddings": tuple(np.repeat(table, 2, axis=-1) for table in (cos, sin))}

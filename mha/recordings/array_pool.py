@@ -63,7 +63,7 @@ class ArrayPool:
 
 
 def array_of(reference: Reference, arrays: Mapping[str, NDArray]) -> NDArray:
-    """The array that a description refers to. KeyError if there is none of that name, SpecError if it can't be read."""
+    """Return the array that a description refers to. KeyError if the name is unknown, SpecError if it can't be read."""
     name = reference["array"]
     array = arrays[name]
     if set(reference) == {"array"}:
@@ -77,7 +77,7 @@ def array_of(reference: Reference, arrays: Mapping[str, NDArray]) -> NDArray:
 
 
 def read(path: str | os.PathLike[str], key: str, *, what: str) -> tuple[dict[str, NDArray], str]:
-    """The arrays of a file, read-only, and the description in its metadata.
+    """Return the arrays of a file, read-only, and the description in its metadata.
 
     Raises:
         SpecError: it is no whole safetensors file, or has no such description; `what` is its kind, for the message.

@@ -71,13 +71,13 @@ class Capture:
 
     @property
     def coverage(self) -> Coverage:
-        """Which of the modules that look like attention were recorded so far, and which were not."""
+        """Return which modules that look like attention were recorded so far, and which were not."""
         names = (self.owners.get(layer.name, layer.name) for layer in self.layers)
         return self.survey.coverage(list(dict.fromkeys(names)))
 
     @property
     def recording(self) -> Recording:
-        """A Recording of the calls so far. Raises SpecError if there is none."""
+        """Return a Recording of the calls so far. Raises SpecError if there is none."""
         if not self.calls:
             raise SpecError(
                 "nothing to record: no attention layer of what is captured was called. A call within a compiled "
@@ -222,7 +222,7 @@ def capture(
         return adapters[name]
 
     def chosen(name: str, module: Any) -> Any:
-        """The adapter for a module, or the Part that it is, if it is to be recorded."""
+        """Return the adapter of a module that is to be recorded, or the Part that it is of a layer; else None."""
         part = unlisted.part(module)
         if part is not None:
             return part

@@ -27,7 +27,7 @@ AsArray = Callable[[Any], tuple[NDArray, str] | None]
 
 @dataclass(frozen=True, eq=False)
 class RecordedEnd:
-    """What one call of a module gave.
+    """A recorded end: the arrays that one call of a module, or of the model, gave.
 
     Args:
         name: where it stands in the model; "" for the model itself.
@@ -54,12 +54,12 @@ class RecordedEnd:
 
     @property
     def words(self) -> str:
-        """The module in words."""
+        """Return the name of the module in words."""
         return self.name or "the model"
 
 
 class Ends:
-    """Notes what the model gives in each call, and modules of it by their names.
+    """A recorder of what the model, and modules of it by their names, give in each call.
 
     Args:
         as_array: the framework's function for its arrays.
@@ -105,7 +105,7 @@ class Ends:
 
 
 def arrays_in(value: Any, as_array: AsArray, depth: int = 0) -> Iterator[tuple[str, tuple[NDArray, str]]]:
-    """The floating-point arrays in what a module gave, by their places."""
+    """Yield (place, (array, dtype)) of each floating-point array in what a module gave."""
     if value is None or isinstance(value, str | bool | int | float) or depth > DEEPEST:
         return
     parts = parts_of(value)

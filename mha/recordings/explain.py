@@ -117,17 +117,17 @@ MOST_IN_VAIN = 2
 
 @dataclass(frozen=True)
 class LayersExplained:
-    """What the calls of one dtype show, layer by layer.
+    """An explanation of the calls of one dtype, layer by layer.
 
     Attributes:
-        found: the names of layers that differ alike, and the diagnosis of their calls: the same bugs explain each of
-            them. One that nothing explains stands alone. Where none differs: all layers.
+        found: groups of layers: their names, and the diagnosis of their calls. The same bugs explain all layers of a
+            group; a layer that nothing explains has its own group. If no layer differs, one group has all.
         right: the names of the other layers, whose calls are right.
-        after_nan: the names of those that differ in NaN alone, in items in which an earlier layer gave NaN and they
-            were given it: what they make of it is not judged.
-        beyond: the names of those that differ and that no explanation in `found` fits, on which no other bug was tried,
-            after MOST searches or MOST_IN_VAIN that found nothing; and the pattern of the calls of each.
-        otherwise: the names of those in `found` whose masks hide the keys that they were taken to allow.
+        after_nan: the names of layers that differ only in NaN, and only in items where an earlier layer gave them NaN:
+            what they make of it is not judged.
+        beyond: name of a layer that differs, and that no explanation in `found` fits -> the pattern of its calls. No
+            other bug was tried on it, after MOST searches, or MOST_IN_VAIN that found nothing.
+        otherwise: the names of layers in `found` whose masks hide the keys that they were taken to allow.
     """
 
     found: tuple[tuple[tuple[str, ...], Diagnosis], ...]
@@ -285,12 +285,12 @@ def _two_items_each(recording: Recording) -> Recording:
 
 
 def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Recording, list[str]]:
-    """The recording with the weights of a file in its layers, and lines that name the weights that differ from these.
+    """Return the recording with a file's weights in its layers, and lines that name the weights that differ.
 
     Args:
         recording: calls of a layer, or of several, that were ported.
-        path: canonical weights of a layer or of several, or a recording of the original, whose layers are taken by
-            name or, if it has other names, in their order.
+        path: a file of canonical weights of a layer or of several, or a recording of the original. Its layers are found
+            by name, or in their order if the names differ.
 
     Raises:
         SpecError: the file holds neither, or its layers do not fit.

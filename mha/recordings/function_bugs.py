@@ -254,6 +254,6 @@ MOST_SCALES = 4
 
 
 def bugs_of_functions(recording: Recording) -> tuple[Bug, ...]:
-    """The bugs of attention functions that may be in a recording."""
+    """Return the bugs of attention functions that may be in a recording."""
     masks = any(call.inputs.mask.allowed is not None for call in recording.calls)
     return (*(MASK_BUGS if masks else ()), SOFTMAX_BUG, *_scale_bugs(recording))

@@ -18,7 +18,7 @@ from mha_core.seam import Handle
 
 
 class Adapter(Protocol):
-    """Translates the calls of one kind of layer into the terms of the definition.
+    """An adapter that translates the calls of one kind of layer into the terms of the definition.
 
     It may have `probe(layer)` too: run it on small inputs, and raise SpecError if it does not compute what its
     weights say (see `mha_core.live.probe`). `capture(..., probe=False)` does without. And `watching(layer)`: a context
@@ -27,16 +27,16 @@ class Adapter(Protocol):
 
     @property
     def kind(self) -> str:
-        """The layer's class in words, as a recording shows it: "torch.nn.MultiheadAttention"."""
+        """Return the layer's class in words, as a recording shows it: "torch.nn.MultiheadAttention"."""
 
     def matches(self, layer: Any) -> bool:
-        """Whether a module is such a layer."""
+        """Return whether a module is a layer that this adapter reads."""
 
     def check(self, layer: Any) -> None:
-        """SpecError if the layer has something that no recording can hold; it is then not run at all."""
+        """Raise SpecError if the layer has something that no recording can hold; it is then not run at all."""
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall | tuple[Any, ...]:
-        """One call: `arguments` are those of the layer's own signature by name, defaults included.
+        """Return one call, read; `arguments`: those of the layer's own signature by name, defaults included.
 
         A plain tuple in the order of `Call` will do. SpecError for a call that no recording can hold.
         """
@@ -57,7 +57,7 @@ class Hooks(Parts, Protocol):
         """Read one layer that is converted to canonical weights, and probe it."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Names of a module's direct parts with parameters, and a function for the ids of all: see `mha.coverage`."""
+        """Return the names of direct parts with parameters, and a function for the ids of all inside, or None."""
 
     def watch(
         self,
@@ -66,15 +66,15 @@ class Hooks(Parts, Protocol):
         seen: Callable[..., Any],
         begun: Callable[..., None] | None = None,
     ) -> AbstractContextManager[None]:
-        """A context that runs `seen(name, layer, arguments, output)` at each call of a chosen layer.
+        """Return a context that runs `seen(name, layer, arguments, output)` at each call of a chosen layer.
 
-        What that returns, unless it is None, takes the place of the output. Before the call runs
-        `begun(name, layer, call)`, with what `mha_core.capture.as_called` gives; with None for modules whose calls have
-        no numbers to see, because they are scanned: those are not told of otherwise.
+        What `seen` returns, unless it is None, takes the place of the output. Before the call, `begun(name, layer,
+        call)` runs, with what `mha_core.capture.as_called` gives. For a module inside a scan, whose calls have no
+        numbers to see, only `begun` runs, with None.
         """
 
     def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:
-        """A context in which `handle` takes each call of the framework's attention function inside the target.
+        """Return a context in which `handle` takes each call of the framework's attention function inside the target.
 
         Frameworks without such a function lack this one.
         """
@@ -101,7 +101,7 @@ def unregister(adapter: Adapter) -> None:
 
 
 def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
-    """Name, layer and adapter of each attention layer in `target` that can be recorded; inner ones of these are not.
+    """Return name, layer and adapter of each attention layer in `target` that can be recorded, but none inside others.
 
     Raises:
         SpecError: there is none.
@@ -121,7 +121,7 @@ def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
 
 
 def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
-    """The function that gives the adapter of a module; those of transformers are asked if that package is imported."""
+    """Return a function: module -> its adapter or None; those for transformers are asked if it is imported."""
     adapters = [*_registered, *hooks.ADAPTERS]
     if "transformers" in sys.modules:
         from mha.recipes.adapter import ADAPTERS
@@ -131,7 +131,7 @@ def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
 
 
 def hooks_of(target: Any) -> Hooks:
-    """The hooks of the framework that the target belongs to, imported when they are needed."""
+    """Return the hooks of the framework that the target belongs to, imported when they are needed."""
     found = declared(ENTRY_POINT_GROUP, "hooks for layers of")
     for cls in type(target).__mro__:
         hooks = found.get(cls.__module__.split(".")[0])

@@ -27,11 +27,11 @@ SAY = "`mha convert {} --from {} --all --moved --num-heads {} --to canonical --o
 
 @dataclass(frozen=True)
 class Meant:
-    """The layers of a file of weights.
+    """A set of layers that a file of weights describes.
 
     Attributes:
         layers: name -> config and weights.
-        doubt: the layouts that names leave open, and which was taken, in a line; "" where they tell.
+        doubt: a line on the layouts that the names leave open, and which was taken; "" if only one fits.
     """
 
     layers: Mapping[str, tuple[AttentionConfig, Weights]]

@@ -26,7 +26,7 @@ SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "b
 
 
 class WeightIndex:
-    """Finds arrays of the original's layers by their numbers.
+    """An index that finds arrays of the original's layers by their numbers.
 
     Attributes:
         layers: the original's layers.
@@ -105,7 +105,7 @@ def rounded_to_which(a: NDArray, b: NDArray) -> str | None:
 
 
 def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
-    """The likely origin of the port's array, in words that follow its name."""
+    """Return the likely origin of the port's array, in words that follow its name."""
     if not theirs.any():
         return "is missing or all zeros"
     if not ours.any():

@@ -85,13 +85,13 @@ def channels_mixed(
     back: bool = False,
     kinds: str = "weight",
 ) -> Mapping[str, NDArray]:
-    """Return the weights whose channels stand as (d, h), which the reference reads as (h, d).
+    """Return the weights with their channels in the order (d, h), which the reference then misreads as (h, d).
 
     Args:
-        projections: those whose arrays are these.
-        config, weights: of the layer; other arrays stay.
-        back: the other way round: (h, d), taken for (d, h).
-        kinds: "weight", or "weight bias".
+        projections: the projections whose channels are reordered; others stay.
+        config, weights: of the layer.
+        back: True to reorder from (d, h) to (h, d) instead.
+        kinds: the arrays that are reordered: "weight", or "weight bias".
     """
 
     def mixed(name: str, array: NDArray) -> NDArray:
@@ -179,7 +179,7 @@ def _of_order(order: tuple[str, ...]) -> Bug:
 
 @cache
 def packing_bugs() -> tuple[Bug, ...]:
-    """All bugs of packed weights, and of each by itself: orders that are exchanged, and transposed matrices.
+    """Return all bugs of packed and of single weights: their parts in another order, or matrices transposed.
 
     >>> [bug.id for bug in packing_bugs()][:2]
     ['packed-per-head-read-as-thirds', 'packed-keys-values-per-head-read-as-halves']

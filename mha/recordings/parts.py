@@ -43,12 +43,12 @@ class RecordedLayer:
 
     @property
     def is_at_seam(self) -> bool:
-        """Whether what is recorded is its attention function, without projections."""
+        """Return whether what is recorded is its attention function, without projections."""
         return self.kind.endswith(AT_SEAM.format("")) and not self.config.projections
 
     @property
     def held_in(self) -> str:
-        """The dtype of the weights, by name."""
+        """Return the dtype of the weights, by name."""
         return self.parameters or self.dtype
 
 

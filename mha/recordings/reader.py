@@ -26,7 +26,7 @@ Find = Callable[[Any], Any]
 
 
 def described_in(arrays: Mapping[str, NDArray], text: str) -> dict[str, Any]:
-    """The fields of the Recording that a file describes, by name.
+    """Return the fields of the Recording that a file describes, by name.
 
     Args:
         arrays: of the file, by name.

@@ -79,12 +79,12 @@ def _digest(config: AttentionConfig, weights: Mapping[str, NDArray], inputs: Att
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far apart a subject and the recording are in one call.
+    """A comparison of a subject with the recording in one call.
 
     Attributes:
         distance: the largest difference of the outputs.
-        ratio: the largest difference over the sum of the two bounds there; None where the subject computed
-            from other numbers, because its dtype can't hold those that were recorded.
+        ratio: the largest of difference / sum of the two bounds; None if the subject computed from other numbers,
+            because its dtype can't hold the recorded ones.
     """
 
     case: str
@@ -110,11 +110,11 @@ class Replay:
 
     @property
     def everything(self) -> tuple[Result, ...]:
-        """All results, the recording's first."""
+        """Return all results, those of the recording first."""
         return (*self.recorded, *self.results)
 
     def to_dict(self) -> dict[str, Any]:
-        """All three as a dict of JSON values."""
+        """Return all three fields as a dict of JSON values."""
         return {
             "recorded": [result.to_dict() for result in self.recorded],
             "results": [result.to_dict() for result in self.results],
@@ -199,12 +199,12 @@ def check_reproduced(recording: Recording, source: object) -> Recording:
 
 
 def selected(recording: Recording, patterns: Sequence[str]) -> frozenset[str]:
-    """The names of the calls that match one of the patterns."""
+    """Return the names of the calls that match one of the patterns."""
     return matching(recording.names, patterns)
 
 
 def matching(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
-    """The names of calls that match one of the patterns; SpecError for a pattern that none matches."""
+    """Return the names of calls that match one of the patterns; SpecError for a pattern that none matches."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise SpecError(f"no call is named {pattern!r} (there are: {', '.join(dict.fromkeys(names))})")

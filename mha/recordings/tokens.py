@@ -19,11 +19,11 @@ FORM = "a list of texts, a list of such lists, or a dict of these by 'keys' and 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What stands at each position.
+    """A table of the tokens that stand at each position.
 
     Args:
         keys: one row of tokens for each item of the batch, or for each pass of the model.
-        queries: the same for queries, where they are others than the keys.
+        queries: the same for queries; None if they are the keys' tokens.
 
     >>> Tokens.of(["a", "cat"])
     Tokens(keys=(('a', 'cat'),), queries=None)
@@ -45,7 +45,7 @@ class Tokens:
         return cls(_rows(given))
 
     def to_dict(self) -> dict[str, Any]:
-        """The rows as JSON values; `of` reads them back."""
+        """Return the rows as JSON values; `of` reads them back."""
         rows = {"keys": self.keys} if self.queries is None else {"keys": self.keys, "queries": self.queries}
         return {side: [list(row) for row in found] for side, found in rows.items()}
 

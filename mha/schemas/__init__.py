@@ -8,7 +8,7 @@ from typing import Any
 
 
 def schema(command: str) -> dict[str, Any]:
-    """The schema of what `mha COMMAND --json` writes, with the parts of `common.json` that several schemas share.
+    """Return the schema of what `mha COMMAND --json` writes, with the shared parts of `common.json` put in.
 
     >>> schema("where")["title"]
     'What `mha where --json` writes'

@@ -109,7 +109,7 @@ def _padded(inputs: AttentionInputs) -> AttentionInputs:
     behind = ((0, 0), (0, 0), (0, 0), (0, more))
 
     def wide(array: Any) -> Any:
-        """The array for all keys, where it is one for several."""
+        """Return the array for all keys, where it is one for several."""
         return np.broadcast_to(array, (*array.shape[:3], key_len))
 
     allowed = np.ones((1, 1, 1, key_len), bool) if mask.allowed is None else wide(mask.allowed)

@@ -79,14 +79,14 @@ def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an attention function's call by name; those that only some have stand among them."""
+    """Return the arguments of an attention function's call by name; those that only some have stand among them."""
     bound = _ARGUMENTS.bind(*args, **kwargs)
     bound.apply_defaults()
     return {**bound.arguments.pop("kwargs"), **bound.arguments}
 
 
 def give(given: Mapping[str, Any], output: NDArray) -> tuple[Any, None]:
-    """What an attention function returns: the output (B, Lq, H, dv), and no weights."""
+    """Return what an attention function returns: the output (B, Lq, H, dv), and None for the weights."""
     from backends.torch.native.seam import to_output
 
     return to_output(output, given["query"]).transpose(1, 2).contiguous(), None

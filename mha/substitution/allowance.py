@@ -28,16 +28,16 @@ BLURRED = 2.0**12
 
 @dataclass(frozen=True)
 class Judged:
-    """An array that a module gave, judged.
+    """A judgement on one array that a module gave: its error beside what rounding does.
 
     Attributes:
-        ratio: its error over the measured rounding: the root mean square of both; or half of it, of the largest. Where
-            a number is beyond its derived bound, at least 8 times its error over that.
+        ratio: error / measured rounding. The larger of two: the ratio of their root mean squares, and half the ratio
+            of their largest elements. If a number is beyond its derived bound, at least 8 times error / bound.
         worst: the index of the largest error.
         got, expected: the numbers there.
         error: the largest error.
-        rounding: the measured rounding as a fraction of what the original's gives, by root mean squares.
-        bound: the largest error over its derived bound; None without one.
+        rounding: root mean square of the measured rounding / that of the original's array.
+        bound: the largest error / derived bound of an element; None without a bound.
     """
 
     ratio: float
@@ -50,26 +50,26 @@ class Judged:
 
     @property
     def equal(self) -> bool:
-        """Whether it is within its allowance."""
+        """Return whether the array is within its allowance."""
         return self.ratio <= FACTOR
 
     @property
     def moved(self) -> str:
-        """By how much rounding alone moves it, in words."""
+        """Return in words by how much rounding alone moves the array."""
         return "more than its size" if self.rounding >= 1.0 else f"{100 * self.rounding:.2g} % of its size"
 
     def blurred(self, dtype: str) -> bool:
-        """Whether rounding moves so much that no error of interest could be seen."""
+        """Return whether rounding moves the array so much that no error of interest could be seen."""
         return self.rounding > min(BLURRED * UNIT_ROUNDOFF[dtype], 0.25)
 
 
 def number(ratio: float) -> str:
-    """A ratio in a few digits."""
+    """Return a ratio in a few digits."""
     return f"{ratio:.2g}" if ratio < 1e4 else f"{ratio:.1e}"
 
 
 def times_rounding(ratio: float) -> str:
-    """How far off something is, in words.
+    """Return in words how far off something is.
 
     >>> times_rounding(30.0), times_rounding(np.inf)
     ('30 times what rounding does', 'more than any rounding does')
@@ -129,7 +129,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Runs:
-    """What the original's module gives: in float64, and rounded in several ways; and the derived bounds."""
+    """The results of the original's module, in float64 and rounded in several ways, with the derived bounds."""
 
     exact: Mapping[Place, NDArray]
     roundings: Sequence[Mapping[Place, NDArray]]
@@ -137,7 +137,7 @@ class Runs:
     dtype: str
 
     def judge(self, got: NDArray, place: Place, counted: NDArray | None = None) -> Judged:
-        """Compare what the port's gives with what the original's gives at a place."""
+        """Return the judgement on what the port's module gives at a place."""
         own = [each[place] for each in self.roundings if place in each]
         return judge(got, self.exact[place], own, self.dtype, bound=self.bounds.get(place), counted=counted)
 

@@ -37,7 +37,7 @@ class BackwardJudgement:
 
     @property
     def worst(self) -> tuple[str, Judged]:
-        """The gradient that is worst, by name."""
+        """Return the name of the worst gradient, and the judgement on it."""
         return max(self.arrays.items(), key=lambda item: item[1].ratio)
 
 
@@ -62,7 +62,7 @@ def judge_backward(ready: Substitution) -> BackwardJudgement:
 def judged_backward(
     own: Original, recording: ModuleRecording, calls: Sequence[tuple[int, int]], *, parts_right: bool
 ) -> Backward:
-    """The verdict on a module of the port: on each of its calls, positions of the original's and of the port's.
+    """Return the verdict on a module of the port: on each of its calls, positions of the original's and of the port's.
 
     Args:
         own: the original.

@@ -68,9 +68,9 @@ class Caches:
                     setattr(layer, kind, getattr(layer, kind).new_tensor(array))
 
     def written(self, original: int, calls: Calls, ready: Sequence[Substitution]) -> Iterator[tuple[int, str, Judged]]:
-        """What a layer left in its cache: number of the call, "keys" or "values", and the judgement.
+        """Yield (number of the call, "keys" or "values", judgement) of what a layer left in its cache.
 
-        That is what the next call found there.
+        It is read off what the next call found there.
         """
         place = getattr(self._own.modules[original].held, "layer_idx", None)
         for number, (after, one) in enumerate(zip(calls[1:], ready, strict=False)):

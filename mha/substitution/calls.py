@@ -70,12 +70,12 @@ class CallJudgement:
 
     @property
     def worst(self) -> tuple[Place, Judged]:
-        """The array that is worst, by place."""
+        """Return the place of the worst array, and the judgement on it."""
         return max(self.arrays.items(), key=lambda item: item[1].ratio)
 
 
 def by_module(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, list[int]]:
-    """Position of each module -> positions of its calls."""
+    """Return position of each module -> positions of its calls."""
     found: dict[int, list[int]] = defaultdict(list)
     for position, call in enumerate(calls):
         found[call.module].append(position)
@@ -83,14 +83,14 @@ def by_module(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, list[int]
 
 
 def holds(calls: Sequence[ModuleCall | OriginalCall], outer: int, inner: int | None) -> bool:
-    """Whether a call was made within another one."""
+    """Return whether the call at `inner` was made within that at `outer`; a call is within itself."""
     while inner is not None and inner > outer:
         inner = calls[inner].within
     return inner == outer
 
 
 def inputs_of(recording: ModuleRecording) -> Mapping[Any, Any]:
-    """What the port itself was called with: by name, or by number where it has none."""
+    """Return the arguments of the port's first call, by name; those without a name by number."""
     first = recording.calls[0]
     plain = {place: value for place, value in first.plain.items() if value is not None or len(place) > 1}
     nested: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def _within(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, tuple[int, 
 
 
 def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -> list[Module]:
-    """What pairing needs of the modules of either model."""
+    """Return a Module, as pairing needs it, for each of `own`, the modules of one model."""
     within = _within(calls)
     first = {call.module: call.shapes for call in reversed(calls)}
     each = [frozenset(one.numbers for one in module.parameters.values()) for module in own]

@@ -137,9 +137,9 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
 
 def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dtype: str) -> tuple[str, NDArray] | None:
-    """Return `bound_on` for an attention module whose call was recorded as that of an attention layer, `problem`.
+    """Return what `bound_on` does, for a module whose call was also recorded as that of an attention layer, `problem`.
 
-    The recorded weights are the port's. None unless the reference gives with them what the original gives.
+    The recorded weights are the port's: None if the reference with them gives something else than the original.
     """
     if exact.ndim < 3 or exact.size > LARGEST or _elements(problem) > LARGEST:
         return None

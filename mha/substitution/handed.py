@@ -159,7 +159,7 @@ def _number(value: float | None) -> str:
 def of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, str]:
-    """Name of each wrong module that calls an attention function -> what it hands over, in a sentence."""
+    """Return name of each wrong module that calls an attention function -> what it hands over, in a sentence."""
     recording = _recorded(path, METADATA_KEY) if ready else None
     at_seam = {layer.name for layer in recording.layers if layer.is_at_seam} if recording is not None else set()
     said = {
@@ -173,7 +173,7 @@ def of_wrong(
 def sides_of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, str]:
-    """Name of each wrong module whose layer was recorded with its projections -> on which side of its function it is.
+    """Return name of a wrong module whose layer was recorded with projections -> on which side of its function it is.
 
     That is said of attention functions that were recorded inside it, beside: see `mha.capture`.
     """

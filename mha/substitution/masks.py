@@ -15,7 +15,7 @@ EXCLUDED = -1e3
 
 
 def allowed_in(mask: NDArray) -> NDArray | None:
-    """The allowed keys (B, 1 or H, 1 or Lq, Lk) of a mask; None for an array that is none.
+    """Return the allowed keys (B, 1 or H, 1 or Lq, Lk) of a mask; None for an array that is none.
 
     >>> allowed_in(np.array([[0.0, -3e38]])).tolist(), allowed_in(np.array([[1, 0]])).tolist()
     ([[[[True, False]]]], [[[[True, False]]]])
@@ -35,7 +35,7 @@ def allowed_in(mask: NDArray) -> NDArray | None:
 
 
 def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tuple[NDArray, int] | None:
-    """The port's mask as the original writes masks, and how many entries differ; None if one of them is no mask.
+    """Return the port's mask as the original writes masks, and how many entries differ; None if one of them is no mask.
 
     Whether True means that a key is attended to or excluded can't be seen: the reading that differs less is taken, and
     with `other` the other one. There is none for two masks of numbers to be added.
@@ -71,16 +71,16 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 
 
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
-    """The rows (B, L) of a module in which ports may give something else: of padding, and of queries without a key.
+    """Return the rows, bool (B, L), that don't count: of padding, and of queries without a key. None if there are none.
 
     A row is padding if other numbers there change no other row. A query has no key if no score counts: what it gets is
-    a straight line in what the module is given, as a mean is, and a softmax of several scores is not.
+    then linear in what the module is given, as a mean is; a softmax of several scores is not.
 
     Args:
         exact_on: runs the module.
         given: what it is given, masks among it.
-        other_mask: whether a mask is another than the original's own. Only then a query may be without a key: where the
-            original's own queries are, what they get is the original's.
+        other_mask: whether a mask differs from the original's own. Only then queries without a key are looked for: what
+            the original itself gives to such queries counts.
     """
     module = _Module(exact_on, given, exact_on(given))
     found = [_padding(module), _without_key(module) if other_mask else None]
@@ -183,9 +183,9 @@ def _moved(given: Mapping[Place, NDArray], rows: NDArray, step: float) -> dict[P
 
 
 def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
-    """The elements of what a module gave that stand in no row (B, L) of padding, or are not finite, as these spread.
+    """Return bools of `array`'s shape: True where it counts, outside the rows (B, L) of padding, or is not finite.
 
-    None where `array`, (B, L, D), (B, H, L, Lk) or of indices, has no such rows, or they can't be told from others.
+    None if `array`, (B, L, D), (B, H, L, Lk) or of indices, has no such rows, or they can't be told from others.
 
     >>> counted_in(np.zeros((1, 2, 1)), np.array([[True, False]])).ravel().tolist()
     [False, True]

@@ -48,7 +48,7 @@ def in_which_order(
         port: those of the port's module; all together they hold the same numbers.
         kinds: the classes of both modules.
         dtype: the port's.
-        one_framework: whether both are of one, whose classes mean the same by a shape under one name, such as weight.
+        one_framework: whether both modules are of one framework, so that equal names and shapes mean equal layouts.
 
     Returns:
         "same"; "reordered", and which parameter is in which order; or "unseen" where nothing here knows which is meant,

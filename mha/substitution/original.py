@@ -45,7 +45,7 @@ class OriginalModule:
 
     @property
     def without_numbers(self) -> str | None:
-        """The name of a parameter whose numbers are not there; None if there is none."""
+        """Return the name of a parameter that has no numbers, as on the meta device; None if all have."""
         return next((name for name, one in self.parameters.items() if one.numbers.hashed is None), None)
 
 
@@ -197,7 +197,7 @@ class Original:
         return snapshot(leaf, self._array)
 
     def is_leaf(self, call: OriginalCall) -> bool:
-        """Whether a call made no other one."""
+        """Return whether the call made no other call."""
         return id(call) not in self._outer
 
     @cached_property
@@ -210,7 +210,7 @@ class Original:
         return bool(self.native.is_part(held, held, "of any name", held))
 
     def arrays(self, value: Any) -> dict[Place, NDArray]:
-        """The arrays in what a module was given or gave, in NumPy, by place."""
+        """Return the arrays in what a module was given or gave, in NumPy, by place."""
         found = ((place, self._array(leaf)) for place, leaf in leaves(value))
         return {place: one for place, one in found if one is not None and one.dtype.kind in "fiub"}
 

@@ -25,7 +25,7 @@ MOST_KNOWN = 12
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
-    """The masks that a port gives to a part and that exclude other keys than any of the original's does."""
+    """Yield (place, judgement) of each mask that a port gives to a part and that is none of the original's masks."""
     for place, array in given.items():
         read = [found for mask in own if (found := translated(array, mask)) is not None]
         if read and all(different for _, different in read):
@@ -36,7 +36,7 @@ def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Ite
 def other_indices(
     own: Mapping[Place, NDArray], given: Mapping[Place, NDArray], counted: Callable[[NDArray], NDArray | None]
 ) -> Iterator[tuple[Place, Judged]]:
-    """The indices that a port gives to a part, such as positions, where they are others in rows that count."""
+    """Yield (place, judgement) of indices, such as positions, that a port gives to a part, if counted rows differ."""
     for one in match({place: array for place, array in own.items() if array.dtype.kind in "iu"}, given):
         right, got = own[one.original], one.array
         rows = counted(got) if got.ndim > 1 else None
@@ -49,19 +49,19 @@ def other_indices(
 
 
 def other_integers(own: Mapping[Place, NDArray], gave: Mapping[Place, NDArray]) -> Iterator[Place]:
-    """The integers and truth values that a port gave and the original does not."""
+    """Yield the places of the integers and bools that a port gave and the original does not give."""
     whole = {place: array for place, array in own.items() if array.dtype.kind in "iub"}
     same = {one.port for one in match(whole, gave) if np.array_equal(one.array, whole[one.original])}
     yield from (place for place in gave if place not in same)
 
 
 def padding_inside(original: Original, around: OriginalCall, paired: Container[int]) -> NDArray | None:
-    """The rows (B, L) of padding of a call that the original makes inside another, as it made it; None without any.
+    """Return the rows of padding, bool (B, L), of a call that the original makes inside another one; None without any.
 
     Args:
         original: the original.
-        around: the call in which it stands.
-        paired: positions of modules that are judged by themselves, and tell of their padding.
+        around: the outer call.
+        paired: positions of modules that are left out, because they are judged by themselves.
     """
     calls = original.calls
     (own,) = (number for number, call in enumerate(calls) if call is around)

@@ -141,7 +141,7 @@ class _Judge(Blame):
 
     @cached_property
     def caches(self) -> Caches:
-        """The caches of the original, as its modules are given them."""
+        """Return the caches of the original, as its modules are given them."""
         return Caches(self.own, self.recording, self.pairs, self.paired_calls)
 
     def report(self) -> WhereReport:

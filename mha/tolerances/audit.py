@@ -33,17 +33,17 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Audit:
-    """What a comparison lets pass.
+    """An audit of a comparison: the bugs that it lets pass.
 
     Attributes:
-        comparison: in words.
+        comparison: the comparison in words.
         passed: ids of the bugs that pass it in every call, and leave the bound in one; the largest change first.
-        caught: ids of those that leave the bound and fail the comparison.
-        untried: ids of those that leave the bound, and there was no time to compare.
+        caught: ids of the bugs that leave the bound and fail the comparison.
+        untried: ids of the bugs that leave the bound and for which there was no time to compare.
         unseen: what even the bounds would not have shown.
         late: whether time was up before every bug had been compared in every call.
-        shown_in: the smallest cases of the suite in which the comparison shows those that passed: id -> those bugs.
-            What a case before it showed stands there alone.
+        shown_in: id of a case -> bugs in `passed` that the comparison shows in it: the smallest cases of the suite,
+            each with the bugs that no case before it showed.
         strict: the largest error that the bound allows where the comparison does not, so that right layers may fail
             it; 0.0 if there is none, and for a comparison of whole outputs.
     """
@@ -58,7 +58,7 @@ class Audit:
     shown_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as a dict of JSON values."""
+        """Return the result as a dict of JSON values."""
         lists = {name: list(getattr(self, name)) for name in ("passed", "caught", "untried")}
         return {
             "schema": SCHEMA_VERSION,
@@ -71,7 +71,7 @@ class Audit:
         }
 
     def text(self) -> str:
-        """The result in words: what passes, and what even the bounds would not show."""
+        """Return the result in words: what passes, and what even the bounds would not show."""
         calls = "this call" if self.unseen.calls == 1 else f"these {self.unseen.calls} calls"
         seen = len(self.unseen.seen)
         lines = [

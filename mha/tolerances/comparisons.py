@@ -14,7 +14,7 @@ from mha_core import SpecError
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a test compares an output with the right one.
+    """A comparison by which a test holds an output against the right one.
 
     Attributes:
         words: as it is printed, such as "allclose(atol=0.001, rtol=0)".
@@ -30,7 +30,7 @@ class Comparison:
 def chosen(
     atol: float | None = None, rtol: float | None = None, cosine: float | None = None, kl: float | None = None
 ) -> Comparison:
-    """The one comparison that is asked for.
+    """Return the one comparison that is asked for.
 
     Raises:
         SpecError: none or several are, or a number makes no sense.
@@ -64,7 +64,7 @@ def _allclose(atol: float, rtol: float) -> Comparison:
 
 
 def cosine_of(one: NDArray, right: NDArray) -> float:
-    """The cosine of two outputs, each as one vector. 1 for equal ones, even of zeros; NaN if a number is not finite."""
+    """Return the cosine of two outputs, each as one vector: 1 for equal ones, even zeros; NaN if any is not finite."""
     if np.array_equal(one, right):
         return 1.0
     with any_numbers:
@@ -73,7 +73,7 @@ def cosine_of(one: NDArray, right: NDArray) -> float:
 
 
 def divergence(one: NDArray, right: NDArray) -> float:
-    """The mean Kullback-Leibler divergence of the softmax of each row from that of the right one, in nats."""
+    """Return the mean Kullback-Leibler divergence of the softmax of each row from that of the right one, in nats."""
     if not right.size:
         return 0.0
     with any_numbers:

@@ -56,7 +56,7 @@ Told = Callable[[Shows, State], bool]
 
 
 def leaves_bound(shows: Shows, state: State) -> bool:
-    """Whether a recorded output leaves its computed bound in this run."""
+    """Return whether a recorded output leaves its computed bound in this run."""
     return shows.first_stage(state) is not None
 
 
@@ -91,7 +91,7 @@ class UndetectableBugs:
 
     @property
     def missed(self) -> int:
-        """How many bugs the calls would not have shown."""
+        """Return how many bugs the calls would not have shown."""
         return len(self.within) + len(self.idle) + sum(map(len, self.never_asked.values()))
 
     def _looked(self) -> str:
@@ -102,11 +102,11 @@ class UndetectableBugs:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as a dict of JSON values."""
+        """Return the result as a dict of JSON values."""
         return {**asdict(self), "missed": self.missed}
 
     def text(self, *, whole: bool = True) -> str:
-        """The result in words, one line for each reason; or in one line that leads to these, by the option --unseen."""
+        """Return the result in words: a line for each reason, or without `whole` one line that names --unseen."""
         calls = "This call" if self.calls == 1 else f"These {self.calls} calls"
         total = self.missed + len(self.seen)
         if not whole and self.missed:
@@ -228,7 +228,7 @@ class _Verdict:
 
     @property
     def order(self) -> float:
-        """Its change, to be sorted by: in one digit, and 0 where it is rounding; more differs between machines."""
+        """Return its change, to sort by: in one digit, 0 if it is rounding; further digits differ between machines."""
         return float(f"{self.change:.0e}") if self.change > ROUNDING else 0.0
 
     def add(self, found: tuple[bool, float] | None) -> None:
@@ -248,7 +248,7 @@ class _Verdict:
 
     @property
     def kind(self) -> str:
-        """The list of `UndetectableBugs` that it belongs to."""
+        """Return the list of `UndetectableBugs` that it belongs to."""
         if self.seen:
             return "seen"
         if not self.possible:

@@ -187,7 +187,7 @@ For each bug the first entry with a matching pattern counts.
 
 
 def need_of(bug: Bug) -> tuple[str, Asks] | None:
-    """The requirement of a call for the bug to be visible, in words and as a test; None if any call might show it.
+    """Return what a call needs to show the bug, in words and as a test; None if any call might show it.
 
     >>> from conformance.zoo.registry import select
     >>> need_of(select(("causal-ignored",))[0])[0], need_of(select(("scale-missing",))[0])
@@ -200,13 +200,13 @@ def need_of(bug: Bug) -> tuple[str, Asks] | None:
 
 
 def asked_by(bug: Bug, problems: Iterable[Problem]) -> bool:
-    """Whether one of the problems meets the requirement of the bug (see `need_of`)."""
+    """Return whether one of the problems meets the requirement of the bug (see `need_of`)."""
     need = need_of(bug)
     return need is None or any(need[1](problem) for problem in problems)
 
 
 def signature(problem: Problem) -> tuple[object, ...]:
-    """A key that is equal for calls with equal settings, masks and small sizes; of each key one call is run first."""
+    """Return a key that is equal for calls with equal settings, masks and small sizes; one call a key runs first."""
     config = problem.config
     sizes = problem.sizes
     short = tuple(min(size, 3) for size in (sizes.batch, sizes.query_len, sizes.key_len))
@@ -217,5 +217,5 @@ def signature(problem: Problem) -> tuple[object, ...]:
 
 
 def is_of_gradients(bug: Bug) -> bool:
-    """Whether the bug changes gradients alone, so that no output shows it."""
+    """Return whether the bug changes gradients alone, so that no output shows it."""
     return bug.stage == GRADIENTS

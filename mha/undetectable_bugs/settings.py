@@ -16,7 +16,7 @@ MOST_TRIED = 8
 
 
 def beyond(problems: Sequence[Problem], looked: Sequence[Shows]) -> tuple[str, ...]:
-    """The settings in words.
+    """Return the settings in words.
 
     Args:
         problems: every call.

@@ -50,7 +50,7 @@ class Picture:
 
 @dataclass(eq=False)
 class Nearness:
-    """How near a part is to the definition.
+    """A measure of how near a part is to the definition.
 
     Attributes:
         ratios: RECORDED or a backend -> worst error / allowed error; recorded outputs, all stages of a backend.
@@ -83,7 +83,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Sources:
-    """Who computes what is shown.
+    """A record of who computes what is shown.
 
     Args:
         backends: none: the definition. One: it, beside the definition. More: the second beside the first.

@@ -58,7 +58,7 @@ class Labels:
                 self.of(part, item)
 
     def of(self, part: Part, item: int) -> tuple[list[str], list[str]]:
-        """The labels of queries and of keys of one item of the batch."""
+        """Return the labels of queries and of keys of one item of the batch."""
         positions = [str(i) for i in range(part.key_len)]
         if self._tokens is None:
             # Queries of a call with a past stand at the end.

@@ -27,14 +27,14 @@ class Measure:
 
 
 def entropy(weights: NDArray, offsets: NDArray) -> NDArray:
-    """In bits: 0 where one key gets all, log2(Lk) where all get the same."""
+    """Return the entropy in bits: 0 where one key gets all, log2(Lk) where all get the same."""
     with np.errstate(divide="ignore", invalid="ignore"):
         bits = np.where(weights == 0.0, 0.0, weights * np.log2(weights))
     return 0.0 - bits.sum(axis=-1)
 
 
 def at(offset: int) -> Callable[[NDArray, NDArray], NDArray]:
-    """The weight of the key so many positions after the query."""
+    """Return the weight of the key so many positions after the query."""
     return lambda weights, offsets: np.where(offsets == offset, weights, 0.0).sum(axis=-1)
 
 
@@ -53,7 +53,7 @@ MEASURES = {
 
 
 def measured(weights: NDArray, where: NDArray[np.bool_], *, is_cross: bool) -> dict[str, list[float | None]]:
-    """Each measure of each head.
+    """Return each measure of each head.
 
     Args:
         weights: (H, Lq, Lk).

@@ -43,7 +43,7 @@ class Pack:
         return start
 
     def text(self) -> str:
-        """All of it: compressed, in base 64."""
+        """Return everything as text: compressed, in base 64."""
         return base64.b64encode(zlib.compress(bytes(self._bytes), 9)).decode()
 
     def picture(self, picture: Picture) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def codes(shares: NDArray) -> NDArray[np.int8]:
 
 
 def blocks(weights: NDArray, side: int) -> NDArray[np.uint8]:
-    """The largest weight of each block of (H, Lq, Lk), as its square root in 255 steps; 255 also for NaN."""
+    """Return the largest weight of each block of (H, Lq, Lk), as its square root in 255 steps; 255 also for NaN."""
     heads, *lengths = weights.shape
     room = [(0, 0), *((0, -length % side) for length in lengths)]
     padded = np.pad(np.nan_to_num(weights, nan=1.0), room)

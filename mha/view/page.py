@@ -24,10 +24,10 @@ from mha_core.files.writing import write_whole
 
 @dataclass(frozen=True)
 class About:
-    """What the page says of where its numbers are from.
+    """A note of the page on where its numbers are from.
 
     Args:
-        name: of the model or the file.
+        name: the name of the model or the file.
         made_with: versions that recorded it.
         notes: further remarks, such as which modules were not read.
         texts: a name for each pass of the model; passes beyond are numbered.

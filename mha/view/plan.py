@@ -48,11 +48,11 @@ class Part:
 
     @property
     def kv_heads(self) -> tuple[int, ...]:
-        """The key heads that the shown heads read, in order."""
+        """Return the key heads that the shown heads read, in order."""
         return tuple(dict.fromkeys(self.kv_head(head) for head in self.heads))
 
     def kv_head(self, head: int) -> int:
-        """The key head that a query head reads."""
+        """Return the key head that a query head reads."""
         return head // (self.config.num_heads // self.config.num_kv_heads)
 
 
@@ -61,7 +61,7 @@ EXACT_UP_TO = 128
 
 
 def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] = ()) -> tuple[Part, ...]:
-    """The parts of a picture, layer by layer in the order of their first calls.
+    """Return the parts of a picture, layer by layer in the order of their first calls.
 
     Args:
         recording: the calls.
@@ -93,7 +93,7 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
 def plan_of_model(
     sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int], layers: Sequence[str], heads: Sequence[int]
 ) -> tuple[Part, ...]:
-    """The parts that a model with self-attention will have, by the names and configs of its layers: one for each text.
+    """Return the parts that a model with self-attention will have, one for each chosen layer and text.
 
     Raises:
         SpecError: as `plan`.

@@ -28,7 +28,7 @@ TOKEN = 24
 
 
 def block(part: Part) -> int:
-    """How many queries and keys share one number where weights are not exact."""
+    """Return how many queries and keys share one number where weights are not exact."""
     return 1 if part.is_exact else ceil(max(part.query_len, part.key_len) / EXACT_UP_TO)
 
 
@@ -47,7 +47,7 @@ def data_bytes(part: Part, *, has_other: bool) -> int:
 
 
 def page_bytes(parts: Sequence[Part], *, has_other: bool) -> int:
-    """The most bytes that the page of these parts takes; compression makes it smaller."""
+    """Return the most bytes that the page of these parts takes; compression makes it smaller."""
     total = FRAME
     for part in parts:
         lengths = (part.query_len + part.key_len) * TOKEN

@@ -40,7 +40,7 @@ MESSAGES = 3
 
 
 def verdict(parts: Sequence[Seen], sources: Sources) -> Line:
-    """The line on top of the page."""
+    """Return the line on top of the page."""
     dtypes = " and ".join(dict.fromkeys(one.part.dtype for one in parts))
     wrong = [one for one in parts if not _good(one, RECORDED)]
     others = [backend.name for backend in sources.backends]
@@ -69,7 +69,7 @@ def verdict(parts: Sequence[Seen], sources: Sources) -> Line:
 
 
 def lines_of(parts: Sequence[Seen]) -> list[LayerLine]:
-    """A row for every part."""
+    """Return a row for every part."""
     passes = max((one.part.number for one in parts), default=0) > 0
     return [_line(one, passes=passes) for one in parts]
 

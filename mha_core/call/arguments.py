@@ -41,7 +41,7 @@ class CallSizes(NamedTuple):
 
 
 def describe_array(array: Any) -> ArraySpec:
-    """The ArraySpec of a NumPy array, or of any array whose dtype prints as NumPy's does."""
+    """Return the ArraySpec of a NumPy array, or of any array whose dtype prints as NumPy's does."""
     dtype = _name(array.dtype) if isinstance(array.dtype, np.dtype) else str(array.dtype)  # without the byte order
     return ArraySpec(tuple(array.shape), dtype)
 
@@ -62,7 +62,7 @@ _EMPTY = {
 
 
 def settled(name: str, given: Any) -> Any:
-    """The argument `name` as an array where it is a list, a number or an array of NumPy; anything else as it is.
+    """Return the argument `name` as an array where it is a list, a number or an array of NumPy; anything else as it is.
 
     Args:
         name: the argument's name, for the error.
@@ -91,14 +91,14 @@ Got [[3, 2], [1]].
 
 
 def with_fields(one: T, **changes: Any) -> T:
-    """The dataclass with other fields, as they are given: it does not settle or check them again, as `replace` does."""
+    """Return the dataclass with other fields, which are not settled or checked again, as `replace` would."""
     found = object.__new__(type(one))
     found.__dict__.update(vars(one), **changes)
     return found
 
 
 def settled_window(window: Any) -> Any:
-    """A window as a tuple of Python's integers, from a list or from integers of NumPy too; anything else as it is.
+    """Return a window as a tuple of Python integers, if it is a list or has NumPy's integers; anything else as it is.
 
     >>> settled_window([np.int64(2), None])
     (2, None)
@@ -109,12 +109,12 @@ def settled_window(window: Any) -> Any:
 
 
 def is_numbers(given: Any) -> bool:
-    """Whether `given` is a number or a list, which have no dtype of their own."""
+    """Return whether `given` is a number or a list, which have no dtype of their own."""
     return isinstance(given, (bool, int, float, list, tuple)) and not isinstance(given, np.generic)
 
 
 def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
-    """A number or a list of numbers rounded to `dtype`, in NumPy (bfloat16: in float32, which holds each of them).
+    """Return numbers, one or a list, as a NumPy array rounded to `dtype` (bfloat16 is held in float32).
 
     The argument is returned unchanged if it holds no real numbers, or if `dtype` is none of DTYPES; `check_call`
     refuses it then.
@@ -136,20 +136,20 @@ def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
 
 
 def holds_long_integers(array: Any) -> bool:
-    """Whether an array of objects holds integers of which 64 bits do not hold some."""
+    """Return whether an array of objects holds integers of which 64 bits do not hold some."""
     if not isinstance(array, np.ndarray) or array.dtype != object or not _are_integers(array):
         return False
     return any(not -(2**63) <= int(number) < 2**63 for number in array.flat)
 
 
 def is_convertible(array: Any) -> bool:
-    """Whether an array of NumPy has a dtype that frameworks know; without one it is left for `check_call` to refuse."""
+    """Return whether a NumPy array has a dtype that frameworks know; any other is left for `check_call` to refuse."""
     is_plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
     return is_plain and (array.dtype.kind in "biu" or array.dtype.name in DTYPES)
 
 
 def holds_arrays(given: Any) -> bool:
-    """Whether a list holds, at any depth, arrays of a framework: that framework makes one array of them."""
+    """Return whether a list holds, at any depth, arrays of a framework: that framework makes one array of them."""
     if isinstance(given, (list, tuple)):
         return any(holds_arrays(part) for part in given)
     return hasattr(given, "shape") and not isinstance(given, (np.ndarray, np.generic))

@@ -69,7 +69,7 @@ class Call(Generic[Array]):
         return replace(self, **changes)
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> Call[Any]:
-        """The call of a layer without heads, whose weights are (B, Lq, Lk), with a mask as of a layer with one head.
+        """Return the call of a layer without heads (weights (B, Lq, Lk)) with the mask as of a layer with one head.
 
         `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk); the inputs stay as they are.
         """
@@ -98,6 +98,6 @@ class LayerSpec(NamedTuple):
 
     @classmethod
     def of(cls, config: AttentionConfig, widths: Widths | None = None, dtype: str | None = None) -> LayerSpec:
-        """The layer of a config; `widths` where the parameters know better, or do not know yet."""
+        """Return the layer of a config; `widths` where the parameters know better, or do not know yet."""
         own = (config.query_dim, config.key_dim, config.value_dim) if widths is None else widths
         return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype, config.rotary)

@@ -67,17 +67,17 @@ class AttentionInputs:
 
     @property
     def call(self) -> Call[NDArray]:
-        """The arguments of the layer: everything except the cotangent."""
+        """Return the arguments of the layer: everything except the cotangent."""
         past = (self.past_keys, self.past_values)
         return Call(self.queries, self.keys, self.values, self.mask, self.dropout_keep, *past, self.rotary)
 
     @property
     def is_training(self) -> bool:
-        """Whether this is a training step: a given keep-mask makes it one."""
+        """Return whether this is a training step: a given keep-mask makes it one."""
         return self.dropout_keep is not None
 
     def leaves(self) -> dict[str, NDArray]:
-        """The floating-point arrays of the call, which have gradients, by their public names.
+        """Return the floating-point arrays of the call, which have gradients, by their public names.
 
         >>> x = np.ones((1, 2, 6))
         >>> list(AttentionInputs(x, x, x).leaves())
@@ -87,7 +87,7 @@ class AttentionInputs:
         return {name: array for name, array in given.items() if array is not None}
 
     def tables(self) -> dict[str, NDArray]:
-        """The floating-point arrays of the call that have no gradient, such as rotary tables, by their names."""
+        """Return the floating-point arrays of the call that have no gradient, such as rotary tables, by their names."""
         given = {} if self.rotary is None else {name: getattr(self.rotary, name) for name in TABLES}
         return {name: array for name, array in given.items() if array is not None}
 
@@ -108,7 +108,7 @@ class AttentionInputs:
 
     @property
     def is_split(self) -> bool:
-        """Whether queries, keys and values are split into heads already."""
+        """Return whether queries, keys and values are split into heads already."""
         return self.queries.ndim == 4
 
     def merged(self) -> AttentionInputs:
@@ -131,7 +131,7 @@ class AttentionInputs:
         return replace(self, rotary=self.rotary_tables(config))
 
     def rotary_tables(self, config: AttentionConfig, rows: tuple[int, ...] | None = None) -> RotaryInputs | None:
-        """The tables of all queries, or of these, and of all new keys; None in a layer without rotary positions."""
+        """Return the rotary tables of queries (all, or these) and of all new keys; None without rotary positions."""
         if config.rotary is None:
             return None
         return as_tables(config.rotary, self.rotary, self.mask.query_offset, self.check(config), rows)
@@ -169,7 +169,7 @@ class AttentionInputs:
 
 
 def read_only(array: NDArray) -> NDArray:
-    """A view of `array` that cannot be written through."""
+    """Return a view of `array` that cannot be written through."""
     view = np.asarray(array).view()
     view.flags.writeable = False
     return view

@@ -103,7 +103,7 @@ class AttentionMask:
         return replace(self, **changes) if changes else self
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> AttentionMask:
-        """The mask of a layer without heads, whose weights are (B, Lq, Lk), as one of a layer with one head.
+        """Return the mask of a layer without heads, whose weights are (B, Lq, Lk), as one of a layer with one head.
 
         `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk).
         """
@@ -127,17 +127,17 @@ class AttentionMask:
 
     @property
     def has_sources(self) -> bool:
-        """Whether it has any source at all; without one every key is allowed."""
+        """Return whether it has any source at all; without one every key is allowed."""
         return self.has_positions or any(source is not None for source in (self.valid_lens, self.allowed, self.bias))
 
     @property
     def has_positions(self) -> bool:
-        """Whether the mask depends on where queries and keys stand."""
+        """Return whether the mask depends on where queries and keys stand."""
         return self.causal or self.window is not None
 
 
 def keep_for_one_head(keep: Any, insert_axis: Callable[[Any], Any]) -> Any:
-    """The keep-mask (B, Lq, Lk) of a layer without heads as that of a layer with one: see `for_one_head`."""
+    """Return the keep-mask (B, Lq, Lk) of a layer without heads as that of a layer with one: see `for_one_head`."""
     return insert_axis(keep) if len(getattr(keep, "shape", ())) > 0 else keep
 
 
@@ -170,10 +170,10 @@ def interval(mask: AttentionMask, query_len: int) -> tuple[NDArray[np.int64] | N
 
 
 def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.integer] | None:
-    """The mask as `valid_lens`, or None if it leaves some query other keys than its first ones, or not all heads alike.
+    """Return the mask as `valid_lens`; None if some query has other keys than its first ones, or heads differ.
 
-    That is for layers whose only mask is lengths. Integers (B, Lq), or `valid_lens` itself where there is no other
-    source. Of the bias only -inf counts: what else it holds, lengths can't say.
+    That is for layers whose only mask is lengths. Integers (B, Lq), or `valid_lens` itself if there is no other source.
+    Of the bias only -inf counts: lengths can't express other numbers.
 
     >>> from mha_core.call.arguments import CallSizes
     >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
@@ -205,7 +205,7 @@ def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
 
 
 def additive_bias(mask: AttentionMask) -> NDArray:
-    """The bias to add to the scores, rank 4: `mask.bias` with 0 where -inf only excludes."""
+    """Return the bias to add to the scores, rank 4: `mask.bias` with 0 where -inf only excludes."""
     bias = _as_rank_4(np.asarray(mask.bias))
     return np.where(np.isneginf(bias), 0.0, bias)
 

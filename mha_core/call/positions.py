@@ -15,7 +15,7 @@ from mha_core.errors import SpecError
 
 
 def sinusoidal_positions(length: int, embed_dim: int) -> NDArray[np.float64]:
-    """The (length, embed_dim) table of "Attention Is All You Need", section 3.5, in float64.
+    """Return the (length, embed_dim) table of "Attention Is All You Need", section 3.5, in float64.
 
     P[i, 2j] = sin(i / 10000^(2j / embed_dim)), P[i, 2j + 1] = cos(i / 10000^(2j / embed_dim)).
     With an odd `embed_dim` the last column is a sine without its cosine.

@@ -38,12 +38,12 @@ class Attended(NamedTuple, Generic[Array]):
 
 
 def exposed(made: Stages[Any] | Attended[Any]) -> dict[str, Any]:
-    """The stages of a result, by name."""
+    """Return the stages of a result, by name."""
     return {name: getattr(made, name) for name in STAGES if hasattr(made, name)}
 
 
 def returned(made: Stages[Any] | Attended[Any], *, return_weights: bool, return_present: bool) -> Any:
-    """The return value of `forward`, `call` or `__call__`: the output, or a tuple of it, the weights and the present.
+    """Return what `forward`, `call` or `__call__` returns: the output, or a tuple (output, weights, present).
 
     >>> returned(Attended("output", ("keys", "values")), return_weights=False, return_present=True)
     ('output', ('keys', 'values'))

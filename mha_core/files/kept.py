@@ -51,7 +51,7 @@ class Kept:
         self.folder = folder
 
     def get(self, key: str) -> bytes | None:
-        """What was put under this key; None if there is nothing, or nothing that is whole."""
+        """Return what was put under this key; None if there is nothing, or it is not whole."""
         path = self._path(key)
         try:
             if not is_ours(self.folder.stat()):
@@ -84,7 +84,7 @@ class Kept:
 
 
 def kept_folder() -> Path | None:
-    """The folder of all that is kept: what `MHA_COMPILE_CACHE` names, or one in the user's cache folder.
+    """Return the folder of all that is kept: what `MHA_COMPILE_CACHE` names, or one in the user's cache folder.
 
     None if the variable is "off", or if the user has no home folder.
     """
@@ -101,7 +101,7 @@ def kept_folder() -> Path | None:
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Whether a file or folder belongs to the user who runs this, and nobody else may write it."""
+    """Return whether a file or folder belongs to the user who runs this, and nobody else may write it."""
     if not hasattr(os, "geteuid"):  # Windows has other means
         return True
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -119,7 +119,7 @@ def passed_over(folder: Path) -> str:
 
 
 def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:
-    """A folder's name for what depends on versions, and on other texts: flags, and what `machine` returns.
+    """Return a folder's name for what depends on versions, and on other texts: flags, and what `machine` returns.
 
     >>> folder_for({"jax": "0.7.1"}, ["--flag"]) == folder_for({"jax": "0.7.1"}, ["--another"])
     False
@@ -130,7 +130,7 @@ def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:
 
 
 def machine() -> str:
-    """A text that differs where compiled code may: the processor's model and instructions, and how many there are."""
+    """Return a text that differs where compiled code may: processor model, its instructions, and their number."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
@@ -141,7 +141,7 @@ def machine() -> str:
 
 
 def pieces(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """The file and status of each piece in a folder and those within it, and no other file."""
+    """Yield (file, status) of each piece in a folder and its subfolders, and of no other file."""
     for place, _, names in os.walk(folder):
         for name in names:
             if _NAME.fullmatch(name):

@@ -12,7 +12,7 @@ from mha_core.files.shadow import HOME
 
 
 def source_hash(*packages: str) -> str:
-    """A hash of the contents of all Python files in these packages of this project.
+    """Return a hash of the contents of all Python files in these packages of this project.
 
     Raises OSError if one can't be read.
 
@@ -28,7 +28,7 @@ def source_hash(*packages: str) -> str:
 
 
 def installed_stamp(*packages: str) -> str:
-    """A hash of the name, size and time of every code file of installed packages, which are too large to be read.
+    """Return a hash of name, size and time of each code file of installed packages, which are too large to read.
 
     Raises OSError if a package isn't in a folder of files.
     """

@@ -80,7 +80,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def read_tensors(path: str | os.PathLike[str], *, leave: str = "") -> tuple[dict[str, NDArray], Mapping[str, str]]:
-    """Every array of a file, and its metadata; but not arrays whose name starts with `leave`.
+    """Return every array of a file, and its metadata; but not arrays whose name starts with `leave`.
 
     Raises:
         SpecError: the file is not whole or its header is refused; the message is one line.
@@ -101,7 +101,7 @@ def read_tensors(path: str | os.PathLike[str], *, leave: str = "") -> tuple[dict
 
 
 def to_sealed(arrays: Mapping[str, NDArray], metadata: Mapping[str, str]) -> bytes:
-    """The bytes of a file with these arrays and this metadata, and a seal."""
+    """Return the bytes of a file with these arrays and this metadata, and a seal."""
     data = to_safetensors(dict(arrays), metadata={**metadata, SEAL: UNSEALED})
     length = int.from_bytes(data[:8], "little")
     return data[:8] + sealed_header(data[8 : 8 + length]) + data[8 + length :]
@@ -116,7 +116,7 @@ def seal_file(path: Path) -> None:
 
 
 def sealed_header(raw: bytes) -> bytes:
-    """The header, of the same length, with the digest in its place and the metadata in the order of their names.
+    """Return the header, of the same length, with the digest in its place and the metadata in the order of their names.
 
     The package writes metadata in any order, but equal arrays must give equal files.
     """
@@ -162,7 +162,7 @@ def _end(entries: Mapping[str, Any]) -> int:
 
 
 def looks_like(path: Path) -> str:
-    """The format that a file's first bytes belong to, in words; "" if they are of no known format."""
+    """Return the format that a file's first bytes belong to, in words; "" if they are of no known format."""
     with path.open("rb") as file:
         start = file.read(16)
     if not start:
@@ -204,5 +204,5 @@ def _archive(path: Path) -> str:
 
 
 def as_arrays(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """The arrays made contiguous, because the format writes the underlying buffer of a view."""
+    """Return the arrays made contiguous, because the format writes the underlying buffer of a view."""
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}

@@ -80,7 +80,7 @@ def check_different(**named: Path | None) -> None:
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to, whose file takes the place of `path` when the block ends well, and is removed otherwise.
+    """Return a context with a path to write to. Its file replaces `path` if the block ends well; else it is removed.
 
     It has the suffix of `path`: writers and readers go by it. Raises OSError if the disk is full or a folder is gone.
 
@@ -123,7 +123,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """The value with strings in place of NaN and infinity, and lists in place of tuples.
+    """Return the value with strings in place of NaN and infinity, and lists in place of tuples.
 
     >>> jsonable({"worst": float("inf"), "sizes": (2, 3)})
     {'worst': 'inf', 'sizes': [2, 3]}

@@ -64,7 +64,7 @@ LAYOUTS: Mapping[str, Layout] = _Layouts(
 
 
 def get(name: str) -> Layout:
-    """The layout of this name.
+    """Return the layout of this name.
 
     >>> get("pytorch")
     Traceback (most recent call last):

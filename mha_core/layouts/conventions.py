@@ -39,7 +39,7 @@ def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> 
 
 
 def with_pairs(config: AttentionConfig, weights: Weights, *, interleaved: bool) -> tuple[AttentionConfig, Weights]:
-    """The same layer with pairs (2 k, 2 k + 1), or (k, k + r / 2): rows of q_proj and k_proj in another order.
+    """Return the same layer with pairs (2 k, 2 k + 1), or (k, k + r / 2): rows of q_proj and k_proj in another order.
 
     Biases, weights of a query-key norm and the additive score's matrices follow; values and output stay. Stages
     `queries` and `keys`, and so a cache, have their channels in the new order; every other result is the same.
@@ -72,7 +72,7 @@ def with_pairs(config: AttentionConfig, weights: Weights, *, interleaved: bool) 
 
 
 def with_norm_offset(config: AttentionConfig, weights: Weights, offset: int) -> tuple[AttentionConfig, Weights]:
-    """The same layer with the weights of its query-key norm kept as w (offset 0), or as w - 1 (offset 1).
+    """Return the same layer with the weights of its query-key norm kept as w (offset 0), or as w - 1 (offset 1).
 
     Raises:
         SpecError: a layer without such weights; or a number that the dtype of the weights can't hold exactly.
@@ -104,7 +104,7 @@ def with_norm_offset(config: AttentionConfig, weights: Weights, offset: int) -> 
 
 
 def with_scale(config: AttentionConfig, weights: Weights, scale: float | None) -> tuple[AttentionConfig, Weights]:
-    """The same layer with another scale of the scores, and what is left of the old one in q_proj, or in q_norm.
+    """Return the same layer with another scale of the scores, and what is left of the old one in q_proj, or in q_norm.
 
     Args:
         config, weights: the layer, whose score is "scaled_dot".

@@ -25,7 +25,7 @@ Order = Callable[[int, int, int], NDArray[np.int64]]
 
 
 def in_a_row(heads: int, groups: int, width: int) -> NDArray[np.int64]:
-    """All queries, all keys, all values."""
+    """Return the order of rows in which all queries come first, then all keys, then all values."""
     return np.arange((heads + 2 * groups) * width)
 
 
@@ -150,7 +150,7 @@ class FusedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """As `Layout.fits`; and the fused matrix has more rows than the output projection has columns.
+        """Return whether `Layout.fits`, and the fused matrix has more rows than the output projection has columns.
 
         Three times as many where key heads can't be fewer.
         """

@@ -16,7 +16,7 @@ from mha_core.weights import weight_shapes
 def canonical_gradients(
     layout: Layout, config: AttentionConfig, gradients: Mapping[str, NDArray]
 ) -> dict[str, NDArray]:
-    """The gradients in canonical names, order and shapes; copies, in the gradients' dtype.
+    """Return the gradients in canonical names, order and shapes; copies, in the gradients' dtype.
 
     Gradients may be NaN or infinite, which weights may not. So the layout is given the number of each place
     instead, and the gradients follow these: a layout moves numbers and never changes one. Biases that the config

@@ -47,7 +47,7 @@ class Layout(ABC):
     def read(
         self, arrays: Mapping[str, NDArray], *, num_heads: int | None = None, num_kv_heads: int | None = None
     ) -> tuple[AttentionConfig, Weights]:
-        """Config and canonical weights of one layer; copies, in the arrays' dtype.
+        """Return config and canonical weights of one layer; copies, in the arrays' dtype.
 
         Args:
             arrays: the layer's arrays by relative name; others are refused.
@@ -60,7 +60,7 @@ class Layout(ABC):
 
     @abstractmethod
     def write(self, config: AttentionConfig, weights: Mapping[str, NDArray]) -> dict[str, NDArray]:
-        """The layer's arrays by relative name; copies, in the weights' dtype.
+        """Return the layer's arrays by relative name; copies, in the weights' dtype.
 
         A layer that has one switch for several biases gets zeros for those that the config does not have.
 
@@ -69,7 +69,7 @@ class Layout(ABC):
         """
 
     def find(self, names: Iterable[str]) -> list[str]:
-        """The prefixes under which `names` holds every required array; "" is the top level.
+        """Return the prefixes under which `names` holds every required array; "" is the top level.
 
         >>> from mha_core.layouts import get
         >>> get("torch").find(["encoder.attn.in_proj_weight", "encoder.attn.out_proj.weight", "fc.weight"])
@@ -112,7 +112,7 @@ class Layout(ABC):
         return {name: start + name for name in wanted if start + name in there}
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether the given matrices, by relative name, have as many axes as those of the layout.
+        """Return whether the given matrices, by relative name, have as many axes as those of the layout.
 
         Layouts that carry the heads have them in an axis of their own.
         """
@@ -139,7 +139,7 @@ def heads_or_error(layout: Layout, num_heads: int | None) -> int:
 
 
 def config_of(weights: Mapping[str, NDArray], *, num_heads: int, num_kv_heads: int | None = None) -> AttentionConfig:
-    """The config of canonical weights; all sizes but the number of heads follow from the shapes.
+    """Return the config of canonical weights; all sizes but the number of heads follow from the shapes.
 
     `num_kv_heads` follows from the rows of k_proj, because keys and queries are equally wide.
 
@@ -203,7 +203,7 @@ def copied(config: AttentionConfig, weights: Mapping[str, NDArray]) -> Weights:
 
 
 def plain_score(layout: Layout, config: AttentionConfig) -> None:
-    """SpecError if the config says anything that no array holds and such a layer does not compute."""
+    """Raise SpecError if the config says anything that no array holds and such a layer does not compute."""
     for feature in features.FEATURES:
         why_not = feature.why_no_layout(config)
         if why_not is not None:
@@ -211,7 +211,7 @@ def plain_score(layout: Layout, config: AttentionConfig) -> None:
 
 
 def as_many_key_heads(layout: Layout, config: AttentionConfig) -> None:
-    """SpecError unless there are as many key heads as query heads, as such a layer has them."""
+    """Raise SpecError unless there are as many key heads as query heads, as such a layer has them."""
     if config.num_kv_heads != config.num_heads:
         raise SpecError(
             f"layout {layout.name!r} has as many key heads as query heads. "
@@ -220,7 +220,7 @@ def as_many_key_heads(layout: Layout, config: AttentionConfig) -> None:
 
 
 def zero_filled(config: AttentionConfig, weights: Mapping[str, NDArray], *projections: str) -> list[NDArray] | None:
-    """The biases of `projections`, with zeros for missing ones; None if all are missing."""
+    """Return the biases of `projections`, with zeros for missing ones; None if all are missing."""
     if not any(f"{projection}.bias" in weights for projection in projections):
         return None
     found = []

@@ -117,7 +117,7 @@ class PackedLayout(Layout):
         return arrays
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """As `Layout.fits`; where other layers have equal names, the numbers of rows must fit the pack too."""
+        """Return whether `Layout.fits`; if other layers have equal names, the numbers of rows must fit the pack too."""
         if not super().fits(shapes) or not self.checks_sizes or self.out not in shapes:
             return super().fits(shapes)
         rows, columns = (1, 0) if self.transposed else (0, 1)
@@ -188,7 +188,7 @@ class TorchSeparateLayout(Layout):
 
 
 def torch_sizes(layout: Layout, config: AttentionConfig) -> None:
-    """SpecError unless torch.nn.MultiheadAttention can have these sizes: all widths but kdim and vdim are one."""
+    """Raise SpecError unless torch.nn.MultiheadAttention can have these sizes: all widths but kdim and vdim are one."""
     width = config.query_dim
     for label, given, wanted in (
         ("num_kv_heads", config.num_kv_heads, config.num_heads),

@@ -90,7 +90,7 @@ class Probe:
         return f"{self.batch} x {lengths}, {self.mask or 'no mask'}"
 
     def within(self, positions: int | None) -> Probe:
-        """The probe with at most so many queries and keys; itself for None.
+        """Return the probe with at most so many queries and keys; itself for None.
 
         >>> Probe(1, 300, 277, rows=(0, 150, 299)).within(40)
         Probe(batch=1, query_len=40, key_len=40, mask=None, times=1.0, self_attention=False, rows=(0, 39))
@@ -220,7 +220,7 @@ differ). probe=False hands its weights out all the same
 
 
 def cannot_run(name: str, reason: str) -> SpecError:
-    """The SpecError for a layer that can't be run on a probe.
+    """Return the SpecError for a layer that can't be run on a probe.
 
     >>> print(cannot_run("Mine", "it has no numbers yet"))
     Mine can't be run to see whether it computes what its weights say: it has no numbers yet. probe=False hands \
@@ -231,7 +231,7 @@ its weights out all the same
 
 @contextmanager
 def as_it_was() -> Iterator[None]:
-    """A context that restores Python's and NumPy's random states, and suppresses warnings."""
+    """Return a context that restores Python's and NumPy's random states, and suppresses warnings."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         with warnings.catch_warnings():

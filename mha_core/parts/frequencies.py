@@ -31,7 +31,7 @@ def plain(base: float, width: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class FrequencyRule:
-    """How the frequencies of a layer differ from `plain`; `frequencies` takes theta, r and the length of the sequence.
+    """A rule by which frequencies differ from `plain`. Its `frequencies` takes theta, r and the sequence's length.
 
     The length is the largest position of the call and its past, plus 1.
 
@@ -127,7 +127,7 @@ class Yarn(FrequencyRule):
 
     def frequencies(self, base: float, width: int, length: int) -> Frequencies:
         def channel(turns: float) -> float:
-            """The pair that makes so many turns over the length that the model was trained for."""
+            """Return the pair that makes so many turns over the length that the model was trained for."""
             ratio = self.original_max_position_embeddings / (turns * 2.0 * math.pi)
             return width * math.log(ratio) / (2.0 * math.log(base))
 
@@ -209,7 +209,7 @@ RULES: dict[str, type[FrequencyRule]] = {
 
 
 def rule_of(given: FrequencyRule | Mapping[str, Any] | None) -> FrequencyRule | None:
-    """The rule of a mapping such as `rope_parameters`, without its `rope_theta`; None for "default".
+    """Return the rule of a mapping such as `rope_parameters`, without its `rope_theta`; None for "default".
 
     Raises:
         SpecError: a name or a field that there is not, or a field that is missing.

@@ -30,7 +30,7 @@ NORMS = ("q_norm", "k_norm")
 
 @dataclass(frozen=True)
 class QueryKeyNorm:
-    """How queries and keys are normed. Frozen; checked when it is made.
+    """The settings of a query-key norm. Frozen; checked when they are made.
 
     Args:
         kind: "rms" (arXiv:1910.07467), or "layer", which subtracts the mean first (arXiv:1607.06450).
@@ -87,7 +87,7 @@ class QueryKeyNorm:
 
     @classmethod
     def of(cls, given: QueryKeyNorm | Mapping[str, Any] | str | None) -> QueryKeyNorm | None:
-        """The settings of a mapping of fields, or of a kind alone; None for none."""
+        """Return the settings of a mapping of fields, or of a kind alone; None for none."""
         if given is None or isinstance(given, QueryKeyNorm):
             return given
         if isinstance(given, str):
@@ -120,11 +120,11 @@ class QueryKeyNorm:
 
     @property
     def start(self) -> float:
-        """The number that a new weight has: with it, the product changes nothing."""
+        """Return the number that a new weight has: with it, the product changes nothing."""
         return 1.0 - self.offset
 
     def weight_shapes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
-        """The names of the weights, in order, with their shapes.
+        """Return the names of the weights, in order, with their shapes.
 
         >>> QueryKeyNorm(weight="per_head").weight_shapes(num_heads=4, num_kv_heads=2, head_dim=3)
         {'q_norm.weight': (12,), 'k_norm.weight': (6,)}
@@ -167,12 +167,12 @@ def norm(x: NDArray, settings: QueryKeyNorm, weight: NDArray | None, bias: NDArr
 
 
 def mean_axes(settings: QueryKeyNorm) -> tuple[int, ...]:
-    """The axes of (B, heads, L, d) over which the mean goes."""
+    """Return the axes of (B, heads, L, d) over which the mean goes."""
     return (1, 3) if settings.scope == "all" else (3,)
 
 
 def by_head(parameter: Any, shape: tuple[Any, ...]) -> Any:
-    """A weight or bias (d,) as (d,), or (heads * d,) as (heads, 1, d): it then broadcasts with (B, heads, L, d).
+    """Return a weight or bias (d,) as (d,), or (heads * d,) as (heads, 1, d): it then broadcasts with (B, heads, L, d).
 
     Of any framework. One head's is (d,) in either shape.
     """

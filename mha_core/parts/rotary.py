@@ -25,7 +25,7 @@ Start = Literal["first", "last"]
 
 @dataclass(frozen=True)
 class Rotary:
-    """How queries and keys turn with their positions. Frozen; checked when it is made.
+    """The settings of rotary positions: how queries and keys turn. Frozen; checked when they are made.
 
     Args:
         width: r, how many channels of each head turn; even. Default: all of them.
@@ -82,7 +82,7 @@ class Rotary:
 
     @classmethod
     def of(cls, given: Rotary | Mapping[str, Any] | bool | None) -> Rotary | None:
-        """The settings of a mapping of fields; True for the defaults; None for False."""
+        """Return the settings of a mapping of fields; True for the defaults; None for False."""
         if given is None or isinstance(given, Rotary):
             return given
         if isinstance(given, bool):
@@ -108,17 +108,17 @@ class Rotary:
 
     @property
     def layout(self) -> Rotary:
-        """Which channels turn in which pairs, alone: what tables that are given leave open."""
+        """Return the settings that given tables leave open: which channels turn, and in which pairs."""
         return Rotary(self.width, self.interleaved, self.start)
 
     @property
     def axes(self) -> int:
-        """How many axes positions have."""
+        """Return how many axes positions have."""
         return len(self.sections or (1,))
 
     @property
     def is_per_position(self) -> bool:
-        """Whether an angle depends on its own position alone, and not on the length of the sequence."""
+        """Return whether an angle depends on its own position alone, and not on the length of the sequence."""
         rule = rule_of(self.rule)
         return rule is None or not rule.NEEDS_LENGTH
 
@@ -128,7 +128,7 @@ class Rotary:
         return (plain(self.base, width), 1.0) if rule is None else rule.frequencies(self.base, width, length)
 
     def turning(self, head_dim: int) -> slice:
-        """The channels of a head that turn.
+        """Return the channels of a head that turn.
 
         >>> Rotary(width=4, start="last").turning(head_dim=10)
         slice(6, 10, None)

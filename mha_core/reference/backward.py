@@ -61,7 +61,7 @@ def d_scores(state: State) -> NDArray:
 
 
 def d_bias(state: State) -> NDArray | None:
-    """The gradient of the mask's additive bias, in its own shape: summed over the axes along which it is broadcast."""
+    """Return the gradient of the mask's additive bias, in its own shape: summed over axes along which it broadcasts."""
     bias = state.inputs.mask.bias
     if bias is None:
         return None
@@ -86,7 +86,7 @@ def d_similarity(state: State) -> NDArray:
 
 
 def d_additive_hidden(state: State) -> NDArray | None:
-    """(B, H, Lq, Lk, S): with respect to A q + C k, inside the tanh; None unless the score is additive."""
+    """Return (B, H, Lq, Lk, S): the gradient by A q + C k, inside the tanh; None unless the score is additive."""
     if state.config.score != "additive":
         return None
     slope = 1.0 - state["additive_hidden"] ** 2
@@ -110,7 +110,7 @@ def d_keys(state: State) -> NDArray:
 
 
 def d_score_parameters(state: State) -> dict[str, NDArray]:
-    """Name -> gradient of each of the additive score's three arrays; empty for a dot product."""
+    """Return name -> gradient of each of the additive score's three arrays; empty for a dot product."""
     if state.config.score != "additive":
         return {}
     inside = state["d_additive_hidden"]
@@ -140,7 +140,7 @@ NORMED = {
 
 
 def through_norm(state: State, order: str, name: str) -> NormGradients:
-    """The gradients of a norm's input and parameters; the layer must norm in this order."""
+    """Return the gradients of a norm's input and parameters; the layer must norm in this order."""
     settings, (given, made) = state.config.query_key_norm, NORMED[order, name]
     steps = normed(state, name, state[given])
     assert settings is not None
@@ -149,7 +149,7 @@ def through_norm(state: State, order: str, name: str) -> NormGradients:
 
 
 def through_norm_if(state: State, order: str, name: str) -> NDArray:
-    """(B, heads, L, d): the gradient of a norm's input; that of its result, unless the layer norms in this order."""
+    """Return (B, heads, L, d): the gradient of a norm's input if the layer norms in this order, else of its result."""
     settings = state.config.query_key_norm
     if settings is None or settings.order != order:
         gradient: NDArray = state[NORMED[order, name][1]]
@@ -196,7 +196,7 @@ def d_projected_values(state: State) -> NDArray:
 
 
 def d_norm_parameters(state: State) -> dict[str, NDArray]:
-    """Name -> gradient of the weights and biases of the query-key norm; empty in a layer without them."""
+    """Return name -> gradient of the weights and biases of the query-key norm; empty in a layer without them."""
     settings = state.config.query_key_norm
     if settings is None:
         return {}
@@ -244,7 +244,7 @@ def d_value_inputs(state: State) -> NDArray:
 
 
 def d_projection_parameters(state: State) -> dict[str, NDArray]:
-    """Name -> gradient of the W and b of the four projections; empty in a layer without them."""
+    """Return name -> gradient of the W and b of the four projections; empty in a layer without them."""
     if not state.config.projections:
         return {}
     gradients = {}
@@ -257,7 +257,7 @@ def d_projection_parameters(state: State) -> dict[str, NDArray]:
 
 
 def d_inputs(state: State) -> dict[str, NDArray]:
-    """Name -> gradient of the queries, keys and values, in the shapes in which they were given, and of a past.
+    """Return name -> gradient of queries, keys and values, in the shapes in which they were given, and of a past.
 
     It is 0 in padding, because the forward direction replaces padding by 0.
     """
@@ -319,7 +319,7 @@ class ByStep(Protocol):
 
 
 def collect_gradients(steps: ByStep) -> dict[str, Any]:
-    """Name of a gradient, as a Trace has it -> the entry of `steps` for it; those of the inputs come first."""
+    """Return name of a gradient, as a Trace has it -> the entry of `steps` for it; those of the inputs come first."""
     bias = {} if steps["d_bias"] is None else {"bias": steps["d_bias"]}
     parameters = ("d_projection_parameters", "d_norm_parameters", "d_score_parameters")
     return {**steps["d_inputs"], **bias, **{name: x for step in parameters for name, x in steps[step].items()}}

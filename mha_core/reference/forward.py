@@ -126,7 +126,7 @@ def rotary_tables(state: State) -> Tables | None:
 
 
 def normed(state: State, name: str, x: NDArray) -> Normed | None:
-    """The norm `name`, "q_norm" or "k_norm", of the heads x (B, heads, L, d); None in a layer without one."""
+    """Return the norm `name`, "q_norm" or "k_norm", of the heads x (B, heads, L, d); None in a layer without one."""
     settings, parameters = state.config.query_key_norm, state.parameters
     if settings is None:
         return None
@@ -194,7 +194,7 @@ def after_past(state: State, past: NDArray | None, new: NDArray) -> NDArray:
 
 
 def additive_hidden(state: State) -> NDArray | None:
-    """(B, H, Lq, Lk, S): tanh(A q + C k); None unless the score is additive."""
+    """Return (B, H, Lq, Lk, S): tanh(A q + C k); None unless the score is additive."""
     if state.config.score != "additive":
         return None
     from_query = state["queries"] @ state.parameters["score.query.weight"].T
@@ -210,7 +210,7 @@ def unscaled(state: State) -> NDArray:
 
 
 def similarity(state: State) -> NDArray:
-    """(B, H, Lq, Lk): the score function, scaled; the scale is 1 unless the score is "scaled_dot"."""
+    """Return (B, H, Lq, Lk): the scaled score function; the scale is 1 unless the score is "scaled_dot"."""
     return state["unscaled"] * state.config.softmax_scale
 
 

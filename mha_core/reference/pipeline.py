@@ -115,7 +115,7 @@ def check_numpy() -> None:
 
 
 def trace_of(state: State) -> Trace:
-    """The stages, and the gradients if the backward pipeline ran, as read-only arrays."""
+    """Return the stages, and the gradients if the backward pipeline ran, as read-only arrays."""
     gradients = None
     if state.inputs.cotangent is not None:
         gradients = {name: read_only(array) for name, array in collect_gradients(state).items()}

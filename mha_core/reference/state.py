@@ -41,7 +41,7 @@ class State:
         return State(self.config, self.parameters, self.inputs, self.sizes, self.is_split, dict(self.arrays))
 
     def heads_of(self, name: str) -> NDArray:
-        """The stage `keys` or `values` with each head repeated for the query heads that read it."""
+        """Return the stage `keys` or `values` with each head repeated for the query heads that read it."""
         return repeat_kv_heads(self[name], self.config.num_heads)
 
 

@@ -95,7 +95,7 @@ class Constants(NamedTuple):
 
 
 def attend_block(static: Static, floats: Floats, constants: Constants) -> Array:
-    """The heads (B, G, R, Lq, dv) of a block."""
+    """Return the heads (B, G, R, Lq, dv) of a block."""
     return _attend(static, floats, constants)[0]
 
 

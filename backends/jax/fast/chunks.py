@@ -25,7 +25,7 @@ Compute = Callable[[Starts, Floats], Array]
 
 
 class Chunks(NamedTuple):
-    """How many queries, groups of heads and items are computed at once."""
+    """The numbers of queries, groups of heads and items that are computed at once."""
 
     queries: int
     groups: int
@@ -33,7 +33,7 @@ class Chunks(NamedTuple):
 
 
 def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> Chunks:
-    """As many queries as fit the budget; all groups if that fits, else one, and the same for items."""
+    """Return chunks with as many queries as fit the budget, and all groups, and all items, if they fit, else one."""
     of_item = bytes_per_query * query_len * groups
     return Chunks(
         fitting_block(query_len, bytes_per_query, BUDGET),
@@ -71,14 +71,14 @@ def _in_a_loop(compute: Compute, axes: tuple[int, ...], most: int, starts: Start
     is_cut = [leaf.shape[first:after] == sizes for leaf in leaves]
 
     def pieces_of(x: Array) -> Array:
-        """The chunks of x, in an axis before its own."""
+        """Return the chunks of x, in an axis before its own."""
         if total > size:
             x = _joined(x, first, (0, before), (size - chunk, size))
         x = x.reshape(*x.shape[:first], count, *(1,) * (len(axes) - 1), chunk, *x.shape[after:])
         return jnp.moveaxis(x, first, 0)
 
     def of_chunk(given: tuple[tuple[Array, ...], list[Array]]) -> Array:
-        """The heads of the chunk that begins at these indices of the axes, of its pieces of the arrays that are cut."""
+        """Return the heads of one chunk; `given`: where it begins on each axis, and its pieces of the cut arrays."""
         begins, pieces = given[0], iter(given[1])
         parts = [next(pieces) if cut else leaf for leaf, cut in zip(leaves, is_cut, strict=True)]
         return compute({**starts, **dict(zip(axes, begins, strict=True))}, jax.tree.unflatten(tree, parts))

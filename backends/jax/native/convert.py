@@ -80,7 +80,7 @@ def to_native(
 def from_native(
     layer: nn.Module | nnx.Module, *, variables: Variables | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of a layer, as read-only NumPy copies; see `from_linen`, `from_nnx`, `from_d2l`.
+    """Return a layer's config and canonical weights (read-only NumPy copies): `from_linen`, `from_nnx`, `from_d2l`.
 
     Args:
         layer: a flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention or a d2l.ai layer.
@@ -105,7 +105,7 @@ def from_native(
 
 
 def layout_of(layer: nn.Module | nnx.Module) -> Layout:
-    """The layout of a layer's parameters. SpecError if it is of no kind that can be read.
+    """Return the layout of a layer's parameters. SpecError if it is of no kind that can be read.
 
     >>> layout_of(nn.MultiHeadDotProductAttention(2)).name
     'linen'
@@ -128,7 +128,7 @@ flax.linen.MultiHeadDotProductAttention, flax.nnx.MultiHeadAttention, D2lMultiHe
 def to_linen(
     config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: DTypeLike | None = None, **options: Any
 ) -> tuple[nn.MultiHeadDotProductAttention, Variables]:
-    """A flax.linen.MultiHeadDotProductAttention, and the variables to apply it with.
+    """Return a flax.linen.MultiHeadDotProductAttention, and the variables to apply it with.
 
     It gets zeros for biases that the config does not have while it has others: there is one switch for all.
 
@@ -166,7 +166,7 @@ def to_linen(
 def from_linen(
     layer: nn.MultiHeadDotProductAttention, variables: Variables, *, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of a linen layer and its variables, as read-only NumPy copies.
+    """Return config and canonical weights of a linen layer and its variables, as read-only NumPy copies.
 
     bfloat16 parameters come out as float32, which holds each of them exactly.
 
@@ -196,7 +196,7 @@ def from_linen(
 def to_nnx(
     config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: DTypeLike | None = None, **options: Any
 ) -> nnx.MultiHeadAttention:
-    """A flax.nnx.MultiHeadAttention with these weights; as `to_linen`, but keys and values are equally wide.
+    """Return a flax.nnx.MultiHeadAttention with these weights; as `to_linen`, but keys and values are equally wide.
 
     Raises:
         SpecError: as `to_linen`, or key_dim and value_dim differ.
@@ -234,7 +234,7 @@ def to_nnx(
 
 
 def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of an nnx layer, as read-only NumPy copies.
+    """Return config and canonical weights of an nnx layer, as read-only NumPy copies.
 
     `probe` and errors are those of `from_linen`; the layer stays as it is, a copy of it is run.
     """
@@ -273,7 +273,7 @@ def to_d2l(
 def from_d2l(
     layer: D2lMultiHeadAttention, variables: Variables, *, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of d2l.ai's layer, as read-only NumPy copies.
+    """Return config and canonical weights of d2l.ai's layer, as read-only NumPy copies.
 
     Args:
         layer, variables: as `layer.apply` takes them.
@@ -300,7 +300,7 @@ MAKERS: dict[str, Callable[..., Any]] = {"linen": to_linen, "nnx": to_nnx, "d2l-
 
 
 def flat_arrays(tree: Any) -> dict[str, NDArray]:
-    """A tree of parameters, or of their gradients, as NumPy arrays by the names of a layout: "query/kernel"."""
+    """Return a tree of parameters, or of their gradients, as NumPy arrays by the names of a layout: "query/kernel"."""
     return {name: to_numpy(array) for name, array in flatten_dict(tree, sep="/").items()}
 
 

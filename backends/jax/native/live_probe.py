@@ -40,12 +40,12 @@ _probing: ContextVar[bool] = ContextVar("_probing", default=False)
 
 
 def is_probing() -> bool:
-    """Whether a layer is being run on a probe, so that this call is not recorded as one of its model."""
+    """Return whether a layer is being run on a probe, so that this call is not recorded as one of its model."""
     return _probing.get()
 
 
 def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
-    """SpecError unless a linen layer called (inputs_q, inputs_k, inputs_v) computes what its variables say."""
+    """Raise SpecError unless a linen layer called (inputs_q, inputs_k, inputs_v) computes what its variables say."""
     cross = not isinstance(layer, nn.SelfAttention)
     own = layer.clone(parent=None)
 

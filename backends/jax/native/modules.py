@@ -31,7 +31,7 @@ class HeldLinen(NamedTuple):
 
 
 def hold(module: Any) -> Any:
-    """What stands for a module after its call: a HeldLinen, or the module of nnx itself."""
+    """Return what keeps a module beyond its call: a HeldLinen for one of linen, the module itself for one of nnx."""
     if not isinstance(module, nn.Module):
         return module
     variables = jax.tree.map(valued, module.variables)
@@ -39,18 +39,18 @@ def hold(module: Any) -> Any:
 
 
 def parameters_of(held: Any) -> dict[str, jax.Array]:
-    """Every parameter in a module by its name."""
+    """Return every parameter in a module by its name."""
     tree = held.variables.get("params", {}) if isinstance(held, HeldLinen) else pure_dict(nnx.state(held, nnx.Param))
     return {"/".join(map(str, path)): array for path, array in flatten_dict(dict(tree)).items()}
 
 
 def numbers_in(parameter: jax.Array) -> NDArray:
-    """The numbers of a parameter in NumPy."""
+    """Return the numbers of a parameter in NumPy."""
     return to_numpy(parameter)
 
 
 def is_training(module: Any) -> bool:
-    """Whether a call of the module may draw random numbers; one of linen must be given them (`rngs`)."""
+    """Return whether a call of the module may draw random numbers: one of linen, if it is given a key for dropout."""
     if isinstance(module, nn.Module):
         return bool(getattr(module.scope, "rngs", {}).get("dropout")) if module.scope is not None else False
     parts = (node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Dropout))
@@ -58,7 +58,7 @@ def is_training(module: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Whether the `module` that `watch(outer)` tells by this name is the held one."""
+    """Return whether `module`, which `watch(outer)` reports under this name, is the held one."""
     if isinstance(held, HeldLinen):
         return "/".join(held.path[len(outer.path) :]) == name
     return module is held
@@ -71,7 +71,7 @@ def eagerly() -> Any:
 
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
-    """The module as a function, with its floating-point variables in `dtype`, which also takes the place of its own."""
+    """Return a context that gives the module as a function which computes in `dtype`, with its variables cast to it."""
     with scope(dtype, device_of("cpu")):
         if isinstance(held, HeldLinen):
             module, variables = (
@@ -96,7 +96,7 @@ def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
 
 
 def to_native(array: NDArray, dtype: str | None) -> jax.Array:
-    """The array as one of JAX; floating-point numbers in `dtype`."""
+    """Return the array as one of JAX; floating-point numbers in `dtype`."""
     return jnp.asarray(array, dtype=dtype if dtype is not None and array.dtype.kind == "f" else None)
 
 
@@ -161,7 +161,7 @@ _identity.defvjp(_identity_forward, _identity_backward)
 
 
 def valued(value: Any) -> Any:
-    """The array that a tracer of `jax.grad` or `jax.vjp` stands for; all else as it is. SpecError if it has none."""
+    """Return the array behind a tracer of `jax.grad` or `jax.vjp`, all else as it is. SpecError if there is none."""
     if not isinstance(value, jax.core.Tracer):
         return value
     seen: list[Any] = []
@@ -172,7 +172,7 @@ def valued(value: Any) -> Any:
 
 
 def tapped(value: jax.Array, note: Callable[[jax.Array], None]) -> jax.Array | None:
-    """The array under another name, of whose gradient `note` is told; None for one that gets no gradient."""
+    """Return a copy of the array that calls `note` with its gradient; None if the array gets no gradient."""
 
     def told(gradient: jax.Array) -> None:
         if isinstance(gradient, jax.core.Tracer):
@@ -236,9 +236,9 @@ def _as_function(held: Any) -> Callable[..., Any]:
 
 
 def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
-    """The names of a module's direct parts that hold parameters, and what gives the ids of all modules in it.
+    """Return the names of the direct parts that hold parameters, and a function that lists `id` of each module inside.
 
-    Linen makes its modules anew in each call, so only their names show which module is inside which.
+    It is None for linen, which makes its modules anew in each call: only their names show which is inside which.
     """
     if isinstance(module, nn.Module):
         return list(module.variables.get("params", {})) if module.scope is not None else [], None
@@ -252,7 +252,7 @@ def _holds_params(part: Any) -> bool:
 
 
 def modules_in(module: Any) -> list[tuple[str, Any]]:
-    """All modules inside a module of nnx, by their names; those of linen are made as they are called: none."""
+    """Return (name, module) of all modules inside one of nnx; [] for linen, which makes modules only in a call."""
     if not isinstance(module, nnx.Module):
         return []
     graph = ((".".join(map(str, path)), node) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module))
@@ -260,7 +260,7 @@ def modules_in(module: Any) -> list[tuple[str, Any]]:
 
 
 def projects(module: Any) -> bool:
-    """Whether a module is a linear projection: nnx.Linear, or nnx.LinearGeneral from or to one axis."""
+    """Return whether a module is a linear projection: nnx.Linear, or nnx.LinearGeneral from or to one axis."""
     return isinstance(module, (nnx.Linear, nnx.LinearGeneral))
 
 

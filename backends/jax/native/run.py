@@ -38,14 +38,14 @@ class JaxSubject(NativeSubject):
 
     @abstractmethod
     def make(self, config: AttentionConfig, weights: Weights) -> tuple[Any, Forward]:
-        """The layer's parameters as a tree of JAX arrays, and the function that runs it, which the config decides."""
+        """Return the layer's parameters as a tree of JAX arrays, and the function that runs a layer of this config."""
 
     @abstractmethod
     def canonical(self, config: AttentionConfig, gradients: Any) -> Mapping[str, NDArray]:
-        """Gradients of the parameters by canonical name."""
+        """Return the gradients of the parameters by canonical name."""
 
     def tell(self, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-        """The layer's keyword arguments for the mask: NumPy arrays are traced, all other values are static."""
+        """Return the layer's keyword arguments for the mask: NumPy arrays are traced, all other values are static."""
         return {"mask": bool_mask(config, inputs)}
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:

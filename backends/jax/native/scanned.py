@@ -33,19 +33,19 @@ _running: list[_Running] = []
 
 
 def root_of(module: nn.Module) -> nn.Module:
-    """The outermost module around one that is being called."""
+    """Return the outermost module around one that is being called."""
     while isinstance(module.parent, nn.Module):
         module = module.parent
     return module
 
 
 def is_lifted(root: nn.Module) -> bool:
-    """Whether a root was lifted out of a model that is being watched and runs."""
+    """Return whether a root was lifted out of a model that is being watched and runs."""
     return bool(root.path) and bool(_running)
 
 
 def place_of(module: nn.Module) -> Path:
-    """Where a module stands in its model: its path, with the number of the turn where a scan stacks its parameters."""
+    """Return the path of a module in its model, with the number of the turn where a scan stacks its parameters."""
     root = root_of(module)
     around = next((one for one in reversed(_running) if one.root is root), None)
     return module.path if around is None else (*around.place, *module.path[len(root.path) :])

@@ -8,7 +8,7 @@ from flax import nnx
 
 
 def pure_dict(state: Any) -> dict[Any, Any]:
-    """Name -> array, in nested dicts, of what `flax.nnx.state` gives.
+    """Return name -> array, in nested dicts, of what `flax.nnx.state` gives.
 
     >>> layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     >>> {name: array.shape for name, array in pure_dict(nnx.state(layer)).items()}

@@ -90,10 +90,10 @@ def add_bias(scores: Array, mask: Mask) -> Array:
 
 
 def masked_softmax(scores: Array, mask: Mask) -> Array:
-    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without an allowed key.
+    """Return (B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere and in rows without an allowed key.
 
     A row without an allowed key is given finite scores before the softmax, and zeros after it,
-    so no NaN arises, neither forward nor backward.
+    so no NaN arises, forward or backward.
     """
     if scores.shape[-1] == 0:  # the maximum of no keys is an error
         return scores

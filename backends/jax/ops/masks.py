@@ -48,7 +48,7 @@ class Mask(struct.PyTreeNode):
 
 
 def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
-    """The call with arrays of JAX in place of lists, numbers and NumPy's arrays.
+    """Return the call with arrays of JAX in place of lists, numbers and NumPy's arrays.
 
     Lengths and positions stay in NumPy until `build_mask` and `rotary_tables` have checked them, because JAX might
     narrow them. Arrays that `check_call` refuses, or that JAX would narrow, stay as they are, too.
@@ -126,12 +126,12 @@ def has_key(mask: Mask, allowed: Array) -> Array:
 
 
 def additive_bias(mask: Mask) -> Array | None:
-    """The bias to add to the scores: 0 where it only excludes; None without one."""
+    """Return the bias to add to the scores: 0 where it only excludes; None without one."""
     return None if mask.bias is None else jnp.where(jnp.isneginf(mask.bias), 0.0, mask.bias)
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """The mask of a block (None: of the whole call), without the padding, which only whole calls need."""
+    """Return the mask of a block (None: of the whole call), without the padding, which only whole calls need."""
     if block is None:
         return mask
     first, stop, allowed, bias, keep = (
@@ -143,7 +143,7 @@ def part_of(mask: Mask, block: Block | None) -> Mask:
 
 
 def with_keys(mask: Mask, start: int | Array, key_len: int) -> Mask:
-    """The mask of the `key_len` keys from `start` on, which may be traced, unlike the end of a slice.
+    """Return the mask of the `key_len` keys from `start` on, which may be traced, unlike the end of a slice.
 
     Its arrays may have any number of axes before that of the keys.
     """
@@ -160,12 +160,12 @@ def with_keys(mask: Mask, start: int | Array, key_len: int) -> Mask:
 
 
 def cut(array: Array, block: Block) -> Array:
-    """The part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
+    """Return the part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
     return array[tuple(slice(None) if size == 1 else part for size, part in zip(array.shape, block, strict=True))]
 
 
 def cut_keys(array: Array, start: int | Array, key_len: int) -> Array:
-    """The part of an array (..., Lk) or (..., 1) that belongs to the `key_len` keys from `start` on."""
+    """Return the part of an array (..., Lk) or (..., 1) that belongs to the `key_len` keys from `start` on."""
     return array if array.shape[-1] in (1, key_len) else lax.dynamic_slice_in_dim(array, start, key_len, axis=-1)
 
 
@@ -198,7 +198,7 @@ def _interval(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Arra
 
 
 def within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
-    """The integers in JAX's default integer dtype; clipped to the limits if their numbers could not be read."""
+    """Return the integers in JAX's default integer dtype; clipped to the limits if their numbers could not be read."""
     if isinstance(integers, int):
         return integers
     integers = jnp.asarray(integers)

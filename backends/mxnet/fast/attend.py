@@ -59,11 +59,11 @@ class Floats(NamedTuple):
 
     @property
     def in_a_row(self) -> list[Any]:
-        """The arrays in one list, in the order of the fields."""
+        """Return the arrays in one list, in the order of the fields."""
         return list(chain(*self))
 
     def grouped(self, in_a_row: Sequence[Any]) -> Floats:
-        """The inverse of `in_a_row`: a Floats whose tuples, as long as these, hold the items of a list."""
+        """Return the inverse of `in_a_row`: a Floats whose tuples, as long as these, hold the items of a list."""
         stops = accumulate(map(len, self))
         return Floats(*(tuple(in_a_row[stop - len(kind) : stop]) for kind, stop in zip(self, stops, strict=True)))
 
@@ -159,18 +159,18 @@ class Rules(NamedTuple):
 
     @property
     def differ_by_head(self) -> bool:
-        """Whether the scores of one head and those of another are masked differently."""
+        """Return whether the scores of one head and those of another are masked differently."""
         sources = (self.mask.allowed, self.mask.bias)
         return any(source is not None and source.shape[1] > 1 for source in sources)
 
     def of(self, block: Block | None) -> BlockAttention:
-        """The attention of a block; None: of the whole call as one block."""
+        """Return the attention of a block; None: of the whole call as one block."""
         mask = part_of(self.mask._replace(keep=None), block)
         keep = self._keep(mask.shape, block)
         return BlockAttention(mask.shape, self.score, exclusion_of(mask), mask.bias, keep, self.dropout)
 
     def of_next_head(self, attention: BlockAttention, block: Block) -> BlockAttention:
-        """The attention of a block, from that of the same items, queries and keys in the head before it."""
+        """Return the attention of a block, from that of the same items, queries and keys in the head before it."""
         if self.differ_by_head:
             return self.of(block)
         drops = self.mask.keep is not None or self.seed is not None
@@ -209,7 +209,7 @@ class _AtOnce:
         return view(heads, (*self.shape[:3], heads.shape[2]))
 
     def backward(self, cotangent: Array, wanted: Floats) -> Floats:
-        """The gradients, from the `cotangent` (B, H, Lq, dv) of the heads; the bias's is None if it isn't wanted."""
+        """Return the gradients, from the `cotangent` (B, H, Lq, dv) of the heads; None for the bias's if not wanted."""
         cotangent = view(cotangent, (*self.queries.shape[:2], cotangent.shape[3]))
         found = self.attention.backward(cotangent, self.queries, self.keys, self.values)
         bias = self.attention.bias
@@ -247,7 +247,7 @@ class _HeadByHead:
         return heads
 
     def backward(self, cotangent: Array, wanted: Floats) -> Floats:
-        """The gradients, from the `cotangent` (B, H, Lq, dv) of the heads; the bias's is None if it isn't wanted."""
+        """Return the gradients, from the `cotangent` (B, H, Lq, dv) of the heads; None for the bias's if not wanted."""
         d_queries, d_keys, d_values = _zeros(self.queries), _zeros(self.keys), _zeros(self.values)
         d_vector = None if self.rules.score.vector is None else _zeros(self.rules.score.vector)
         d_bias = _zeros(self.rules.mask.bias) if any(wanted.bias) else None

@@ -82,7 +82,7 @@ class Exclusion:
 
 
 def exclusion_of(mask: Mask) -> Exclusion | None:
-    """The keys that the mask of a block excludes; None if it excludes none."""
+    """Return the keys that the mask of a block excludes; None if it excludes none."""
     rows, length = mask.shape[:3], mask.shape[3]
     if mask.allowed is None and mask.bias is None:
         if mask.reach is None:
@@ -126,7 +126,7 @@ class BlockAttention:
     def forward(
         self, queries: Array, keys: Sequence[Array], values: Sequence[Array], out: Array | None = None
     ) -> Array:
-        """The heads (..., n, dv), written to `out` if it is given."""
+        """Return the heads (..., n, dv), written to `out` if it is given."""
         scores, _ = self._scores(queries, keys)
         weights = _softmax(scores, out=scores)
         if self.exclusion is not None and self.exclusion.empty:
@@ -137,7 +137,7 @@ class BlockAttention:
         return summed(parts[0], values[0]) + summed(parts[1], values[1])
 
     def backward(self, cotangent: Array, queries: Array, keys: Sequence[Array], values: Sequence[Array]) -> Gradients:
-        """The gradients, from the `cotangent` of the heads; the weights are computed again."""
+        """Return the gradients, from the `cotangent` of the heads; the weights are computed again."""
         scores, tanh = self._scores(queries, keys)
         weights = _softmax(scores, out=scores)
         if self.exclusion is None:
@@ -195,7 +195,7 @@ class BlockAttention:
 
 
 def similar(queries: Array, keys: Array) -> Array:
-    """The product q k^T (..., n, m)."""
+    """Return the product q k^T (..., n, m)."""
     shape = keys.shape
     if len(shape) == 2:
         return _connected(queries, keys, num_hidden=shape[0])
@@ -203,14 +203,14 @@ def similar(queries: Array, keys: Array) -> Array:
 
 
 def similar_backward(cotangent: Array, queries: Array, keys: Array) -> tuple[Array, Array]:
-    """The gradients of queries and keys."""
+    """Return the gradients of queries and keys."""
     if queries.ndim == 2:
         return _both_gradients(cotangent, queries, keys)
     return _matmul(cotangent, keys), _matmul(cotangent, queries, transpose_a=True)
 
 
 def summed(weights: Array, values: Array, out: Array | None = None) -> Array:
-    """The weighted sum (..., n, dv)."""
+    """Return the weighted sum (..., n, dv)."""
     shape = values.shape
     if len(shape) == 2:
         return _connected(weights, values, num_hidden=shape[0], out=out)
@@ -218,7 +218,7 @@ def summed(weights: Array, values: Array, out: Array | None = None) -> Array:
 
 
 def summed_backward(cotangent: Array, weights: Array, values: Array) -> tuple[Array, Array]:
-    """The gradients of weights and values."""
+    """Return the gradients of weights and values."""
     if weights.ndim == 2:
         return _both_gradients(cotangent, weights, values)
     return _matmul(cotangent, values, transpose_b=True), _matmul(weights, cotangent, transpose_a=True)

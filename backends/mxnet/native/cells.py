@@ -27,7 +27,7 @@ OPERATORS = mx.nd.contrib
 
 
 def legacy(function: Function) -> Function:
-    """The function, run with the semantics of `mx.nd` whatever the caller has set."""
+    """Return the function, run with the semantics of `mx.nd` whatever the caller has set."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -38,7 +38,7 @@ def legacy(function: Function) -> Function:
 
 
 def dense(units: int, in_units: int, use_bias: bool) -> mx.gluon.nn.Dense:
-    """A projection of the last axis."""
+    """Return a projection of the last axis."""
     return mx.gluon.nn.Dense(units, in_units=in_units, use_bias=use_bias, flatten=False)
 
 
@@ -131,7 +131,7 @@ class InterleavedSelfAttention(InterleavedAttention):
         return self.attend(self.ff_in(x), lengths, bias)
 
     def attend(self, projected: Array, lengths: Array | None, bias: Array | None) -> Array:
-        """The output (L, B, output_width) from (L, B, H * 3 * d), the result of `ff_in`."""
+        """Return the output (L, B, output_width) from (L, B, H * 3 * d), the result of `ff_in`."""
         scores = OPERATORS.interleaved_matmul_selfatt_qk(projected, heads=self.num_heads)
         weights = self.softmax(scores, lengths, bias)
         heads = OPERATORS.interleaved_matmul_selfatt_valatt(projected, weights, heads=self.num_heads)
@@ -168,7 +168,7 @@ class InterleavedEncDecAttention(InterleavedAttention):
         return self.attend(self.ff_q(x), self.ff_kv(memory), lengths, bias)
 
     def attend(self, queries: Array, projected: Array, lengths: Array | None, bias: Array | None) -> Array:
-        """The output (Lq, B, output_width) from the results (Lq, B, H * d), (Lk, B, H * 2 * d) of `ff_q`, `ff_kv`."""
+        """Return (Lq, B, output_width) from the results (Lq, B, H * d) of `ff_q` and (Lk, B, H * 2 * d) of `ff_kv`."""
         scores = OPERATORS.interleaved_matmul_encdec_qk(queries, projected, heads=self.num_heads)
         weights = self.softmax(scores, lengths, bias)
         heads = OPERATORS.interleaved_matmul_encdec_valatt(projected, weights, heads=self.num_heads)

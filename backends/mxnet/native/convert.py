@@ -74,9 +74,9 @@ def to_native(
 def from_native(
     layer: mx.gluon.Block, *, layout: str | None = None, num_heads: int | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of any Gluon block with such parameters; the arrays are read-only copies.
+    """Return config and canonical weights of any Gluon block with such parameters; the arrays are read-only copies.
 
-    Of what is no weight the config carries the number of heads, and `dropout` where the layer has one.
+    Beside the sizes, the config has the number of heads, and `dropout` where the layer has one.
 
     Args:
         layer: a block whose parameters have a layout's names below it, such as W_q.weight.
@@ -108,7 +108,7 @@ def from_native(
 
 
 def layout_of(layer: mx.gluon.Block) -> Layout:
-    """The layout whose names the parameters of a block have.
+    """Return the layout that has the names of a block's parameters.
 
     >>> layout_of(mx.gluon.nn.Dense(3, in_units=2))
     Traceback (most recent call last):
@@ -128,7 +128,7 @@ def layout_of(layer: mx.gluon.Block) -> Layout:
 
 
 def read_block(layer: mx.gluon.Block) -> dict[str, NDArray]:
-    """Name -> array of each parameter of a block. SpecError if one has no size or no values yet."""
+    """Return name -> array of each parameter of a block. SpecError if one has no size or no values yet."""
     arrays = {}
     for name, parameter in _parameters(layer).items():
         if parameter._data is None:
@@ -153,7 +153,7 @@ def write_block(layer: mx.gluon.Block, arrays: Mapping[str, NDArray], *, ctx: mx
 
 
 def parameter_gradients(layer: mx.gluon.Block) -> dict[str, NDArray]:
-    """Name -> gradient of each parameter of a block."""
+    """Return name -> gradient of each parameter of a block."""
     return {name: to_numpy(parameter.grad()) for name, parameter in _parameters(layer).items()}
 
 

@@ -23,7 +23,7 @@ Call = Callable[[Any, AttentionConfig, AttentionInputs, str, mx.Context], Any]
 
 
 def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights) -> None:
-    """SpecError unless a block, called as its `forward` names its arguments, computes what its weights say."""
+    """Raise SpecError unless a block, called as its `forward` names its arguments, computes what its weights say."""
     name = type(block).__name__
     told = _arguments(block)
     found = next((way for way in WAYS if told[: len(way)] == way), None)

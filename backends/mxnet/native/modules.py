@@ -15,33 +15,33 @@ from mha_core.capture import Pulled
 
 
 def hold(block: mx.gluon.Block) -> mx.gluon.Block:
-    """What stands for a block after its call: the block itself."""
+    """Return what keeps a block beyond its call: the block itself."""
     return block
 
 
 def parameters_of(held: mx.gluon.Block) -> dict[str, mx.gluon.Parameter]:
-    """Every parameter in a block by its name."""
+    """Return every parameter in a block by its name."""
     return dict(held.collect_params().items())
 
 
 def numbers_in(parameter: mx.gluon.Parameter) -> NDArray:
-    """The numbers of a parameter in NumPy."""
+    """Return the numbers of a parameter in NumPy."""
     return to_numpy(parameter.data())
 
 
 def is_training(block: mx.gluon.Block) -> bool:
-    """Whether a call of the block may draw random numbers."""
+    """Return whether a call of the block may draw random numbers."""
     return bool(mx.autograd.is_training())
 
 
 def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.gluon.Block) -> bool:
-    """Whether the `module` that `watch(outer)` tells by this name is the held one."""
+    """Return whether `module`, which `watch(outer)` reports under this name, is the held one."""
     return module is held
 
 
 @contextmanager
 def computing(held: mx.gluon.Block, dtype: str) -> Iterator[Callable[..., Any]]:
-    """The block as a function, with its parameters in `dtype`; they are put back after.
+    """Return a context that gives the block as a function, with its parameters in `dtype`; they are put back after.
 
     It takes keywords too, which Gluon's blocks do not.
     """
@@ -58,7 +58,7 @@ def computing(held: mx.gluon.Block, dtype: str) -> Iterator[Callable[..., Any]]:
 
 
 def called(held: mx.gluon.Block) -> Callable[..., Any]:
-    """The block as a function of keywords too: by their places, as Gluon's blocks take them; else by their names."""
+    """Return the block as a function that takes keywords too; it passes them on by position where it can."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(held.forward).bind(*args, **kwargs)
@@ -69,7 +69,7 @@ def called(held: mx.gluon.Block) -> Callable[..., Any]:
 
 @mx.util.use_np
 def to_native(array: NDArray, dtype: str | None) -> Any:
-    """The array as one of MXNet; floating-point numbers in `dtype`."""
+    """Return the array as one of MXNet; floating-point numbers in `dtype`."""
     return mx.np.array(array, dtype=dtype if dtype is not None and array.dtype.kind == "f" else array.dtype)
 
 
@@ -100,7 +100,7 @@ class _Joined(mx.autograd.Function):
 
 
 def tapped(value: Any, note: Callable[[Any], None]) -> Any:
-    """The array under another name, of whose gradient `note` is told; None for one that gets no gradient."""
+    """Return a copy of the array that calls `note` with its gradient; None if nothing is being recorded."""
     return _Tap(note)(value) if mx.autograd.is_recording() else None
 
 

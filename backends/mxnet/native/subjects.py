@@ -48,11 +48,11 @@ class GluonSubject(NativeSubject):
 
     @abstractmethod
     def call(self, block: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> Any:
-        """The output (B, Lq, Do) of the layer; `stages` are read after it."""
+        """Return the output (B, Lq, Do) of the layer; `stages` are read after it."""
 
     @abstractmethod
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
-        """The other stages that the layer exposes of its last call, by name, in the definition's shapes."""
+        """Return the other stages that the layer exposes of its last call, by name, in the definition's shapes."""
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         reason = super().supports(config, inputs)
@@ -84,14 +84,14 @@ class GluonSubject(NativeSubject):
         return type(self).semantics(run)
 
     def array(self, array: NDArray, dtype: str | None = None) -> Any:
-        """An array of the kind that the layer takes, on the CPU."""
+        """Return an array of the kind that the layer takes, on the CPU."""
         made = to_array(array, dtype or self.dtype, mx.cpu())
         return made if mx.util.is_np_array() else made.as_nd_ndarray()
 
     def gradients(
         self, block: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves
     ) -> dict[str, NDArray]:
-        """Gradients by their public names."""
+        """Return gradients by their public names."""
         found = {name: to_numpy(leaf.grad) for name, leaf in leaves.items()}
         if "bias" in found:
             found["bias"] = found["bias"].reshape(inputs.mask.bias.shape)

@@ -97,7 +97,7 @@ def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarr
 def cap_and_tanh(
     similarity: mx.np.ndarray, rule: AttentionConfig | Score
 ) -> tuple[mx.np.ndarray, mx.np.ndarray | None]:
-    """What `cap` gives, and tanh(similarity / c), which `cap_gradient` needs; None without a softcap."""
+    """Return what `cap` gives, and tanh(similarity / c), which `cap_gradient` needs; None without a softcap."""
     c = rule.softcap
     if c is None:
         return similarity, None
@@ -107,7 +107,7 @@ def cap_and_tanh(
 
 @mx.util.use_np
 def cap_gradient(d_capped: mx.np.ndarray, tanh: mx.np.ndarray | None) -> mx.np.ndarray:
-    """The gradient of the similarity from that of the first result of `cap_and_tanh`; `tanh` is the second."""
+    """Return the gradient of the similarity from that of the first result of `cap_and_tanh`; `tanh` is the second."""
     return d_capped if tanh is None else d_capped * (1.0 - tanh * tanh)
 
 
@@ -121,10 +121,10 @@ def add_bias(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
 
 @mx.util.use_np
 def masked_softmax(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without an allowed key.
+    """Return (B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere and in rows without an allowed key.
 
     A row without an allowed key is given finite scores before the softmax, and zeros after it,
-    so no NaN arises, neither forward nor backward.
+    so no NaN arises, forward or backward.
 
     Not npx.softmax: in float32 on a CPU it turns a row with a NaN score into zeros beside that one NaN.
     """
@@ -162,7 +162,7 @@ def drop_at_random(x: mx.np.ndarray, dropout: float, training: bool) -> mx.np.nd
 
 @mx.util.use_np
 def drop_by(x: mx.np.ndarray, keep: mx.np.ndarray, dropout: float) -> mx.np.ndarray:
-    """The elements of x where `keep` is True or 1, scaled by 1 / (1 - dropout), and 0 elsewhere."""
+    """Return the elements of x where `keep` is True or 1, scaled by 1 / (1 - dropout), and 0 elsewhere."""
     return x * keep / (1.0 - dropout)
 
 

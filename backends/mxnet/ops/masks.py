@@ -58,7 +58,7 @@ class Mask(NamedTuple):
 
 @mx.util.use_np
 def placed(call: Call[Any], layer: mx.gluon.Block) -> Call[Any]:
-    """The call with arrays of MXNet in place of lists, numbers and NumPy's arrays, where it is computed.
+    """Return the call with arrays of MXNet in place of lists, numbers and NumPy's arrays, where it is computed.
 
     That is where its first array of MXNet is, or else the layer's parameters. The mask's integers stay in NumPy if
     they are, because `build_mask` needs them there. Anything that `check_call` refuses stays as it is, too.
@@ -124,13 +124,13 @@ def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None
 
 @mx.util.use_np
 def additive_bias(mask: Mask) -> mx.np.ndarray | None:
-    """The bias to add to the scores: 0 where it only excludes; None without one."""
+    """Return the bias to add to the scores: 0 where it only excludes; None without one."""
     return None if mask.bias is None else select(~mx.np.isneginf(mask.bias), mask.bias, 0.0)
 
 
 @mx.util.use_np
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """The mask of a block, None for everything; without lengths and positions that leave it all its keys."""
+    """Return the mask of a block, None for everything; without lengths and positions that leave it all its keys."""
     if block is None:
         return mask
     within = mask.reach
@@ -150,17 +150,17 @@ def part_of(mask: Mask, block: Block | None) -> Mask:
 
 
 def cut(array: mx.np.ndarray, block: Block) -> mx.np.ndarray:
-    """The part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
+    """Return the part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
     return array[place(block, array.shape)]
 
 
 def place(block: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """The slices of a block in an array of this shape, which is broadcast along its axes of size 1."""
+    """Return the slices of a block in an array of this shape, which is broadcast along its axes of size 1."""
     return tuple(slice(None) if size == 1 else part for size, part in zip(shape, block, strict=True))
 
 
 def expected_dtype(layer: mx.gluon.Block) -> str | None:
-    """The dtype that a layer's inputs must have: that of its parameters; None without any."""
+    """Return the dtype that a layer's inputs must have: that of its parameters; None without any."""
     parameter = first_parameter(layer)
     return None if parameter is None else np.dtype(parameter.dtype).name
 

@@ -22,7 +22,7 @@ Backward = Callable[[Sequence[mx.np.ndarray], Sequence[bool]], Sequence[mx.np.nd
 
 
 def operator(name: str, **attributes: Any) -> Callable[..., Any]:
-    """A function of mx.np arrays: one of MXNet's operators, by its own name.
+    """Return a function of mx.np arrays: one of MXNet's operators, by its own name.
 
     Keywords of its calls are further attributes; `out` is the array, or the list of arrays, to write into. It calls
     the library as MXNet's own function does, which encodes all attributes again in every call.
@@ -83,7 +83,7 @@ def row_range(x: mx.np.ndarray, start: int, stop: int) -> mx.np.ndarray:
 
 @mx.util.use_np
 def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
-    """An array to write into, whose memory is allocated when it is written; that of `mx.np.empty` is allocated at once.
+    """Return an array to write into. Its memory is allocated when it is written, not at once, as by `mx.np.empty`.
 
     This matters because Python may queue the operators of many blocks before the first one runs.
     """

@@ -29,7 +29,7 @@ class DotScore:
         return queries, keys
 
     def in_blocks(self) -> Score:
-        """How blocks of the operands are scored."""
+        """Return the score function of blocks of the operands."""
         return Score(self.scale)
 
 
@@ -64,5 +64,5 @@ class AdditiveScore(mx.gluon.Block):
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:
-        """How blocks of the operands are scored."""
+        """Return the score function of blocks of the operands."""
         return Score(vector=self.vector.data())

@@ -86,12 +86,12 @@ class Chunk(NamedTuple):
     blocks: Blocks
 
     def of(self, x: tf.Tensor, group: int = 1) -> tf.Tensor:
-        """The part of x (B or 1, heads or 1, ...) in this chunk; x has `group` heads for each key head."""
+        """Return the part of x (B or 1, heads or 1, ...) in this chunk; x has `group` heads for each key head."""
         block = self.block(group)
         return cut_source(cut_source(x, 0, block.items), 1, block.heads)
 
     def at(self, start: tf.Tensor) -> Chunk:
-        """The chunk of the same size from the item and the key head on that `start` (2,) holds."""
+        """Return the chunk of the same size from the item and the key head on that `start` (2,) holds."""
         items, kv_heads = (
             None if span is None else Span(start[axis], span.size)
             for axis, span in enumerate((self.items, self.kv_heads))
@@ -99,22 +99,22 @@ class Chunk(NamedTuple):
         return Chunk(items, kv_heads, self.blocks)
 
     def written_out(self) -> Chunk:
-        """The same chunk with no block in a loop, if the number of its blocks is known."""
+        """Return the same chunk with no block in a loop, if the number of its blocks is known."""
         return self._replace(blocks=self.blocks._replace(bands=0))
 
     @property
     def start(self) -> tuple[int, int]:
-        """The first item and key head."""
+        """Return the first item and key head."""
         items, kv_heads = (0 if span is None else span.start for span in (self.items, self.kv_heads))
         return items, kv_heads
 
     def block(self, group: int) -> Part:
-        """All scores of the chunk, where `group` query heads read one key head."""
+        """Return a block of all scores of the chunk, where `group` query heads read one key head."""
         return Block(self.items, None if self.kv_heads is None else self.kv_heads.times(group), None, None)
 
 
 def after(blocks: Sequence[Any]) -> Any:
-    """A context whose operations wait for these blocks in a graph; eager code runs in order anyway."""
+    """Return a context whose operations wait for these blocks in a graph; eager code runs in order anyway."""
     made = [] if tf.executing_eagerly() else tf.nest.flatten(list(blocks))
     return tf.control_dependencies([x for x in made if x is not None])
 
@@ -122,12 +122,12 @@ def after(blocks: Sequence[Any]) -> Any:
 def chunks_of(
     queries: tf.Tensor, keys: tf.Tensor, mask: Mask, bytes_per_score: int, block: int | None
 ) -> list[list[Chunk]]:
-    """All chunks, those of the same items in one list.
+    """Return all chunks, those of the same items in one list.
 
     Args:
         queries, keys: (B, H, Lq, d), (B, G, Lk, d).
-        mask: of the call, its bias as it goes into the blocks.
-        bytes_per_score: what is held for one score.
+        mask: the mask of the call, with its bias as it goes into the blocks.
+        bytes_per_score: bytes that are held for one score.
         block: queries of one block. None: as many as the budget has room for.
     """
     batch, num_heads, query_len, _ = shape_of(queries)
@@ -159,7 +159,7 @@ def chunks_of(
 
 
 def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Tensor:
-    """One array of `shape` (B or 1, heads or 1, ...) from its chunks, which are summed along an axis of size 1."""
+    """Return one array of `shape` (B or 1, heads or 1, ...) from its chunks, summed along an axis of size 1."""
     rows = [tf.add_n(row) if shape[1] == 1 else concat(row, 1) for row in parts]
     return tf.add_n(rows) if shape[0] == 1 else concat(rows, 0)
 
@@ -197,7 +197,7 @@ def _blocks(sizes: tuple[Any, Any, Any], bytes_per_score: int, block: int | None
 
 
 def concat(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
-    """The parts one after the other on this axis; a single one as it is."""
+    """Return the parts one after the other on this axis; a single one as it is."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 

@@ -31,22 +31,22 @@ class Floats(NamedTuple):
         return self.queries.shape[1] // self.keys.shape[1]
 
     def given(self) -> tuple[tf.Tensor, ...]:
-        """The fields that are not None, in order, for functions that take only tensors."""
+        """Return the fields that are not None, in order, for functions that take only tensors."""
         return tuple(x for x in self if x is not None)
 
     def refilled(self, arrays: Iterable[tf.Tensor]) -> Floats:
-        """A Floats in which `arrays`, in the order of `given`, replace the fields that are not None."""
+        """Return a Floats in which `arrays`, in the order of `given`, replace the fields that are not None."""
         rest = iter(arrays)
         return Floats(*(None if x is None else next(rest) for x in self))
 
     def of_chunk(self, chunk: Chunk) -> Floats:
-        """The parts of these tensors that belong to a chunk of items and heads."""
+        """Return the parts of these tensors that belong to a chunk of items and heads."""
         bias = None if self.bias is None else chunk.of(self.bias, self.group)
         keys, values = chunk.of(self.keys), chunk.of(self.values)
         return Floats(chunk.of(self.queries, self.group), keys, values, self.vector, bias)
 
     def of_block(self, block: Part) -> Floats:
-        """The parts of these tensors for a block: its queries, and the keys that they reach; all items and heads."""
+        """Return the parts of these tensors for a block: its queries, and the keys they reach; all items and heads."""
         bias = None if self.bias is None else cut_source(cut_source(self.bias, 2, block.queries), 3, block.keys)
         keys, values = cut(self.keys, 2, block.keys), cut(self.values, 2, block.keys)
         return Floats(cut(self.queries, 2, block.queries), keys, values, self.vector, bias)
@@ -62,5 +62,5 @@ class Rows(NamedTuple):
     marks: tf.Tensor
 
     def map(self, convert: Any) -> Rows:
-        """A Rows with `convert(array)` in place of each array."""
+        """Return a Rows with `convert(array)` in place of each array."""
         return Rows(convert(self.heads), convert(self.marks))

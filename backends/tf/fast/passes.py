@@ -28,7 +28,7 @@ class Dropping(NamedTuple):
     seed: tf.Tensor | None
 
     def of_chunk(self, chunk: Chunk) -> Dropping:
-        """The dropout of a chunk, with a seed of its own."""
+        """Return the dropout of a chunk, with a seed of its own."""
         seed = self.seed
         if seed is not None:
             for span in (chunk.items, chunk.kv_heads):
@@ -36,7 +36,7 @@ class Dropping(NamedTuple):
         return Dropping(self.rate, seed)
 
     def factor(self, weights: tf.Tensor, mask: Mask, queries: Span) -> tf.Tensor | None:
-        """The factor of dropout on the weights of these queries, the same in every call; None for 1."""
+        """Return the factor of dropout on the weights of these queries, the same in every call; None for 1."""
         if mask.keep is not None:
             kept = mask.keep
         elif self.seed is not None:
@@ -57,17 +57,17 @@ class Passes:
     chunks: list[list[Chunk]]
 
     def written_out(self) -> Passes:
-        """The same with no block in a loop, if the number of blocks is known."""
+        """Return the same with no block in a loop, if the number of blocks is known."""
         return replace(self, chunks=[[chunk.written_out() for chunk in of_items] for of_items in self.chunks])
 
     def forward(self, floats: Floats) -> Rows:
-        """The heads and marks of all queries."""
+        """Return the heads and marks of all queries."""
         count, shape = len(Rows._fields), floats.queries.shape
         found = self._each_chunk(floats, lambda chunk, passes: passes.forward(floats.of_chunk(chunk)), count)
         return Rows(*(joined([[rows[i] for rows in of_items] for of_items in found], shape) for i in range(count)))
 
     def backward(self, d_heads: tf.Tensor, made: Rows, floats: Floats) -> Floats:
-        """The gradients of the floats, from that of the heads and the results of the forward pass."""
+        """Return the gradients of the floats, from that of the heads and the results of the forward pass."""
 
         def step(chunk: Chunk, passes: _ChunkPasses) -> tuple[tf.Tensor, ...]:
             rows = made.map(lambda x: chunk.of(x, floats.group))
@@ -76,7 +76,7 @@ class Passes:
         found = self._each_chunk(floats, step, len(floats.given()))
 
         def whole(index: int, x: tf.Tensor) -> tf.Tensor:
-            """The gradient of x, the given float of this index, joined from those of the chunks."""
+            """Return the gradient of x, the given float of this index, joined from those of the chunks."""
             parts = [[gradients[index] for gradients in of_items] for of_items in found]
             return tf.add_n([part for row in parts for part in row]) if x is floats.vector else joined(parts, x.shape)
 
@@ -132,7 +132,7 @@ class _Weighed(NamedTuple):
 
     @property
     def kept(self) -> tf.Tensor:
-        """The weights after dropout."""
+        """Return the weights after dropout."""
         return self.weights if self.factor is None else self.weights * self.factor
 
 

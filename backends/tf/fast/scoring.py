@@ -26,7 +26,7 @@ def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
 def similarity_gradients(
     d_scores: tf.Tensor, scores: tf.Tensor, queries: tf.Tensor, keys: tf.Tensor, score: Score
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """The gradients of queries, keys and `score.vector` from that of `scores`, which `similarity` gave.
+    """Return the gradients of queries, keys and `score.vector` from that of `scores`, which `similarity` gave.
 
     The third is None for a dot product.
     """
@@ -44,7 +44,7 @@ def similarity_gradients(
 
 
 def bias_gradient(d_scores: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """The gradient of an additive bias from that of the scores that it was added to, (B, H, n, m)."""
+    """Return the gradient of an additive bias from that of the scores that it was added to, (B, H, n, m)."""
     axes = [axis for axis in range(4) if bias.shape[axis] == 1]
     summed = tf.reduce_sum(d_scores, axis=axes, keepdims=True) if axes else d_scores
     return tf.where(tf.equal(bias, -float("inf")), tf.zeros((), bias.dtype), summed)

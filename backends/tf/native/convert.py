@@ -78,10 +78,10 @@ def to_native(
 
 
 def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of a layer; the arrays are read-only copies in its dtype.
+    """Return config and canonical weights of a layer; the arrays are read-only copies in its dtype.
 
-    bfloat16 parameters come out as float32, which holds each of them exactly. Of what is no weight the
-    config carries the numbers of heads and `dropout`. A sliding window belongs to the mask: see `window_of`.
+    bfloat16 parameters come out as float32, which holds each of them exactly. Beside the
+    sizes, the config has the numbers of heads and `dropout`. A sliding window belongs to the mask: see `window_of`.
 
     Args:
         layer: one of those in LAYOUT_OF, built.
@@ -114,7 +114,7 @@ def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionCon
 
 
 def layout_of(layer: keras.Layer) -> Layout:
-    """The layout of a layer's parameters. SpecError if it is of no kind that can be read.
+    """Return the layout of a layer's parameters. SpecError if it is of no kind that can be read.
 
     >>> layout_of(keras.layers.MultiHeadAttention(2, 3)).name
     'keras'
@@ -144,7 +144,7 @@ which the definition does not have
 
 
 def window_of(layer: keras.Layer) -> tuple[int, int] | None:
-    """The `window` of a mask that equals the layer's `sliding_window`; None without one.
+    """Return the `window` of a mask that equals the layer's `sliding_window`; None without one.
 
     Keras counts the query's own position, the definition does not.
 
@@ -156,7 +156,7 @@ def window_of(layer: keras.Layer) -> tuple[int, int] | None:
 
 
 def variables(layer: keras.Layer) -> dict[str, keras.Variable]:
-    """The layer's parameters by the names of its layout, such as "query/kernel"; none before it is built."""
+    """Return the layer's parameters by the names of its layout, such as "query/kernel"; none before it is built."""
     return {"/".join(variable.path.split("/")[-2:]): variable for variable in layer.weights}
 
 

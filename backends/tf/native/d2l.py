@@ -114,7 +114,7 @@ class D2lMultiHeadAttention(keras.Layer):
         return tf.reshape(x, (-1, x.shape[2], x.shape[3]))
 
     def transpose_output(self, x: tf.Tensor) -> tf.Tensor:
-        """The inverse of `transpose_qkv`."""
+        """Return the inverse of `transpose_qkv`."""
         x = tf.reshape(x, (-1, self.num_heads, x.shape[1], x.shape[2]))
         x = tf.transpose(x, (0, 2, 1, 3))
         return tf.reshape(x, (x.shape[0], x.shape[1], -1))

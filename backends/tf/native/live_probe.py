@@ -30,7 +30,7 @@ D2L = ("D2lMultiHeadAttentionSubject",)
 
 
 def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, window: Any) -> None:
-    """SpecError unless a layer called (query, value, key) computes what its weights and its window say."""
+    """Raise SpecError unless a layer called (query, value, key) computes what its weights and its window say."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         queries, keys, values = tensors(layer, inputs.queries, inputs.keys, inputs.values)
@@ -53,7 +53,7 @@ def check_keras(layer: keras.Layer, config: AttentionConfig, weights: Weights, w
 
 
 def check_d2l(layer: keras.Layer, config: AttentionConfig, weights: Weights) -> None:
-    """SpecError unless a layer called (queries, keys, values, valid_lens) computes what its weights say."""
+    """Raise SpecError unless a layer called (queries, keys, values, valid_lens) computes what its weights say."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         lens = None if inputs.mask.valid_lens is None else tf.constant(inputs.mask.valid_lens)
@@ -93,7 +93,7 @@ def per_item(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def tensors(layer: keras.Layer, *arrays: NDArray) -> list[tf.Tensor]:
-    """The arrays as tensors of the layer's compute dtype; an array that is given twice becomes one tensor."""
+    """Return the arrays as tensors of the layer's compute dtype; an array that is given twice becomes one tensor."""
     made = {id(array): to_tensor(array, TF_DTYPES[layer.compute_dtype]) for array in arrays}
     return [made[id(array)] for array in arrays]
 

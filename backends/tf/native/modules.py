@@ -16,19 +16,19 @@ from mha_core.capture import Pulled
 
 
 def layers_in(target: Any) -> list[keras.Layer]:
-    """The layer itself and all in it, outer ones first; Keras has no public function for nested ones."""
+    """Return the layer itself and all in it, outer ones first; Keras has no public function for nested ones."""
     if isinstance(target, keras.Layer):
         return list(target._flatten_layers(include_self=True, recursive=True))
     return [part for part in target.submodules if isinstance(part, keras.Layer)]  # a tf.Module
 
 
 def hold(layer: Any) -> Any:
-    """What stands for a layer after its call: the layer itself."""
+    """Return what keeps a layer beyond its call: the layer itself."""
     return layer
 
 
 def parameters_of(held: Any) -> dict[str, keras.Variable]:
-    """Every weight in a layer by its path in it; with a number, if another one has the same."""
+    """Return every weight in a layer by its path in it; the path gets a number if another weight has the same."""
     found: dict[str, keras.Variable] = {}
     times: Counter[str] = Counter()
     for variable in _floating(held):
@@ -39,7 +39,7 @@ def parameters_of(held: Any) -> dict[str, keras.Variable]:
 
 
 def numbers_in(parameter: keras.Variable) -> NDArray:
-    """The numbers of a parameter in NumPy."""
+    """Return the numbers of a parameter in NumPy."""
     return to_numpy(parameter)
 
 
@@ -49,18 +49,18 @@ def _floating(held: Any) -> list[Any]:
 
 
 def is_training(layer: Any) -> bool:
-    """Whether a call of the layer may draw random numbers: Keras is told in the call, as `capture` sees."""
+    """Return False: a Keras layer is told in the call whether it draws random numbers, and `capture` looks there."""
     return False
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Whether the `module` that `watch(outer)` tells by this name is the held one."""
+    """Return whether `module`, which `watch(outer)` reports under this name, is the held one."""
     return module is held
 
 
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
-    """The layer as a function, with its floating-point variables and its policy in `dtype`; they are put back after."""
+    """Return a context that gives the layer with its variables and its policy in `dtype`; they are put back after."""
     layers = [(layer, layer._dtype_policy) for layer in layers_in(held) if isinstance(layer, keras.Layer)]
     variables = [(variable, variable._value, variable._dtype) for variable in _floating(held)]
     policy = keras.dtype_policies.DTypePolicy(dtype)
@@ -79,13 +79,13 @@ def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
 
 
 def to_native(array: NDArray, dtype: str | None) -> tf.Tensor:
-    """The array as a tensor; floating-point numbers in `dtype`."""
+    """Return the array as a tensor; floating-point numbers in `dtype`."""
     tensor = tf.constant(array)
     return tf.cast(tensor, dtype) if dtype is not None and tensor.dtype.is_floating else tensor
 
 
 def tapped(value: tf.Tensor, note: Callable[[tf.Tensor], None]) -> tf.Tensor:
-    """The tensor under another name, of whose gradient `note` is told."""
+    """Return a copy of the tensor that calls `note` with its gradient."""
 
     @tf.custom_gradient
     def identity(tensor: tf.Tensor) -> Any:

@@ -43,11 +43,11 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def make(self, config: AttentionConfig, weights: Weights) -> Any:
-        """An object with these weights: a layer, or tensors by name."""
+        """Return an object with these weights: a layer, or tensors by name."""
 
     @abstractmethod
     def parameters(self, layer: Any) -> Tensors:
-        """The tensors of the layer of which gradients are taken, by the layer's own names."""
+        """Return the tensors that gradients are taken of, by the layer's own names."""
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
@@ -55,7 +55,7 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def canonical(self, layer: Any, config: AttentionConfig, gradients: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-        """Gradients of `parameters` under the canonical names."""
+        """Return gradients of `parameters` under the canonical names."""
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
         device, dtype = framework.device_of(self.device), TF_DTYPES[self.dtype]
@@ -96,7 +96,7 @@ class TfSubject(NativeSubject):
 
 
 def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
-    """Whether some query may attend to a key that is NaN, or is NaN itself, so that its scores are NaN.
+    """Return whether some query may attend to a key that is NaN, or is NaN itself, so that its scores are NaN.
 
     With oneDNN, which TensorFlow has on where the processor suits it, a float32 softmax gives 0 beside a NaN,
     and NaN without. No case can list that; the deviation is `keras-softmax-hides-nan`.
@@ -182,7 +182,7 @@ class GroupQueryAttentionScoresSubject(GroupQueryAttentionSubject):
 
 
 def told_to_keras(config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-    """The mask as Keras's arguments: `use_causal_mask` if that flag can express causal, the rest as `attention_mask`.
+    """Return the mask as Keras's arguments: `use_causal_mask` if it can express causal, `attention_mask` for the rest.
 
     Keras aligns causal masks top-left, so the flag can express only `query_offset=0`. The mask is bool
     (B, H, Lq, Lk), True = may attend, or None if nothing else is excluded.

@@ -78,7 +78,7 @@ def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
 
 
 def cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
-    """The gradient of the similarity from that of `capped`, which `cap` gave."""
+    """Return the gradient of the similarity from that of `capped`, which `cap` gave."""
     c = rule.softcap
     return d_capped if c is None else d_capped * (1.0 - (capped / c) ** 2)
 
@@ -90,10 +90,10 @@ def add_bias(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
 
 
 def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
-    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without an allowed key.
+    """Return (B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere and in rows without an allowed key.
 
     A row without an allowed key is given finite scores before the softmax, and zeros after it,
-    so no NaN arises, neither forward nor backward. `tf.where` sends gradient
+    so no NaN arises, forward or backward. `tf.where` sends gradient
     to the branch it took, and a constant branch has none, so no infinity is ever multiplied by 0.
 
     Not tf.nn.softmax: with oneDNN on a CPU, its float32 turns a row with a NaN score into zeros.

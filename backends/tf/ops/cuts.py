@@ -22,24 +22,24 @@ class Span(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether both are integers."""
+        """Return whether start and size are integers."""
         return isinstance(self.start, int) and isinstance(self.size, int)
 
     def times(self, count: int) -> Span:
-        """The span with start and size times `count`: of the query heads, if `count` of them share each key head."""
+        """Return the span with start and size times `count`: from key heads to query heads, `count` for each."""
         return Span(self.start * count, self.size * count)
 
     def as_slice(self) -> slice:
-        """Its elements as a slice."""
+        """Return its elements as a slice."""
         return slice(self.start, self.start + self.size)
 
     def as_known(self) -> slice:
-        """A slice of known ends that holds its elements; no others where both are known."""
+        """Return a slice with known ends that holds its elements, and no others if start and size are known."""
         return self.as_slice() if self.is_known else self.within
 
 
 def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """The span of x along an axis; x itself for None."""
+    """Return the span of x along an axis; x itself for None."""
     length = x.shape[axis]
     if span is None:
         return x
@@ -51,7 +51,7 @@ def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
 
 
 def cut_source(source: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """The span of an array that broadcasts: an axis with one element stays, even if only the running graph knows it."""
+    """Return the span of an array that broadcasts: an axis of size 1 stays, even if only the running graph knows it."""
     if source.shape[axis] == 1:
         return source
     if span is not None and source.shape[axis] is None:

@@ -69,13 +69,13 @@ class AttentionLayer(keras.Layer):
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The keywords of an `AttentionConfig`, and all others, which Keras takes or refuses."""
+    """Return the keywords of an `AttentionConfig`, and all others, which Keras takes or refuses."""
     of_config = {field.name: options[field.name] for field in fields(AttentionConfig) if field.name in options}
     return of_config, {name: value for name, value in options.items() if name not in of_config}
 
 
 def input_widths(queries: Shape, keys: Shape, values: Shape, given: Widths) -> Widths:
-    """The (Dq, Dk, Dv) of a layer built for inputs of these shapes, which must fit the widths that were given."""
+    """Return (Dq, Dk, Dv) of a layer built for inputs of these shapes, which must fit the widths that were given."""
     specs = []
     for name, shape in (("queries", queries), ("keys", keys), ("values", values)):
         if shape is None:

@@ -53,7 +53,7 @@ class Mask(NamedTuple):
 
 
 def placed(call: Call[Any], layer: keras.Layer) -> Call[Any]:
-    """The call with tensors in place of lists, numbers and NumPy's arrays; anything that `check_call` refuses stays.
+    """Return the call with tensors for lists, numbers and NumPy's arrays; anything that `check_call` refuses stays.
 
     `layer` is not used: TensorFlow itself copies tensors to the device that needs them.
     """
@@ -131,26 +131,26 @@ def allowed_keys(mask: Mask, block: Part | None = None) -> tf.Tensor | None:
 
 
 def additive_bias(mask: Mask) -> tf.Tensor | None:
-    """The bias to add to the scores: 0 where it only excludes; None without one."""
+    """Return the bias to add to the scores: 0 where it only excludes; None without one."""
     if mask.bias is None:
         return None
     return tf.where(tf.equal(mask.bias, -float("inf")), tf.zeros((), mask.bias.dtype), mask.bias)
 
 
 def part_of(mask: Mask, block: Part | None) -> Mask:
-    """The mask of a block, None for everything; without lengths and positions that leave it all its keys."""
+    """Return the mask of a block, None for everything; without lengths and positions that leave it all its keys."""
     if block is None:
         return mask
     items, _, queries, keys = block
 
     def part(source: tf.Tensor | None, cut_axis: Callable[..., tf.Tensor] = cut_source) -> tf.Tensor | None:
-        """The block's part of an array that broadcasts to (B, H, Lq, Lk); None for None."""
+        """Return the block's part of an array that broadcasts to (B, H, Lq, Lk); None for None."""
         for axis, span in enumerate(block):
             source = None if source is None else cut_axis(source, axis, span)
         return source
 
     def part_of_bound(bound: tf.Tensor | None) -> tf.Tensor | None:
-        """The block's part of first or stop, counted from the first key of the block; None for None."""
+        """Return the block's part of first or stop, counted from the first key of the block; None for None."""
         if bound is None or is_open:
             return None
         bound = cut_source(cut_source(bound, 0, items), 1, queries)
@@ -175,7 +175,7 @@ def part_of(mask: Mask, block: Part | None) -> Mask:
 
 
 def reachable(mask: Mask, queries: Span) -> Span | None:
-    """The keys that any of these queries may reach, by the numbers that are known; None for all."""
+    """Return the keys that any of these queries may reach, by the numbers that are known; None for all."""
     if mask.reach is None:
         return None
     keys = mask.reach.keys(slice(None), queries.as_known())

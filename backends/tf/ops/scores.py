@@ -33,7 +33,7 @@ class DotScore:
         return queries, keys
 
     def in_blocks(self) -> Score:
-        """How blocks of the operands are scored."""
+        """Return the score function of blocks of the operands."""
         return Score(self.scale)
 
 
@@ -60,5 +60,5 @@ class AdditiveScore(keras.Layer):
         return self.query(queries), tuple(map(self.key, keys))
 
     def in_blocks(self) -> Score:
-        """How blocks of the operands are scored."""
+        """Return the score function of blocks of the operands."""
         return Score(vector=tf.cast(self.vector, self.compute_dtype))

@@ -59,7 +59,7 @@ class Constants(NamedTuple):
 
     @property
     def draws(self) -> bool:
-        """Whether dropout draws random numbers."""
+        """Return whether dropout draws random numbers."""
         return self.rate > 0.0 and self.mask.keep is None
 
 

@@ -25,7 +25,7 @@ APART = 2**17
 
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Whether the kernel follows the definition for this call, and holds no scores; `rate` is that of dropout."""
+    """Return whether the kernel follows the definition for this call, and holds no scores. `rate`: of dropout."""
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
     if not _fits(operands, score, mask, rate):
@@ -35,7 +35,7 @@ def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float
 
 
 def is_fusable_in_blocks(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Whether the kernel follows the definition for blocks of this call, each with the mask of its positions.
+    """Return whether the kernel follows the definition for blocks of this call, each with the mask of its positions.
 
     Not where a program is compiled, which would hold a call of the kernel for each block.
     """

@@ -220,7 +220,7 @@ class TorchLayer:
         batched = query.dim() == 3
 
         def in_order(tensor: Tensor) -> NDArray:
-            """The tensor as (B, L, width), from whichever order of axes the layer uses."""
+            """Return the tensor as (B, L, width), from whichever order of axes the layer uses."""
             array = _array(tensor)
             if not batched:
                 return array[None]

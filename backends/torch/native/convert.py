@@ -66,10 +66,10 @@ def to_native(
 
 
 def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
-    """Config and canonical weights of a layer; the arrays are read-only copies in its dtype.
+    """Return config and canonical weights of a layer; the arrays are read-only copies in its dtype.
 
-    bfloat16 parameters come out as float32, which holds each of them exactly. Of what is no weight the
-    config carries `num_heads` and `dropout`.
+    bfloat16 parameters come out as float32, which holds each of them exactly. Beside the
+    sizes, the config has `num_heads` and `dropout`.
 
     Args:
         layer: a torch.nn.MultiheadAttention or a d2l.ai layer, in any mode, dtype and place.
@@ -102,7 +102,7 @@ def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfi
 
 
 def layout_of(layer: nn.Module) -> Layout:
-    """The layout of a layer's state_dict. SpecError if it is of no kind that can be read.
+    """Return the layout of a layer's state_dict. SpecError if it is of no kind that can be read.
 
     >>> layout_of(nn.MultiheadAttention(6, 2, kdim=5)).name
     'torch-separate'

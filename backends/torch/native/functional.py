@@ -62,7 +62,7 @@ class ScaledDotProductSubject(TorchSubject):
         return {"heads": heads, "output": layer["out_proj"](merge_heads(heads))}
 
     def kernel(self) -> AbstractContextManager[Any]:
-        """A context that restricts the operator's kernels; here it restricts nothing."""
+        """Return a context that restricts the operator's kernels; here it restricts nothing."""
         return nullcontext()
 
     def attend(

@@ -34,7 +34,7 @@ D2L = (f"{SUBJECTS}:D2lMultiHeadAttentionSubject",)
 
 
 def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: Weights) -> None:
-    """SpecError unless a torch.nn.MultiheadAttention computes what its weights say."""
+    """Raise SpecError unless a torch.nn.MultiheadAttention computes what its weights say."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         given = tensors(layer, inputs.queries, inputs.keys, inputs.values)
@@ -71,7 +71,7 @@ def _check(
 
 
 def check_runs(layer: nn.Module) -> str:
-    """The dtype of a module's parameters; SpecError if it can't be run where it stands."""
+    """Return the dtype of a module's parameters; SpecError if it can't be run where it stands."""
     name = type(layer).__name__
     if torch.compiler.is_compiling() or transforms_are_active():
         raise cannot_run(name, "this runs while PyTorch traces or transforms a program, where arrays have no numbers")
@@ -84,7 +84,7 @@ def check_runs(layer: nn.Module) -> str:
 
 
 def tensors(layer: nn.Module, *arrays: NDArray) -> list[Tensor]:
-    """The arrays as tensors of the module's dtype on its device; an array that is given twice becomes one tensor."""
+    """Return the arrays as tensors of the module's dtype and device; an array given twice becomes one tensor."""
     dtype, device = TORCH_DTYPES[check_runs(layer)], _device(layer)
     made = {id(array): to_tensor(array, dtype, device) for array in arrays}
     return [made[id(array)] for array in arrays]

@@ -16,34 +16,34 @@ from mha_core.capture import Pulled
 
 
 def hold(module: nn.Module) -> nn.Module:
-    """What stands for a module after its call: the module itself."""
+    """Return what keeps a module beyond its call: the module itself."""
     return module
 
 
 def parameters_of(held: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter in a module by its name."""
+    """Return every parameter in a module by its name."""
     return dict(held.named_parameters(remove_duplicate=False))
 
 
 def numbers_in(parameter: nn.Parameter) -> NDArray:
-    """The numbers of a parameter in NumPy."""
+    """Return the numbers of a parameter in NumPy."""
     return to_numpy(parameter)
 
 
 def is_training(module: nn.Module) -> bool:
-    """Whether a call of the module may draw random numbers."""
+    """Return whether a call of the module may draw random numbers."""
     rates = (part.p if isinstance(part, nn.modules.dropout._DropoutNd) else 0.0 for part in module.modules())
     return module.training and any(rate > 0.0 for rate in rates)
 
 
 def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> bool:
-    """Whether the `module` that `watch(outer)` tells by this name is the held one."""
+    """Return whether `module`, which `watch(outer)` reports under this name, is the held one."""
     return module is held
 
 
 @contextmanager
 def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
-    """The module as a function, with its floating-point parameters and buffers in `dtype`; they are put back after."""
+    """Return a context that gives the module with its parameters and buffers in `dtype`; they are put back after."""
     own = [*held.parameters(), *held.buffers()]
     before = [(tensor, tensor.data) for tensor in own if tensor.is_floating_point()]
     try:
@@ -58,7 +58,7 @@ def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
 
 @contextmanager
 def computing_piecemeal(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
-    """As `computing`, but a parameter is in `dtype` only while something uses it, so few are at a time.
+    """Return a context like that of `computing`, but one that casts a parameter only while something uses it.
 
     A module that keeps its parameters elsewhere too, as nn.LSTM does, sees them as they are: it may raise, and
     no gradient arrives.
@@ -113,15 +113,15 @@ class _Lent(dict[str, Any]):
 
 
 def to_native(array: NDArray, dtype: str | None) -> torch.Tensor:
-    """The array as a tensor; floating-point numbers in `dtype`."""
+    """Return the array as a tensor; floating-point numbers in `dtype`."""
     tensor = torch.from_numpy(array.copy())
     return tensor.to(TORCH_DTYPES[dtype]) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def tapped(value: torch.Tensor, note: Callable[[torch.Tensor], None]) -> torch.Tensor | None:
-    """The tensor under another name, of whose gradient `note` is told; None for one that gets no gradient.
+    """Return a view of the tensor that calls `note` with its gradient; None if the tensor gets no gradient.
 
-    Another name: what the module itself does with its output is then not in that gradient.
+    It is a view, so that the gradient leaves out what the module itself does with its output.
     """
     if not value.requires_grad:
         return None

@@ -89,7 +89,7 @@ _parts: list[None] = []
 
 @contextmanager
 def as_a_part() -> Iterator[None]:
-    """A context in which calls are parts of an attention function that is intercepted itself."""
+    """Return a context in which calls are parts of an attention function that is intercepted itself."""
     _parts.append(None)
     try:
         yield
@@ -98,7 +98,7 @@ def as_a_part() -> Iterator[None]:
 
 
 def to_output(array: NDArray, query: Tensor) -> Tensor:
-    """An output (B, H, Lq, dv) as a tensor like the queries. SpecError where gradients are asked for."""
+    """Return an output (B, H, Lq, dv) as a tensor like the queries. SpecError where gradients are asked for."""
     if torch.is_grad_enabled() and query.requires_grad:
         raise SpecError("another backend's attention has no gradients in PyTorch; run the model under torch.no_grad()")
     return torch.from_numpy(np.array(array)).to(device=query.device, dtype=query.dtype)

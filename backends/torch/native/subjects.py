@@ -46,20 +46,20 @@ class TorchSubject(NativeSubject):
 
     @abstractmethod
     def make(self, config: AttentionConfig, weights: Weights) -> nn.Module:
-        """The layer that holds these weights."""
+        """Return the layer that holds these weights."""
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
         """Run the layer on `leaves`, named as in `AttentionInputs.leaves`; the stages that it exposes, by name."""
 
     def differentiates(self, inputs: AttentionInputs) -> bool:
-        """Whether every gradient of a call with these inputs can be computed."""
+        """Return whether every gradient of a call with these inputs can be computed."""
         return True
 
     def parameter_gradients(
         self, layer: nn.Module, config: AttentionConfig, gradients: Mapping[str, np.ndarray]
     ) -> Mapping[str, np.ndarray]:
-        """Gradients of the layer's own parameters under the canonical names."""
+        """Return gradients of the layer's own parameters under the canonical names."""
         return canonical_gradients(layout_of(layer), config, gradients)
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
@@ -119,7 +119,7 @@ class MultiheadAttentionSubject(TorchSubject):
         return {"weights": weights, "output": output} if self.need_weights else {"output": output}
 
     def options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
-        """The other arguments of the call: its masks among them."""
+        """Return the other arguments of the call, its masks among them."""
         masks = ignored_keys(inputs.mask, inputs.check(config), config.num_heads, leaves.get("bias"))
         return {"need_weights": self.need_weights, "average_attn_weights": False, **masks}
 
@@ -186,7 +186,7 @@ class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject)
 
 
 def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Tensor | None) -> dict[str, Tensor]:
-    """The masks of nn.MultiheadAttention, where True means "ignore": lengths per item, and all the rest.
+    """Return the masks of nn.MultiheadAttention, where True means "ignore": lengths per item, and all the rest.
 
     `key_padding_mask` is (B, Lk), `attn_mask` (B * H, Lq, Lk); both are bool, or float if there is a bias.
 

@@ -33,7 +33,7 @@ class Score(NamedTuple):
 
     @property
     def is_product(self) -> bool:
-        """Whether a score is q.k times the scale, and nothing else."""
+        """Return whether a score is q.k times the scale, and nothing else."""
         return self.vector is None and self.softcap is None
 
 
@@ -86,10 +86,10 @@ def add_bias(scores: Tensor, mask: Mask) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, mask: Mask) -> Tensor:
-    """(B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere, and in rows without an allowed key.
+    """Return (B, H, Lq, Lk): softmax over the allowed keys; exactly 0 elsewhere and in rows without an allowed key.
 
     A row without an allowed key is given finite scores before the softmax, and zeros after it,
-    so no NaN arises, neither forward nor backward.
+    so no NaN arises, forward or backward.
     """
     allowed = allowed_keys(mask)
     # In at least float32: half precision is too coarse for a sum of exponentials.

@@ -54,12 +54,12 @@ class Mask(NamedTuple):
 
     @property
     def excludes(self) -> bool:
-        """Whether it has any source; without one, every query may attend to every key."""
+        """Return whether it has any source; without one, every query may attend to every key."""
         return any(source is not None for source in (self.first, self.stop, self.allowed, self.bias))
 
 
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
-    """A source of a mask as it was given, but a tensor for a list or a NumPy array while torch.compile traces.
+    """Return a source of a mask as it was given, but a tensor for a list or a NumPy array while torch.compile traces.
 
     `AttentionMask` makes arrays of lists in ways of NumPy's that a compiler can't follow.
 
@@ -75,7 +75,7 @@ def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
 
 
 def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
-    """The call with tensors in place of lists, numbers and NumPy's arrays, where it is computed.
+    """Return the call with tensors in place of lists, numbers and NumPy's arrays, where it is computed.
 
     That is where its first tensor is, or else the layer's parameters. The mask's integers stay where they are, so that
     `build_mask` can read them without waiting for a device. Anything that `check_call` refuses stays as it is, too.
@@ -156,12 +156,12 @@ def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
 
 
 def additive_bias(mask: Mask) -> Tensor | None:
-    """The bias to add to the scores: 0 where it only excludes; None without one."""
+    """Return the bias to add to the scores: 0 where it only excludes; None without one."""
     return None if mask.bias is None else mask.bias.masked_fill(mask.bias == -torch.inf, 0.0)
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """The mask of a block (None: of the whole call); first and stop are None if they exclude no key of the block."""
+    """Return the mask of a block (None: of the whole call); first and stop are None if they exclude no key."""
     if block is None:
         return mask
     first, stop = mask.first, mask.stop
@@ -179,12 +179,12 @@ def part_of(mask: Mask, block: Block | None) -> Mask:
 
 
 def cut(array: Tensor, block: Block) -> Tensor:
-    """The part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
+    """Return the part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
     return array[tuple(slice(None) if size == 1 else part for size, part in zip(array.shape, block, strict=True))]
 
 
 def expected_dtype(layer: nn.Module) -> str | None:
-    """The dtype that a layer's inputs must have: that of its parameters; None without any.
+    """Return the dtype that a layer's inputs must have: that of its parameters; None without any.
 
     None under autocast too, where PyTorch chooses a dtype for each operation.
     """

@@ -95,7 +95,7 @@ def _numbers(base: Base) -> list[Step]:
     inputs, other = (layer.call("", *base.sizes, contents=letter * 3).case.build().inputs for letter in "ab")
 
     def call(words: str, change: Any = lambda x, y: x) -> Step:
-        """The first call with `change(x, y)` in place of each array x; y is that of another call."""
+        """Return the first call with `change(x, y)` in place of each array x; y is that of another call."""
         changed = {name: change(getattr(inputs, name), getattr(other, name)) for name in ("queries", "keys", "values")}
         return layer.call(words, *base.sizes, gradients=False, change=lambda given: replace(given, **changed))
 

@@ -32,7 +32,7 @@ def weighted(state: State, gradient: str = "d_weights") -> NDArray:
 
 
 def d_values_by(state: State, kept_weights: NDArray) -> NDArray:
-    """The values' gradient (B, G, Lk, dv) by other weights (B, H, Lq, Lk)."""
+    """Return the values' gradient (B, G, Lk, dv) by other weights (B, H, Lq, Lk)."""
     return sum_kv_groups(kept_weights.swapaxes(-1, -2) @ state["d_heads"], state.config.num_kv_heads)
 
 

@@ -263,7 +263,7 @@ QUERY_BLOCKS = (
 
 
 def finite(highest: NDArray) -> NDArray:
-    """A maximum that can be subtracted, also where there is no key."""
+    """Return a maximum that can be subtracted, also where there is no key."""
     return np.where(np.isneginf(highest), 0.0, highest)
 
 

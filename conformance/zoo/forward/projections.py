@@ -22,7 +22,7 @@ def _right(state: State, right: Any) -> Any:
 
 
 def projection(name: str, *, x: Change = _right, weight: Change = _right, bias: Change = _right) -> Steps:
-    """The projection of `x(state, right one)`, with such a weight and such a bias; where there is none, it is 0."""
+    """Return the step of a projection with changed input, weight or bias; a missing bias is given to `bias` as 0."""
     given, made = PROJECTED[name]
 
     def step(state: State) -> NDArray:

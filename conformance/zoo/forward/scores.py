@@ -19,7 +19,7 @@ def is_additive(state: State) -> bool:
 
 
 def is_product(state: State) -> bool:
-    """Whether the score is a product of queries and keys, scaled or not."""
+    """Return whether the score is a product of queries and keys, scaled or not."""
     return not is_additive(state)
 
 

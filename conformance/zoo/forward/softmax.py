@@ -26,7 +26,7 @@ def open_scores(state: State, fill: float = -np.inf) -> NDArray:
 
 
 def highest_of(scores: NDArray) -> NDArray:
-    """The maximum of each row, -inf in a row without a key."""
+    """Return the maximum of each row, -inf in a row without a key."""
     return scores.max(axis=-1, keepdims=True, initial=-np.inf)
 
 

@@ -22,7 +22,7 @@ Positions = tuple[NDArray[np.integer], NDArray[np.integer]]
 
 
 def is_given(state: State) -> bool:
-    """Whether the call gives the tables."""
+    """Return whether the call gives the tables."""
     return has_rotary(state) and state.inputs.rotary is not None and state.inputs.rotary.has_tables
 
 
@@ -50,7 +50,7 @@ def made_tables(
     axes: Callable[[Rotary], NDArray[np.int64]] = axis_of_pairs,
     angles: Callable[[NDArray, NDArray], NDArray] = operator.mul,
 ) -> Tables:
-    """The tables of a call from other positions, frequencies, axes or angles than the definition's."""
+    """Return the tables of a call from other positions, frequencies, axes or angles than the definition's."""
     settings = settings_of(state)
     right = positions_of(state.inputs.rotary, state.inputs.mask.query_offset, state.sizes)
     places = positions(state, right)

@@ -21,7 +21,7 @@ BEGINS = ("norm-",)
 
 @dataclass(frozen=True)
 class Given:
-    """What a norm is made of: x (B, heads, L, d), its weight and bias or None, and the layer."""
+    """The arguments of a norm: x (B, heads, L, d), its weight and bias or None, and the layer."""
 
     x: NDArray
     weight: NDArray | None
@@ -30,11 +30,11 @@ class Given:
     state: State
 
     def result(self, **changes: object) -> NDArray:
-        """The definition's norm, of other settings."""
+        """Return the definition's norm with other settings."""
         return norm(self.x, replace(self.settings, **changes), self.weight, self.bias).result  # type: ignore[arg-type]  # each change is of its field's type
 
     def finished(self, unit: NDArray) -> NDArray:
-        """What was divided, times the weight, plus the bias."""
+        """Return `unit`, x after the division, times the weight, plus the bias."""
         scaled = unit if self.weight is None else (self.settings.offset + by_head(self.weight, self.x.shape)) * unit
         return scaled if self.bias is None else scaled + by_head(self.bias, self.x.shape)
 
@@ -47,7 +47,7 @@ has_norm, settings_of = part("query_key_norm", QueryKeyNorm)
 
 
 def steps_of(state: State, name: str, x: NDArray) -> Normed:
-    """The definition's norm `name` of x in a layer that has one, whatever its order."""
+    """Return the definition's norm `name` of x in a layer that has one, whatever its order."""
     steps = normed(state, name, x)
     assert steps is not None
     return steps

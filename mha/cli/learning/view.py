@@ -43,7 +43,7 @@ class ViewOptions(Apart):
 
     @property
     def has_other(self) -> bool:
-        """Whether a difference is shown, of a backend or of another recording."""
+        """Return whether a difference is shown, of a backend or of another recording."""
         return bool(self.backend_names) or self.compare is not None
 
 

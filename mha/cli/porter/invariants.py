@@ -73,7 +73,7 @@ def invariants(asked: InvariantsOptions) -> None:
 
 
 def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]:
-    """The model that is named, what makes it, and the inputs that came with it."""
+    """Return the model that is named, what makes it, and the inputs that came with it."""
     from conformance.subjects.in_time import TookTooLong, in_time
     from conformance.subjects.load import load_object
     from mha_core.errors import one_line
@@ -104,7 +104,7 @@ def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]
 
 
 def makes(named: Any) -> bool:
-    """Whether a thing makes a model, and is none: it is called without arguments."""
+    """Return whether a thing makes a model, and is none: it is called without arguments."""
     import inspect
 
     from mha.recordings.hooks import hooks_of
@@ -127,7 +127,7 @@ def makes(named: Any) -> bool:
 
 
 def load_step(spec: str, seconds: float) -> Any:
-    """The function step(tokens, state) that is named."""
+    """Return the function step(tokens, state) that is named."""
     from conformance.subjects.in_time import in_time
     from conformance.subjects.load import load_object
 

@@ -123,7 +123,7 @@ def where(asked: WhereOptions) -> None:
 
 
 def original_named(spec: str) -> Any:
-    """The live original: a model of `mha port`, or what a factory gives."""
+    """Return the live original: a model of `mha port`, or what a factory gives."""
     from conformance.subjects.load import load_object
     from mha.port.load import DECODERS, PACKAGED
     from mha.port.model import load_trained
@@ -150,7 +150,7 @@ def original_named(spec: str) -> Any:
 
 
 def takes(named: Any) -> str:
-    """The names of the arguments that a function needs, or "" for none."""
+    """Return the names of the arguments that a function needs, or "" for none."""
     import inspect
 
     try:
@@ -162,7 +162,7 @@ def takes(named: Any) -> str:
 
 
 def read_inputs(path: Path) -> dict[str, Any]:
-    """The arrays of a file by name."""
+    """Return the arrays of a file by name."""
     from mha.formats import open_checkpoint
 
     with open_checkpoint(path) as checkpoint:

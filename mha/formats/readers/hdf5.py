@@ -35,7 +35,7 @@ STRUCTURES = (b"SNOD\x01\x00", b"HEAP\x00\x00\x00\x00", b"TREE\x00\x00")
 
 
 def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str, h5py.Dataset]:
-    """Every dataset of a file by its path, in the file's order; each holds all its numbers in the file itself.
+    """Return every dataset of a file by its path, in the file's order; each holds all its numbers in the file itself.
 
     Args:
         file: open for reading.
@@ -73,7 +73,7 @@ def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str,
 
 
 def numbers_of(dataset: h5py.Dataset) -> NDArray:
-    """The numbers of a dataset, as this machine orders their bytes."""
+    """Return the numbers of a dataset, as this machine orders their bytes."""
     array = np.asarray(dataset[()])
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 

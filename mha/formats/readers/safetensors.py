@@ -108,7 +108,7 @@ class _Arrays:
 
 
 def config_key(prefix: str) -> str:
-    """The metadata key of the config of the layer at `prefix`."""
+    """Return the metadata key of the config of the layer at `prefix`."""
     return f"{METADATA_KEY}:{prefix}" if prefix else METADATA_KEY
 
 

@@ -34,7 +34,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Name of an array -> name of the file beside the index that holds it, in the index's order.
+    """Return name of an array -> name of the file beside the index that holds it, in the index's order.
 
     Raises:
         SpecError: it is no such index, or names a shard that is elsewhere or is not there.

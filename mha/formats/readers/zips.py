@@ -52,7 +52,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def read_member(archive: zipfile.ZipFile, name: str | zipfile.ZipInfo) -> bytes:
-    """All bytes of a member, its checksum compared. Raises zipfile.BadZipFile if it does not fit."""
+    """Return all bytes of a member. Raises zipfile.BadZipFile if its checksum does not fit."""
     info = archive.getinfo(name) if isinstance(name, str) else name
     with archive.open(info) as member:
         data = member.read()

@@ -235,7 +235,7 @@ def _call_of_numbers(trial: Trial, mask: Mask, allowed: NDArray) -> Given:
 
 
 def ones_rows(known: Known) -> list[Relation]:
-    """A row for each mask argument: one that hides nothing is as none."""
+    """Return a row for each mask argument: one that hides nothing is as none."""
     found = []
     for mask in known.masks:
 
@@ -247,7 +247,7 @@ def ones_rows(known: Known) -> list[Relation]:
 
 
 def idle_rows(known: Known) -> list[Relation]:
-    """A row for each mask argument that was seen to change nothing, but for that of padding, which has rows."""
+    """Return a row for each mask argument that was seen to change nothing, but for that of padding, which has rows."""
     found = []
     for mask in known.masks:
         if mask.idle and mask != known.padding:

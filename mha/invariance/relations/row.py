@@ -19,17 +19,17 @@ from mha.invariance.trial import Answer, CantBeAsked, Size, Template, Trial
 
 @dataclass(frozen=True)
 class Known:
-    """What was found of a model.
+    """A collection of what was found out about a model.
 
     Attributes:
         live, template: the model, and how it is called.
         masks: its mask arguments.
-        causal: whether it is, or says that it is, causal by itself.
-        flag: the argument that makes it causal, or None.
+        causal: whether it is causal by itself, or says so.
+        flag: the name of the argument that makes it causal, or None.
         cache: how it decodes, or why that is not known.
-        pad: the id that stands in padding; None: any.
-        random: whether two calls of it differ.
-        kept: what calls gave that relations share.
+        pad: the token id that stands in padding; None: any.
+        random: whether two equal calls differ.
+        kept: answers to calls that several relations make.
     """
 
     live: Live
@@ -44,21 +44,21 @@ class Known:
 
     @property
     def padding(self) -> Mask | None:
-        """The mask argument that hides padding."""
+        """Return the mask argument that hides padding."""
         return next((one for one in self.masks if one.per_item), None)
 
     @property
     def square(self) -> Mask | None:
-        """The mask argument that says another thing for each query."""
+        """Return the mask argument that says another thing for each query."""
         return next((one for one in self.masks if one.per_query), None)
 
     @property
     def can_be_causal(self) -> bool:
-        """Whether some call of it is causal."""
+        """Return whether some call of it is causal."""
         return self.causal or self.flag is not None or self.square is not None
 
     def causally(self, batch: int, start: int, stop: int) -> Mapping[str, Any]:
-        """The arguments of a causal call of the positions from `start` to `stop`, with a cache of those before."""
+        """Return the arguments of a causal call of positions `start` to `stop`, with a cache of those before."""
         if self.causal or (start and stop - start == 1):
             return {}
         if self.flag is not None:

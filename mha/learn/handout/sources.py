@@ -22,7 +22,7 @@ ANSWERS = Path(__file__).parents[1] / "answers"
 
 @cache
 def source(file: str, symbol: str) -> str:
-    """The source of a function or class in a file of `answers`.
+    """Return the source of a function or class in a file of `answers`.
 
     >>> print(source("in_numpy", "weighted_sum"))
     def weighted_sum(weights, values):
@@ -40,7 +40,7 @@ def source(file: str, symbol: str) -> str:
 
 
 def answer(exercise: Exercise, dialect: str = "") -> str:
-    """A short right answer, as code that stands in place of what the file begins with.
+    """Return a short right answer, as code that stands in place of what the file begins with.
 
     Args:
         exercise: any.

@@ -65,7 +65,7 @@ def prepare(name: str) -> str:
 
 
 def given(name: str, value: Any) -> Any:
-    """A NumPy array as the framework's; anything else as it is."""
+    """Return a NumPy array as the framework's; anything else as it is."""
     dialect = DIALECTS[name]
     if not isinstance(value, np.ndarray):
         return value
@@ -73,7 +73,7 @@ def given(name: str, value: Any) -> Any:
 
 
 def taken(name: str, value: Any) -> Any:
-    """The framework's array as one of NumPy; anything else as it is, which is refused later."""
+    """Return the framework's array as one of NumPy; anything else as it is, which is refused later."""
     if name == NUMPY:
         return value
     dialect = DIALECTS[name]

@@ -18,7 +18,7 @@ IMPORT_SECONDS = 180.0
 
 
 def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What `function(*arguments)` gives in the process of a framework, which is imported first.
+    """Return `function(*arguments)`, run in the process of a framework, which is imported there first.
 
     Raises:
         TooLong: it took longer; even work that never lets Python run is ended.
@@ -40,13 +40,13 @@ def end_process(dialect: str) -> None:
 
 
 def home(dialect: str) -> Home:
-    """The process in which files of a framework run."""
+    """Return the process in which files of a framework run."""
     return Home(f"{LEARNERS}{dialect}")
 
 
 @cache
 def why_not(dialect: str) -> str:
-    """Why a framework can't be used here, in one line; "" if it can."""
+    """Return why a framework can't be used here, in one line; "" if it can."""
     if dialect == NUMPY:
         return ""
     try:

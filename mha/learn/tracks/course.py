@@ -78,12 +78,12 @@ RULES_IN_WORDS = {
 
 @dataclass(frozen=True)
 class Row:
-    """What the table says of an exercise.
+    """A row of the table of exercises.
 
     Attributes:
-        level: 1, a line; 2, a few lines and a trap; 3, several traps.
+        level: how hard it is. 1: a line; 2: a few lines and a trap; 3: several traps.
         minutes: about how long it takes.
-        learned: what whoever has it right has learned, in a sentence.
+        learned: a sentence on what one has learned who has it right.
     """
 
     level: int
@@ -171,7 +171,7 @@ LEVELS = max(row.level for row in ROWS.values())
 
 
 def row_of(exercise: Exercise) -> Row:
-    """The row of an exercise.
+    """Return the row of an exercise.
 
     >>> from mha.learn.exercises import exercise
     >>> row_of(exercise("weighted-sum")).minutes, row_of(exercise("weighted-sum-in-jax")).level

@@ -104,7 +104,7 @@ OWN: dict[str, tuple[Candidate, ...]] = {
 
 
 def candidates_of(exercise: StepExercise) -> tuple[Candidate, ...]:
-    """The exercise's own candidates."""
+    """Return the exercise's own candidates."""
     if exercise.covers == ("weights",) and exercise.parameters in (("scores",), ("scores", "allowed")):
         return SOFTMAX
     return OWN.get(exercise.name, ())

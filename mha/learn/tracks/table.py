@@ -18,7 +18,7 @@ WHY_TINY = "small enough to be followed by hand"
 
 
 def tiny(config: AttentionConfig | None = None, **sizes: Any) -> tuple[Case, ...]:
-    """Three cases of growing size, with these masks and config (1 head of width 2)."""
+    """Return three tiny cases of growing size. config: 1 head of width 2 by default; sizes: other fields of `Case`."""
     config = AttentionConfig(2, 1, bias=True) if config is None else config
     return tuple(
         Case(
@@ -41,13 +41,13 @@ def window_case(id: str, catches: str, **sources: Any) -> Case:
 
 
 def one_key_less(rng: Rng, case: Case) -> AttentionMask:
-    """Each query of each head may attend to all keys but one of its own."""
+    """Return a mask that lets each query of each head attend to all keys but one, which is drawn."""
     chosen = rng.integers(case.key_len, size=(case.batch, case.config.num_heads, case.query_len, 1))
     return AttentionMask(allowed=np.arange(case.key_len) != chosen)
 
 
 def offsets(state: State) -> Any:
-    """(B,): the position of each item's first query."""
+    """Return int64 (B,): the position of each item's first query."""
     given = np.asarray(state.inputs.mask.query_offset, dtype=np.int64)
     return np.broadcast_to(given, (state.sizes.batch,)).copy()
 
@@ -72,7 +72,7 @@ def step(
     config: AttentionConfig | None = None,
     **sizes: Any,
 ) -> StepExercise:
-    """An exercise that returns one array; `config` and `sizes` are those of its tiny cases."""
+    """Return an exercise that returns one array; `config` and `sizes` are those of its tiny cases."""
     return StepExercise(
         name=name,
         task=task,
@@ -90,7 +90,7 @@ def step(
 
 
 def drawn_mask(make: Callable[[Rng, Case], AttentionMask]) -> Callable[[int], Case]:
-    """Draws sizes, and with `make` a mask for them."""
+    """Return a function that draws the sizes of a case by a number, and its mask with `make`."""
 
     def drawn(number: int) -> Case:
         query_len, key_len = 2 + number % 8, 2 + number // 8 % 11
@@ -184,7 +184,7 @@ MISUSES = ("mask-ignored", "mask-inverted", "mask-transposed", "allowed-of-first
 
 
 def projection(name: str) -> tuple[Value, Value]:
-    """Weight and bias of a projection."""
+    """Return the Values of a projection's weight and bias."""
     return (
         Value("weight", "float64 (out, in)", lambda state: state.parameters[f"{name}.weight"]),
         Value("bias", "float64 (out,), or None", lambda state: state.parameters.get(f"{name}.bias")),

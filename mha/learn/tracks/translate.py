@@ -34,7 +34,7 @@ _BY_NAME = {one.name: one for one in (*write.EXERCISES, *turning.EXERCISES, SCAL
 
 
 def into(framework: str) -> tuple[StepExercise, ...]:
-    """The translations into one framework.
+    """Return the translations into one framework.
 
     >>> [exercise.name for exercise in into("torch")][:2]
     ['split-heads-in-torch', 'merge-heads-in-torch']

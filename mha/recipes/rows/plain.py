@@ -35,7 +35,7 @@ def _layer_index(prefix: str) -> int:
 
 
 def attentions(*models: str, kinds: tuple[str, ...] = ("",)) -> Iterator[str]:
-    """The names of the attention classes of these models."""
+    """Yield the names of the attention classes of these models."""
     return (f"{model}{kind}Attention" for model in models for kind in kinds)
 
 

@@ -27,7 +27,7 @@ class Refused:
     model_types: tuple[str, ...]
 
     def matches(self, module: Any) -> bool:
-        """Whether `module` is one of its attention modules."""
+        """Return whether `module` is one of its attention modules."""
         kind = type(module)
         return kind.__name__ in self.classes and kind.__module__.startswith("transformers.models.")
 
@@ -137,7 +137,7 @@ REFUSED = (
 
 
 def why_refused(model_type: Any) -> str:
-    """Why layers of a model of this type are refused, in words; "" if they are not.
+    """Return why layers of a model of this type are refused, in words; "" if they are not.
 
     >>> why_refused("mpt"), why_refused("llama")
     ("can't be expressed: a bias by distance (ALiBi) comes as a tensor of its own beside the mask", '')

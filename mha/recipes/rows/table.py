@@ -10,7 +10,7 @@ from mha.recipes.rows import RECIPES, REFUSED, Refused
 
 @dataclass(frozen=True)
 class Row:
-    """One family.
+    """A row of the table: one family.
 
     Attributes:
         family: its name.
@@ -38,18 +38,18 @@ class Row:
 
     @property
     def adds(self) -> str:
-        """What it adds to plain attention: rotary positions, norm, softcap, scale; "-" for nothing."""
+        """Return what the family adds to plain attention: rotary positions, norm, softcap, scale; "-" for nothing."""
         parts = {"rotary": self.rotary, "norm": self.norm, "softcap": self.softcap, "scale": self.scale}
         return "; ".join(f"{name}: {text}" for name, text in parts.items() if text) or "-"
 
     @property
     def words(self) -> str:
-        """Its particulars, or that it is refused and why."""
+        """Return its particulars, or that it is refused and why."""
         return self.says if self.state == "expressed" else f"refused: {self.says}"
 
 
 def rows() -> list[Row]:
-    """Every family, those that are expressed first.
+    """Return every family, those that are expressed first.
 
     >>> [row.family for row in rows() if row.softcap], [row.rotary for row in rows() if row.family == "gptj"]
     (['gemma2'], ['interleaved, rotary_dim'])
@@ -58,7 +58,7 @@ def rows() -> list[Row]:
 
 
 def counts() -> dict[str, int]:
-    """How many published models are of expressed and of refused families."""
+    """Return how many published models are of expressed and of refused families."""
     found = {"expressed": 0, "refused": 0}
     for row in rows():
         found[row.state] += len(row.models)

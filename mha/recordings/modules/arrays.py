@@ -32,10 +32,10 @@ def open_modules(path: str | os.PathLike[str]) -> ModuleRecording:
 
 
 class ArraysRecording(ModuleRecording):
-    """What stands in a file of plain arrays.
+    """A recording that is read from a file of plain arrays.
 
-    The number of a call says in which order calls began, over the whole model; a call was made within the last one
-    before it of the module around, by its name. The model itself has no name: "0/inputs/ids".
+    Calls are numbered over the whole model, in the order in which they began. A call was made within the last call
+    before it of the module that its name stands in. The model itself has no name: "0/inputs/ids".
 
     Args:
         path: the file.
@@ -90,7 +90,7 @@ class ArraysRecording(ModuleRecording):
         self.modules = tuple(RecordedModule(one, "arrays", _parameters_in(one, parameters)) for one in names)
 
     def array(self, at: ArrayAt) -> NDArray:
-        """The numbers of an array."""
+        """Return the numbers of an array."""
         return self._arrays_by_name[at.name]
 
 

@@ -78,7 +78,7 @@ def diagnosed(
     progress: Callable[[str], None] = lambda text: None,
     handed: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Name of a wrong module -> what its attention shows as a layer, by its own weights.
+    """Return name of a wrong module -> what its attention shows as a layer, by its own weights.
 
     A layer belongs to the module of its name, or to the one directly around it if it was not judged itself. Of layers
     of one class with the same first wrong array, those that a diagnosis explains are not diagnosed again.

@@ -62,7 +62,7 @@ class GradientRecorder:
         self._calls[position] = _Call(call.signature, arguments, own)
 
     def tapped(self, position: int, output: Any) -> Any:
-        """The output, of whose gradients this is told."""
+        """Return the output, changed so that its gradients are recorded here."""
         call = self._calls[position]
 
         def tap(place: Place, leaf: Any) -> Any:
@@ -137,7 +137,7 @@ class GradientRecorder:
 
 
 def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:
-    """What `pulled` of a framework calls: runs a module on the arguments, with the inputs in their places."""
+    """Return the `call` that a framework's `pulled` takes: it runs a module on the arguments, with inputs put in."""
 
     def call(run: Callable[..., Any], inputs: Mapping[Place, Any]) -> dict[Place, Any]:
         own = changed(
@@ -151,12 +151,12 @@ def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, argume
 
 
 def floating(as_array: Callable[[Any], Any], output: Any) -> dict[Place, Any]:
-    """The floating-point arrays, as the framework's, by place."""
+    """Return the framework's floating-point arrays in an output, by place."""
     return {place: leaf for place, leaf in leaves(output) if is_floating(as_array, leaf)}
 
 
 def is_floating(as_array: Callable[[Any], Any], leaf: Any) -> bool:
-    """Whether it is an array of floating-point numbers."""
+    """Return whether a leaf is an array of floating-point numbers."""
     found = as_array(leaf)
     return found is not None and found[0].dtype.kind == "f"
 

@@ -18,7 +18,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Numbers:
-    """How many numbers there are, and the sum of their hashes modulo 2**64.
+    """A count of numbers, and the sum of their hashes modulo 2**64.
 
     A transposed, reshaped, split or packed array has the same.
 
@@ -28,7 +28,7 @@ class Numbers:
     >>> numbers_of(x) == numbers_of(x + 1e-12)
     False
 
-    `hashed` is None where one of them is not known: its parameter is on the meta device, offloaded or not initialised.
+    `hashed` is None if a number is not known: its parameter is on the meta device, offloaded or not initialised.
     """
 
     size: int
@@ -40,7 +40,7 @@ class Numbers:
 
     @property
     def known(self) -> bool:
-        """Whether there are any, and each is known."""
+        """Return whether there are numbers, and each is known."""
         return self.size > 0 and self.hashed is not None
 
 
@@ -66,14 +66,14 @@ class Order(NamedTuple):
 
 
 def numbers_of(array: NDArray) -> Numbers:
-    """The Numbers of one array; floating-point numbers of any dtype by their value."""
+    """Return the Numbers of one array; floating-point numbers of any dtype by their value."""
     flat = np.asarray(array).reshape(-1)
     hashed = sum(_sum(_mixed(_bits(flat[start : start + CHUNK]))) for start in range(0, flat.size, CHUNK))
     return Numbers(flat.size, hashed % 2**64)
 
 
 def order_of(array: NDArray) -> Order:
-    """The Order of one array; floating-point numbers of any dtype by their value."""
+    """Return the Order of one array; floating-point numbers of any dtype by their value."""
     if array.size == 0:
         return Order(0, 0, 0)
     table = np.asarray(array).reshape(len(array) if array.ndim else 1, -1)
@@ -112,7 +112,7 @@ def _sum(hashes: NDArray[np.uint64]) -> int:
 def shape_and_numbers(
     parameter: Any, numbers_in: Callable[[Any], NDArray], dtype: str | None = None
 ) -> tuple[tuple[int, ...], Numbers, Order | None]:
-    """The shape, the Numbers and the Order of a parameter; of one without numbers what it says itself.
+    """Return the shape, the Numbers and the Order of a parameter; of one without numbers what it says itself.
 
     Args:
         parameter: of any framework.
@@ -132,17 +132,17 @@ def shape_and_numbers(
 
 
 def unknown(shape: Sequence[int]) -> Numbers:
-    """The Numbers of a parameter that has none."""
+    """Return the Numbers of a parameter that has none."""
     return Numbers(max(1, math.prod(shape)), None)
 
 
 def total(parts: Iterable[Numbers]) -> Numbers:
-    """The Numbers of several arrays together."""
+    """Return the Numbers of several arrays together."""
     return sum(parts, NONE)
 
 
 def is_constant(numbers: Numbers) -> bool:
-    """Whether all of them are 0, or all 1, as biases and norms are before training.
+    """Return whether all of them are 0, or all 1, as biases and norms are before training.
 
     >>> is_constant(numbers_of(np.zeros(3))), is_constant(numbers_of(np.eye(2)))
     (True, False)

@@ -133,7 +133,7 @@ class ModuleRecorder:
         return None
 
     def describe(self, versions: Mapping[str, str]) -> str:
-        """The description of the recorded modules and calls as JSON. SpecError if there was no call."""
+        """Return the description of the recorded modules and calls as JSON. SpecError if there was no call."""
         if not self._calls:
             raise SpecError("nothing to record: no module was called")
         if not self._arrays:

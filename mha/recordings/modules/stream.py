@@ -91,7 +91,7 @@ class ArrayStream:
 
     @staticmethod
     def digest(array: NDArray) -> bytes:
-        """The digest of an array's numbers, dtype and shape."""
+        """Return the digest of an array's numbers, dtype and shape."""
         array = np.asarray(array, order="C")
         found = hashlib.sha256(array.reshape(-1).view(np.uint8).data)
         found.update(f"{array.dtype}{array.shape}".encode())

@@ -18,7 +18,7 @@ Place = tuple[str, ...]
 
 
 def parts_of(value: Any) -> list[tuple[str, Any]] | None:
-    """The parts of a tuple, list, mapping or dataclass by their names; None for anything else."""
+    """Return the parts of a tuple, list, mapping or dataclass by their names; None for anything else."""
     if isinstance(value, Mapping):
         return [(str(key), part) for key, part in value.items()]
     if isinstance(value, list | tuple):
@@ -30,7 +30,7 @@ def parts_of(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Place and value of everything that has no parts.
+    """Yield place and value of everything that has no parts.
 
     >>> list(leaves({"x": 1, "rest": (2, None)}))
     [(('x',), 1), (('rest', '0'), 2), (('rest', '1'), None)]
@@ -44,7 +44,7 @@ def leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def changed(value: Any, change: Callable[[Place, Any], Any], place: Place = ()) -> Any:
-    """The value with `change(place, leaf)` in place of each leaf; everything else is of the same type.
+    """Return the value with `change(place, leaf)` in place of each leaf; everything else is of the same type.
 
     >>> changed({"x": 1, "rest": (2, None)}, lambda place, leaf: leaf if leaf is None else -leaf)
     {'x': -1, 'rest': (-2, None)}
@@ -71,7 +71,7 @@ def changed(value: Any, change: Callable[[Place, Any], Any], place: Place = ()) 
 
 
 def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
-    """A leaf as it is now: what may change in the call, such as a cache, is copied."""
+    """Return a leaf as it is now: what may change in the call, such as a cache, is copied."""
     plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
     if plain or as_array(leaf) is not None:
         return leaf
@@ -82,7 +82,7 @@ def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
 
 
 def named(call: inspect.BoundArguments) -> dict[str, Any]:
-    """The arguments of a call by name, as they were given; those among *args by their number."""
+    """Return the arguments of a call by name, as they were given; those among *args by their number."""
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
         kind = call.signature.parameters[name].kind

@@ -58,7 +58,7 @@ def recorded_modules(
     only: Sequence[str],
     gradients: bool,
 ) -> Iterator[WholeRecording]:
-    """A recording of the modules of `target` in its `watched`; see `mha.capture`. SpecError without a path."""
+    """Return a recording of the modules of `target` in its `watched`; see `mha.capture`. SpecError without a path."""
     if path is None:
         raise SpecError("modules=True needs a file to write to")
     stream = ArrayStream(check_output(path, what="a recording"), limit)

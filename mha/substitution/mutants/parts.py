@@ -46,18 +46,18 @@ class PartCall:
 
     @property
     def is_norm(self) -> bool:
-        """Whether it normalises: one array gives one of its shape."""
+        """Return whether the part normalises: it makes one array into one of the same shape."""
         one = len(self.given) == len(self.gave) == 1
         return one and "norm" in self.kind.rpartition(".")[2].lower() and self.x.shape == self.y.shape
 
     @property
     def x(self) -> NDArray:
-        """The first array that it was given."""
+        """Return the first array that it was given."""
         return next(iter(self.given.values()))
 
     @property
     def y(self) -> NDArray:
-        """The first array that it gave."""
+        """Return the first array that it gave."""
         return next(iter(self.gave.values()))
 
 
@@ -80,10 +80,10 @@ class Sum:
 
 
 class Inside:
-    """What runs inside one module.
+    """A look inside one module: its parts, and what it gives if a part gives something else.
 
     Args:
-        ready: the call of the module, which was judged.
+        ready: a judged call of the module.
     """
 
     def __init__(self, ready: Substitution) -> None:
@@ -91,7 +91,7 @@ class Inside:
 
     @cached_property
     def parts(self) -> list[PartCall]:
-        """The calls of the parts on what the port's module was given; none if it can't be run and looked into."""
+        """Return the calls of the parts on the inputs of the port's module; [] if it can't be run or looked into."""
         try:
             return list(self._parts(self.ready.given))
         except SpecError:
@@ -99,14 +99,14 @@ class Inside:
 
     @cached_property
     def norms(self) -> list[PartCall]:
-        """The parts that normalise, in the order of their calls."""
+        """Return the parts that normalise, in the order of their calls."""
         return [part for part in self.parts if part.is_norm]
 
     @cached_property
     def sums(self) -> list[Sum]:
-        """The sums of an array and of what a part gave, which another part is given or the module gives.
+        """Return the sums `array + what a part gave` that go into another part, or out of the module.
 
-        They are looked for on other inputs: on these, an array of zeros is the same as none, say.
+        They are looked for on other inputs: on the recorded ones, an array of zeros, say, could not be told from none.
         """
         rng = np.random.default_rng(0)
         masks = self.ready.mask_places
@@ -149,16 +149,16 @@ class Inside:
                 )
 
     def exact_with(self, instead: Mapping[PartCall, NDArray]) -> dict[Place, NDArray]:
-        """What the module gives in float64 with other arrays in place of those that some parts give."""
+        """Return what the module gives in float64, by place, if the parts in `instead` give these arrays."""
         return self._run(instead, tell=False)
 
     def given_with(self, instead: Mapping[PartCall, NDArray], part: PartCall) -> NDArray:
-        """What a part is given then."""
+        """Return the first array that `part` is given if the parts in `instead` give these arrays."""
         found = self._run({**instead, part: part.y}, tell=True)
         return next(array for place, array in found.items() if place[:3] == (PASSED, str(part.module), str(part.turn)))
 
     def alone(self, part: PartCall, x: NDArray) -> NDArray:
-        """What a part gives for another first array."""
+        """Return the first array that `part` gives if its first input is `x`."""
         found = self.original.run(part.call, [{**part.given, next(iter(part.given)): x}], "float64")[0]
         return found[next(iter(part.gave))]
 

@@ -23,7 +23,7 @@ Found = Iterator[Mapping[Place, NDArray]]
 
 
 def epsilon(value: float) -> Callable[[Inside], Found]:
-    """A norm has another epsilon."""
+    """Return a norm has another epsilon."""
 
     def mutant(inside: Inside) -> Found:
         held, ready = inside.ready.held, inside.ready
@@ -70,7 +70,7 @@ def other_gelu(inside: Inside) -> Found:
 
 
 def erf_gelu(x: NDArray) -> NDArray:
-    """The GELU as PyTorch has it by default."""
+    """Return the GELU as PyTorch has it by default."""
     return 0.5 * x * (1 + np.vectorize(erf, otypes=[np.float64])(x / sqrt(2)))
 
 

@@ -12,7 +12,7 @@ from mha_core.files.writing import write_whole
 
 
 def read_map(path: Path) -> dict[str, str]:
-    """The pairs in a TOML file: name of the original's module = name of the port's, in the table [pairs].
+    """Return the pairs in a TOML file: name of the original's module = name of the port's, in the table [pairs].
 
     Raises:
         SpecError: it is no such file.

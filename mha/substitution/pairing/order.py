@@ -9,7 +9,7 @@ WINDOW = 600
 
 
 def in_order(left: Sequence[tuple[int, object]], right: Sequence[tuple[int, object]]) -> Iterable[tuple[int, int]]:
-    """The longest common sequence of two by their keys; a key of None is no key.
+    """Return the longest common sequence of two by their keys; a key of None is no key.
 
     Of more than WINDOW on a side, what has no equal on the other is left out, and the sequence is the longest in a
     window that moves along both.

@@ -23,12 +23,12 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Module:
-    """What pairing needs of a module, of either model.
+    """A module of either model, as pairing needs it.
 
     Attributes:
         name, kind: where it stands, and its class.
-        numbers: the Numbers of its parameters.
-        each: those of each of them.
+        numbers: the Numbers of all its parameters together.
+        each: the Numbers of each parameter.
         within: positions of the modules around it, the nearest first.
         shapes: of the floating-point arrays that its first call gave.
     """
@@ -42,7 +42,7 @@ class Module:
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """What `sizes_of` says of the shapes."""
+        """Return `sizes_of` of the shapes."""
         return sizes_of(self.shapes)
 
 
@@ -108,10 +108,10 @@ class Pairs:
         self._back[port] = original
 
     def exchanged(self) -> dict[int, int]:
-        """Pairs in the order of both models' calls, of modules without parts that the same numbers pair in another one.
+        """Return the pairs, in the order of both models' calls, of modules whose pairs by numbers have another order.
 
-        Where whole modules are paired by their numbers, so are those inside them, and no order is asked for; nor is it
-        of modules whose names say which is which.
+        They have no parts. Left out are those inside a module that is paired by its numbers, and those whose names say
+        which is which.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
@@ -128,7 +128,7 @@ class Pairs:
         return found
 
     def out_of_order(self, port: int) -> list[dict[int, int]]:
-        """Pairs in the order of both models' calls, for each kind of parts of a module that have another order.
+        """Return pairs in the order of both models' calls, for each kind of a module's parts that have another order.
 
         Parts of one kind stand directly in it, have no parts, as many parameters, and give arrays of one size.
         """
@@ -162,7 +162,7 @@ class Pairs:
         return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
-        """Pairs of modules with parts, directly in one, that hold the same numbers and are called in another order."""
+        """Return pairs of modules with parts, directly in `port`, with equal numbers and another order of calls."""
         parts = [
             one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
         ]
@@ -175,7 +175,7 @@ class Pairs:
         return () if (original := self._back.get(port)) is None else (original,)
 
     def state(self) -> tuple[dict[int, int], dict[int, int], dict[int, str]]:
-        """What `restore` takes."""
+        """Return the state of the pairs, for `restore`."""
         return dict(self.found), dict(self._back), dict(self.how)
 
     def restore(self, state: tuple[dict[int, int], dict[int, int], dict[int, str]]) -> None:
@@ -188,7 +188,7 @@ class Pairs:
             self.found[original], self._back[port], self.how[original] = port, original, how
 
     def original_of(self, port: int) -> int | None:
-        """Position of the original's module; None if there is none."""
+        """Return the position of the original's module; None if there is none."""
         return self._back.get(port)
 
     def _pair(self, original: int, port: int, how: str) -> bool:
@@ -298,7 +298,7 @@ class Pairs:
 
 
 def sizes_of(shapes: Shapes) -> tuple[tuple[int, int], ...]:
-    """How many numbers each array has, and its last axis: the same whatever the order of the axes before it."""
+    """Return (size, last axis) of each array. These stay the same if the axes before the last are reordered."""
     return tuple((prod(shape), shape[-1] if shape else 0) for shape in shapes)
 
 
@@ -314,7 +314,7 @@ def _in_any_layer(name: str) -> str:
 
 
 def plain_kind(kind: str) -> str:
-    """A class without its package and without what frameworks add: "GELUActivation" is "gelu"."""
+    """Return a class without its package and without what frameworks add: "GELUActivation" is "gelu"."""
     return re.sub(r"(activation|layer|module|function|block)$", "", kind.rpartition(".")[2].lower().replace("_", ""))
 
 

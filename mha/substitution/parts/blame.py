@@ -30,7 +30,7 @@ class Blame(Parts):
     """A `Parts` that decides which modules are blamed.
 
     Attributes:
-        in_lines: position of a module whose lines are wrong -> its worst call, judged with its parts' outputs put in.
+        in_lines: position of a module whose own lines are wrong -> its worst call with the port's outputs of its parts.
         unseen: the bugs that the calls would not have shown.
         spared: positions of parts that are not blamed, because other parts make up for them.
         explained: position of a module -> its wrong parts, whose faults explain what the module gives.
@@ -192,7 +192,7 @@ class Blame(Parts):
         rewritten = Rewritten(self)
 
         def scaled(one: int, lines: int) -> bool:
-            """Whether a matrix of a part is another, which lines directly around it may make up for alone."""
+            """Return whether a matrix of a part is another, which lines directly around it may make up for alone."""
             return lines == self.modules[one].within[0] and "matrix" in rewritten.otherwise(one)
 
         for one in sorted(wrong):

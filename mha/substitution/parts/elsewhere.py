@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 
 
 class Elsewhere:
-    """The parts of a module that are judged by what they give in the module's own run.
+    """A second judgement on the wrong parts of a module, by what they give in the module's own run.
 
     Args:
         parts: both models.
@@ -58,9 +58,9 @@ class Elsewhere:
         right: whether what it gives is right.
 
     Attributes:
-        taken: parts with whose numbers most of the original's agrees with the port.
-        agreeing: the parts that do.
-        causes: the wrong modules that these are, or in which they stand, if all that the module gives agrees then.
+        taken: the parts whose arrays in the port, put into the original's run, make most of it agree with the port.
+        agreeing: the parts that then agree.
+        causes: the wrong modules that are in `taken` or hold parts in it, if everything the module gives then agrees.
     """
 
     def __init__(self, parts: Parts, port: int, wrong: Sequence[int], *, right: bool) -> None:

@@ -21,14 +21,14 @@ MODES = ("training", "train", "is_training", "deterministic")
 
 
 class Lines:
-    """The lines of a call in a recorded port whose parts are replaced.
+    """A finding on the lines of one call of a recorded port: which modules made its wrong arrays, and which right ones.
 
     Args:
         recording: the port's recording.
         call: position of the call.
-        judged: the judgement on the call, with its parts' outputs put in.
-        parts: position of each module whose outputs were replaced.
-        unjudged: positions of the modules whose lines count as the call's own.
+        judged: the judgement on the call, made with the port's outputs of its parts put in.
+        parts: positions of these parts.
+        unjudged: positions of the modules inside whose lines count as the call's own.
     """
 
     def __init__(

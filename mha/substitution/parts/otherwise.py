@@ -17,13 +17,13 @@ Run = Callable[[Mapping[int, Instead]], Sequence[CallJudgement] | None]
 
 
 class Division(NamedTuple):
-    """What is known of the parts that were found wrong.
+    """A finding on parts that were found wrong: which of them are right with the lines around them.
 
     Attributes:
-        found: the worst call with all of the port's outputs; None if it can't be run.
-        spared: the worst call with others in place of some of them, which mend something; None without any.
-        parts: those that are right with the lines around them.
-        beside: of parts whose activation stands beside them: its name.
+        found: the judgement on the worst call with the outputs of all the port's parts; None if it can't be run.
+        spared: the same with the outputs of some parts replaced, where that mends something; else None.
+        parts: positions of the parts that are right with the lines around them.
+        beside: position of a part whose activation stands outside it -> the activation's name.
     """
 
     found: CallJudgement | None
@@ -35,14 +35,14 @@ class Division(NamedTuple):
 def divided(run: Run, wrong: Sequence[int], activations: Mapping[int, Beside]) -> Division:
     """Return which of the wrong parts are right with the lines around them.
 
-    A part is, if something that the module makes of what the port's part gave differs, and with the original's in its
-    place it does not, and nothing else does that did not before. If the part alone were wrong, the module would make
-    the same of what it gave. What else the module has wrong, is wrong in both.
+    A part is, if something that the module makes of the port's part's output differs, no longer differs with the
+    original's output in its place, and nothing else begins to differ. If the part alone were wrong, the module would
+    make the same of its output. Other faults of the module show in both runs.
 
     Args:
-        run: of the module.
+        run: runs the module.
         wrong: positions of its parts that give something else than their originals.
-        activations: of those that differ from their originals by an activation: it.
+        activations: position of a part that differs from its original by an activation -> that activation.
     """
     found = run({})
     if found is None or _all_equal(found):

@@ -89,10 +89,10 @@ def _one(parts: Parts, port: int, leaves: Sequence[int], taken: Set[int], *, sam
 
 
 def covered(parts: Parts, names: Sequence[str]) -> set[str]:
-    """Return those of the port's modules without an original that are right all the same.
+    """Return which of these modules of the port, which have no original, are right all the same.
 
-    All that one gives is right where it is given on to a part; or it is one of several projections that are one in the
-    original.
+    A module is, if everything that it gives to a judged part is right, or if it is one of several projections that are
+    one in the original.
     """
     ready, calls = parts.ready.get(0, ((), ()))
     inner = parts.outermost_inside(0, judged=True)

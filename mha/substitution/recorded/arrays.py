@@ -41,7 +41,7 @@ class Apart:
 
     @property
     def words(self) -> str:
-        """The largest difference and its place, as the findings show it."""
+        """Return the largest difference and its place, as the findings show it."""
         return f"by up to {number(self.worst.largest)} at {list(self.worst.index)}"
 
 
@@ -68,7 +68,7 @@ def apart(a: NDArray, b: NDArray, counts: NDArray | None = None) -> Apart:
 
 @dataclass(frozen=True)
 class Allowance:
-    """How far the inputs of two layers may differ, relative to their size.
+    """An allowance: how far the inputs of two layers may differ, relative to their size.
 
     The operations between two attention layers are unknown. But the differences of the earlier calls are known, and
     rounding errors spread over all elements, so that few of them are much larger than most.

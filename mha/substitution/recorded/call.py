@@ -45,7 +45,7 @@ class ComparedCall:
 
     @property
     def output(self) -> NDArray:
-        """The recorded output (B, Lq, Do)."""
+        """Return the recorded output (B, Lq, Do)."""
         return self.problem.recorded["output"]
 
     def with_mask_of(self, other: ComparedCall) -> ComparedCall:

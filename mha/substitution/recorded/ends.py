@@ -21,12 +21,12 @@ from mha.substitution.reports.report import Difference, ModuleResult, Status
 
 @dataclass
 class Before:
-    """What the comparison of earlier calls leaves for that of later ones.
+    """A note of what the comparison of earlier calls found, for the comparison of later ones.
 
     Attributes:
         carried: the largest relative difference so far, of inputs and outputs that agree; see `Allowance`.
         parted: True if outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
-        rows: bool (B, L), the queries of the last pair that are no padding; others reach nothing.
+        rows: bool (B, L), True for queries of the last pair that are no padding; the others reach nothing.
     """
 
     carried: float = 0.0
@@ -42,7 +42,7 @@ class Before:
 
 
 def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -> list[ModuleResult]:
-    """Compare the ends of two recordings, by the names of the modules, call by call; a: the original, b: the port."""
+    """Return verdicts on the ends of port b against original a: what the model, or modules by name, gave in calls."""
     found = []
     for name in dict.fromkeys(end.name for end in a.ends or ()):
         for one, other in zip(_named(a, name), _named(b, name), strict=False):

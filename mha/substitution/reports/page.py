@@ -24,7 +24,7 @@ def write_page(path: Path, report: WhereReport, title: str) -> None:
 
 
 def render(report: WhereReport, title: str) -> str:
-    """The page as text."""
+    """Return the page as text."""
     wrong = [one for one in report.results if one.name in report.wrong]
     axis = _Axis([one.ratio for one in report.results if one.ratio is not None])
     verdict = "different" if wrong else "equal" if report.equal else "open"
@@ -62,7 +62,7 @@ class _Axis:
         self._high = ceil(log10(max([100.0, *finite])))
 
     def at(self, ratio: float) -> float:
-        """Where a ratio stands; one beyond the axis at its end."""
+        """Return where a ratio stands; one beyond the axis at its end."""
         power = log10(min(max(ratio, 10.0**self._low), 10.0**self._high))
         return round(EDGE + (WIDTH - 2 * EDGE) * (power - self._low) / (self._high - self._low), 1)
 

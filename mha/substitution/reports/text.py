@@ -19,7 +19,7 @@ SHOWN = 12
 
 
 def findings(report: WhereReport) -> Iterator[str]:
-    """What is wrong, a paragraph for all modules that are wrong alike, and what was not judged."""
+    """Yield a paragraph on each group of modules that are wrong alike, then lines on what was not judged."""
     if report.original == "recording":
         yield from _of_recordings(report)
         yield from report.notes
@@ -35,7 +35,7 @@ def findings(report: WhereReport) -> Iterator[str]:
 
 
 def wrong_alike(report: WhereReport) -> list[list[ModuleResult]]:
-    """The wrong modules, in groups of those that are called alike but for the first number, and wrong alike."""
+    """Return groups of modules that are wrong alike, and whose names are alike but for the first number in them."""
     found: list[list[ModuleResult]] = []
     latest: dict[tuple[object, ...], list[ModuleResult]] = {}
     for one in report.results:
@@ -52,7 +52,7 @@ def wrong_alike(report: WhereReport) -> list[list[ModuleResult]]:
 
 
 def unjudged(report: WhereReport) -> Iterator[str]:
-    """What of a port was not judged, and further notes, each in a line."""
+    """Yield a line on each thing of a port that was not judged, and further notes."""
     if report.is_no_port:
         yield NO_PORT
         yield from report.notes
@@ -84,7 +84,7 @@ NO_PORT = (
 
 
 def tree(report: WhereReport) -> Iterator[str]:
-    """A row a module: its place, its verdict, its ratio, and the original's module.
+    """Yield a row for each module: its place, its verdict, its ratio, and the original's module.
 
     Long names are cut in the middle; a reason that has no room stands on a line below.
     """
@@ -111,7 +111,7 @@ def tree(report: WhereReport) -> Iterator[str]:
 
 
 def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:
-    """What these inputs would not have shown, a bug a line; and how small a fault 16-bit numbers show.
+    """Yield a line on each bug that these inputs would not have shown; and how small a fault 16-bit numbers show.
 
     Args:
         report: what was found.
@@ -137,7 +137,7 @@ def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:
 
 
 def last_line(report: WhereReport) -> str:
-    """How many modules were judged, and the verdict."""
+    """Return a sentence with the verdict, and how many modules were judged."""
     if report.original == "recording":
         return _last_of_recordings(report)
     judged = len(report.judged)
@@ -156,14 +156,14 @@ def last_line(report: WhereReport) -> str:
 
 
 def around_of(report: WhereReport, one: ModuleResult) -> str | None:
-    """The name of the innermost module around one that is wrong in its own lines; None if there is none."""
+    """Return the name of the innermost module around `one` that is wrong in its own lines; None if there is none."""
     wrong = [other.name for other in report.results if other.status == "wrong" and other.own_lines]
     outer = [name for name in wrong if not name or one.name.startswith((f"{name}.", f"{name}/"))]
     return max((name for name in outer if name != one.name), key=len, default=None)
 
 
 def finding(one: ModuleResult, around: str | None = None) -> str:
-    """One wrong module: how far it is off, where, and which module of the original says so.
+    """Return words on one wrong module: how far it is off, where, and which module of the original says so.
 
     Args:
         one: it.
@@ -301,7 +301,7 @@ def _name(name: str) -> str:
 
 
 def shown_ratio(ratio: float) -> str:
-    """A ratio in the tree, where infinity is a word."""
+    """Return a ratio in the tree, where infinity is a word."""
     return "beyond rounding" if isinf(ratio) else number(ratio)
 
 
