@@ -232,7 +232,7 @@ def origin(layer: Any, path: str) -> str | None:
 
 @cache
 def libraries() -> str:
-    """Return what else decides what is traced, beside the versions that `kept_in` is given: packages and Python."""
+    """Return a text that changes with the installed code of JAX, Flax and ml_dtypes, and with NumPy and Python."""
     stamp = installed_stamp("jax", "jaxlib", "flax", "ml_dtypes")
     return f"{stamp} {np.__version__} {sys.version} {sys.flags.optimize}"
 

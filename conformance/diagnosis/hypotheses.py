@@ -217,7 +217,7 @@ class Hypothesis:
 
 
 def preferred(models: Iterable[Model]) -> list[Model]:
-    """Return which of several equally good models to name: the fewest bugs first, then the most on file."""
+    """Return at most SHOWN of several equally good models: with the fewest bugs, and of these the most from the zoo."""
     ranked = sorted(models, key=lambda model: (len(model), sum(map(is_measured, model))))
     # A factor of queries is one of scores too: it is said of the first place that has it.
     told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}

@@ -117,7 +117,10 @@ class Shelf:
         return Expected(problem.rounded(precision.storage), trace, allowed, arrays[WHERE])
 
     def put(self, problem: Problem, precision: Precision, found: Expected) -> Expected:
-        """Keep an answer. Return it with bounds of gradients that are kept as well once they are looked at."""
+        """Keep an answer without the bounds of its gradients, and return an equal answer.
+
+        The bounds of its gradients are kept too when one of them is first read from what is returned.
+        """
         stages = {name: found.allowed_error[name] for name in found.allowed_error if not is_gradient(name)}
         arrays = {WHERE: found.where, **_numbered(found.trace.arrays(), TRACE), **_numbered(stages, ALLOWED)}
         self._kept.put(_key(problem, precision), _data(arrays))

@@ -191,7 +191,10 @@ PLAIN = NAMED.keys() - {row.name for row in FEATURES if row.arithmetic}
 
 
 def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, ...]:
-    """Return in words a few kinds of calls, of each of which all are wrong, that are all that are wrong; () if none."""
+    """Return at most MOST_KINDS kinds of calls, in words, to which every wrong call belongs and no right call does.
+
+    () if none are found, or as many as there are wrong calls.
+    """
     traits = [_traits(one) for one in wrong]
     fine = set().union(*map(_traits, right))
     found: list[str] = []

@@ -84,7 +84,10 @@ def right_step(name: str) -> Step:
 
 
 def after(name: str, change: Change, where: Where = lambda state: True) -> Steps:
-    """`change(state, right result)` in place of the result, if there is one, in the calls that `where` names."""
+    """Return the step `name` that gives `change(state, its right result)` in place of its right result.
+
+    The result stays where it is None, and in calls for which `where(state)` is false.
+    """
     right = right_step(name)
 
     def step(state: State) -> Any:

@@ -67,7 +67,7 @@ class Turn:
         return int(head_dim * (1.0 if share is None else float(share)))
 
     def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
-        """Return the tables of a call, whose arguments leave `given`; None if the module does not turn.
+        """Take the argument with the tables out of `given`, and return the tables; None if the module does not turn.
 
         Args:
             core: the module.
@@ -75,7 +75,7 @@ class Turn:
             length: how many queries it has.
 
         Raises:
-            SpecError: other tables than a pair of doubled ones.
+            SpecError: the tables are not a pair (cos, sin) in which both channels of a pair have the same number.
         """
         tables = given.pop("position_embeddings", None)
         if not self.acts(core):

@@ -20,9 +20,10 @@ from mha_core.seam import Handle
 class Adapter(Protocol):
     """An adapter that translates the calls of one kind of layer into the terms of the definition.
 
-    It may have `probe(layer)` too: run it on small inputs, and raise SpecError if it does not compute what its
-    weights say (see `mha_core.live.probe`). `capture(..., probe=False)` does without. And `watching(layer)`: a context
-    that gives the adapter of this one layer, which may see inside it meanwhile.
+    It may have two more methods. `probe(layer)` runs the layer on small inputs, and raises SpecError if it does not
+    compute what its weights say (see `mha_core.live.probe`); `capture(..., probe=False)` does not call it.
+    `watching(layer)` returns a context that gives an adapter for this layer alone. While the context is open, that
+    adapter may see what happens inside the layer.
     """
 
     @property
@@ -57,7 +58,10 @@ class Hooks(Parts, Protocol):
         """Read one layer that is converted to canonical weights, and probe it."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Return the names of direct parts with parameters, and a function for the ids of all inside, or None."""
+        """Return the names of a module's direct parts with parameters, and a function.
+
+        The function returns `id` of each module inside. It is None where modules are made anew in each call (linen).
+        """
 
     def watch(
         self,

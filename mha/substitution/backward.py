@@ -42,13 +42,16 @@ class BackwardJudgement:
 
 
 def judge_backward(ready: Substitution) -> BackwardJudgement:
-    """Run the original's module backward with what came back to the port's, and compare the gradients.
+    """Return the judgement on the port's gradients of inputs and parameters in one call.
+
+    The original's module runs backward with the gradients by the outputs that were recorded of the port's module.
 
     Args:
-        ready: the call, whose forward pass was judged, of a recording with gradients.
+        ready: a call of a port's module. Its forward pass is judged already; its recording has gradients.
 
     Raises:
-        SpecError: no gradient came back; the port's or the original's can't be run backward; nothing can be compared.
+        SpecError: no gradients by the outputs were recorded; either module can't be run backward; outputs differ in
+            rows of padding; no gradient can be compared.
     """
     if not ready.recorded.cotangents:
         raise SpecError("no gradient came back to it")

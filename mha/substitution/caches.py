@@ -96,7 +96,10 @@ class Caches:
                 yield number, kind, runs.judge(left[at], (kind,))
 
     def differs(self, original: int, calls: Calls) -> str:
-        """Say which call made what a layer has otherwise in its cache than its original; "" if nothing is."""
+        """Return a sentence on the first number in a layer's cache that differs from its original's; "" if none does.
+
+        It names the call that put the number there.
+        """
         lengths = [_length(self._past(theirs)) for _, theirs in calls]
         for mine, theirs in calls:
             first, found = self._first.get((mine, original)), self._past(theirs)

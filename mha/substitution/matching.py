@@ -190,7 +190,10 @@ def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> b
 
 
 def laid_out(one: Matched, own: NDArray, theirs: NDArray) -> NDArray:
-    """Another array of the port's shape in the order of axes of `own`, as a matched one was read."""
+    """Return the port's array `theirs` in the layout of the original's, `own`: it is moved as the array in `one` was.
+
+    `theirs` has the shape that the array in `one` had in the port.
+    """
     each = chain(_layouts(own, theirs), patches(own, theirs))
     return next(array for array, layout in each if layout == one.layout)
 

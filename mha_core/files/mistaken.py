@@ -41,11 +41,13 @@ def names_code(text: object) -> bool:
 
 
 def defined_in(path: Path, first: str = "weights") -> list[str]:
-    r"""Return the public functions and classes of a Python file, which is not run; functions that are wanted first.
+    r"""Return the names of the public functions and classes of a Python file, which is not run; [] if it can't be read.
+
+    Functions whose first parameter is `first` stand first, then other functions, then classes.
 
     Args:
         path: the file.
-        first: the name of the first parameter of functions that are wanted; "" for functions without parameters.
+        first: the name of the parameter; "" for functions without parameters.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

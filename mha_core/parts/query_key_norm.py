@@ -202,7 +202,7 @@ def norm_back(gradient: NDArray, normed: Normed, settings: QueryKeyNorm) -> Norm
 
 
 def to_parameter(x: NDArray, settings: QueryKeyNorm) -> NDArray:
-    """(B, heads, L, d) -> (d,) or (heads * d,): the sum over everything that shares one number of a weight."""
+    """Return x (B, heads, L, d) summed to the shape of a norm's weight: (d,) if heads share it, else (heads * d,)."""
     return x.sum(axis=(0, 1, 2)) if settings.weight == "shared" else x.sum(axis=(0, 2)).reshape(-1)
 
 

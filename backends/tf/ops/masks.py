@@ -175,7 +175,10 @@ def part_of(mask: Mask, block: Part | None) -> Mask:
 
 
 def reachable(mask: Mask, queries: Span) -> Span | None:
-    """Return the keys that any of these queries may reach, by the numbers that are known; None for all."""
+    """Return the span of keys outside which none of these queries may attend to a key; None for all keys.
+
+    It is found from `mask.reach`, the bounds that are known while tracing.
+    """
     if mask.reach is None:
         return None
     keys = mask.reach.keys(slice(None), queries.as_known())

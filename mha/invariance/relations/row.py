@@ -70,7 +70,10 @@ class Known:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two arrays that should be one; and which of their elements count, by both axes (batch, length)."""
+    """A pair of arrays that should be equal, at the positions where `counted`, bool (batch, length), is True.
+
+    Where `counted` is None, they should be equal at every position.
+    """
 
     first: Given
     second: Given

@@ -42,7 +42,10 @@ POSITIONS = Value("positions", "int64 (B, L), 0 or more: where each of them stan
 
 
 def turning(interleaved: bool) -> tuple[Case, ...]:
-    """Return cases of layers that turn such pairs: some channels of a head or all, at positions counted or given."""
+    """Return cases of layers with rotary positions: some or all channels of a head turn, at the positions given.
+
+    A pair is two neighbouring channels if `interleaved`, else channels k and k + r / 2.
+    """
     of_cases: dict[str, Any] = {
         "some": {"rotary": {"width": 8, "base": 20.0}, "positions": placed},
         "all": {"rotary": {"base": 50.0}, "head_dim": 12, "positions": far_apart},

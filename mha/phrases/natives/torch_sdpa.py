@@ -114,7 +114,10 @@ def four_read(making: Making, old: str, taken: str) -> Held:
 
 
 def four_written(making: Making, new: str, put: str) -> list[str]:
-    """The lines that put the arrays into four linear layers in a dict, each by the method `put` of a parameter."""
+    """Return lines of code that put arrays into the four linear layers q, k, v and o of the dict named `new`.
+
+    `put` is the code of the call on a parameter that sets it to `array`: "set_data(mx.nd.array(array))".
+    """
     lines = []
     for kind, ending in (("weight", ""), ("bias", "_bias"))[: 1 + making.bias]:
         arrays = ", ".join(f"{name}{ending}" for name in "qkvo")

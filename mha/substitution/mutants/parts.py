@@ -91,7 +91,10 @@ class Inside:
 
     @cached_property
     def parts(self) -> list[PartCall]:
-        """Return the calls of the parts on the inputs of the port's module; [] if it can't be run or looked into."""
+        """Return the calls of the parts when the original's module runs on what the port's was given.
+
+        [] if it can't be run so, or if fewer than 2 or more than MOST_PARTS calls are made inside.
+        """
         try:
             return list(self._parts(self.ready.given))
         except SpecError:

@@ -41,8 +41,9 @@ class Lines:
     def makers(self) -> set[int] | None:
         """Return the modules of `unjudged` that make the wrong arrays; None if the maker of some array is not known.
 
-        A module makes an array if it gives it, or if it gives it to a part inside and was not given it itself. All that
-        the module was given must be known to be right, with no number or switch among it.
+        A module makes the arrays that it returns, and those that it passes to a part inside but was not given itself.
+        It counts only if every array that it was given is known to be right, and it was given no number and no bool
+        but those named in MODES.
         """
         found = {self._maker(place) for place, one in self.judged.arrays.items() if not one.equal}
         return None if None in found else {one for one in found if one is not None}
