@@ -72,12 +72,13 @@ def standing_of(source, out, **options):
 def test_the_table_is_that_of_the_installed_release():
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from mha.models import make_table, table
+    from mha.models import table
+    from tests.mha.models import make_table
 
     made, kept = make_table.table(), json.loads(table.FILE.read_text())
-    assert made["transformers"] == kept["transformers"], "python -m mha.models.make_table"
+    assert made["transformers"] == kept["transformers"], "python -m tests.mha.models.make_table"
     for name, row in made["models"].items():
-        assert row == kept["models"][name], f"{name}: python -m mha.models.make_table"
+        assert row == kept["models"][name], f"{name}: python -m tests.mha.models.make_table"
     assert made == kept
 
 
