@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from mha.formats.checkpoint import Checkpoint
 from mha.models.beside import ADAPTER, strange_files
 from mha.models.config import ModelConfig
+from mha.models.families import MODEL_TYPES
 from mha.models.settings import strange_key
 from mha.recipes import RECIPES, Site, recipe_for
 from mha.recipes.live_probe import check_site
@@ -47,13 +48,13 @@ CONSTANTS = ("inv_freq", "masked_bias", "attention.bias", "attn.bias")
 
 
 def is_decoder(model_type: Any) -> bool:
-    """Whether there is a recipe for live models of this type alone, and the model is a language model.
+    """Whether a recipe reads live models of this type, no family of files does, and it is a language model.
 
     >>> [is_decoder(name) for name in ("mistral", "gptj", "bert", "modernbert", "roformer")]
     [True, True, False, False, False]
     """
-    live = (one for one in RECIPES.values() if not one.checkpoint_layouts and not one.core)  # RoFormer is an encoder
-    if not any(model_type in recipe.model_types for recipe in live):
+    live = (one for one in RECIPES.values() if not one.core)  # RoFormer is an encoder
+    if model_type in MODEL_TYPES or not any(model_type in recipe.model_types for recipe in live):
         return False
     try:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS

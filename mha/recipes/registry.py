@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from mha.coverage import Coverage, Survey, UnreadWarning
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe
 from mha.recipes.rows import RECIPES, REFUSED
-from mha.recipes.rows.refused import why_refused
 from mha.recipes.site import Site
-from mha.rotary import refusal, setting_of
 from mha_core import SpecError
 
 
@@ -68,37 +65,6 @@ def survey(model: Any, *, probe: bool = True) -> tuple[list[Site], Coverage]:
     for site in sites if probe else ():
         check_site(site)
     return sites, met.coverage()
-
-
-def recipe_for_config(model_config: Mapping[str, Any]) -> Recipe:
-    """The recipe for the checkpoints of a model, by the `model_type` of its config.
-
-    >>> recipe_for_config({"model_type": "roberta"}).family
-    'bert'
-    >>> recipe_for_config({"model_type": "xlnet"})
-    Traceback (most recent call last):
-    ...
-    mha_core.errors.SpecError: model type 'xlnet' has no recipe (families: bert, gpt2, vit, bart, whisper)
-    >>> recipe_for_config({"model_type": "bloom"})
-    Traceback (most recent call last):
-    ...
-    mha_core.errors.SpecError: model type 'bloom' can't be expressed: a bias by distance (ALiBi) comes as a tensor of \
-its own beside the mask
-    """
-    model_type = model_config.get("model_type")
-    for recipe in RECIPES.values():
-        if model_type in recipe.model_types and recipe.checkpoint_layouts:
-            return recipe
-    refused = why_refused(model_type)
-    if refused:
-        raise SpecError(f"model type {model_type!r} {refused}")
-    setting = setting_of(model_config)
-    if setting is not None:
-        raise SpecError(refusal(f"a model of type {model_type!r}", setting))
-    live = any(model_type in recipe.model_types for recipe in RECIPES.values())
-    lacks = "a recipe for live models alone, none for checkpoints" if live else "no recipe"
-    known = ", ".join(recipe.family for recipe in RECIPES.values() if recipe.checkpoint_layouts)
-    raise SpecError(f"model type {model_type!r} has {lacks} (families: {known})")
 
 
 def families() -> str:

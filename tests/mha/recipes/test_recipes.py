@@ -15,12 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
 
-from safetensors.numpy import load_file  # noqa: E402
-
 from conformance.bounds.precision import Precision  # noqa: E402
 from conformance.judging.expected import answer  # noqa: E402
 from mha.recipes import RECIPES, attention_layers, recipe_for, record, replaced  # noqa: E402
-from mha.recipes.checkpoint import checkpoint_layers, read_layer  # noqa: E402
 from mha.recipes.judge import judge_original, judge_trace  # noqa: E402
 from mha_core import AttentionConfig, SpecError, backend  # noqa: E402
 from mha_core.reference import pipeline as reference  # noqa: E402
@@ -228,45 +225,6 @@ def test_a_model_without_a_recipe_and_a_class_derived_from_one_are_not_taken():
     assert recipe_for(module) is None
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_checkpoint_says_the_same_as_the_live_model(name, tmp_path):
-    model = model_of(name)
-    model.save_pretrained(tmp_path)
-    arrays = load_file(tmp_path / "model.safetensors")
-    model_config = model.config.to_dict()
-    prefixes = checkpoint_layers(arrays, model_config)
-    assert len(prefixes) == len(EXPECTED_LAYERS[name])
-    by_numbers = {_place(prefix): prefix for prefix in prefixes}
-    for site in attention_layers(model):
-        config, weights = read_layer(arrays, by_numbers[_place(site.name)], model_config)
-        assert config == site.config
-        assert list(weights) == list(site.weights)
-        assert all(np.array_equal(weights[key], site.weights[key]) for key in weights)
-
-
-def _place(layer):
-    """What tells one layer of a model from another whatever release named them: side, number and kind."""
-    kind = "cross" if "cross" in layer or "encoder_attn" in layer else "self"
-    return "decoder" in layer, re.findall(r"\d+", layer)[0], kind
-
-
-def test_a_layer_that_a_checkpoint_does_not_have_and_a_config_without_heads_are_refused():
-    model = model_of("bert")
-    arrays = {name: array.numpy() for name, array in model.state_dict().items()}
-    with pytest.raises(
-        SpecError, match=re.escape("no attention layer 'encoder' (there are: encoder.layer.0.attention,")
-    ):
-        read_layer(arrays, "encoder", {"model_type": "bert", "num_attention_heads": 3})
-    with pytest.raises(SpecError, match="the model's config lacks 'num_attention_heads'"):
-        read_layer(arrays, "encoder.layer.0.attention", {"model_type": "bert"})
-    with pytest.raises(
-        SpecError, match=re.escape("model type 'xlnet' has no recipe (families: bert, gpt2, vit, bart, whisper)")
-    ):
-        checkpoint_layers(arrays, {"model_type": "xlnet"})
-    with pytest.raises(SpecError, match="model type 'opt' has a recipe for live models alone, none for checkpoints"):
-        checkpoint_layers(arrays, {"model_type": "opt"})
-
-
 def test_a_module_that_computes_something_else_is_found_out():
     model = model_of("bert")
     site = attention_layers(model)[0]
@@ -287,5 +245,5 @@ def test_a_module_that_computes_something_else_is_found_out():
 
 def test_importing_recipes_imports_no_framework():
     frameworks = {"torch", "transformers", "jax"}
-    code = f"import mha.port.port, mha.recipes.checkpoint, sys; assert not {frameworks} & set(sys.modules)"
+    code = f"import mha.port.port, mha.recipes, sys; assert not {frameworks} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
