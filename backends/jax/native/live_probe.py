@@ -27,7 +27,7 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import allowed_keys
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES
-from mha_core.live.probe import RunProbe, Words, cannot_run, check_reading
+from mha_core.live.probe import Reading, RunProbe, Words, cannot_run, check_reading
 from mha_core.weights import Weights
 
 SUBJECTS = "backends.jax.native.subjects"
@@ -151,7 +151,7 @@ def _check(
     if dtype not in DTYPES:
         raise cannot_run(name, f"it computes in {dtype}")
     with _as_ever(dtype, variables):
-        check_reading(name, config, weights, run, dtype=dtype, words=words, natives=(native,))
+        check_reading(Reading(name, config, weights, run, dtype, words, natives=(native,)))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.config import AttentionConfig
-from mha_core.live.probe import Words, cannot_run, check_reading
+from mha_core.live.probe import Reading, Words, cannot_run, check_reading
 from mha_core.weights import Weights
 
 Call = Callable[[Any, AttentionConfig, AttentionInputs, str, mx.Context], Any]
@@ -44,7 +44,7 @@ def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights
         return {"output": to_numpy(semantics(call)(block, config, inputs, dtype, context))}
 
     with as_found(block):
-        check_reading(name, config, weights, run, dtype=dtype, words=words, natives=(f"{SUBJECTS}:{native}",))
+        check_reading(Reading(name, config, weights, run, dtype, words, natives=(f"{SUBJECTS}:{native}",)))
 
 
 def _arguments(block: mx.gluon.Block) -> tuple[str, ...]:
