@@ -4,10 +4,9 @@ Importing this imports neither PyTorch nor transformers.
 
     layers = attention_layers(model)                # of a live model: config, weights, put
     output, calls = record(layers, lambda: model(**batch))
-    with replaced(layers[0], run): ...              # another implementation in its place
 """
 
-from mha.recipes.live import record, replaced
+from mha.recipes.live import record
 from mha.recipes.recipe import Recipe
 from mha.recipes.registry import attention_layers, families, recipe_for, survey
 from mha.recipes.rows import RECIPES
@@ -21,6 +20,5 @@ __all__ = [
     "families",
     "recipe_for",
     "record",
-    "replaced",
     "survey",
 ]
