@@ -8,7 +8,8 @@ from typing import Any
 from mha.coverage import Coverage, Survey, UnreadWarning
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe
-from mha.recipes.rows import RECIPES, REFUSED
+from mha.recipes.rows import RECIPES
+from mha.recipes.rows.refused import why_refused
 from mha.recipes.site import Site
 from mha_core import SpecError
 
@@ -57,10 +58,10 @@ def survey(model: Any, *, probe: bool = True) -> tuple[list[Site], Coverage]:
         if recipe is not None:
             sites.append(Site(name, module, recipe))
     if not sites:
-        for name, module in model.named_modules():
-            for row in REFUSED:
-                if row.matches(module):
-                    raise SpecError(f"{type(module).__name__} at {name!r} can't be expressed: {row.reason}")
+        for module in model.modules():
+            refused = why_refused(getattr(getattr(module, "config", None), "model_type", None))
+            if refused:
+                raise SpecError(f"{type(module).__name__} {refused}")
         raise SpecError(f"{type(model).__name__} has no attention layer of a family with a recipe ({families()})")
     for site in sites if probe else ():
         check_site(site)
