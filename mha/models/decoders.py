@@ -18,7 +18,6 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Checkpoint
 from mha.models.beside import ADAPTER, strange_files
 from mha.models.config import ModelConfig
 from mha.models.families import MODEL_TYPES
@@ -310,14 +309,6 @@ def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[
         return strange[0] if strange else replace(DecoderLayers.of(names, config.content), why=why)
     except SpecError as error:
         return f"{config.path}: {error}"
-
-
-def float_arrays(checkpoint: Checkpoint, prefix: str) -> dict[str, NDArray]:
-    """The arrays below a layer of a file by their full names, bfloat16 numbers in float32."""
-    below = [name for name in checkpoint.entries if name.startswith(f"{prefix}.")]
-    wanted = [name for name in below if name.endswith("inv_freq") or not is_constant_name(name)]
-    arrays = {name: checkpoint.array(name) for name in wanted}
-    return {name: x if x.dtype in (np.float32, np.float64) else x.astype(np.float32) for name, x in arrays.items()}
 
 
 def is_constant_name(name: str) -> bool:

@@ -294,7 +294,8 @@ def _factor(config: AttentionConfig, weights: Weights, dtype: str, rng: np.rando
     drawn = [rng.normal(size=(1, 6, width)) for width in (config.query_dim, config.key_dim, config.value_dim)]
 
     def at(power: int) -> State:
-        return _computed(config, weights, AttentionInputs(*(x * 2.0**power for x in drawn)))
+        queries, keys, values = (x * 2.0**power for x in drawn)
+        return _computed(config, weights, AttentionInputs(queries, keys, values))
 
     power = 0
     for _ in range(8):  # scores are quadratic in the factor, but for the biases
