@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,9 +28,6 @@ LOWEST = {"float64": float(np.finfo(np.float32).min), "bfloat16": -(2.0 - 2.0**-
 
 Handle = Callable[["AttentionCall"], Any]
 """Takes the place of an attention function: is given each of its calls, and returns what the model goes on with."""
-
-Intercept = Callable[[Any, Handle], AbstractContextManager[None]]
-"""A framework's context in which the calls of attention functions inside a model are handled by another."""
 
 
 class Handover(NamedTuple):

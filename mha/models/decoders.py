@@ -18,9 +18,9 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from mha.formats.checkpoint import Checkpoint
 from mha.models.beside import ADAPTER, strange_files
 from mha.models.config import ModelConfig
+from mha.models.families import MODEL_TYPES
 from mha.models.settings import strange_key
 from mha.recipes import RECIPES, Site, recipe_for
 from mha.recipes.live_probe import check_site
@@ -47,13 +47,13 @@ CONSTANTS = ("inv_freq", "masked_bias", "attention.bias", "attn.bias")
 
 
 def is_decoder(model_type: Any) -> bool:
-    """Return whether there is a recipe for live models of this type alone, and the model is a language model.
+    """Return whether a recipe reads live models of this type, no family of files does, and it is a language model.
 
     >>> [is_decoder(name) for name in ("mistral", "gptj", "bert", "modernbert", "roformer")]
     [True, True, False, False, False]
     """
-    live = (one for one in RECIPES.values() if not one.checkpoint_layouts and not one.core)  # RoFormer is an encoder
-    if not any(model_type in recipe.model_types for recipe in live):
+    live = (one for one in RECIPES.values() if not one.core)  # RoFormer is an encoder
+    if model_type in MODEL_TYPES or not any(model_type in recipe.model_types for recipe in live):
         return False
     try:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
@@ -309,14 +309,6 @@ def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[
         return strange[0] if strange else replace(DecoderLayers.of(names, config.content), why=why)
     except SpecError as error:
         return f"{config.path}: {error}"
-
-
-def float_arrays(checkpoint: Checkpoint, prefix: str) -> dict[str, NDArray]:
-    """Return the arrays below a layer of a file by their full names, bfloat16 numbers in float32."""
-    below = [name for name in checkpoint.entries if name.startswith(f"{prefix}.")]
-    wanted = [name for name in below if name.endswith("inv_freq") or not is_constant_name(name)]
-    arrays = {name: checkpoint.array(name) for name in wanted}
-    return {name: x if x.dtype in (np.float32, np.float64) else x.astype(np.float32) for name, x in arrays.items()}
 
 
 def is_constant_name(name: str) -> bool:

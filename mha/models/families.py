@@ -20,6 +20,7 @@ from mha.models.settings import strange_setting
 from mha.models.table import model_type
 from mha.recipes import RECIPES
 from mha.recipes.rows.refused import why_refused
+from mha_core import SpecError
 from mha_core.errors import shown
 
 NO_MORE = ("BertForCausalLM",)
@@ -66,6 +67,16 @@ def _of_decoder(config: Mapping[str, Any], prefix: str) -> bool:
     return prefix.endswith(".self_attn") and side_of(prefix) == "decoder"
 
 
+def _scale_of_gpt2(config: Mapping[str, Any], prefix: str, head_dim: int) -> float:
+    scale = head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
+    if config.get("scale_attn_by_inverse_layer_idx", False):
+        numbers = [int(part) for part in prefix.split(".") if part.isdigit()]
+        if len(numbers) != 1:
+            raise SpecError(f"the scale of {prefix!r} depends on its layer's number, which its name does not tell")
+        scale /= numbers[0] + 1.0
+    return scale
+
+
 IN_A_SIDE = r"(encoder|decoder)\.layers\.\d+\.(self_attn|encoder_attn)"
 OF_BART = ("canonical", "bart-kernel")
 SIDES = "any; each side by its own number of heads; the decoder's self-attention causal"
@@ -85,7 +96,7 @@ FAMILIES = (
         ("gpt2", "gpt2-cross", "gpt2-tf", "gpt2-cross-tf", "gpt2-flax", "gpt2-cross-flax"),
         r"h\.\d+\.(attn|crossattention)",
         "any: `scale_attn_weights` and `scale_attn_by_inverse_layer_idx` become the layer's scale; causal",
-        scale=RECIPES["gpt2"].scale_in,
+        scale=_scale_of_gpt2,
         causal=_self_attention,
         head_keys=("n_head", "num_attention_heads"),
     ),

@@ -224,7 +224,7 @@ class About:
         }
         if self._changed:
             return LayerFacts("", self._changed, **said), _none
-        if config.model_type not in MODEL_TYPES and not config.of_other_file and is_decoder(config.model_type):
+        if not config.of_other_file and is_decoder(config.model_type):
             return self._of_decoder(layer, said)
         (rows, inputs), *others = projection_sizes(layer)
         found = known_layer(config, layer.prefix, layer.layouts, rows, inputs)

@@ -1,6 +1,6 @@
 """The table of known model types: the settings, classes and arrays that their classes in transformers have.
 
-`python -m mha.models.make_table` writes it from the installed release, so that it can be read without transformers.
+`python -m tests.mha.models.make_table` writes it from the installed release, so that reading it needs no transformers.
 """
 
 from __future__ import annotations

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mha.models.beside import ADAPTER, strange_files
-from mha.models.config import FILE
+from mha.models.config import FILE, contradiction
 from mha.models.decoders import read_config
-from mha.models.families import of_own_code
-from mha.models.folder import check_folder, is_encoder
+from mha.models.families import MODEL_TYPES, changed, of_own_code
 from mha.port.arrays import LoadedArrays, check_arrays, check_loaded, files_of
 from mha.port.gguf import read_llama
 from mha.port.load import (
@@ -33,6 +32,7 @@ from mha.port.load import (
     safetensors_of,
     tokens_of,
 )
+from mha.recipes import RECIPES
 from mha.recordings.ends import arrays_in
 from mha_core import SpecError
 from mha_core.errors import one_line
@@ -259,34 +259,62 @@ def _class_of(content: Mapping[str, Any]) -> Any:
     return transformers.AutoModelForCausalLM if content["model_type"] in DECODERS_BY_TYPE else transformers.AutoModel
 
 
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Return whether a config is of the BERT family: a sentence embedding is the mean over its last hidden states."""
+    return config.get("model_type") in RECIPES["bert"].model_types
+
+
 def check_readable(folder: Path, leave: Collection[str] = ()) -> None:
-    """Raise SpecError unless the model in a folder is what transformers makes of it; nothing of it is loaded."""
-    content = content_of(folder)
-    if is_encoder(content):
-        check_folder(folder, leave)
+    """Raise SpecError unless the model in a folder is what transformers makes of it; nothing of it is loaded.
+
+    transformers reads the settings that its own class knows and ignores all others silently: code that the folder
+    names, another kind of positions, another arithmetic. A model of such a folder is not the one that was trained.
+
+    Args:
+        folder: the folder.
+        leave: patterns of the names of files in it that are left out.
+    """
+    content, file = content_of(folder), folder / FILE
+    if not is_encoder(content):
+        if content.get("auto_map"):
+            raise SpecError(f"{file}: {of_own_code(content['auto_map'])}")
+        if (folder / ADAPTER).exists():
+            raise SpecError(f"{folder}: an {ADAPTER} beside it says that an adapter (LoRA and the like) changes layers")
+        files = strange_files(folder, str(content.get("model_type")))
+        for name, reason in files.items():
+            if not any(fnmatchcase(name, pattern) for pattern in leave):
+                raise SpecError(f"{folder}: {reason}")
         return
-    if content.get("auto_map"):
-        raise SpecError(f"{folder / FILE}: {of_own_code(content['auto_map'])}")
-    if (folder / ADAPTER).exists():
-        raise SpecError(f"{folder}: an {ADAPTER} beside it says that an adapter (LoRA and the like) changes layers")
-    files = strange_files(folder, str(content.get("model_type")))
-    for name, reason in files.items():
-        if not any(fnmatchcase(name, pattern) for pattern in leave):
-            raise SpecError(f"{folder}: {reason}")
+    family = MODEL_TYPES[content["model_type"]]
+    reason = changed(content, family, folder, lambda name: any(fnmatchcase(name, one) for one in leave))
+    if reason:
+        raise SpecError(f"{file}: {reason}")
+    if content.get("num_attention_heads") is None:
+        raise SpecError(f"{file} must say num_attention_heads; without it, transformers takes a number of its own")
+    if contradiction(content):
+        raise SpecError(f"{file}: {contradiction(content)}")
+    own = _json(folder / "tokenizer_config.json").get("auto_map")
+    if own:
+        raise SpecError(f"{folder / 'tokenizer_config.json'}: {of_own_code(own)}")
 
 
 def content_of(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's config.json. SpecError if there is none, or it names no model."""
-    path = folder / FILE
-    if not path.is_file():
+    content = _json(folder / FILE)
+    if not (folder / FILE).is_file():
         raise SpecError(
             f"{folder} has no {FILE}; it must be a model's folder as save_pretrained writes it; weights alone are "
             f"read by `mha convert {folder} --list`"
         )
-    content: dict[str, Any] = parse_json_object(path.read_bytes(), what=str(path), any_integer=True)
     if not isinstance(content.get("model_type"), str):
-        raise SpecError(f"{path} names no model_type")
+        raise SpecError(f"{folder / FILE} names no model_type")
     return content
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one if there is no such file."""
+    # A tokenizer without a limit has int(1e30) for it.
+    return parse_json_object(file.read_bytes(), what=str(file), any_integer=True) if file.is_file() else {}
 
 
 def _packaged_decoder(name: str, dtype: str) -> TrainedModel:

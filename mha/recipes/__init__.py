@@ -1,16 +1,14 @@
-"""Recipes: the attention layers of Hugging Face transformers in terms of the definition, live or from a checkpoint.
+"""Recipes: the attention layers of Hugging Face transformers in terms of the definition, in a live model.
 
 Importing this imports neither PyTorch nor transformers.
 
     layers = attention_layers(model)                # of a live model: config, weights, put
     output, calls = record(layers, lambda: model(**batch))
-    with replaced(layers[0], run): ...              # another implementation in its place
-    checkpoint_layers(names, config), read_layer(arrays, name, config)
 """
 
-from mha.recipes.live import record, replaced
+from mha.recipes.live import record
 from mha.recipes.recipe import Recipe
-from mha.recipes.registry import attention_layers, families, recipe_for, recipe_for_config, survey
+from mha.recipes.registry import attention_layers, families, recipe_for, survey
 from mha.recipes.rows import RECIPES
 from mha.recipes.site import Site
 
@@ -21,8 +19,6 @@ __all__ = [
     "attention_layers",
     "families",
     "recipe_for",
-    "recipe_for_config",
     "record",
-    "replaced",
     "survey",
 ]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from conformance.cases.problem import Problem
-from mha.recipes.live import dtype_of, record, watched
+from mha.recipes.live import dtype_of, watched
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe
 from mha.recipes.rows import RECIPES
@@ -31,6 +31,8 @@ class RecipeAdapter:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.kind = f"transformers {recipe.family} attention"
+        self.seen: list[Problem | SpecError] = []
+        """What was seen inside of a layer in its calls since the last one that was read, while it is watched."""
 
     def matches(self, layer: Any) -> bool:
         """Return whether the recipe is for this module."""
@@ -45,65 +47,39 @@ class RecipeAdapter:
         """Raise SpecError if the module does not compute what the recipe reads."""
         check_site(Site("", layer, self.recipe))
 
-    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        """Read one call; where the output projection is hidden inside a block, the block is run once more to see it."""
-        return self._read(layer, arguments, output, None)
-
     @contextmanager
     def watching(self, layer: Any) -> Iterator[RecipeAdapter]:
-        """Return the adapter of one layer, which need not run a block once more: it sees inside meanwhile."""
-        site = Site("", layer, self.recipe)
+        """Yield an adapter of one layer, which sees inside it meanwhile if a block hides its output projection."""
+        site, own = Site("", layer, self.recipe), RecipeAdapter(self.recipe)
         if not site.out_is_separate:
-            yield self
+            yield own
             return
-        own = _Watching(self.recipe)
         with watched(site, own.seen.append, own.seen.append):
             yield own
 
-    def _read(self, layer: Any, arguments: Mapping[str, Any], output: Any, seen: Problem | None) -> ReadCall:
+    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
+        """Read one call; of a layer whose output projection is hidden, the last one that was seen inside it."""
+        seen = self.seen[-1] if self.seen else None
+        self.seen.clear()
+        if isinstance(seen, SpecError):
+            raise seen
         if layer.training:
             raise SpecError(f"{type(layer).__name__} is in training mode; call model.eval()")
         given = {name: value for name, value in arguments.items() if name != "kwargs"}
         given.update(arguments.get("kwargs", {}))
         site = Site("", layer, self.recipe).still()
-        if site.out_is_separate:
-            seen = seen or _seen_inside(site, given)
+        if seen is not None:
             inputs, outputs = seen.inputs, {name: one for name, one in seen.recorded.items() if name != "heads"}
+        elif site.out_is_separate:
+            raise SpecError(f"the attention inside {type(layer).__name__} was not seen in this call")
         else:
             inputs = site.inputs((), given, ran=True)
             result, weights = output[:2]
-            outputs = {"output": to_array(result)}
-            if weights is not None:
-                outputs["weights"] = to_array(weights)
+            outputs = {"output": to_array(result)} | ({} if weights is None else {"weights": to_array(weights)})
         tensors = [value for value in (*given.values(), *output) if hasattr(value, "is_floating_point")]
         dtype = dtype_of(site, *(tensor for tensor in tensors if tensor.is_floating_point()))
         own = seen or site
         return ReadCall(own.config, own.weights, inputs, outputs, dtype)
-
-
-class _Watching(RecipeAdapter):
-    """The adapter of one layer while it is watched: what was seen in its calls since the last one that was read."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        self.seen: list[Problem | SpecError] = []
-
-    def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        last = self.seen[-1] if self.seen else None
-        self.seen.clear()
-        if isinstance(last, SpecError):
-            raise last
-        return self._read(layer, arguments, output, last)
-
-
-def _seen_inside(site: Site, given: Mapping[str, Any]) -> Problem:
-    """The attention inside a block, from a second run of the block that is not captured."""
-    import torch
-
-    with torch.no_grad():
-        _, calls = record([site], lambda: site.module.forward(**given))
-    (problem,) = calls[site.name]
-    return problem
 
 
 ADAPTERS = tuple(RecipeAdapter(recipe) for recipe in RECIPES.values())

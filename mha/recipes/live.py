@@ -1,4 +1,4 @@
-"""Live modules of PyTorch: record their calls, and run another implementation in their place.
+"""Live modules of PyTorch: record their calls.
 
 PyTorch is imported when one of these functions is called, not before.
 """
@@ -9,13 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from conformance.cases.problem import Problem
 from mha.recipes.torch_arrays import dtype_name, to_array
-from mha_core import AttentionInputs, SpecError, Trace
-from mha_core.backend import Run
+from mha_core import SpecError
 from mha_core.errors import one_line
 from mha_core.heads import split_heads
 
@@ -121,56 +117,3 @@ def spec_errors(site: Site) -> Iterator[None]:
     except Exception as error:  # of a module that is not what its class promises
         reason = error if isinstance(error, SpecError) else one_line(error)
         raise SpecError(f"a call of {site.name or type(site.module).__name__} can't be read: {reason}") from error
-
-
-@contextmanager
-def replaced(site: Site, run: Run) -> Iterator[None]:
-    """Return a context in which the layer computes by `run`, on NumPy arrays made from its tensors; without gradients.
-
-    The module itself still does everything after the output projection: dropout, residual, normalisation.
-    """
-    import torch
-
-    def tensor(array: NDArray, like: Any) -> Any:
-        return torch.from_numpy(np.array(array)).to(device=like.device, dtype=like.dtype)
-
-    def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        with spec_errors(site):
-            inputs = site.inputs(args, kwargs)
-        trace = run(inputs)
-        like = args[0] if args else kwargs["hidden_states"]
-        if kwargs.get(site.recipe.cache) is not None:
-            keep(kwargs[site.recipe.cache], trace, inputs, like)
-        assert trace.output is not None
-        weights = None if trace.weights is None else tensor(trace.weights, like)
-        return tensor(trace.output, like), weights
-
-    def keep(cache: Any, trace: Trace, inputs: AttentionInputs, like: Any) -> None:
-        """Put the new keys and values of a call into its cache, as the module itself does."""
-        if trace.keys is None or trace.values is None:
-            raise SpecError("what runs in place of a layer with a cache must show its keys and values")
-        past_len = 0 if inputs.past_keys is None else inputs.past_keys.shape[2]
-        config = site.config
-        times = config.num_heads // config.num_kv_heads if site.recipe.repeated(site.core) else 1
-        new = (np.repeat(x[:, :, past_len:], times, axis=1) for x in (trace.keys, trace.values))
-        cache.update(*(tensor(x, like) for x in new), getattr(site.core, site.recipe.place))
-
-    with ExitStack() as stack:
-        stack.enter_context(_instead(site.core, forward))
-        if site.out_is_separate:
-            stack.enter_context(_instead(site.out, lambda projected: projected))
-        yield
-
-
-@contextmanager
-def _instead(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """A context in which `module` runs another forward; its own is restored afterwards."""
-    own = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own

@@ -17,7 +17,7 @@ from mha.recipes.torch_arrays import to_array
 from mha_core import AttentionInputs, SpecError
 from mha_core.call.masks import allowed_keys
 from mha_core.heads import split_heads
-from mha_core.live.probe import Words, cannot_run, check_reading
+from mha_core.live.probe import Reading, Words, cannot_run, check_reading
 
 
 def check_site(site: Site) -> None:
@@ -78,10 +78,10 @@ def check_site(site: Site) -> None:
         _ = site.implementation
     except SpecError as error:
         raise cannot_run(name, str(error)) from error
-    dtype = check_runs(module)
     words = Words(cross=cross, values=False, masks=masks, positions=recipe.positions(core))
+    reading = Reading(name, config, site.weights, run, check_runs(module), words, meant)
     with as_found(module):
-        check_reading(name, config, site.weights, run, dtype=dtype, words=words, meant=meant)
+        check_reading(reading)
 
 
 def _as_float(inputs: AttentionInputs, num_heads: int, site: Site) -> NDArray:

@@ -1,4 +1,4 @@
-"""Recipe: what the attention modules of one family of transformers have, live and in a checkpoint."""
+"""Recipe: what the attention modules of one family of transformers have."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from mha.recipes.turns import Turn
 from mha_core import AttentionConfig, QueryKeyNorm, layouts
-from mha_core.config import check_size
 from mha_core.layouts import Layout
-
-
-def usual_scale(model_config: Mapping[str, Any], prefix: str, head_dim: int) -> float:
-    """1 / sqrt(head_dim), whatever the config says."""
-    return head_dim**-0.5
 
 
 def own_scale(core: Any) -> float:
@@ -52,10 +46,7 @@ class Recipe:
         classes: names of its attention modules, whose code differs in names alone.
         model_types: the `model_type` of the configs whose checkpoints hold such layers.
         layouts: the layout of a live module; then that of a cross-attention, if it has another.
-        checkpoint_layouts: the layouts that its checkpoints may have; where two fit, the first. None: the recipe
-            reads live modules alone.
         heads: the attribute of `core` with the number of heads.
-        heads_key: the key of a model's config for it; "{side}" is "encoder" or "decoder", by the prefix.
         dropout_key: the key of a model's config for the dropout of the attention weights.
         out: the path of the output projection in a module: the merged heads go into it, the output comes out.
         core: the path of the part that is called with the hidden states and the mask; "" for the module.
@@ -75,7 +66,6 @@ class Recipe:
         refused: settings of a module or of the model's config that ask for something else -> the value that does not.
         scale: the settings that make the factor of the scores another one than 1 / sqrt(d); "" for none.
         scale_of: that factor, of a live module.
-        scale_in: the factor of the scores, from a model's config, the layer's prefix and the width of a head.
         models: published models whose layers it reads.
     """
 
@@ -85,10 +75,8 @@ class Recipe:
     model_types: tuple[str, ...]
     layouts: tuple[str, ...]
     heads: str
-    heads_key: str
     dropout_key: str
     out: str
-    checkpoint_layouts: tuple[str, ...] = ()
     core: str = ""
     other_states: str = "encoder_hidden_states"
     other_mask: str = "attention_mask"
@@ -106,7 +94,6 @@ class Recipe:
     refused: Mapping[str, Any] = field(default_factory=dict)
     scale: str = ""
     scale_of: Callable[[Any], float] = own_scale
-    scale_in: Callable[[Mapping[str, Any], str, int], float] = usual_scale
     models: tuple[str, ...] = ()
 
     def matches(self, module: Any) -> bool:
@@ -125,16 +112,6 @@ class Recipe:
         if self.turn is not None and self.turn.ends:
             return len(core.embed_positions)
         return None if self.sees is None else int(core.config.max_position_embeddings)
-
-    def heads_in(self, model_config: Mapping[str, Any], prefix: str) -> int:
-        """Return the heads of the layer at `prefix` of a checkpoint, by the model's config.
-
-        Raises:
-            KeyError: the config does not say.
-            SpecError: it is no positive integer.
-        """
-        key = self.heads_key.format(side="decoder" if "decoder" in prefix.split(".") else "encoder")
-        return check_size(key, model_config[key])
 
 
 def part(module: Any, path: str) -> Any:

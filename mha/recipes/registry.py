@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from mha.coverage import Coverage, Survey, UnreadWarning
 from mha.recipes.live_probe import check_site
 from mha.recipes.recipe import Recipe
-from mha.recipes.rows import RECIPES, REFUSED
+from mha.recipes.rows import RECIPES
 from mha.recipes.rows.refused import why_refused
 from mha.recipes.site import Site
-from mha.rotary import refusal, setting_of
 from mha_core import SpecError
 
 
@@ -60,45 +58,14 @@ def survey(model: Any, *, probe: bool = True) -> tuple[list[Site], Coverage]:
         if recipe is not None:
             sites.append(Site(name, module, recipe))
     if not sites:
-        for name, module in model.named_modules():
-            for row in REFUSED:
-                if row.matches(module):
-                    raise SpecError(f"{type(module).__name__} at {name!r} can't be expressed: {row.reason}")
+        for module in model.modules():
+            refused = why_refused(getattr(getattr(module, "config", None), "model_type", None))
+            if refused:
+                raise SpecError(f"{type(module).__name__} {refused}")
         raise SpecError(f"{type(model).__name__} has no attention layer of a family with a recipe ({families()})")
     for site in sites if probe else ():
         check_site(site)
     return sites, met.coverage()
-
-
-def recipe_for_config(model_config: Mapping[str, Any]) -> Recipe:
-    """Return the recipe for the checkpoints of a model, by the `model_type` of its config.
-
-    >>> recipe_for_config({"model_type": "roberta"}).family
-    'bert'
-    >>> recipe_for_config({"model_type": "xlnet"})
-    Traceback (most recent call last):
-    ...
-    mha_core.errors.SpecError: model type 'xlnet' has no recipe (families: bert, gpt2, vit, bart, whisper)
-    >>> recipe_for_config({"model_type": "bloom"})
-    Traceback (most recent call last):
-    ...
-    mha_core.errors.SpecError: model type 'bloom' can't be expressed: a bias by distance (ALiBi) comes as a tensor of \
-its own beside the mask
-    """
-    model_type = model_config.get("model_type")
-    for recipe in RECIPES.values():
-        if model_type in recipe.model_types and recipe.checkpoint_layouts:
-            return recipe
-    refused = why_refused(model_type)
-    if refused:
-        raise SpecError(f"model type {model_type!r} {refused}")
-    setting = setting_of(model_config)
-    if setting is not None:
-        raise SpecError(refusal(f"a model of type {model_type!r}", setting))
-    live = any(model_type in recipe.model_types for recipe in RECIPES.values())
-    lacks = "a recipe for live models alone, none for checkpoints" if live else "no recipe"
-    known = ", ".join(recipe.family for recipe in RECIPES.values() if recipe.checkpoint_layouts)
-    raise SpecError(f"model type {model_type!r} has {lacks} (families: {known})")
 
 
 def families() -> str:

@@ -29,7 +29,7 @@ from mha_core.live.rounding import rounding_error
 from mha_core.reference.forward import FORWARD
 from mha_core.reference.state import State
 from mha_core.stages import STAGES
-from mha_core.weights import Weights, check_weights
+from mha_core.weights import Weights, rounded_weights
 
 RunProbe = Callable[[AttentionInputs], Mapping[str, NDArray]]
 """Runs the live layer: inputs in NumPy -> its results by stage, at least `output` (B, Lq, Do)."""
@@ -122,7 +122,19 @@ PROBES = (
 
 @dataclass(frozen=True)
 class Reading:
-    """A live layer as it was read, and what runs it; the arguments of `check_reading`."""
+    """A live layer as it was read, and what runs it.
+
+    Attributes:
+        name: the layer's name, for messages.
+        config, weights: the layer as it was read.
+        run: runs the layer, and must leave it unchanged; `check_reading` itself restores the random states of NumPy
+            and Python, and suppresses warnings.
+        dtype: the dtype in which the layer computes, by name; inputs and weights are rounded to it first.
+        words: the arguments that the layer can take.
+        meant: the inputs that a call of this layer means, where they differ, as with a window of its own.
+        natives: the framework's own layer of this kind as subjects of `mha check`, one for each of its paths; whoever
+            examines the layer finds its known deviations by these names.
+    """
 
     name: str
     config: AttentionConfig
@@ -139,7 +151,7 @@ _examine: ContextVar[Callable[[Reading], None] | None] = ContextVar("examine", d
 
 @contextmanager
 def examining(examine: Callable[[Reading], None]) -> Iterator[None]:
-    """Inside, `check_reading` gives each live layer to `examine` instead of judging it, while it can be run."""
+    """Inside, `check_reading` gives each Reading to `examine` instead of judging it, while the layer can be run."""
     before = _examine.set(examine)
     try:
         yield
@@ -147,67 +159,46 @@ def examining(examine: Callable[[Reading], None]) -> Iterator[None]:
         _examine.reset(before)
 
 
-def check_reading(
-    name: str,
-    config: AttentionConfig,
-    weights: Weights,
-    run: RunProbe,
-    *,
-    dtype: str,
-    words: Words,
-    meant: Callable[[AttentionInputs], AttentionInputs] | None = None,
-    natives: tuple[str, ...] = (),
-) -> None:
-    """Run a live layer on the probes, and raise SpecError unless it computes what these weights say.
+def check_reading(reading: Reading) -> None:
+    """Run a live layer on the probes, and raise SpecError unless it computes what its weights say.
 
     Rows that may attend to no key are left out, because every framework deviates from the definition there.
-
-    Args:
-        name: the layer's name, for the message.
-        config, weights: the layer as it was read.
-        run: runs the layer, and must leave it unchanged; `check_reading` itself restores the random states of NumPy
-            and Python, and suppresses warnings.
-        dtype: the dtype in which the layer computes, by name; inputs and weights are rounded to it first.
-        words: the arguments that the layer can take.
-        meant: the inputs that a call of this layer means, where they differ, as with a window of its own.
-        natives: the framework's own layer of this kind as subjects of `mha check`, one for each of its paths; whoever
-            examines the layer finds its known deviations by these names.
 
     Raises:
         SpecError: it computes something else (the message has the first difference), or could not be run.
 
-    >>> from mha_core import init_weights, reference
+    >>> from mha_core import AttentionConfig, init_weights, reference
     >>> config = AttentionConfig(6, 2)
     >>> weights = init_weights(config, seed=0)
     >>> def twice(inputs):
     ...     return {"output": 2.0 * reference.run(config, weights, inputs).output}
-    >>> check_reading("Twice", config, weights, twice, dtype="float64", words=Words())
+    >>> check_reading(Reading("Twice", config, weights, twice, "float64", Words()))
     Traceback (most recent call last):
     ...
     mha_core.errors.SpecError: Twice does not compute what its weights say: in a probe of 2 x 5 queries and \
 7 keys, no mask, output[0, 1, 2] is -4.73783; its weights give -2.36892, and 3.2e-06 off is allowed (60 of 60 elements \
 differ). probe=False hands its weights out all the same
     """
+    name, config, dtype = reading.name, reading.config, reading.dtype
     if dtype not in DTYPES:
         raise cannot_run(name, f"it computes in {dtype}, which is none of {', '.join(DTYPES)}")
     examine = _examine.get()
     if examine is not None:
-        examine(Reading(name, config, weights, run, dtype, words, meant, natives))
+        examine(reading)
         return
-    rounded = check_weights(config, {key: round_to(array, dtype) for key, array in weights.items()})
-    exact = {key: array.astype(np.float64) for key, array in rounded.items()}
+    exact = {key: array.astype(np.float64) for key, array in rounded_weights(config, reading.weights, dtype).items()}
     squares = {key: array**2 for key, array in exact.items()}
     rng = np.random.default_rng(0)
     factor = _factor(config, exact, dtype, rng)
     for probe in PROBES:
-        if probe.mask is not None and probe.mask not in words.masks:
+        if probe.mask is not None and probe.mask not in reading.words.masks:
             continue
-        probe, inputs = _draw(probe.within(words.positions), config, words, factor=factor, dtype=dtype, rng=rng)
+        probe, inputs = _draw(probe.within(reading.words.positions), reading, factor, rng)
         try:
             with as_it_was():
-                found = run(inputs)
-                told = inputs if meant is None else meant(inputs)
-                found = {stage: np.asarray(array, dtype=np.float64) for stage, array in found.items()}
+                given = reading.run(inputs)
+                told = inputs if reading.meant is None else reading.meant(inputs)
+                found = {stage: np.asarray(array, dtype=np.float64) for stage, array in given.items()}
         except Exception as error:  # whatever somebody's layer raises
             ended = one_line(error, whole=True).rstrip(".")
             raise cannot_run(name, f"a probe of {probe} ended with {ended}") from error
@@ -242,10 +233,9 @@ def as_it_was() -> Iterator[None]:
         np.random.set_state(of_numpy)
 
 
-def _draw(
-    probe: Probe, config: AttentionConfig, words: Words, *, factor: float, dtype: str, rng: np.random.Generator
-) -> tuple[Probe, AttentionInputs]:
+def _draw(probe: Probe, reading: Reading, factor: float, rng: np.random.Generator) -> tuple[Probe, AttentionInputs]:
     """Random inputs of a probe that the layer can take, and the probe with its final sizes."""
+    config, words, dtype = reading.config, reading.words, reading.dtype
     same = config.query_dim == config.key_dim == config.value_dim
     if not words.cross or (probe.self_attention and same):
         length = max(probe.query_len, probe.key_len)
@@ -302,28 +292,23 @@ def _factor(config: AttentionConfig, weights: Weights, dtype: str, rng: np.rando
     if config.query_key_norm is not None:
         return 1.0
     drawn = [rng.normal(size=(1, 6, width)) for width in (config.query_dim, config.key_dim, config.value_dim)]
-    queries, keys, values = drawn
-    at_one = _computed(config, weights, AttentionInputs(queries, keys, values))
-    at_zero = _computed(config, weights, AttentionInputs(0.0 * queries, 0.0 * keys, 0.0 * values))
 
-    def at(stage: str, power: int) -> NDArray:
-        """What is linear in the inputs, but for a bias."""
-        return at_zero.heads_of(stage) + 2.0**power * (at_one.heads_of(stage) - at_zero.heads_of(stage))
+    def at(power: int) -> State:
+        queries, keys, values = (x * 2.0**power for x in drawn)
+        return _computed(config, weights, AttentionInputs(queries, keys, values))
 
     power = 0
     for _ in range(8):  # scores are quadratic in the factor, but for the biases
-        scores = at("queries", power) @ at("keys", power).swapaxes(-1, -2) * config.softmax_scale
+        state = at(power)
+        scores = state.heads_of("queries") @ state.heads_of("keys").swapaxes(-1, -2) * config.softmax_scale
         deviation = float(scores.std(axis=-1).mean())
         step = 0 if deviation == 0.0 else round(0.5 * np.log2(SPREAD / deviation))
         if step == 0:
             break
         power = int(np.clip(power + step, -STEPS, STEPS))
-    while dtype == "float16" and power > -STEPS:
-        queries, keys, values = (x * 2.0**power for x in drawn)
-        state = _computed(config, weights, AttentionInputs(queries, keys, values))
-        if max(np.abs(state[name]).max() for name in STAGES) <= LARGEST:
-            break
-        power -= 1
+    if dtype == "float16":
+        while power > -STEPS and any(np.abs(at(power)[name]).max() > LARGEST for name in STAGES):
+            power -= 1
     return 2.0**power
 
 

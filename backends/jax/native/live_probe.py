@@ -6,10 +6,9 @@ Each probe is one program, which is compiled once for all layers with an equal p
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -27,7 +26,7 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import allowed_keys
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES
-from mha_core.live.probe import RunProbe, Words, cannot_run, check_reading
+from mha_core.live.probe import Reading, Words, cannot_run, check_reading
 from mha_core.weights import Weights
 
 SUBJECTS = "backends.jax.native.subjects"
@@ -46,83 +45,59 @@ def is_probing() -> bool:
 
 def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
     """Raise SpecError unless a linen layer called (inputs_q, inputs_k, inputs_v) computes what its variables say."""
-    cross = not isinstance(layer, nn.SelfAttention)
-    own = layer.clone(parent=None)
+    own, cross = layer.clone(parent=None), not isinstance(layer, nn.SelfAttention)
+    # It may be said to the layer or in the call, and not in both.
+    told: dict[str, Any] = {"deterministic": True} if layer.deterministic is None else {}
 
-    def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
-        return _shown(_linen, own, variables, _arrays(inputs, config, dtype, cross=cross))
+    def program(variables: Any, mask: Array | None, *inputs: Array) -> Any:
+        return own.apply(variables, *inputs, mask=mask, **told)
 
-    dtype = _dtype(layer, variables)
     words = Words(cross=cross, masks=("allowed", "causal"))
-    _check(layer, config, weights, run, dtype=dtype, words=words, variables=variables, native=LINEN)
+    _check(layer, config, weights, program, words=words, variables=variables, native=LINEN)
 
 
 def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> None:
     """SpecError unless an nnx layer called (inputs_q, inputs_k, inputs_v) computes by its weights; a copy is run."""
     graph, state = nnx.split(layer)
 
-    def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
-        return _shown(_nnx, graph, state, _arrays(inputs, config, dtype, cross=True))
+    def program(state: Any, mask: Array | None, *inputs: Array) -> Any:
+        merged: Any = nnx.merge(graph, state)
+        return merged(*inputs, mask=mask, deterministic=True, decode=False)
 
-    dtype = _dtype(layer, pure_dict(nnx.state(layer, nnx.Param)))
     natives = NNX_DROPOUT if config.dropout else NNX  # which computes by another function
     words = Words(masks=("allowed", "causal"))
-    _check(layer, config, weights, run, dtype=dtype, words=words, variables=state, native=natives)
+    _check(layer, config, weights, program, words=words, variables=state, native=natives)
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
-    """SpecError unless a linen layer called (queries, keys, values, valid_lens) computes what its variables say."""
+    """Raise SpecError unless a linen layer (queries, keys, values, valid_lens) computes what its variables say."""
     own = layer.clone(parent=None)
 
-    def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
-        given = {name: _as(getattr(inputs, name), dtype) for name in ("queries", "keys", "values")}
-        lens = inputs.mask.valid_lens
-        return _shown(_d2l, own, variables, {**given, "lens": None if lens is None else jnp.asarray(lens)})
+    def program(variables: Any, lens: Array | None, *inputs: Array) -> Any:
+        answer = own.apply(variables, *inputs, lens)
+        return answer[0] if isinstance(answer, tuple) else answer
 
-    dtype = _dtype(layer, variables)
-    words = Words(masks=("valid_lens",))
-    _check(layer, config, weights, run, dtype=dtype, words=words, variables=variables, native=D2L)
+    _check(layer, config, weights, program, words=Words(masks=("valid_lens",)), variables=variables, native=D2L)
 
 
-# The programs; the layer itself is a constant in them ---------------------------------------------------------
-
-
-def _linen(layer: Any, variables: Variables, given: Mapping[str, Any]) -> Any:
-    inputs = [given[name] for name in ("queries", "keys", "values") if given[name] is not None]
-    # It may be said to the layer or in the call, and not in both.
-    told = {"deterministic": True} if layer.deterministic is None else {}
-    return layer.apply(variables, *inputs, mask=given["mask"], **told)
-
-
-def _nnx(graph: Any, state: Any, given: Mapping[str, Any]) -> Any:
-    layer = nnx.merge(graph, state)
-    return layer(given["queries"], given["keys"], given["values"], mask=given["mask"], deterministic=True, decode=False)
-
-
-def _d2l(layer: Any, variables: Variables, given: Mapping[str, Any]) -> Any:
-    answer = layer.apply(variables, given["queries"], given["keys"], given["values"], given["lens"])
-    return answer[0] if isinstance(answer, tuple) else answer
-
-
-def _shown(program: Any, layer: Any, variables: Any, given: Mapping[str, Any]) -> dict[str, NDArray]:
-    """The output by name, of one compiled program.
+def _shown(program: Callable[..., Any], *given: Any) -> dict[str, NDArray]:
+    """The output by name, of one compiled program, in which the layer itself is a constant.
 
     Operation by operation instead if the layer reads numbers of its arrays, or if its program can't be compiled, as
     jax.nn's fused attention in float16 on CPUs.
     """
-    run = partial(program, layer)
     try:
-        lowered = jax.jit(run).lower(variables, given)
+        lowered = jax.jit(program).lower(*given)
     except (jax.errors.JAXTypeError, ValueError):
-        return {"output": to_numpy(run(variables, given))}
+        return {"output": to_numpy(program(*given))}
     # By the program and not by the layer, whose class may have been changed meanwhile.
-    key = hashlib.sha256(f"{jax.tree.leaves(given)[0].devices()}{lowered.as_text()}".encode()).digest()
+    key = hashlib.sha256(f"{given[-1].devices()}{jax.tree.structure(given)}{lowered.as_text()}".encode()).digest()
     if key not in _compiled:
         if len(_compiled) >= COMPILED:
             _compiled.pop(next(iter(_compiled)))
         options: dict[str, Any] = dict(COMPILER_OPTIONS.get(jax.default_backend(), {}))
         _compiled[key] = lowered.compile(options)
-    return {"output": to_numpy(_compiled[key](variables, given))}
+    return {"output": to_numpy(_compiled[key](*given))}
 
 
 COMPILED = 64
@@ -131,27 +106,36 @@ COMPILED = 64
 _compiled: dict[bytes, Any] = {}
 
 
-# Between ----------------------------------------------------------------------------------------------------
-
-
 def _check(
     layer: Any,
     config: AttentionConfig,
     weights: Weights,
-    run: RunProbe,
+    program: Callable[..., Any],
     *,
-    dtype: str,
     words: Words,
     variables: Any,
     native: str,
 ) -> None:
-    name = type(layer).__name__
+    """Check a layer that `program` runs on (variables, mask or lengths, queries, and keys and values if it crosses)."""
+    name, own = type(layer).__name__, getattr(layer, "dtype", None)
+    # The dtype that it computes in: its own, or else that of its parameters.
+    leaves = jax.tree.leaves(pure_dict(nnx.state(layer, nnx.Param)) if isinstance(layer, nnx.Module) else variables)
+    dtype = str(jnp.dtype(own if own is not None else leaves[0].dtype))
     if not has_values(variables):
         raise cannot_run(name, "this runs while JAX traces (jit, grad, vmap), where arrays have no numbers")
     if dtype not in DTYPES:
         raise cannot_run(name, f"it computes in {dtype}")
+
+    def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
+        mask = inputs.mask.valid_lens
+        if "valid_lens" not in words.masks and inputs.mask.has_sources:
+            mask = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
+        arrays = (inputs.queries, inputs.keys, inputs.values)[: 3 if words.cross else 1]
+        given = [jnp.asarray(array.astype(JAX_DTYPES[dtype])) for array in arrays]
+        return _shown(program, variables, None if mask is None else jnp.asarray(mask), *given)
+
     with _as_ever(dtype, variables):
-        check_reading(name, config, weights, run, dtype=dtype, words=words, natives=(native,))
+        check_reading(Reading(name, config, weights, run, dtype, words, natives=(native,)))
 
 
 @contextmanager
@@ -168,22 +152,3 @@ def _as_ever(dtype: str, variables: Any) -> Iterator[None]:
             yield
     finally:
         _probing.reset(token)
-
-
-def _dtype(layer: Any, variables: Any) -> str:
-    """The dtype that a layer computes in: its own `dtype`, or else that of its parameters."""
-    own = getattr(layer, "dtype", None)
-    return str(jnp.dtype(own if own is not None else jax.tree.leaves(variables)[0].dtype))
-
-
-def _arrays(inputs: AttentionInputs, config: AttentionConfig, dtype: str, *, cross: bool) -> dict[str, Array | None]:
-    names = ("queries", "keys", "values") if cross else ("queries",)
-    given = {name: _as(getattr(inputs, name), dtype) for name in names}
-    mask = None
-    if inputs.mask.has_sources:
-        mask = jnp.asarray(allowed_keys(inputs.mask, inputs.check(config), config.num_heads))
-    return {"keys": None, "values": None, **given, "mask": mask}
-
-
-def _as(array: NDArray, dtype: str) -> Array:
-    return jnp.asarray(array.astype(JAX_DTYPES[dtype]))

@@ -15,11 +15,14 @@ from backends.mxnet.ops.framework import MXNET_DTYPES, mx, to_array, to_numpy
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.config import AttentionConfig
-from mha_core.live.probe import Words, cannot_run, check_reading
+from mha_core.live.probe import Reading, Words, cannot_run, check_reading
 from mha_core.weights import Weights
 
-Call = Callable[[Any, AttentionConfig, AttentionInputs, str, mx.Context], Any]
-"""(block, config, inputs, dtype, context) -> the output (B, Lq, Do)."""
+ToArray = Callable[..., Any]
+"""(array, dtype) -> an array of MXNet, in the block's dtype unless another is said."""
+
+Call = Callable[[Any, AttentionConfig, AttentionInputs, ToArray], Any]
+"""(block, config, inputs, array) -> the output (B, Lq, Do)."""
 
 
 def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights) -> None:
@@ -40,11 +43,15 @@ def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights
     (dtype,) = dtypes
     context = parameters[0].list_ctx()[0]
 
+    def array(given: NDArray, own: str = dtype) -> Any:
+        made = to_array(np.ascontiguousarray(given), own, context)
+        return made if mx.util.is_np_array() else made.as_nd_ndarray()
+
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
-        return {"output": to_numpy(semantics(call)(block, config, inputs, dtype, context))}
+        return {"output": to_numpy(semantics(call)(block, config, inputs, array))}
 
     with as_found(block):
-        check_reading(name, config, weights, run, dtype=dtype, words=words, natives=(f"{SUBJECTS}:{native}",))
+        check_reading(Reading(name, config, weights, run, dtype, words, natives=(f"{SUBJECTS}:{native}",)))
 
 
 def _arguments(block: mx.gluon.Block) -> tuple[str, ...]:
@@ -70,60 +77,48 @@ def as_found(block: mx.gluon.Block) -> Iterator[None]:
             vars(part).update(own)
 
 
-def _as_lens(block: Any, config: AttentionConfig, inputs: AttentionInputs, dtype: str, context: mx.Context) -> Any:
+def _as_lens(block: Any, config: AttentionConfig, inputs: AttentionInputs, array: ToArray) -> Any:
     """Call d2l.ai's layer, with lengths in the dtype of the scores, as npx.sequence_mask takes them."""
     lens = inputs.mask.valid_lens
-    told = None if lens is None else _array(lens, dtype, context)
-    return block(*_three(inputs, dtype, context), told)
+    return block(*_three(inputs, array), None if lens is None else array(lens))
 
 
-def _as_ones(block: Any, config: AttentionConfig, inputs: AttentionInputs, dtype: str, context: mx.Context) -> Any:
+def _as_ones(block: Any, config: AttentionConfig, inputs: AttentionInputs, array: ToArray) -> Any:
     """Call a layer like GluonNLP's, with a mask of ones and zeros (B * H, Lq, Lk)."""
-    allowed = _allowed(config, inputs)
-    told = _array(allowed.reshape(-1, *allowed.shape[2:]), dtype, context) if inputs.mask.has_sources else None
-    return block(*_three(inputs, dtype, context), told)
+    told = array(_allowed(config, inputs)) if inputs.mask.has_sources else None
+    return block(*_three(inputs, array), told)
 
 
-def _interleaved_self(
-    block: Any, config: AttentionConfig, inputs: AttentionInputs, dtype: str, context: mx.Context
-) -> Any:
+def _interleaved_self(block: Any, config: AttentionConfig, inputs: AttentionInputs, array: ToArray) -> Any:
     """Call a layer like Sockeye's: time-major, with lengths (B * H, Lq) and a bias (B * H, Lq, Lk)."""
-    queries, _, _ = _three(inputs, dtype, context)
-    return block(queries.swapaxes(0, 1), *_lengths_and_bias(config, inputs, dtype, context)).swapaxes(0, 1)
+    queries, _, _ = _three(inputs, array)
+    return block(queries.swapaxes(0, 1), *_lengths_and_bias(config, inputs, array)).swapaxes(0, 1)
 
 
-def _interleaved_encdec(
-    block: Any, config: AttentionConfig, inputs: AttentionInputs, dtype: str, context: mx.Context
-) -> Any:
-    queries, keys, _ = (x.swapaxes(0, 1) for x in _three(inputs, dtype, context))
-    return block(queries, keys, *_lengths_and_bias(config, inputs, dtype, context)).swapaxes(0, 1)
+def _interleaved_encdec(block: Any, config: AttentionConfig, inputs: AttentionInputs, array: ToArray) -> Any:
+    queries, keys, _ = (x.swapaxes(0, 1) for x in _three(inputs, array))
+    return block(queries, keys, *_lengths_and_bias(config, inputs, array)).swapaxes(0, 1)
 
 
-def _lengths_and_bias(
-    config: AttentionConfig, inputs: AttentionInputs, dtype: str, context: mx.Context
-) -> tuple[Any, Any]:
-    allowed = _allowed(config, inputs)
-    flat = allowed.reshape(-1, *allowed.shape[2:])
-    if inputs.mask.valid_lens is not None:
-        return _array(flat.sum(axis=-1), "int32", context), None
-    if inputs.mask.bias is not None:
-        added = np.broadcast_to(additive_bias(inputs.mask), allowed.shape).reshape(flat.shape)
-        return None, _array(added, dtype, context)
-    return None, _array(np.where(flat, 0.0, -LARGE), dtype, context) if inputs.mask.has_sources else None
+def _lengths_and_bias(config: AttentionConfig, inputs: AttentionInputs, array: ToArray) -> tuple[Any, Any]:
+    mask, allowed = inputs.mask, _allowed(config, inputs)
+    if mask.valid_lens is not None:
+        return array(allowed.sum(axis=-1), "int32"), None
+    if mask.bias is not None:
+        whole = inputs.check(config).batch, config.num_heads, *allowed.shape[1:]
+        return None, array(np.broadcast_to(additive_bias(mask), whole).reshape(allowed.shape))
+    return None, array(np.where(allowed, 0.0, -LARGE)) if mask.has_sources else None
 
 
 def _allowed(config: AttentionConfig, inputs: AttentionInputs) -> NDArray[np.bool_]:
-    return allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
+    """Bool (B * H, Lq, Lk)."""
+    allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads)
+    return allowed.reshape(-1, *allowed.shape[2:])
 
 
-def _three(inputs: AttentionInputs, dtype: str, context: mx.Context) -> list[Any]:
-    made = {id(array): _array(array, dtype, context) for array in (inputs.queries, inputs.keys, inputs.values)}
-    return [made[id(array)] for array in (inputs.queries, inputs.keys, inputs.values)]
-
-
-def _array(array: NDArray, dtype: str, context: mx.Context) -> Any:
-    made = to_array(np.ascontiguousarray(array), dtype, context)
-    return made if mx.util.is_np_array() else made.as_nd_ndarray()
+def _three(inputs: AttentionInputs, array: ToArray) -> list[Any]:
+    made = {id(given): array(given) for given in (inputs.queries, inputs.keys, inputs.values)}
+    return [made[id(given)] for given in (inputs.queries, inputs.keys, inputs.values)]
 
 
 SUBJECTS = "backends.mxnet.native.subjects"

@@ -17,7 +17,7 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import AttentionMask, allowed_keys
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import DTYPES
-from mha_core.live.probe import RunProbe, Words, cannot_run, check_reading
+from mha_core.live.probe import Reading, RunProbe, Words, cannot_run, check_reading
 from mha_core.weights import Weights
 
 KERAS_WORDS = Words(masks=("valid_lens", "allowed", "causal"))
@@ -80,7 +80,7 @@ def _check(
         raise cannot_run(name, f"it computes in {dtype}")
     specs = tuple(f"{SUBJECTS}:{native}" for native in natives)
     with as_found(layer):
-        check_reading(name, config, weights, run, dtype=dtype, words=words, meant=meant, natives=specs)
+        check_reading(Reading(name, config, weights, run, dtype, words, meant, specs))
 
 
 def per_item(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -22,7 +22,7 @@ from backends.torch.ops.framework import (
 from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import additive_bias, allowed_keys
 from mha_core.config import AttentionConfig
-from mha_core.live.probe import Words, cannot_run, check_reading
+from mha_core.live.probe import Reading, RunProbe, Words, cannot_run, check_reading
 from mha_core.weights import Weights
 
 TORCH_WORDS = Words(masks=("valid_lens", "allowed", "causal", "bias"))
@@ -48,7 +48,7 @@ def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: 
         output = output if layer.batch_first else output.transpose(0, 1)
         return {"output": to_numpy(output)} | ({} if shown is None else {"weights": to_numpy(shown)})
 
-    _check(layer, config, weights, run, words=TORCH_WORDS, natives=TORCH)
+    _check(layer, config, weights, run, TORCH_WORDS, TORCH)
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights) -> None:
@@ -59,15 +59,15 @@ def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights) -> No
         told = None if lens is None else torch.from_numpy(np.array(lens)).to(_device(layer))
         return {"output": to_numpy(layer(*tensors(layer, inputs.queries, inputs.keys, inputs.values), told))}
 
-    _check(layer, config, weights, run, words=D2L_WORDS, natives=D2L)
+    _check(layer, config, weights, run, D2L_WORDS, D2L)
 
 
 def _check(
-    layer: nn.Module, config: AttentionConfig, weights: Weights, run: Any, *, words: Words, natives: tuple[str, ...]
+    layer: nn.Module, config: AttentionConfig, weights: Weights, run: RunProbe, words: Words, natives: tuple[str, ...]
 ) -> None:
-    dtype = check_runs(layer)
+    reading = Reading(type(layer).__name__, config, weights, run, check_runs(layer), words, natives=natives)
     with as_found(layer):
-        check_reading(type(layer).__name__, config, weights, run, dtype=dtype, words=words, natives=natives)
+        check_reading(reading)
 
 
 def check_runs(layer: nn.Module) -> str:

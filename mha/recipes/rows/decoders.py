@@ -27,7 +27,6 @@ LLAMA = Recipe(
     ),
     layouts=("llama",),
     heads="config.num_attention_heads",
-    heads_key="num_attention_heads",
     dropout_key="attention_dropout",
     out="o_proj",
     softmax_in_float32=True,

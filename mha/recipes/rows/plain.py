@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from mha.recipes.recipe import Recipe
-from mha_core import SpecError
-from mha_core.errors import shown
-
-
-def _scale_of_gpt2(model_config: Mapping[str, Any], prefix: str, head_dim: int) -> float:
-    scale = head_dim**-0.5 if _switch(model_config, "scale_attn_weights", True) else 1.0
-    if _switch(model_config, "scale_attn_by_inverse_layer_idx", False):
-        scale /= float(_layer_index(prefix) + 1)
-    return scale
-
-
-def _switch(model_config: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A field of the config that is true or false. SpecError for anything else."""
-    value = model_config.get(name, default)
-    if not isinstance(value, bool):
-        raise SpecError(f"{name} in the model's config must be true or false. Got {shown(repr(value))}.")
-    return value
-
-
-def _layer_index(prefix: str) -> int:
-    """3 for "transformer.h.3.attn"."""
-    numbers = [int(part) for part in prefix.split(".") if part.isdigit()]
-    if len(numbers) != 1:
-        raise SpecError(f"the scale of {prefix!r} depends on its layer's number, which its name does not tell")
-    return numbers[0]
 
 
 def attentions(*models: str, kinds: tuple[str, ...] = ("",)) -> Iterator[str]:
@@ -53,9 +27,7 @@ BERT = Recipe(
         *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
     ),
     layouts=("bert",),
-    checkpoint_layouts=("bert",),
     heads="num_attention_heads",
-    heads_key="num_attention_heads",
     dropout_key="attention_probs_dropout_prob",
     out="output.dense",
     core="self",
@@ -68,14 +40,11 @@ GPT2 = Recipe(
     classes=("GPT2Attention",),
     model_types=("gpt2",),
     layouts=("gpt2", "gpt2-cross"),
-    checkpoint_layouts=("gpt2-cross", "gpt2"),
     heads="num_heads",
-    heads_key="n_head",
     dropout_key="attn_pdrop",
     out="c_proj",
     other_mask="encoder_attention_mask",
     scale="scale_attn_weights, scale_attn_by_inverse_layer_idx",
-    scale_in=_scale_of_gpt2,
 )
 
 VIT = Recipe(
@@ -91,9 +60,7 @@ VIT = Recipe(
         *("vit", "vit_mae", "vit_msn", "vivit"),
     ),
     layouts=("llama",),  # the same four names; before transformers 5 they had BERT's
-    checkpoint_layouts=("vit", "llama"),
     heads="num_attention_heads",
-    heads_key="num_attention_heads",
     dropout_key="attention_probs_dropout_prob",
     out="o_proj",
     softmax_in_float32=True,
@@ -109,9 +76,7 @@ BART = Recipe(
     ),
     model_types=("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus", "plbart"),
     layouts=("canonical",),
-    checkpoint_layouts=("canonical",),
     heads="num_heads",
-    heads_key="{side}_attention_heads",
     dropout_key="attention_dropout",
     out="out_proj",
     other_states="key_value_states",
@@ -134,9 +99,7 @@ DISTILBERT = replace(
     classes=("DistilBertSelfAttention",),
     model_types=("distilbert",),
     layouts=("distilbert",),
-    checkpoint_layouts=(),
     heads="n_heads",
-    heads_key="n_heads",
     dropout_key="attention_dropout",
     out="out_lin",
     core="",
@@ -149,8 +112,6 @@ OPT = replace(
     summary="causal; the scale is applied to the queries, not to the scores",
     classes=("OPTAttention",),
     model_types=("opt",),
-    checkpoint_layouts=(),
-    heads_key="num_attention_heads",
     other_states="",
     softmax_in_float32=True,
 )
@@ -185,8 +146,6 @@ WAV2VEC2 = replace(
     summary="positions come from a convolution before the layers",
     classes=tuple(attentions("Data2VecAudio", "Hubert", "SEW", "UniSpeech", "UniSpeechSat", "Wav2Vec2")),
     model_types=("data2vec-audio", "hubert", "sew", "unispeech", "unispeech-sat", "wav2vec2"),
-    checkpoint_layouts=(),
-    heads_key="num_attention_heads",
 )
 
 GPT_BIGCODE = replace(
@@ -197,7 +156,6 @@ GPT_BIGCODE = replace(
     classes=("GPTBigCodeAttention",),
     model_types=("gpt_bigcode",),
     layouts=("gpt-bigcode",),
-    checkpoint_layouts=(),
     other_states="",
     other_mask="attention_mask",
     cache="layer_past",
@@ -213,14 +171,12 @@ GPT_NEO = replace(
     summary="a scale of 1; masks of its own: causal, in local layers a window; no other implementation than eager",
     classes=("GPTNeoSelfAttention",),
     model_types=("gpt_neo",),
-    heads_key="num_heads",
     cache="layer_past",
     place="layer_id",
     only="eager",
     sees=lambda core, queries, keys: core.bias[0, 0, keys - queries : keys, :keys].cpu().numpy(),
     scale="none: 1",
     scale_of=lambda core: 1.0,
-    scale_in=lambda model_config, prefix, head_dim: 1.0,
 )
 
 PLAIN = (BERT, GPT2, VIT, BART, WHISPER, DISTILBERT, OPT, CLIP, SIGLIP, WAV2VEC2, GPT_BIGCODE, GPT_NEO)

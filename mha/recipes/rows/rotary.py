@@ -19,7 +19,6 @@ ROFORMER = replace(
     summary="BERT's projections; pairs (2 k, 2 k + 1) turn by one table of sines and cosines",
     classes=("RoFormerSelfAttention",),
     model_types=("roformer",),
-    checkpoint_layouts=(),
     heads="num_attention_heads",
     other_states="",
     only="eager",

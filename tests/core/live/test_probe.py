@@ -11,7 +11,7 @@ import pytest
 
 from mha_core import AttentionConfig, AttentionInputs, SpecError, init_weights
 from mha_core.dtypes import round_to
-from mha_core.live.probe import PROBES, Words, check_reading
+from mha_core.live.probe import PROBES, Reading, Words, check_reading
 from mha_core.reference import forward
 from mha_core.reference import pipeline as reference
 
@@ -57,7 +57,7 @@ def rounding(step, dtype):
 @pytest.mark.parametrize("kind", ["usual", "small", "large", "equal", "biases"])
 def test_rounding_is_no_difference(kind, dtype):
     weights = weights_of(kind)
-    check_reading("Mine", CONFIG, weights, in_dtype(CONFIG, weights, dtype), dtype=dtype, words=EVERYTHING)
+    check_reading(Reading("Mine", CONFIG, weights, in_dtype(CONFIG, weights, dtype), dtype, EVERYTHING))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
@@ -67,7 +67,7 @@ def test_another_computation_is_one_also_of_small_weights_and_in_half_precision(
     weights = weights_of(kind)
     other = in_dtype(replace(CONFIG, **changes), weights, dtype)
     with pytest.raises(SpecError, match="Mine does not compute what its weights say: in a probe of 2 x 5 queries"):
-        check_reading("Mine", CONFIG, weights, other, dtype=dtype, words=EVERYTHING)
+        check_reading(Reading("Mine", CONFIG, weights, other, dtype, EVERYTHING))
 
 
 @pytest.mark.parametrize("source", EVERYTHING.masks)
@@ -93,9 +93,9 @@ def test_a_mask_that_is_forgotten_shows_and_none_that_a_layer_can_not_be_told(so
         }
 
     with pytest.raises(SpecError, match=f"{source}, output"):
-        check_reading("Mine", CONFIG, weights, forgetful, dtype="float64", words=EVERYTHING)
+        check_reading(Reading("Mine", CONFIG, weights, forgetful, "float64", EVERYTHING))
     seen.clear()
-    check_reading("Mine", CONFIG, weights, forgetful, dtype="float64", words=Words())
+    check_reading(Reading("Mine", CONFIG, weights, forgetful, "float64", Words()))
     assert not any(mask.has_sources for mask in seen)
     assert len(seen) == sum(probe.mask is None for probe in PROBES)
 
@@ -110,7 +110,7 @@ def test_a_mask_that_is_forgotten_shows_and_none_that_a_layer_can_not_be_told(so
 )
 def test_what_is_no_answer_is_said(found, said):
     with pytest.raises(SpecError, match=said):
-        check_reading("Mine", CONFIG, weights_of("usual"), lambda inputs: found, dtype="float32", words=Words())
+        check_reading(Reading("Mine", CONFIG, weights_of("usual"), lambda inputs: found, "float32", Words()))
 
 
 def test_errors_are_one_bounded_line_and_nothing_else_comes_out():
@@ -124,7 +124,7 @@ def test_errors_are_one_bounded_line_and_nothing_else_comes_out():
     with pytest.raises(
         SpecError, match=r"ended with RuntimeError: one two\\x07 x+ \.\.\. x+\. probe=False hands"
     ) as error:
-        check_reading("Mine", CONFIG, weights_of("usual"), failing, dtype="float32", words=Words())
+        check_reading(Reading("Mine", CONFIG, weights_of("usual"), failing, "float32", Words()))
     assert len(str(error.value)) < 500
     assert str(error.value).isprintable()
     assert random.getstate() == before[0]
@@ -133,4 +133,4 @@ def test_errors_are_one_bounded_line_and_nothing_else_comes_out():
 
 def test_a_dtype_that_nobody_knows_is_refused_with_the_switch():
     with pytest.raises(SpecError, match="it computes in int8, which is none of float64, .* probe=False hands"):
-        check_reading("Mine", CONFIG, weights_of("usual"), lambda inputs: {}, dtype="int8", words=Words())
+        check_reading(Reading("Mine", CONFIG, weights_of("usual"), lambda inputs: {}, "int8", Words()))

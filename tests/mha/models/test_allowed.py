@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from mha.convert.convert import convert
-from mha.models.folder import check_folder
 from mha.models.settings import REVIEWED
+from mha.port.model import check_readable
 from mha_core import AttentionConfig, SpecError, init_weights, load_weights, save_weights
 from tests.mha.convert.weight_files import arrays_of, verify_in_numpy
 
@@ -72,12 +72,13 @@ def standing_of(source, out, **options):
 def test_the_table_is_that_of_the_installed_release():
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from mha.models import make_table, table
+    from mha.models import table
+    from tests.mha.models import make_table
 
     made, kept = make_table.table(), json.loads(table.FILE.read_text())
-    assert made["transformers"] == kept["transformers"], "python -m mha.models.make_table"
+    assert made["transformers"] == kept["transformers"], "python -m tests.mha.models.make_table"
     for name, row in made["models"].items():
-        assert row == kept["models"][name], f"{name}: python -m mha.models.make_table"
+        assert row == kept["models"][name], f"{name}: python -m tests.mha.models.make_table"
     assert made == kept
 
 
@@ -90,14 +91,14 @@ def test_a_key_that_the_class_does_not_have_is_named_first(tmp_path):
         said = f"{folder}/config.json: {key}="
         assert f"neither proved nor known: {said}" in standing_of(folder, tmp_path), changes
         with pytest.raises(SpecError, match=f"^{said}"):
-            check_folder(folder)
+            check_readable(folder)
 
 
 def test_keys_that_change_nothing_are_taken(tmp_path):
     for changes in (GOOGLES, OLDER, {"head_dim": 4, "num_key_value_heads": 3}, {"initializer_scale": 0.02}):
         folder = folder_of(tmp_path / "m", changes)
         assert standing_of(folder, tmp_path) == "known", changes
-        check_folder(folder)
+        check_readable(folder)
 
 
 def test_the_other_sizes_of_a_class_agree_with_its_own(tmp_path):
@@ -120,16 +121,16 @@ def test_architectures_are_classes_of_the_family(change, tmp_path):
     named = f"architectures names {change['architectures'][0]}, which is no class of the family bert in transformers"
     assert named in standing_of(folder, tmp_path)
     with pytest.raises(SpecError, match=named):
-        check_folder(folder)
+        check_readable(folder)
     for right in ("TFBertForMaskedLM", "FlaxBertModel", "BertLMHeadModel", "RobertaModel"):
         folder = folder_of(tmp_path / "m", {"architectures": [right]})
         assert standing_of(folder, tmp_path) == "known", right
-        check_folder(folder)
+        check_readable(folder)
 
 
 def test_pruned_heads_are_refused_in_port_too(tmp_path):
     with pytest.raises(SpecError, match="pruned_heads says that its arrays are not those of the family"):
-        check_folder(folder_of(tmp_path / "m", {"pruned_heads": {"0": [1]}}))
+        check_readable(folder_of(tmp_path / "m", {"pruned_heads": {"0": [1]}}))
 
 
 # Arrays -------------------------------------------------------------------------------------------------------
@@ -283,17 +284,17 @@ def test_files_beside_the_config_are_passed_over_only_if_they_say_nothing_of_att
     save_file({"weight": ONES}, folder / "colbert_linear.safetensors")
     save_file(arrays_of("bert", prefix=PREFIX, seed=1), folder / "epoch-2.safetensors")
     assert standing_of(folder, tmp_path) == "known"
-    check_folder(folder)
+    check_readable(folder)
     for name, text in STRANGE_FILES.items():
         folder = folder_of(tmp_path / "strange" / name)
         (folder / name).write_text(text)
         said = f"{folder}/config.json: {name} beside it (may say|says with .*) that the model computes something else"
         assert re.search(f"known: {said}", found := standing_of(folder, tmp_path)), found
         with pytest.raises(SpecError, match=f"^{said}.*--leave '{name}'"):
-            check_folder(folder)
+            check_readable(folder)
         done = convert(folder, to_layout="canonical", out=tmp_path / "o.npz", force=True, leave=[name])
         assert done.layers[0].standing.why.endswith(f"left at your word that no attention layer reads it: {name}")
-        check_folder(folder, [name])
+        check_readable(folder, [name])
     save_file({"layer.0.lora_A": ONES}, folder / "low_rank.safetensors")
     assert "low_rank.safetensors beside it may say" in standing_of(folder, tmp_path, leave=[name])
 

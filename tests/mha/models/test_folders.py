@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from mha.models.families import MODEL_TYPES
-from mha.models.folder import check_folder
 from mha.models.places import kind_of
+from mha.port.model import check_readable
 from mha_core import SpecError
 from tests.mha.convert.weight_files import arrays_of, verify_in_numpy
 from tests.mha.models.test_allowed import standing_of
@@ -88,7 +88,7 @@ def test_no_fork_is_known(tmp_path):
             wrong[row["name"]] = row["what"]
         if not row.get("arrays") and MODEL_TYPES[row["type"]].name == "bert":
             with pytest.raises(SpecError):
-                check_folder(folder)
+                check_readable(folder)
     assert not wrong
 
 
@@ -98,10 +98,10 @@ def test_no_right_folder_is_refused(tmp_path):
         folder = folder_of(row, tmp_path / str(number))
         found[row["name"]] = standing_of(folder, tmp_path)
         if MODEL_TYPES[row["type"]].name == "bert":
-            check_folder(folder)
+            check_readable(folder)
     assert {name: said for name, said in found.items() if said != "known"} == {}
 
 
 def test_a_folder_without_a_config_is_told_what_reads_weights(tmp_path):
     with pytest.raises(SpecError, match=r"has no config\.json; .*; weights alone are read by `mha convert .* --list`"):
-        check_folder(tmp_path)
+        check_readable(tmp_path)

@@ -14,10 +14,9 @@ hf = pytest.importorskip("transformers")
 
 from conformance.bounds.precision import Precision  # noqa: E402
 from conformance.judging.expected import answer  # noqa: E402
-from mha.recipes import attention_layers, recipe_for, record, replaced  # noqa: E402
+from mha.recipes import attention_layers, recipe_for, record  # noqa: E402
 from mha.recipes.judge import judge_original, judge_trace  # noqa: E402
 from mha_core import QueryKeyNorm, Rotary, SpecError, backend  # noqa: E402
-from mha_core.reference import pipeline as reference  # noqa: E402
 
 SIZES = {
     **{"vocab_size": 31, "hidden_size": 36, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 6},
@@ -251,30 +250,6 @@ def test_projections_that_are_clipped_are_refused(name, monkeypatch):
     monkeypatch.setitem(FAMILIES, name, {**FAMILIES[name], **clipped})
     with pytest.raises(SpecError, match="clip_qkv=3.0 of the model's config has no translation"):
         attention_layers(model_of(name))
-
-
-@pytest.mark.parametrize("model_type", ["qwen3", "cohere"])
-def test_a_model_decodes_through_the_reference_and_keeps_its_cache(model_type):
-    model = model_of(model_type, dtype="float64")
-    (site,) = attention_layers(model)
-    config, weights = site.config, site.weights
-    ids = torch.tensor([[5, 9, 3, 17]])
-    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    seen = []
-
-    def run(inputs):
-        seen.append(0 if inputs.past_keys is None else inputs.past_keys.shape[2])
-        return reference.run(config, weights, inputs)
-
-    own = model.generate(ids, **options)
-    with replaced(site, run):
-        again = model.generate(ids, **options)
-    assert torch.equal(own, again)
-    assert seen == [0, 4, 5, 6, 7]
-    wrong = {**weights, "q_norm.weight": weights["q_norm.weight"][::-1].copy()}
-    with replaced(site, lambda inputs: reference.run(config, wrong, inputs)), torch.no_grad():
-        moved = model(ids).logits
-    assert (moved - model(ids).logits).abs().max() > 1e-3
 
 
 def test_tables_that_are_no_rotation_are_refused():

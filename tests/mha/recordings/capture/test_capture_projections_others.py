@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import mha
-from mha.recipes import recipe_for_config
 from mha.recordings.replay import judge_recording
 from mha_core import SpecError
 
@@ -136,5 +135,3 @@ def test_layers_with_rotary_positions_are_refused_at_once() -> None:
     own.rotary_emb = Rotary()
     with pytest.raises(SpecError, match=r"ModuleDict at attn turns .*rotary_emb"), mha.capture(own):
         pass
-    with pytest.raises(SpecError, match=r"'mistral' turns queries and keys .*rope_theta"):
-        recipe_for_config({"model_type": "mistral", "rope_theta": 1e6})

@@ -1,6 +1,6 @@
 """Write `table.json`: the settings, classes and arrays of the known model types, from the installed transformers.
 
-    python -m mha.models.make_table
+    python -m tests.mha.models.make_table
 
 A test compares the file with what this module makes of the release that is installed. Nothing else imports it, so
 `mha convert` needs no transformers.
