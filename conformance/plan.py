@@ -38,7 +38,7 @@ class Plan:
     """A plan of what is asked in one run.
 
     Args:
-        subjects: all that are asked.
+        subjects: all subjects of the run.
         everything: whether each is asked every case, in every way.
 
     >>> from conformance.cases.table import select_asked

@@ -62,7 +62,7 @@ class Deviation:
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """Return the names by which a user can select it: the backend and the packages."""
+        """Return the names by which a user can select it, such as "torch": the backend and the packages."""
         parts = self.subject.split(".")
         own = (parts[1],) if parts[0] == "backends" and len(parts) > 2 else ()
         return tuple(dict.fromkeys((*own, *(requirement.name for requirement in self.requirements))))

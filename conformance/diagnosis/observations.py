@@ -37,7 +37,7 @@ class Observation:
 
     @cached_property
     def extremity(self) -> int:
-        """0 for an ordinary case, 1 for one with empty rows, 2 where sizes are 0 or numbers NaN or infinite.
+        """Return 0 for an ordinary case, 1 for one with rows without a key, 2 for sizes of 0, NaN or infinity.
 
         Layers that agree in ordinary cases often differ in these.
         """
@@ -49,7 +49,7 @@ class Observation:
 
     @property
     def has_other_shape(self) -> bool:
-        """Return whether the output is of another shape than the right one, which is said as such."""
+        """Return whether the output has another shape than the right one, which is reported as that."""
         return self.arrays["output"].shape != self.wanted.trace.arrays()["output"].shape
 
     @cached_property
@@ -73,8 +73,8 @@ class Runs:
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
         """Return every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
-        If one of several can't be (a bias, in a layer without projections), the others are put in; {} if they
-        contradict each other. For a recorded call, only the stages that were recorded.
+        If one of several can't be put in (a bias, without projections), the others are; {} if they contradict each
+        other. Of a recorded call, only the stages that were recorded are returned.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem

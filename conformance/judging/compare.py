@@ -92,9 +92,9 @@ def compare(
 def is_allowed(
     name: str, array: NDArray, expected: NDArray, allowed: Mapping[str, NDArray], where: NDArray, dtype: str
 ) -> bool:
-    """Return whether `compare` finds nothing wrong with one array; that alone takes a fraction of its time.
+    """Return whether `compare` would find nothing wrong with one array, in a fraction of its time.
 
-    Of finite numbers, a quotient of error and allowed error is above 1 just where the error is the larger.
+    No quotients are formed: error / allowed is above 1 just where the error is larger than what is allowed.
     """
     if _check_form(name, array, expected, dtype) is not None:
         return False

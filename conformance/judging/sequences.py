@@ -99,7 +99,7 @@ def judge(sequence: CallSequence, subject: Subject) -> Judged:
 
 
 def play(subject: Subject, steps: Sequence[Step]) -> Iterator[tuple[Step, Outcome]]:
-    """Yield each step and what comes of it, on layers prepared for them."""
+    """Yield each step and its outcome (the answers, or why there are none), on layers prepared for the steps."""
     return zip(steps, _outcomes(subject, steps), strict=False)
 
 

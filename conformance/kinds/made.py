@@ -117,7 +117,7 @@ def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
 
 @cache
 def of_mask(bug: Bug) -> Bug:
-    """Return the bug; with stage "weights" in place of "keys" if it is a mask that lets padding in.
+    """Return the bug; if its mask lets padding in, with "weights" as its stage in place of "keys".
 
     >>> from conformance.zoo.registry import all_bugs
     >>> of_mask(next(bug for bug in all_bugs() if bug.id == "lens-one-long")).stage

@@ -97,7 +97,7 @@ def runs(
     path: str | None = None,
     load: Callable[[str, str], Subject] = load_subject,
 ) -> list[tuple[Case, Subject]]:
-    """(case, subject) for every run: each case on ONNX's own outputs, every backend and every subject in `specs`.
+    """Return (case, subject) for every run: each case on ONNX's outputs, on every backend and on all in `specs`.
 
     Backends run on `path`, or on their default paths; a spec is MODULE:NAME, and `load(spec, dtype)` makes
     a subject of it.

@@ -70,7 +70,7 @@ class OfPart:
 
     Attributes:
         sizes: name of a size in words -> the largest in any of these calls.
-        never: the kinds of calls that none of them was.
+        never: the kinds of calls that do not occur among them.
     """
 
     sizes: dict[str, int]
