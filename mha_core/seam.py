@@ -174,8 +174,8 @@ class AttentionCall:
 
     Args:
         name, module: the module that calls the function, and its name in the model; ("", None) if it is not known.
-        read: copies the arguments, and returns a function that makes a Handover of the call's result (or None). It raises
-            SpecError if the arguments can't be read.
+        read: copies the arguments, and returns a function that makes a Handover of the call's result (or None).
+            Raises SpecError if the arguments can't be read.
         run: runs the function itself.
         give: output (B, H, Lq, dv) in NumPy -> what the function would return for it.
     """

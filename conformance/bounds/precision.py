@@ -35,8 +35,8 @@ class Precision:
         softmax: dtype of the softmax arithmetic.
         multiply: format to which the factors of a matrix product are rounded first: that of
             storage, "tf32", or "bfloat16" for products in bfloat16 passes.
-        exp_ulps: error of one exponential, in units in the last place. 4 covers the vectorised ones
-            of all four frameworks; PyTorch's fused CPU kernel has 20.
+        exp_ulps: error of one exponential, in units in the last place. 4 covers the vectorised
+            exponentials of all four frameworks; PyTorch's fused CPU kernel has 20.
         key_block: keys of one block of an online softmax; None where each row is seen whole.
     """
 

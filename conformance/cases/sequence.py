@@ -238,13 +238,13 @@ class Base:
     """The layer of most sequences, and the usual call of it.
 
     It has one width for all inputs and a bias in every projection, as every framework's own layer can have. It is
-    small, or that of the cases "square-...", with gradients as these have them: a framework that compiles for each new
-    shape has those programs.
+    small; with `few_shapes` it is the layer of the cases "square-...", with gradients as in these, because a framework
+    that compiles for each new shape has compiled those already.
 
     Attributes:
         id: of the sequence.
-        few_shapes: whether each new shape costs the subject a compilation: then lengths that grow are those of a mask,
-            in arrays of one size, as users of such frameworks have them.
+        few_shapes: whether each new shape costs the subject a compilation. If so, not arrays grow from call to call but
+            the lengths in a mask, as users of such frameworks do it.
     """
 
     id: str

@@ -28,8 +28,8 @@ class Deviation:
         reason: why the layer does it, or where in its code.
         link: a page that shows or discusses it.
         versions: what must be installed for it to happen, such as torch>=2.0; all of them.
-        cases, dtypes, arrays: where it shows: in each of these cases, in each of these dtypes, some of
-            these arrays are over their bound, and no others are. No cases: no case of the suite can show it.
+        cases, dtypes, arrays: where it shows: in each of these cases and dtypes, some of these arrays are over
+            their bound, and no others are. If `cases` is empty, no case of the suite can show it.
         only_where: the condition under which it happens with these versions, such as "TensorFlow runs without
             oneDNN"; "" if it always happens. An entry with a condition may be seen, but need not.
     """

@@ -150,9 +150,9 @@ def observe(
 def shown_stages(observations: Sequence[Observation]) -> dict[str, bool]:
     """Return each stage before the output that is shown in some case -> whether it is wrong.
 
-    A multiple of the right one, such as queries that are scaled, is another's meaning of the stage; and so is what
-    differs where the output is right, in more than a quarter of the ordinary cases of several keys; and what is right
-    in all ordinary cases, where some of these have a wrong output.
+    A stage that differs is not wrong, but means another array, if it is a multiple of the right one, such as scaled
+    queries; if the output is right in a quarter or more of the ordinary cases in which the stage differs; or if the
+    stage is right in all ordinary cases, though the output is wrong in some.
     """
     found: dict[str, bool] = {}
     usual = any(m.stage == "output" for one in observations if one.extremity == 0 for m in one.mismatches)

@@ -55,7 +55,7 @@ _printed: dict[str, int] = {}
 def pass_on(pipe: int, name: str) -> threading.Thread:
     """Read a pipe to its end in a thread, and write the beginning of it to stderr; the rest is left out, said once.
 
-    Without a word it leaves out logs of imports, warnings from lines of installed packages about what cases ask for, and
+    Without a word it drops logs of imports, warnings from lines of installed packages about what cases ask for, and
     warnings that differ from earlier ones in numbers alone.
 
     Args:

@@ -118,7 +118,7 @@ class Channel:
 
     Args:
         connection: connected to the other side.
-        patience: called now and then while nothing moves; it raises if there is to be an end. None: wait for ever.
+        patience: called now and then while nothing moves; it raises to end the wait. None: wait for ever.
     """
 
     def __init__(self, connection: socket.socket, patience: Callable[[], None] | None = None) -> None:

@@ -38,9 +38,9 @@ class Block(NamedTuple, Generic[Part]):
 class Operands(NamedTuple, Generic[Array]):
     """The queries, keys and values of a fast path, with the widths that the score needs.
 
-    queries: (B, H, Lq, d). keys, values: tuples of (B, G, L, d) and (B, G, L, dv). A tuple has two arrays,
-    the past and the new positions, where they need not be joined, else one array. For the additive score, queries and keys are
-    A q and C k, of width S.
+    queries: (B, H, Lq, d). keys, values: tuples of (B, G, L, d) and (B, G, L, dv). A tuple has two arrays, the past and
+    the new positions, where they need not be joined, else one array. For the additive score, queries and keys are A q
+    and C k, of width S.
     """
 
     queries: Array

@@ -57,7 +57,7 @@ class Call(Generic[Array]):
     rotary: RotaryInputs | None = None
 
     def map(self, convert: Any) -> Call[Any]:
-        """Return this call with `convert(name, array)` in place of its floats, `dropout_keep` and the arrays of `rotary`.
+        """Return this call with `convert(name, array)` in place of its floats, `dropout_keep` and `rotary`'s arrays.
 
         The mask stays. A list as `dropout_keep` is converted to a NumPy array first (see `mha_core.call.arguments`).
         """
@@ -98,6 +98,6 @@ class LayerSpec(NamedTuple):
 
     @classmethod
     def of(cls, config: AttentionConfig, widths: Widths | None = None, dtype: str | None = None) -> LayerSpec:
-        """Return the LayerSpec of a config; `widths`: input widths that differ from the config's, such as unknown ones."""
+        """Return the LayerSpec of a config; `widths`: input widths in place of the config's, None if unknown."""
         own = (config.query_dim, config.key_dim, config.value_dim) if widths is None else widths
         return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype, config.rotary)

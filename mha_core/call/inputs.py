@@ -122,8 +122,8 @@ class AttentionInputs:
     def traceable(self, config: AttentionConfig, *, sizes: bool = True) -> AttentionInputs:
         """Return these inputs for a compiler, which can't read positions: with rotary tables where it needs them.
 
-        It needs them where angles depend on the largest position. `sizes`: whether it knows the sizes of the call, and so
-        the positions that are counted.
+        It needs them where angles depend on the largest position. `sizes`: whether it knows the sizes of the call,
+        and so the positions that are counted.
         """
         settings, given = config.rotary, self.rotary
         counted = sizes and not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)
@@ -132,7 +132,7 @@ class AttentionInputs:
         return replace(self, rotary=self.rotary_tables(config))
 
     def rotary_tables(self, config: AttentionConfig, rows: tuple[int, ...] | None = None) -> RotaryInputs | None:
-        """Return the rotary tables of queries (all, or of `rows`) and of all new keys; None without rotary positions."""
+        """Return the rotary tables of queries (all, or `rows`) and of all new keys; None without rotary positions."""
         if config.rotary is None:
             return None
         return as_tables(config.rotary, self.rotary, self.mask.query_offset, self.check(config), rows)

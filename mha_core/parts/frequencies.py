@@ -57,7 +57,7 @@ class FrequencyRule:
 
 @dataclass(frozen=True)
 class Linear(FrequencyRule):
-    """Every frequency divided by the factor (kaiokendev, 2023; arXiv:2306.15595).
+    """A rule that divides every frequency by the factor (kaiokendev, 2023; arXiv:2306.15595).
 
     >>> Linear(factor=4.0).frequencies(10000.0, 4, length=8)
     (array([0.25  , 0.0025]), 1.0)
@@ -72,7 +72,7 @@ class Linear(FrequencyRule):
 
 @dataclass(frozen=True)
 class Dynamic(FrequencyRule):
-    """A larger base, once the sequence is longer than the model was trained for (NTK-aware scaling; bloc97, 2023).
+    """A rule with a larger base for sequences longer than in training (NTK-aware scaling; bloc97, 2023).
 
     Keys of the past keep the angles that they were turned by when they were new.
     """
@@ -91,7 +91,7 @@ class Dynamic(FrequencyRule):
 
 @dataclass(frozen=True)
 class Llama3(FrequencyRule):
-    """Long waves divided by the factor, short ones kept, those between blended (Llama 3.1; arXiv:2407.21783)."""
+    """A rule that divides low frequencies by the factor, keeps high ones, blends others (Llama 3.1; arXiv:2407.21783)."""
 
     rope_type: str = "llama3"
     factor: float = 8.0
@@ -109,7 +109,7 @@ class Llama3(FrequencyRule):
 
 @dataclass(frozen=True)
 class Yarn(FrequencyRule):
-    """Frequencies between two numbers of turns blended, and cosine and sine multiplied (arXiv:2309.00071).
+    """A rule that blends the frequencies, as `Llama3` does, and multiplies cosine and sine (arXiv:2309.00071).
 
     With f(m) = 0.1 m ln(factor) + 1, the attention factor is `attention_factor` if it is given; else
     f(mscale) / f(mscale_all_dim) if both are given; else f(1).
@@ -153,7 +153,7 @@ class Yarn(FrequencyRule):
 
 @dataclass(frozen=True)
 class LongRope(FrequencyRule):
-    """Each frequency divided by its number in a list: the short list up to the trained length, else the long one.
+    """A rule that divides each frequency by a number: of the short list up to the trained length, else the long.
 
     A call uses one list for all its positions (arXiv:2402.13753). The attention factor, if it is not given, is
     sqrt(1 + ln(factor) / ln(original_max_position_embeddings)).

@@ -174,7 +174,7 @@ def from_linen(
         layer, variables: as `layer.apply` takes them.
         probe: whether the layer is run, a few small calls in the dtype that it computes in, to see that it computes
             what its weights say: a subclass or a function of one's own (attention_fn, qkv_dot_general) may have it
-            compute something else. False takes the weights at their word.
+            compute something else. With False it is not run.
 
     Raises:
         SpecError: the layer normalises queries and keys or decodes, which the weights can't tell; or the variables

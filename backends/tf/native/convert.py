@@ -41,7 +41,7 @@ def to_native(
     dtype: str | tf.DType | None = None,
     **options: Any,
 ) -> keras.Layer:
-    """Somebody else's layer, built, that holds copies of these weights. Python's random state stays as it was.
+    """Return somebody else's layer, built, that holds copies of these weights. Python's random state stays as it was.
 
     Keras's layers are called (query, value, key): name the arguments.
 
@@ -87,7 +87,7 @@ def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionCon
         layer: one of those in LAYOUT_OF, built.
         probe: whether the layer is run, a few small calls in the dtype that it computes in, to see that it computes
             what its weights say: a subclass, a replaced `call`, an adapter (LoRA) may have it compute something
-            else. It is left as it was. False takes the weights at their word.
+            else. It is left as it was. With False it is not run.
 
     Raises:
         SpecError: it is no such layer, has not been built, computes something else (a gate, several attention
