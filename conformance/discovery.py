@@ -16,7 +16,7 @@ from mha_core.errors import meant
 def members(package: ModuleType, *, folders: bool = False, but: frozenset[str] = frozenset()) -> list[ModuleType]:
     """Import and return the modules of a package, or with `folders` its subpackages, except those named in `but`.
 
-    Those that the package's ORDER names come first, in that order; the others follow by name.
+    Modules in the package's ORDER come first, in that order; other modules follow by name.
 
     >>> from conformance.zoo import backward
     >>> backward.ORDER, [module.__name__ for module in members(backward)]

@@ -52,7 +52,7 @@ class Plan:
     everything: bool = False
 
     def asked(self, subject: Subject, cases: Sequence[Asked]) -> list[Asked]:
-        """Return those of the cases and sequences that the subject is asked."""
+        """Return the cases and sequences, of those given, that the subject is asked."""
         return [case for case in cases if self._asks(subject, case)]
 
     def again(self, subject: Subject) -> Again:

@@ -111,7 +111,7 @@ class Backend(ABC):
         return (first, "fast") if "fast" in others else (first,)
 
     def compiled_paths(self) -> tuple[str, ...]:
-        """Return those of `paths` whose programs the framework compiles or exports."""
+        """Return the paths along which the framework compiles or exports a program, such as "compiled"."""
         return tuple(path for path in self.paths() if path not in ("eager", "fast", "blocks"))
 
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:

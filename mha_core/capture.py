@@ -69,7 +69,7 @@ def own_call(
     training: bool,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """Read a call of this project's own layer, whose arguments are those of the definition."""
+    """Read a call of this project's own layer, whose arguments are named as in the definition."""
     plain = (bool, int, tuple, type(None))
     given: dict[str, Any] = {
         name: value if isinstance(value, plain) else to_array(value)

@@ -36,8 +36,8 @@ class Need:
     """An argument that a plain function needs for a feature.
 
     Args:
-        words: a name for it in the message that the function has no such parameter; or a function config -> name.
-        options: the names of parameters, of which the function needs any one.
+        words: its name in the message that the function has no such parameter; or a function config -> name.
+        options: names of parameters; the function needs one of them.
         present: whether a call needs it. Default: whether it has the feature.
     """
 
@@ -61,7 +61,7 @@ class Feature:
         needs: the arguments that a plain function needs; none if the shapes of the arrays suffice.
         plain: fields of a config that can't be read from the arrays of a layout -> their values without the feature.
         layout: what layers that a layout belongs to do instead. Default, for a row with `plain`: made from `words`.
-        arithmetic: whether it changes what is computed from given arrays: of what a function lacks, it is named first.
+        arithmetic: whether it changes what is computed from given arrays; if a function lacks it, that is said first.
         alone: whether nothing else is worth saying of a layer that has it.
         bends: whether a score with it is no longer a multiple of queries . keys.
         faint: values of the field in `plain` that calls may fail to show; the value that shows least comes first.

@@ -31,7 +31,7 @@ class Capabilities:
         only_lengths: whether valid_lens, of each item or query, is the only mask that it takes.
 
     Raises:
-        SpecError: a name is that of no row.
+        SpecError: no row has this name.
 
     >>> from mha_core import AttentionConfig
     >>> Capabilities("bias").why_not(AttentionConfig(12, 4, num_kv_heads=2, key_dim=9))

@@ -25,7 +25,7 @@ def from_weights(
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
-        dtype: of the layer, as in every Keras layer. Default: that of the arrays.
+        dtype: the dtype of the layer, as in every Keras layer. Default: the dtype of the arrays.
 
     Raises:
         SpecError: the weights do not fit the config; no dtype is given and the arrays differ in theirs.

@@ -153,7 +153,7 @@ def d_keys(b: Bounds) -> Bounded:
 
 
 def d_score_parameters(b: Bounds) -> dict[str, Bounded]:
-    """Return name -> bound of the gradient of each of the additive score's three arrays; empty for a dot product."""
+    """Return name -> bound of the gradient, for the additive score's three arrays; empty for a dot product."""
     if b.state.config.score != "additive":
         return {}
     sums, r = b.once(_sums), b.rounding
@@ -253,7 +253,7 @@ def turned(side: str, b: Bounds) -> Bounded:
 def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
     """Return name -> bound of the gradient of each projection's W and b; empty in a layer without projections.
 
-    With dY as the gradient of the output x W^T + b, that of W is dY^T x, and that of b is the sum of the rows of dY.
+    With dY as the gradient of x W^T + b, W has the gradient dY^T x, and b the sum of the rows of dY.
     """
     found: dict[str, Bounded] = {}
     for projection, (given, made) in PROJECTED.items() if b.state.config.projections else ():

@@ -61,7 +61,7 @@ def bounded_norm(b: Bounds, name: str, x: Bounded, settings: QueryKeyNorm) -> Bo
 
 
 class NormBounds(NamedTuple):
-    """The bounds of the gradients of a norm: by its input, and by weight and bias where it has them."""
+    """The bounds of the gradients of a norm: of its input, and of its weight and bias (None without them)."""
 
     x: Bounded
     weight: Bounded | None

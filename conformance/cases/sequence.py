@@ -161,7 +161,7 @@ class PreparedLayer:
         """Return a step.
 
         Args:
-            words: as of a `Step`.
+            words: what sets the call apart, such as "fewer keys".
             batch, query_len, key_len: B, Lq and the number of new keys.
             mask: its mask.
             contents: a letter for each of queries, keys and values.

@@ -55,7 +55,7 @@ class Diagnosis:
 
     Attributes:
         failing, passing: ids of the cases where it differs, and where it is equal.
-        deviating: id of each case where it differs only as is listed -> the ids of these deviations.
+        deviating: id of a case where it differs only by listed deviations -> the ids of these deviations.
         only_extreme: the kinds of cases where it differs (see `Observation.extremity`) if it is right in ordinary ones.
         ended: one line on why the search for a reason ended too early; None if it did not.
         left_out: case id -> why it could not be judged.

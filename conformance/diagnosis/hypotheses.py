@@ -217,7 +217,7 @@ class Hypothesis:
 
 
 def preferred(models: Iterable[Model]) -> list[Model]:
-    """Return at most SHOWN of several equally good models: with the fewest bugs, and of these the most from the zoo."""
+    """Return at most SHOWN of the best models: those with the fewest bugs, and of these with most from the zoo."""
     ranked = sorted(models, key=lambda model: (len(model), sum(map(is_measured, model))))
     # A factor of queries is one of scores too: it is said of the first place that has it.
     told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}
@@ -329,7 +329,7 @@ class Search:
         return bugs
 
     def least(self, models: Sequence[Model]) -> list[Model]:
-        """Return the models whose bugs, each by itself, do not change much more than those of the least model.
+        """Return the models whose bugs change not much more than the bugs of the model that changes least.
 
         A causal mask inverted and transposed is causal without the diagonal, the plainer model with the same numbers.
         """

@@ -126,7 +126,7 @@ def observe(
     """Run every case. Return the observations, and case id -> why it could not be run.
 
     Raises:
-        SpecError: there was no answer in time in the first LATE cases: the others would wait as long.
+        SpecError: the subject answered none of the first LATE cases in time: the other cases would wait as long.
     """
     observations: list[Observation] = []
     left_out: dict[str, CannotExpress | SubjectFailed] = {}

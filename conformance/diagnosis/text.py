@@ -160,7 +160,7 @@ def unexplained(diagnosis: Diagnosis) -> list[str]:
 
 
 def others(diagnosis: Diagnosis) -> list[str]:
-    """Return a line about arrays that are not as the cause has them though the output is; [] if there are none."""
+    """Return a line about arrays that the cause does not explain though it explains the output; [] if none."""
     told = (*diagnosis.explanations, *diagnosis.partly)
     counts = ", ".join(f"{name} ({cases(count)})" for one in told[:1] for name, count in one.others.items())
     return [f"Besides, it shows other arrays, which leave the output as it is: {counts}."] if counts else []

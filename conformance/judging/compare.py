@@ -128,7 +128,7 @@ def _pairs(actual: Trace, expected: Trace, mismatches: list[Mismatch]) -> list[t
 
 
 def in_float64(trace: Trace, dtype: str) -> tuple[str, ...]:
-    """Return the names of the arrays of a run in `dtype` that are float64, where that is not the dtype of such a run.
+    """Return the names of float64 arrays in a run in another dtype; none if `dtype` is "float64".
 
     A user's own function gives them without meaning to: NumPy 2 has x / np.sqrt(8) in float64 whatever x is. Their
     numbers are compared with the bound of the run's dtype.

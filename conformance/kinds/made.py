@@ -68,7 +68,7 @@ def bug_of(slug: str, sentence: str, fix: str, steps: Mapping[str, Change], *, s
         slug: the rest of its id, such as "similarity-times-scale": equal changes must have equal slugs.
         sentence, fix: what was measured, with its number; what to change, or "" where that is not known.
         steps: step -> its change, which may raise DoesNotApply.
-        stage: where it first shows. Default: that of the first step.
+        stage: the stage at which it first shows. Default: the stage of the first step.
     """
     found = {name: OnTop({**FORWARD, **BACKWARD}[name], one) for name, one in steps.items()}
     forward = {name: step for name, step in found.items() if name in FORWARD}

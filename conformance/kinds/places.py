@@ -50,7 +50,7 @@ class Place:
         get: (state, the step beneath) -> the array; None where there is none. Default: the step's result.
         put: (state, the step beneath, another array) -> the step's result with that array. Default: the array itself.
         gauge: the axis along which a number that is the same for all elements changes no output; None: there is none.
-        says: a format for `words` and the words of the change, such as "The {} are {}.".
+        says: a format for `words` and the words of the change, such as "{} are {}.".
     """
 
     id: str

@@ -270,7 +270,7 @@ class Behaviour:
     Attributes:
         remarks: sentences about equal questions that had different answers.
         is_function: whether equal questions to a layer prepared anew have equal answers: else nothing can be measured.
-        shared: the stage that layers of equal shapes share, so that nothing can be said about one of them; else None.
+        shared: the stage whose numbers layers of equal shapes share, so that no layer can be measured alone; else None.
     """
 
     remarks: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ class Probe:
 
     Args:
         id: its name, in kebab-case.
-        says: what its problems make harmless, so that only some steps can show.
+        says: in words, what its problems make harmless, so that only some steps can be wrong in them.
         problems: its problems; those that the subject refuses are left out.
         stage: the first wrong stage if this is the first row that differs; "": `localise` finds it.
         places: where arrays are solved for if it differs, the likeliest first, by name with a space between.

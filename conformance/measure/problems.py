@@ -328,7 +328,7 @@ def with_past(
 
 
 def own_keys(asker: Asker) -> list[Problem]:
-    """Return calls in which query i attends to key i alone, so that nothing of the keys can show."""
+    """Return calls in which query i attends to key i alone: its weight is 1, whatever keys and scores are."""
     some = zip(asker.configs, (SQUARE, SMALL, (2, 4)), strict=False)
     return [with_past(c, *lengths, mask=AttentionMask(allowed=np.eye(sum(lengths), dtype=bool))) for c, lengths in some]
 

@@ -132,7 +132,7 @@ class Probing:
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
-        """Ask the problems, and return the models that give all answers: those of `start`, or else what is found."""
+        """Ask the problems, and return the models that give all answers: models of `start`, or else models it finds."""
         self.progress("asking the same again")
         behaviour = observe(self.asker)
         if not behaviour.is_function:

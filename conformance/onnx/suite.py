@@ -70,7 +70,7 @@ class VectorCase:
 
 
 def onnx_cases(names: Sequence[str] = ()) -> list[VectorCase]:
-    """Return every vector's problems as cases, with ids "onnx:NAME"; only those of `names` if any are given.
+    """Return every vector's problems as cases, with ids "onnx:NAME"; with `names` only these vectors.
 
     Raises:
         SpecError: onnx is not installed; a vector is not known, or can't be translated.

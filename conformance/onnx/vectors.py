@@ -33,7 +33,7 @@ class Vector:
     Attributes:
         name: its name without the common prefix.
         dtype: the dtype of its inputs.
-        attributes, inputs, outputs: those of the node, by ONNX's names.
+        attributes, inputs, outputs: the attributes and arrays of the node, by ONNX's names.
     """
 
     name: str

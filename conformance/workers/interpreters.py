@@ -99,7 +99,7 @@ def interpreters(
         switch: the name of the option.
 
     Raises:
-        SpecError: an option or the file is malformed, a name is not known, there is no such program, or the file
+        SpecError: an option or the file is malformed, a name is not known, a program does not exist, or the file
             is somebody else's, or nobody has agreed to it. No program is started here.
 
     >>> interpreters(["torch"], ["torch"])

@@ -80,7 +80,7 @@ def noted_run(
     forward: Mapping[str, Step] = FORWARD,
     sizes: CallSizes | None = None,
 ) -> tuple[State, Reads]:
-    """Return `reference.run_state` of these steps, and for each step of the definition the names of arrays it read."""
+    """Return `reference.run_state` with these steps, and step of the definition -> the names of the arrays it read."""
     state = run_state(config, weights, inputs, forward={}, backward={}, sizes=sizes)
     watched, reads = _Watched(state), Reads()
     with any_numbers:

@@ -85,7 +85,7 @@ class LayerSpec(NamedTuple):
         widths: the layer's (Dq, Dk, Dv); None where it takes any.
         head_shapes: the heads and widths of queries, keys and values; None for a layer without heads.
         split: whether queries, keys and values may come split into heads.
-        dtype: the dtype in which the layer computes, by name; None where it takes that of its inputs.
+        dtype: the dtype in which the layer computes, by name; None where it computes in the dtype of its inputs.
         rotary: the settings of its rotary positions; None without them.
     """
 

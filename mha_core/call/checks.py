@@ -81,7 +81,7 @@ def check_numbers(valid_lens: Any, query_offset: Any, key_len: Dim) -> None:
     """Raise SpecError unless lengths and offsets are in their ranges; `check_call` must have passed.
 
     Args:
-        valid_lens, query_offset: those of an AttentionMask, in NumPy; None where the values are not at hand.
+        valid_lens, query_offset: as in an AttentionMask, in NumPy; None where their numbers are not known.
         key_len: Lk; None if it is not known, and then lengths are not checked.
     """
     if valid_lens is not None and key_len is not None:

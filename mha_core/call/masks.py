@@ -137,7 +137,7 @@ class AttentionMask:
 
 
 def keep_for_one_head(keep: Any, insert_axis: Callable[[Any], Any]) -> Any:
-    """Return the keep-mask (B, Lq, Lk) of a layer without heads as that of a layer with one: see `for_one_head`."""
+    """Return the keep-mask (B, Lq, Lk) of a layer without heads as for a layer with one head: see `for_one_head`."""
     return insert_axis(keep) if len(getattr(keep, "shape", ())) > 0 else keep
 
 

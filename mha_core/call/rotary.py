@@ -47,8 +47,8 @@ class RotaryInputs:
     """The positions of a call's queries and new keys, or tables made of them; arrays of NumPy or of one framework.
 
     Args:
-        positions: those of the queries: integers from 0, (Lq,) or (B, Lq); (axes, B, Lq) with several axes.
-        key_positions: those of the new keys. Default: `positions`; there must be as many keys as queries then.
+        positions: of the queries: integers from 0, (Lq,) or (B, Lq); (axes, B, Lq) with several axes.
+        key_positions: of the new keys, likewise. Default: `positions`; there must be as many keys as queries then.
         cos, sin: (Lq, r / 2) or (1 or B, Lq, r / 2), in place of positions, as ONNX's `cos_cache` and `sin_cache`. They
             include an attention factor, if there is one; a token that does not turn has 1 and 0.
         key_cos, key_sin: the same for the new keys. Default: `cos` and `sin`; then Lq must be the number of new keys.
@@ -160,7 +160,7 @@ def check_rotary(
     Args:
         given: what the call has; without any array it always fits.
         settings: the layer's rotary settings; None if it has no rotary positions.
-        sizes, dtype: those of the call.
+        sizes, dtype: the sizes of the call, and the dtype of its queries.
         describe: (name, array) -> ArraySpec; raises SpecError for what is no array.
     """
     present = [name for name in ARRAYS if getattr(given, name) is not None]

@@ -91,7 +91,7 @@ class Dynamic(FrequencyRule):
 
 @dataclass(frozen=True)
 class Llama3(FrequencyRule):
-    """A rule that divides low frequencies by the factor, keeps high ones, blends others (Llama 3.1; arXiv:2407.21783)."""
+    """A rule that divides low frequencies by the factor and keeps high ones (Llama 3.1; arXiv:2407.21783)."""
 
     rope_type: str = "llama3"
     factor: float = 8.0
@@ -109,7 +109,7 @@ class Llama3(FrequencyRule):
 
 @dataclass(frozen=True)
 class Yarn(FrequencyRule):
-    """A rule that blends the frequencies, as `Llama3` does, and multiplies cosine and sine (arXiv:2309.00071).
+    """A rule that blends divided and plain frequencies, and multiplies cosine and sine (arXiv:2309.00071).
 
     With f(m) = 0.1 m ln(factor) + 1, the attention factor is `attention_factor` if it is given; else
     f(mscale) / f(mscale_all_dim) if both are given; else f(1).
@@ -153,7 +153,7 @@ class Yarn(FrequencyRule):
 
 @dataclass(frozen=True)
 class LongRope(FrequencyRule):
-    """A rule that divides each frequency by a number: of the short list up to the trained length, else the long.
+    """A rule that divides frequencies by numbers: `short_factor` up to the trained length, else `long_factor`.
 
     A call uses one list for all its positions (arXiv:2402.13753). The attention factor, if it is not given, is
     sqrt(1 + ln(factor) / ln(original_max_position_embeddings)).

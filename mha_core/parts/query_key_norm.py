@@ -180,7 +180,7 @@ def by_head(parameter: Any, shape: tuple[Any, ...]) -> Any:
 
 
 class NormGradients(NamedTuple):
-    """The gradients of a norm: by x (B, heads, L, d), and by its weight and bias in their shapes, where it has them."""
+    """The gradients of a norm: of x (B, heads, L, d), and of weight and bias in their shapes (None without them)."""
 
     x: NDArray
     weight: NDArray | None

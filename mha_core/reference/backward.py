@@ -110,7 +110,7 @@ def d_keys(state: State) -> NDArray:
 
 
 def d_score_parameters(state: State) -> dict[str, NDArray]:
-    """Return name -> gradient of each of the additive score's three arrays; empty for a dot product."""
+    """Return name -> gradient, for the additive score's three arrays; empty for a dot product."""
     if state.config.score != "additive":
         return {}
     inside = state["d_additive_hidden"]

@@ -42,7 +42,7 @@ def to_native(
             switch for several biases gets zeros for those that the config does not have.
         layout: "gluon" for Dense projections of any widths, "d2l-mxnet" for d2l.ai's layer, "mxnet-selfatt"
             and "mxnet-encdec" for the interleaved operators.
-        dtype: of the parameters. Default: that of the arrays.
+        dtype: the dtype of the parameters. Default: the dtype of the arrays.
         ctx: where the parameters live. Default: the current context.
 
     Raises:

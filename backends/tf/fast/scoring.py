@@ -44,7 +44,7 @@ def similarity_gradients(
 
 
 def bias_gradient(d_scores: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Return the gradient of an additive bias from that of the scores that it was added to, (B, H, n, m)."""
+    """Return the gradient of an additive bias from the gradient (B, H, n, m) of the scores with the bias."""
     axes = [axis for axis in range(4) if bias.shape[axis] == 1]
     summed = tf.reduce_sum(d_scores, axis=axes, keepdims=True) if axes else d_scores
     return tf.where(tf.equal(bias, -float("inf")), tf.zeros((), bias.dtype), summed)

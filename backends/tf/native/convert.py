@@ -50,7 +50,7 @@ def to_native(
             switch for all biases gets zeros for those that the config does not have.
         layout: "keras" for keras.layers.MultiHeadAttention, "keras-gqa" for
             keras.layers.GroupQueryAttention, "d2l-tf" for d2l.ai's layer.
-        dtype: of the layer, as in every Keras layer. Default: that of the arrays.
+        dtype: the dtype of the layer, as in every Keras layer. Default: the dtype of the arrays.
         options: what else the layer takes, such as `sliding_window` and `name`.
 
     Raises:
@@ -80,7 +80,7 @@ def to_native(
 def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
     """Return config and canonical weights of a layer; the arrays are read-only copies in its dtype.
 
-    bfloat16 parameters come out as float32, which holds each of them exactly. Beside the
+    bfloat16 parameters come out as float32, which holds each of them exactly. Besides
     sizes, the config has the numbers of heads and `dropout`. A sliding window belongs to the mask: see `window_of`.
 
     Args:

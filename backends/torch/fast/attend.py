@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 
 
 class Floats(NamedTuple, Generic[Item]):
-    """The tensors of one call that can have gradients; or one item, such as a gradient or a flag, for each of them.
+    """The tensors of one call that can have gradients; or, in their places, their gradients or a flag for each.
 
     queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv), past and new ones joined. vector: that of the
     additive score, or None. bias: that of the mask, or None.

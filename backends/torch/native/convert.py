@@ -42,7 +42,7 @@ def to_native(
         layout: "torch" for torch.nn.MultiheadAttention, which is given kdim and vdim where the config's
             widths need them ("torch-separate" is the same layer); "d2l-torch" for d2l.ai's layer.
         device: where the parameters live.
-        dtype: of the parameters. Default: that of the arrays.
+        dtype: the dtype of the parameters. Default: the dtype of the arrays.
         options: what else the layer takes, such as `batch_first` (here True unless given).
 
     Raises:

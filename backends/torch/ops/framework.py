@@ -32,7 +32,7 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype: that of torch.float32 is "float32"."""
+    """Return the name of a dtype, such as "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -184,7 +184,7 @@ def cut(array: Tensor, block: Block) -> Tensor:
 
 
 def expected_dtype(layer: nn.Module) -> str | None:
-    """Return the dtype that a layer's inputs must have: that of its parameters; None without any.
+    """Return the dtype that a layer's inputs must have, its parameters' dtype; None if it has no parameters.
 
     It is None under autocast too, where PyTorch chooses a dtype for each operation.
     """

@@ -155,7 +155,7 @@ Call = tuple["torch.Tensor", dict[str, Any]]
 
 
 def record_calls(model: Any, batch: Any) -> dict[int, Call]:
-    """Run the whole model on `batch`; return how it calls the self-attention of each of LAYERS."""
+    """Run the whole model on `batch`; return the arguments that the self-attention of each layer in LAYERS gets."""
     calls: dict[int, Call] = {}
 
     def recorder(layer: int) -> Any:

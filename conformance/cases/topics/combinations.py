@@ -57,7 +57,7 @@ def in_one_cache(rng: Rng, problem: Problem) -> Problem:
 
 
 def packed_documents(rng: Rng, case: Case) -> AttentionMask:
-    """Allow each of three documents in a row its own keys alone, and of these, by `causal`, no later ones."""
+    """Allow the queries of three documents in a row the keys of their own document, up to their own position."""
     document = np.arange(case.key_len) * 3 // case.key_len
     one = document[: case.query_len, None] == document
     shape = (case.batch, 1, case.query_len, case.key_len)

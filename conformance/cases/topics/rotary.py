@@ -40,7 +40,7 @@ def growing(rng: Rng, shape: tuple[int, ...], first: int = 0) -> NDArray[np.int6
 
 
 def placed(rng: Rng, case: Case) -> RotaryInputs:
-    """Return positions of queries and new keys for each item; those of keys begin at Lp and have gaps."""
+    """Return positions of queries and new keys for each item; key positions begin at Lp and have gaps."""
     of_queries, of_keys = (case.batch, case.query_len), (case.batch, case.key_len - case.past_len)
     return RotaryInputs(growing(rng, of_queries, case.past_len), growing(rng, of_keys, case.past_len))
 
