@@ -88,7 +88,7 @@ class CaseUnit(Unit):
     Args:
         subject: as this process knows it; see `conformance.workers.described`.
         cases: ids of the table or of random cases, or whole cases that can be pickled.
-        before: the case before these. It is asked first, so that it can be asked again after the first of them.
+        before: one more case, which is asked first, and again after the first of `cases`; None: no such case.
         known: the deviations that must be seen.
         again: how often the subject is asked again.
         series: a name that the units of one run and one subject share, and no others.
@@ -166,14 +166,14 @@ def run_apart(
 ) -> Iterator[tuple[int, Result]]:
     """Judge every (case, subject) in worker processes; yields (index in `runs`, Result) as they come.
 
-    Once LATE cases of a subject had no answer in time, and none had one, it is asked no more on this machine: its other
-    cases fail, and their messages say why.
+    A subject that answers none of its first LATE cases in time is asked no more on this machine: its other cases fail,
+    and their messages say why.
 
     Args:
-        runs: the pairs (case, subject). Those of one subject stand together, as equal objects.
+        runs: the pairs (case, subject). The pairs with equal subjects stand together.
         executor, settings: what runs the work, and what worker processes are started with.
         known: the deviations that must be seen.
-        whole: whether the cases themselves are sent, because no table has them by their ids.
+        whole: whether cases are sent as objects, because no table has them by their ids.
         plan: says how often each subject is asked again. Default: in every way.
     """
     units: list[CaseUnit] = []
@@ -226,7 +226,7 @@ def case_by_id(name: str) -> Asked:
 
 @cache
 def shelf() -> Shelf | None:
-    """Return the shelf of expected answers that processes share; None if nothing is to be kept."""
+    """Return the shelf (a folder) of expected answers that processes share; None if nothing is to be kept on disk."""
     folder = kept_folder()
     if folder is None:
         return None

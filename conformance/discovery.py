@@ -14,9 +14,9 @@ from mha_core.errors import meant
 
 
 def members(package: ModuleType, *, folders: bool = False, but: frozenset[str] = frozenset()) -> list[ModuleType]:
-    """Return the modules of a package, or else its folders, imported; those named in `but` are not.
+    """Import and return the modules of a package, or with `folders` its subpackages, except those named in `but`.
 
-    Those that the package's ORDER names come first, in that order; the others follow by name.
+    Modules in the package's ORDER come first, in that order; other modules follow by name.
 
     >>> from conformance.zoo import backward
     >>> backward.ORDER, [module.__name__ for module in members(backward)]
@@ -39,7 +39,7 @@ T = TypeVar("T", bound=Named)
 
 
 def select_by_id(things: Sequence[T], patterns: Iterable[str], unknown: str) -> list[T]:
-    """Return those whose id matches one of the patterns (shell wildcards), in their order; without a pattern all.
+    """Return the things whose id matches one of the patterns (shell wildcards), in their order; without a pattern all.
 
     Args:
         things: the cases or bugs to choose from.

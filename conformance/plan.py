@@ -38,7 +38,7 @@ class Plan:
     """A plan of what is asked in one run.
 
     Args:
-        subjects: all that are asked.
+        subjects: all subjects of the run.
         everything: whether each is asked every case, in every way.
 
     >>> from conformance.cases.table import select_asked
@@ -52,7 +52,7 @@ class Plan:
     everything: bool = False
 
     def asked(self, subject: Subject, cases: Sequence[Asked]) -> list[Asked]:
-        """Return those of the cases and sequences that the subject is asked."""
+        """Return the cases and sequences, of those given, that the subject is asked."""
         return [case for case in cases if self._asks(subject, case)]
 
     def again(self, subject: Subject) -> Again:

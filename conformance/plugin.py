@@ -81,7 +81,7 @@ class Suite:
         return [f"mha: {len(self.cases)} cases on {runs}"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the dtypes that a subject does not compute in, because no test shows them, and diagnoses."""
+        """Print the diagnoses, and the dtypes that a subject does not compute in, because no test shows them."""
         for line in self.left_out:
             terminalreporter.write_line(f"mha: {line}", yellow=True)
         if terminalreporter.config.getoption("--mha-no-diagnosis"):
@@ -189,7 +189,7 @@ class CaseItem(pytest.Item):
 
 
 class NotEqual(AssertionError):
-    """A case that differs or did not run; the message is the report's."""
+    """An error: a case differs or did not run; the message is the text of the report."""
 
     def __init__(self, result: Result) -> None:
         from conformance.reports.text import failure_text

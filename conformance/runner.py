@@ -177,8 +177,8 @@ def run_all(
 ) -> Iterator[Result]:
     """Yield every case on every subject, subject by subject (see `Plan`); `progress` is called with each Result.
 
-    The reference runs in this process, so what else was imported here can spoil it. `conformance.case_unit.run_apart`
-    judges in a process of its own.
+    The reference runs in this process, so other imported code can spoil it; `conformance.case_unit.run_apart` judges in
+    a process of its own.
     """
     plan = Plan(subjects, everything=everything)
     for subject in subjects:

@@ -30,7 +30,7 @@ Bits = dict[str, str]
 
 @dataclass(frozen=True)
 class Repeated:
-    """The bits of one subject: how many arrays were compared, and which differed.
+    """The result of running one subject twice: how many arrays were compared, and which differed in their bits.
 
     Attributes:
         subject, dtype: the subject's name, and its dtype.

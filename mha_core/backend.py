@@ -38,7 +38,7 @@ Run = Callable[[AttentionInputs], Trace]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A Run of a prepared layer whose weights can be changed later.
+    """A Run (the function that runs a prepared layer) whose weights can be changed later.
 
     Args:
         run: runs the layer.
@@ -54,7 +54,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class SoftmaxKernel:
-    """A description of how a path computes its softmax, as far as that decides how exact it is.
+    """A description of what decides how exact the softmax of a path is.
 
     Args:
         exp_ulps: error of one exponential, in units in the last place.
@@ -92,7 +92,7 @@ class Backend(ABC):
 
     @abstractmethod
     def dtypes(self, device: str) -> tuple[str, ...]:
-        """Return the dtypes that it computes in on `device`, from mha_core.dtypes.DTYPES."""
+        """Return the dtypes that the backend computes in on `device`, by their names in mha_core.dtypes.DTYPES."""
 
     def paths(self) -> tuple[str, ...]:
         """Return the names of the ways in which the framework can run a layer, its users' usual one first.
@@ -111,7 +111,7 @@ class Backend(ABC):
         return (first, "fast") if "fast" in others else (first,)
 
     def compiled_paths(self) -> tuple[str, ...]:
-        """Return those of `paths` whose programs the framework compiles or exports."""
+        """Return the paths along which the framework compiles or exports a program, such as "compiled"."""
         return tuple(path for path in self.paths() if path not in ("eager", "fast", "blocks"))
 
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
@@ -119,7 +119,7 @@ class Backend(ABC):
         return SoftmaxKernel()
 
     def as_users_run(self, path: str) -> str:
-        """Return the path like `path` that is compiled with the framework's own settings; `path` if there is none."""
+        """Return the path like `path`, but compiled with the framework's own settings; `path` if there is none."""
         optimized = OPTIMIZED.get(path, path)
         return optimized if optimized in self.paths() else path
 
@@ -134,10 +134,10 @@ class Backend(ABC):
 
     @abstractmethod
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
-        """Make the layer; called by `prepare` with arguments that have been checked and rounded.
+        """Make the layer; `prepare` calls this with checked and rounded arguments.
 
         Returns:
-            The function that runs it; a `Prepared` if its weights can be changed later.
+            The function that runs the layer; a `Prepared` if its weights can be changed later.
         """
 
     def prepare(

@@ -30,10 +30,10 @@ class ReadCall(NamedTuple):
     Args:
         config, weights: the layer.
         inputs: its inputs.
-        outputs: its results by stage: `output`, and `weights` if it returned them per head.
+        outputs: what it returned, by stage: `output`, and `weights` if it returned them per head.
         dtype: the dtype in which it computed, by name. bfloat16 numbers come in float32 arrays.
         parameters: the dtype of the weights, if the layer casts them to `dtype` as it computes.
-        assumed: in words, the settings that nothing stated and the numbers do not confirm; "" if there are none.
+        assumed: in words, the settings that neither the layer states nor its numbers confirm; "" if there are none.
     """
 
     config: AttentionConfig
@@ -51,7 +51,7 @@ class Pulled(NamedTuple):
     Args:
         outputs: its outputs, by place.
         inputs: the gradients of its inputs, by place.
-        parameters: the gradients of its parameters, by name; frozen ones have none.
+        parameters: name -> gradient of each of its parameters that is not frozen.
     """
 
     outputs: dict[Any, NDArray]
@@ -69,7 +69,7 @@ def own_call(
     training: bool,
     dtypes: tuple[str, str],
 ) -> ReadCall:
-    """Read a call of this project's own layer, whose arguments are those of the definition."""
+    """Read a call of this project's own layer, whose arguments are named as in the definition."""
     plain = (bool, int, tuple, type(None))
     given: dict[str, Any] = {
         name: value if isinstance(value, plain) else to_array(value)
@@ -127,9 +127,9 @@ def arguments_of(signature: inspect.Signature, args: Any, kwargs: Mapping[str, A
 
 
 def as_called(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Return the bound arguments of a call; those given by name are keyword-only, so that they are given so again.
+    """Return the bound arguments of a call; arguments given by name will be passed by name again.
 
-    Decorators of transformers add keywords of their own, which would meet the same argument given by position.
+    Decorators of transformers add keywords, which would collide with the same argument passed by position.
 
     >>> def forward(x, mask=None, **more): ...
     >>> as_called(inspect.signature(forward), [1], {"mask": 2}).kwargs
@@ -144,7 +144,7 @@ def as_called(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping
 
 
 def as_lens(lens: NDArray) -> NDArray:
-    """Return lengths as integers; the book's examples also have them as whole floating-point numbers."""
+    """Return lengths as integers; examples of d2l.ai also have them as whole floating-point numbers, such as 3.0."""
     return lens.astype(np.int64) if lens.dtype.kind == "f" and (lens == np.floor(lens)).all() else lens
 
 
@@ -177,7 +177,7 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """Yield (name, module, adapter) of each chosen module that is not inside another one whose adapter is not open."""
+    """Yield (name, module, adapter) of each chosen module, but none inside a chosen one whose adapter is not open."""
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)

@@ -37,7 +37,7 @@ class ProjectionBias:
 
     @classmethod
     def of(cls, choice: bool | Mapping[str, bool] | ProjectionBias) -> ProjectionBias:
-        """Return the choice that one bool for all four, or one for each, makes. Raises SpecError on anything else."""
+        """Return the choice made by one bool for all four, or by one for each. Raises SpecError on anything else."""
         if isinstance(choice, ProjectionBias):
             return choice
         if isinstance(choice, bool):
@@ -58,7 +58,7 @@ Kept = TypeVar("Kept")
 class Given(Generic[Said, Kept]):
     """The type of a config's field that a caller gives as `Said`, and that a config has as `Kept`.
 
-    It is for type checkers, which read it as a descriptor. A config has the value itself.
+    Only type checkers use it, which read it as a descriptor. At run time a config has the value itself.
     """
 
     if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class AttentionConfig:
             merged. It has no biases, and its widths are those of the heads.
         rotary: how queries and keys turn with their positions: `mha_core.Rotary`, a mapping of its fields, or True
             for its defaults. Default: not at all.
-        query_key_norm: how they are normed: `mha_core.QueryKeyNorm`, a mapping of its fields, or a kind. Default:
-            not at all.
+        query_key_norm: how queries and keys are normed: `mha_core.QueryKeyNorm`, a mapping of its fields, or a kind.
+            Default: not at all.
         dropout: probability that an attention weight is dropped in training, 0 <= dropout < 1.
 
     Raises:
@@ -246,7 +246,7 @@ Got embed_dim=100, num_heads=3.
         return (None, None) if not shapes else (shapes["q_norm.weight"][0], shapes["k_norm.weight"][0])
 
     def with_widths(self, query_dim: int | None, key_dim: int | None, value_dim: int | None) -> AttentionConfig:
-        """This config with the input widths that a layer has inferred from its first call.
+        """Return this config with the input widths that a layer has inferred from its first call.
 
         Raises:
             SpecError: a width is None, which is how a layer says that it does not know it yet.
@@ -258,7 +258,7 @@ Got embed_dim=100, num_heads=3.
         return replace(self, **widths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field as a dict of JSON values, but no parts that the layer lacks; `from_dict` reads it back."""
+        """Return the fields as a dict of JSON values, without parts that the layer lacks; `from_dict` reads it back."""
         return {name: value for name, value in asdict(self).items() if not (name in PARTS and value is None)}
 
     @classmethod

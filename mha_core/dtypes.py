@@ -40,7 +40,7 @@ def storage_dtype(name: str) -> np.dtype:
 
 
 def round_to(array: NDArray, dtype: str) -> NDArray:
-    """`array` rounded to the nearest numbers of `dtype`, held in `storage_dtype(dtype)`.
+    """Return `array` rounded to the nearest numbers of `dtype`, held in `storage_dtype(dtype)`.
 
     >>> round_to(np.array([1.00390625, 1.01171875]), "bfloat16")  # halfway: to even
     array([1.      , 1.015625], dtype=float32)
@@ -59,8 +59,8 @@ def round_to(array: NDArray, dtype: str) -> NDArray:
 def check_held(name: str, array: NDArray, dtype: str) -> None:
     """Raise SpecError unless every number of `array`, whatever its own dtype, is one of `dtype`.
 
-    What says that it was computed in a dtype with wider bounds is held to this, so that numbers of a narrower bound are
-    not judged by a wider one.
+    This is for arrays that are said to come from a dtype with wide bounds, such as float16: more exact numbers must not
+    be judged by these bounds.
 
     >>> check_held("output", np.array([1.0, 1.015625]), "bfloat16")
     >>> check_held("output", np.array([1.0, 1.01]), "bfloat16")

@@ -42,10 +42,9 @@ def shown(text: object, longest: int = LONGEST_NAME) -> str:
 
 
 def short_names(names: Sequence[str], longest: int) -> dict[str, str]:
-    """Return each name with what stands for it where there is room for so many characters.
+    """Return name -> a short form of at most `longest` characters.
 
-    If one is longer, all are without the parts that they begin with in common; what is still too long is cut in the
-    middle.
+    If one name is longer, the parts with which all begin are left out; what is still too long is cut in the middle.
 
     >>> short_names(["encoder.layer.0.attention", "encoder.layer.11.attention"], 20)
     {'encoder.layer.0.attention': '...0.attention', 'encoder.layer.11.attention': '...11.attention'}
@@ -59,7 +58,7 @@ def short_names(names: Sequence[str], longest: int) -> dict[str, str]:
 
 
 def listed(texts: Sequence[str], most: int) -> str:
-    """At most so many of the texts, and how many there are besides.
+    """Return at most `most` of the texts in one line, and how many more there are.
 
     >>> listed(["a", "b"], 2), listed(["a", "b", "c", "d"], 2)
     ('a, b', 'a, b and 2 more')
@@ -99,7 +98,7 @@ def meant(text: str, known: Iterable[str]) -> str:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Return a text in rows of at most so many columns, those after the first with an indent.
+    """Return a text in rows of at most `width` columns; rows after the first are indented.
 
     >>> wrapped("  one two three", 20, "  "), wrapped("x" * 30, 20)
     (['  one two three'], ['xxxxxxxxxxxxxxxxxxxx', 'xxxxxxxxxx'])
@@ -111,7 +110,7 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def fitted(blocks: Sequence[Sequence[str]], room: int, left: str) -> list[str]:
-    """Return the rows of as many blocks, one at least, as there is room for, and what is left out in a row.
+    """Return the rows of as many blocks as fit, at least one, and a row on what is left out.
 
     Args:
         blocks: several rows each, which stay together.
@@ -155,7 +154,7 @@ def install_command(extra: str = "", package: str = "mha-parity") -> str:
 def one_line(error: BaseException, *, whole: bool = False) -> str:
     r"""Return the type of an error and the first line of its message, printable, bounded, and without colours.
 
-    A first line that ends with a colon says nothing without the second, and nothing beside one that has a head too.
+    If the first line ends with a colon, the second is joined to it, or takes its place if it reads "...: ..." too.
 
     Args:
         error: anything that was raised.
@@ -189,8 +188,8 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
 class SpecError(ValueError):
     r"""A request that the definition of multi-head attention does not allow.
 
-    The message names the value, the rule and the choices, and comes before any arithmetic. Whatever it is made of,
-    it is printable and at most LONGEST_MESSAGE characters long.
+    The message names the value, the rule and the choices. It is printable and at most LONGEST_MESSAGE characters long.
+    The error is raised before any arithmetic.
 
     >>> str(SpecError("no layer is called \x1b[31m"))
     'no layer is called \\x1b[31m'
@@ -207,7 +206,7 @@ class BackendError(RuntimeError):
 
 
 class ErrorElsewhere(BackendError):
-    """An exception of another process, which stays there; the message is its type and line, as `one_line` gives them.
+    """A stand-in for an exception in another process; the message is that exception's type and line, as by `one_line`.
 
     >>> one_line(ErrorElsewhere("KeyError: 'a'"))
     "KeyError: 'a'"

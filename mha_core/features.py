@@ -36,8 +36,8 @@ class Need:
     """An argument that a plain function needs for a feature.
 
     Args:
-        words: a name for it in the message that the function has no such parameter; or a function config -> name.
-        options: the names of parameters, of which the function needs any one.
+        words: its name in the message that the function has no such parameter; or a function config -> name.
+        options: names of parameters; the function needs one of them.
         present: whether a call needs it. Default: whether it has the feature.
     """
 
@@ -51,7 +51,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Feature:
-    """One row.
+    """One row of the table of features.
 
     Args:
         name: by which a layer's `Capabilities` list it.
@@ -61,10 +61,10 @@ class Feature:
         needs: the arguments that a plain function needs; none if the shapes of the arrays suffice.
         plain: fields of a config that can't be read from the arrays of a layout -> their values without the feature.
         layout: what layers that a layout belongs to do instead. Default, for a row with `plain`: made from `words`.
-        arithmetic: whether it changes what is computed of given arrays: a function that can't be told is told so first.
+        arithmetic: whether it changes what is computed from given arrays; if a function lacks it, that is said first.
         alone: whether nothing else is worth saying of a layer that has it.
         bends: whether a score with it is no longer a multiple of queries . keys.
-        faint: values of the field in `plain` that calls may not show, the one first that shows least.
+        faint: values of the field in `plain` that calls may fail to show; the value that shows least comes first.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Feature:
     faint: tuple[float, ...] = ()
 
     def why_no_layout(self, config: AttentionConfig) -> str | None:
-        """None, or why a layout of parameters can't hold a layer of this config: the rest of "layout 'x' ..."."""
+        """Return why a layout of parameters can't hold such a layer, to follow "layout 'x' ..."; None if it can."""
         if not (self.layout or self.plain) or not self.present(config, None):
             return None
         said = self.layout or f"belongs to layers without {self.words}"

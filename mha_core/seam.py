@@ -35,16 +35,16 @@ class Handover(NamedTuple):
 
     Args:
         queries: (B, H, Lq, d), or (1, H, Lq, d) for all items.
-        keys, values: (B, G, Lk, d) and (B, G, Lk, dv), those of a cache included.
+        keys, values: (B, G, Lk, d) and (B, G, Lk, dv), including those of a cache.
         output: (B, H, Lq, dv); None if it is not known.
         dtype: the dtype of all of them, by name; bfloat16 numbers are in float32 arrays.
-        masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk); an additive number that is the
-            lowest of its dtype, or -inf, excludes its key in a row that has another. Keys beyond Lk are cut off.
+        masks: bool (True may attend) or additive, each broadcastable to (B, H, Lq, Lk); in an additive one, -inf or the
+            lowest number of its dtype excludes a key, in a row with other keys. Keys beyond Lk are cut off.
         causal: whether query i attends to keys 0 to i alone.
         scale: factor of the scores; None: 1 / sqrt(d).
         softcap: bound of the scores, before the masks; None: none.
-        sinks: (H,), a score of each head that counts in the softmax's denominator alone; None: none.
-        weights: (B, H, Lq, Lk), where they were returned; of another shape they are passed over.
+        sinks: (H,), one more score for each head, which only the softmax's denominator has; None: none.
+        weights: (B, H, Lq, Lk), if they were returned; weights of another shape are ignored.
     """
 
     queries: NDArray
@@ -147,7 +147,7 @@ class Handover(NamedTuple):
 
 
 def number(name: str, value: Any) -> float | None:
-    """Return a setting of a call as a number, or None. SpecError for an array of several numbers."""
+    """Return a setting of a call as a number; None stays None. SpecError for an array of several numbers."""
     if value is None:
         return None
     try:
@@ -170,11 +170,11 @@ class AttentionCall:
     """One call of an attention function inside a model.
 
     Args:
-        name, module: the name in the model of the module that calls it, and the module; ("", None) if it is not known.
-        read: copies the arguments, and returns a function: the function's result, or None -> Handover. Raises SpecError
-            if they can't be read.
+        name, module: the module that calls the function, and its name in the model; ("", None) if it is not known.
+        read: copies the arguments, and returns a function that makes a Handover of the call's result (or None).
+            Raises SpecError if the arguments can't be read.
         run: runs the function itself.
-        give: output (B, H, Lq, dv) in NumPy -> the function's result.
+        give: output (B, H, Lq, dv) in NumPy -> what the function would return for it.
     """
 
     name: str

@@ -37,7 +37,7 @@ GRADIENT = "gradients."
 
 
 def is_gradient(name: str) -> bool:
-    """Return whether a name of `Trace.arrays` is a gradient's.
+    """Return whether a name in `Trace.arrays` is that of a gradient, "gradients.NAME".
 
     >>> is_gradient("gradients.keys"), is_gradient("keys")
     (True, False)

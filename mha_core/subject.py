@@ -31,7 +31,7 @@ class Capabilities:
         only_lengths: whether valid_lens, of each item or query, is the only mask that it takes.
 
     Raises:
-        SpecError: a name is that of no row.
+        SpecError: no row has this name.
 
     >>> from mha_core import AttentionConfig
     >>> Capabilities("bias").why_not(AttentionConfig(12, 4, num_kv_heads=2, key_dim=9))
@@ -59,7 +59,7 @@ class Capabilities:
         return Capabilities(*(self.features | set(more)) - set(without), only_lengths=self.only_lengths)
 
     def why_not(self, config: AttentionConfig, inputs: AttentionInputs | None = None) -> str | None:
-        """None, or the features of the config and of one call that the layer can't express, in words."""
+        """Return in words the features of the config and of one call that the layer can't express; None if none."""
         lacking = [
             row for row in table.FEATURES if row.words and row.name not in self.features and row.present(config, inputs)
         ]
@@ -108,8 +108,8 @@ def one_width(layer: str, config: AttentionConfig) -> int:
 class NativeSubject(ABC):
     """One layer of a framework, along one of its paths, as a subject.
 
-    A factory in `native/subjects.py` is the subclass itself: `mha check --subject
-    backends.torch.native.subjects:MultiheadAttentionSubject` calls it with the dtype.
+    `mha check --subject backends.torch.native.subjects:MultiheadAttentionSubject` names such a subclass, and calls it
+    with the dtype.
 
     Attributes:
         name: its name in reports, such as "torch.nn.MultiheadAttention (need_weights)".
@@ -128,9 +128,9 @@ class NativeSubject(ABC):
         self.dtype = dtype
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """None, or the features of this case that the layer can't express, in words."""
+        """Return in words the features of this case that the layer can't express; None if there are none."""
         return self.capabilities.why_not(config, inputs)
 
     @abstractmethod
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
-        """Make the layer from canonical weights; the function returned runs it."""
+        """Make the layer from canonical weights, and return the function that runs it."""

@@ -71,11 +71,11 @@ def weight_shapes(config: AttentionConfig) -> dict[str, tuple[int, ...]]:
 
 
 def init_weights(config: AttentionConfig, seed: int, *, bias_scale: float = 0.0) -> Weights:
-    """Random float64 weights; equal configs and seeds give equal weights.
+    """Return random float64 weights; equal configs and seeds give equal weights.
 
-    Matrices are uniform in +-sqrt(6 / (in + out)) (Glorot & Bengio 2010, equation 16), the additive
-    score's vector as a matrix with one row. Biases are `bias_scale` times standard normal numbers, and weights of a
-    query-key norm differ by as much from 1; 0, the default, is what layers start with, and anything else is for tests.
+    Matrices are uniform in +-sqrt(6 / (in + out)) (Glorot & Bengio 2010, equation 16), and so is the additive score's
+    vector, as a matrix with one row. Biases are `bias_scale` times standard normal numbers, and weights of a query-key
+    norm are 1 plus such numbers. 0, the default, is what layers start with; anything else is for tests.
 
     >>> weights = init_weights(AttentionConfig(6, 2), seed=0)
     >>> weights["q_proj.weight"].shape, weights["q_proj.weight"].flags.writeable
@@ -99,7 +99,7 @@ def check_weights(config: AttentionConfig, weights: Mapping[str, NDArray]) -> We
     """Check weights, and return them in canonical order as read-only views; SpecError if they are wrong.
 
     Every array of `weight_shapes(config)` must be there, and no other; floating-point (float64,
-    float32 or float16), of the right shape, and finite. CheckedWeights are taken at their word.
+    float32 or float16), of the right shape, and finite. CheckedWeights of this config are not checked again.
     """
     if isinstance(weights, CheckedWeights) and weights.fit(config):
         return dict(weights)
@@ -143,7 +143,7 @@ def _check_finite(name: str, array: NDArray) -> None:
 
 
 class CheckedWeights(Mapping[str, NDArray]):
-    """Weights that fit `config` and will go on to: nobody else holds the arrays, and none can be written."""
+    """Weights that were checked for `config` and stay right: nobody else holds the arrays, and none can be written."""
 
     def __init__(self, config: AttentionConfig, arrays: Mapping[str, NDArray]) -> None:
         self.config = config
@@ -167,7 +167,7 @@ class CheckedWeights(Mapping[str, NDArray]):
 
 
 def rounded_weights(config: AttentionConfig, weights: Mapping[str, NDArray], dtype: str) -> CheckedWeights:
-    """Copies of the weights rounded to `dtype`, in canonical order; `check_weights` takes them at their word.
+    """Return copies of the weights rounded to `dtype`, in canonical order; `check_weights` does not check them again.
 
     Raises:
         SpecError: as `check_weights` for the weights, or for a number that is infinite in `dtype`.
@@ -192,7 +192,7 @@ def rounded_weights(config: AttentionConfig, weights: Mapping[str, NDArray], dty
 def common_dtype(weights: Weights) -> str:
     """Return the dtype that all the arrays have; "float32" if there are none.
 
-    Raises SpecError if they differ: the caller then has to choose a dtype.
+    Raises SpecError if the dtypes differ: the caller then has to choose one.
     """
     dtypes = sorted({str(array.dtype) for array in weights.values()})
     if len(dtypes) > 1:
@@ -203,8 +203,8 @@ def common_dtype(weights: Weights) -> str:
 def save_weights(path: str | os.PathLike[str], config: AttentionConfig, weights: Mapping[str, NDArray]) -> None:
     """Write weights and config to one safetensors file, atomically.
 
-    If `load_weights` read the same numbers from a file of `mha convert`, that file's word for the layer (proved, known
-    or moved) goes into this file too, whatever happened to the numbers in between.
+    If `load_weights` read the same numbers from a file of `mha convert`, what that file says of the layer ("proved",
+    "known" or "moved") goes into this file too, whatever happened to the numbers in between.
 
     >>> import tempfile, pathlib
     >>> config = AttentionConfig(6, 2)

@@ -126,9 +126,9 @@ class MultiHeadAttention(nn.Module):
         self.dropout_layer = nn.Dropout(config.dropout, name="Dropout_0")
 
     def after_projection(self, queries: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
-        """Return what a subclass makes of queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv).
+        """Return queries (B, H, Lq, d), new keys (B, G, L, d), new values (B, G, L, dv); a subclass may change them.
 
-        They are as projected and split, before their norms and their turn. Here they stay as they are.
+        The arguments are projected and split, but not yet normed or rotated. Here they are returned unchanged.
         """
         return queries, keys, values
 
@@ -176,7 +176,7 @@ class MultiHeadAttention(nn.Module):
         return_present: bool = False,
         query_block: int | None = None,
     ) -> Attended[Array]:
-        """Return the output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and all keys and values if asked for, in memory that grows with Lq + Lk.
 
         Args:
             call, deterministic: as for `stages`.
@@ -228,12 +228,12 @@ class MultiHeadAttention(nn.Module):
             queries, keys, values: of one dtype, that of the parameters unless the layer has a `dtype`.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; not if deterministic.
-            past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
+            past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
-            positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
+            positions: integers from 0, (L,) or (B, L): positions of queries and new keys, in a layer with rotary
                 positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
-            rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
-                tuple of two such.
+            rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or
+                two such tuples in one, for queries and new keys.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
             deterministic: no dropout. If False, dropout draws from the rng "dropout".

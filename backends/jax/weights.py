@@ -33,7 +33,7 @@ def from_weights(
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
-        dtype: of the parameters. Default: that of the arrays.
+        dtype: the dtype of the parameters. Default: the dtype of the arrays.
 
     Raises:
         SpecError: the weights do not fit the config; they would be float64 while JAX's 64-bit types

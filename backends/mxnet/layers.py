@@ -107,9 +107,9 @@ class MultiHeadAttention(KeywordBlock):
     def after_projection(
         self, queries: mx.np.ndarray, keys: mx.np.ndarray, values: mx.np.ndarray
     ) -> tuple[mx.np.ndarray, mx.np.ndarray, mx.np.ndarray]:
-        """Return what a subclass makes of queries (B, H, Lq, d), new keys (B, G, L, d) and new values (B, G, L, dv).
+        """Return queries (B, H, Lq, d), new keys (B, G, L, d), new values (B, G, L, dv); a subclass may change them.
 
-        They are as projected and split, before their norms and their turn. Here they stay as they are.
+        The arguments are projected and split, but not yet normed or rotated. Here they are returned unchanged.
         """
         return queries, keys, values
 
@@ -152,12 +152,12 @@ class MultiHeadAttention(KeywordBlock):
     def attend(
         self, call: Call[Any], *, return_present: bool = False, query_block: int | None = None
     ) -> Attended[mx.np.ndarray]:
-        """Return the output of `stages`, and the present if asked for, in memory that grows with Lq + Lk.
+        """Return the output of `stages`, and all keys and values if asked for, in memory that grows with Lq + Lk.
 
         Args:
             call: as for `stages`.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
-            query_block: queries that are computed at once. None: as many as are fastest.
+            query_block: how many queries are computed at once. None: as many as are fastest.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         config = self._config
@@ -201,12 +201,12 @@ class MultiHeadAttention(KeywordBlock):
                 integers need `dtype="int64"`, and booleans `dtype="bool"`.
             dropout_keep: bool (B, H, Lq, Lk), the weights that dropout keeps; only in training,
                 that is within `autograd.record()` or `autograd.train_mode()`.
-            past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), what `return_present` gave in earlier
+            past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), returned by `return_present` in earlier
                 steps of decoding. They stand before the new keys; Lk counts both, in masks too.
-            positions: integers from 0, (L,) or (B, L), where queries and new keys stand in a layer with rotary
+            positions: integers from 0, (L,) or (B, L): positions of queries and new keys, in a layer with rotary
                 positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
-            rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or a
-                tuple of two such.
+            rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or
+                two such tuples in one, for queries and new keys.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 

@@ -26,7 +26,7 @@ def from_weights(
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
-        dtype: of the parameters. Default: that of the arrays.
+        dtype: the dtype of the parameters. Default: the dtype of the arrays.
         ctx: where the parameters live. Default: the current context.
 
     Raises:

@@ -108,7 +108,7 @@ class DotProductAttention(_AttentionWithoutHeads):
     Args:
         dropout: probability that a weight is dropped in training.
         scaled: True for scale = 1 / sqrt(d), False for 1.
-        **kwargs: of every Keras layer.
+        **kwargs: the keywords of every Keras layer.
 
     >>> import tensorflow as tf
     >>> attention = DotProductAttention()
@@ -137,7 +137,7 @@ class AdditiveAttention(_AttentionWithoutHeads):
         score_dim: S, the width of the hidden layer.
         dropout: probability that a weight is dropped in training.
         query_dim, key_dim: input widths. None: the first call decides.
-        **kwargs: of every Keras layer.
+        **kwargs: the keywords of every Keras layer.
 
     >>> import tensorflow as tf
     >>> attention = AdditiveAttention(8)

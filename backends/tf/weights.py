@@ -25,7 +25,7 @@ def from_weights(
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
-        dtype: of the layer, as in every Keras layer. Default: that of the arrays.
+        dtype: the dtype of the layer, as in every Keras layer. Default: the dtype of the arrays.
 
     Raises:
         SpecError: the weights do not fit the config; no dtype is given and the arrays differ in theirs.
@@ -64,7 +64,7 @@ def to_weights(layer: MultiHeadAttention) -> Weights:
 
 
 def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
-    """Canonical name -> Keras variable. SpecError before the first call has made them."""
+    """Return canonical name -> Keras variable. SpecError before the first call has made them."""
     config = layer.config
     if not layer.built:
         _build(layer)
@@ -86,7 +86,7 @@ def variables(layer: MultiHeadAttention) -> dict[str, keras.Variable]:
 
 
 def canonical(arrays: Mapping[str, Any]) -> dict[str, NDArray]:
-    """Variables by canonical name, or their gradients, as NumPy arrays of canonical shape."""
+    """Return variables by canonical name, or their gradients, as NumPy arrays of canonical shape."""
     return {name: to_numpy(_transposed(name, tf.convert_to_tensor(array))) for name, array in arrays.items()}
 
 

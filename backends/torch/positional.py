@@ -13,7 +13,7 @@ from mha_core.dtypes import check_dropout
 class PositionalEncoding(nn.Module):
     """A layer that adds sinusoidal positions to (B, L, embed_dim), then drops out (mha_core.sinusoidal_positions).
 
-    In the dtype of its input, which must be `dtype` where the module was given one.
+    It computes in the dtype of its input, which must be `dtype` where the module was given one.
 
     >>> import torch
     >>> PositionalEncoding(4)(torch.zeros(1, 2, 4))[0, 1]

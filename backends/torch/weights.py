@@ -26,7 +26,7 @@ def from_weights(
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
         device: where the parameters live.
-        dtype: of the parameters. Default: that of the arrays.
+        dtype: the dtype of the parameters. Default: the dtype of the arrays.
 
     Raises:
         SpecError: the weights do not fit the config; no dtype is given and the arrays differ in theirs.

@@ -43,7 +43,7 @@ def d_values(b: Bounds) -> Bounded:
 
 
 def d_scores(b: Bounds) -> Bounded:
-    """(B, H, Lq, Lk): dS = P (dP - D), where D is the row sum of P dP, or of dO O, which is the same number."""
+    """(B, H, Lq, Lk): the bound of dS = P (dP - D). D is the row sum of P dP, which equals the row sum of dO O."""
     state, r, weights, d_weights = b.state, b.rounding, b["weights"], b["d_weights"]
     by_weights = r.product(_rows(weights), _columns(d_weights)).map(lambda array: array[..., 0])
     by_heads = r.product(_rows(b["d_heads"]), _columns(b["heads"])).map(lambda array: array[..., 0])
@@ -153,7 +153,7 @@ def d_keys(b: Bounds) -> Bounded:
 
 
 def d_score_parameters(b: Bounds) -> dict[str, Bounded]:
-    """Return name -> bound of the gradient of each of the additive score's three arrays; empty for a dot product."""
+    """Return name -> bound of the gradient, for the additive score's three arrays; empty for a dot product."""
     if b.state.config.score != "additive":
         return {}
     sums, r = b.once(_sums), b.rounding
@@ -215,9 +215,9 @@ def without_past(step: str, b: Bounds) -> Bounded:
 
 
 def normed(order: str, name: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the bound of the gradient of the norm's input; of its output, if there is no norm here.
+    """(B, heads, L, d): the bound of the gradient of what the norm `name` is given.
 
-    `order` says where: "before" or "after" the rotation.
+    If the layer has no norm in this order ("before" or "after" the rotation), the gradient passes unchanged.
     """
     settings = b.state.config.query_key_norm
     if settings is None or settings.order != order:
@@ -253,7 +253,7 @@ def turned(side: str, b: Bounds) -> Bounded:
 def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
     """Return name -> bound of the gradient of each projection's W and b; empty in a layer without projections.
 
-    The gradient of W is gradient^T x over all rows, that of b the sum of the rows.
+    With dY as the gradient of x W^T + b, W has the gradient dY^T x, and b the sum of the rows of dY.
     """
     found: dict[str, Bounded] = {}
     for projection, (given, made) in PROJECTED.items() if b.state.config.projections else ():
@@ -265,7 +265,7 @@ def d_projection_parameters(b: Bounds) -> dict[str, Bounded]:
 
 
 def d_inputs(b: Bounds) -> dict[str, Bounded]:
-    """Return name -> bound of the gradient of the given queries, keys and values, and of the past's if there is one."""
+    """Return name -> bound of the gradient: of queries, keys and values, and of past keys and values, if any."""
     state = b.state
     found: dict[str, Bounded] = {
         "queries": b["d_query_inputs"],

@@ -139,7 +139,7 @@ class Rounding:
     def gamma(self, n: int, u: float, squares: NDArray | float | None = None) -> Any:
         """Return the bound on n roundings in a row, relative to the sum of magnitudes.
 
-        `squares` is the sum of the squared sizes of all groups of equal terms; n if all differ.
+        `squares`: the sum of the squared sizes of all groups of equal terms, such as 3^2 + 2^2; n if all terms differ.
         """
         worst = n * u / (1.0 - n * u) if n * u < 1.0 else np.inf
         if not self.probabilistic:
@@ -158,13 +158,13 @@ class Rounding:
         return 0.5 * LAMBDA * width if self.probabilistic else furthest
 
     def moved_through(self, rising: Callable[[NDArray], NDArray], x: Bounded) -> NDArray:
-        """Return the bound on the error of a rising f(x) with slopes of at most 1: less than x's where f is flat."""
+        """Return the bound on the error of a rising f(x) of slope at most 1; where f is flat, it is less than x's."""
         middle = rising(x.v)
         up, down = rising(x.v + x.e) - middle, middle - rising(x.v - x.e)
         return np.minimum(x.e, self.within(np.maximum(up, down), up + down))
 
     def store(self, x: Bounded, lost: float | None = None) -> Bounded:
-        """Return x rounded to the storage dtype; numbers below `lost` (default: its smallest normal) may become 0."""
+        """Return x rounded to the storage dtype; numbers below `lost` (None: its smallest normal one) may become 0."""
         flushed = self.precision.tau if lost is None else lost
         return Bounded(x.v, self.add(x.e, self.unit(self.precision.u) * x.most, flushed))
 
@@ -215,9 +215,9 @@ class Rounding:
     def carried(self, errors: NDArray, factors: NDArray) -> NDArray:
         """Return the bound (..., m, k) on what errors (..., m, n) become in a product with factors (..., n, k).
 
-        Independent errors add up as the root of their squares; m copies of one error, by Cauchy and
-        Schwarz, as at most the root of m times their squares. Errors that have one source all move together:
-        they add up with the signs of the factors.
+        Independent errors add up to the root of the sum of their squares. Where m of them are copies of one error, each
+        of their squares counts m times (Cauchy and Schwarz). Errors of one source all move together: they add up
+        with the signs of the factors.
         """
         if _are_zeros(errors, factors) or _are_zeros(factors, errors):  # as of what is given exactly
             stacks = np.broadcast_shapes(errors.shape[:-2], factors.shape[:-2])
@@ -278,8 +278,8 @@ class Bounds:
     Attributes:
         state: the arrays that the reference computed, of every step.
         rounding: how errors add up.
-        steps: name of an earlier step -> its bound; `bounds[name]` reads it. Most are a Bounded; of a step that
-            gives None or a dict of gradients, the bound is None or a dict of Bounded.
+        steps: name of an earlier step -> its bound; `bounds[name]` reads it. Most bounds are a Bounded; that of a
+            step that gives None is None, and that of a step that gives a dict of gradients is a dict of Bounded.
     """
 
     state: State

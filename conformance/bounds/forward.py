@@ -44,7 +44,7 @@ def project(projection: str, b: Bounds) -> Bounded:
 
 
 def affine(r: Rounding, x: Bounded, weight: Bounded, bias: Bounded | None) -> Bounded:
-    """X W + b, the bias added afterwards or as the first term of the sum."""
+    """Return X W + b, the bias added afterwards or as the first term of the sum."""
     projected = r.product(x, weight)
     if bias is None:
         return projected
@@ -64,13 +64,13 @@ def turned(side: str, b: Bounds) -> Bounded:
 
 
 def normed(order: str, name: str, step: str, b: Bounds) -> Bounded:
-    """(B, heads, L, d): the bound of `step`, through the norm `name` if the layer norms in this order."""
+    """(B, heads, L, d): the bound of `step`, then of the norm `name` if the layer has it there (`order`)."""
     settings, x = b.state.config.query_key_norm, b[step]
     return x if settings is None or settings.order != order else bounded_norm(b, name, x, settings).result
 
 
 def after_past(step: str, new_step: str, b: Bounds) -> Bounded:
-    """(B, G, Lk, d or dv): the bound of `keys` or `values`: 0 in the past, then that of the new ones."""
+    """(B, G, Lk, d or dv): the bound of `keys` or `values`: 0 for those of the past, then the bound of the new ones."""
     new = b[new_step]
     past = np.zeros((*new.e.shape[:2], b.state.sizes.past_len, new.e.shape[3]))
     return Bounded(b.state[step], np.concatenate([past, new.e], axis=2))

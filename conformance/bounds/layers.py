@@ -97,9 +97,10 @@ ACTIVATIONS: Mapping[str, Activation] = {
 def norm(
     r: Rounding, x: Bounded, epsilon: float, scale: Bounded | None, bias: Bounded | None, *, centred: bool
 ) -> Bounded:
-    """LayerNorm, or RMSNorm without centring, over the last axis; the variance as mean((x - m)^2) or mean(x^2) - m^2.
+    """Return the LayerNorm of x over the last axis, or the RMSNorm if it is not `centred`, however it is computed.
 
-    x - m may be computed as x s - m s with the reciprocal s, and the bias added to the second term.
+    The variance may be mean((x - m)^2) or mean(x^2) - m^2. With the reciprocal s, (x - m) s may be computed as
+    x s - m s, and the bias added to the second term.
     """
     u, n = r.precision.u, x.v.shape[-1]
     squares = r.store(Bounded(x.v**2, r.add(2.0 * np.abs(x.v) * x.e, x.e**2)))

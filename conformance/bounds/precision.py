@@ -31,12 +31,12 @@ class Precision:
     Args:
         storage: dtype of every array that a stage leaves behind.
         accumulator: dtype in which sums of products are formed.
-        reduction: dtype in which plain sums are formed: the gradient of a bias, of whatever was broadcast.
+        reduction: dtype in which plain sums are formed, such as the gradient of a bias or of what was broadcast.
         softmax: dtype of the softmax arithmetic.
         multiply: format to which the factors of a matrix product are rounded first: that of
             storage, "tf32", or "bfloat16" for products in bfloat16 passes.
-        exp_ulps: error of one exponential, in units in the last place. 4 covers the vectorised ones
-            of all four frameworks; PyTorch's fused CPU kernel has 20.
+        exp_ulps: error of one exponential, in units in the last place. 4 covers the vectorised
+            exponentials of all four frameworks; PyTorch's fused CPU kernel has 20.
         key_block: keys of one block of an online softmax; None where each row is seen whole.
     """
 
@@ -61,15 +61,15 @@ class Precision:
         return cls(storage=dtype, accumulator=wide, reduction=dtype, softmax=wide, multiply=dtype)
 
     def with_multiply(self, multiply: str) -> Precision:
-        """This precision with the factors of products rounded to another format, as accelerators' fast products do."""
+        """Return this precision with the factors of products rounded to another format first, such as "tf32"."""
         return replace(self, multiply=multiply)
 
     def with_kernel(self, kernel: SoftmaxKernel) -> Precision:
-        """This precision with the exponential and the key blocks of the softmax on a backend's path."""
+        """Return this precision with the exponential and the key blocks of the softmax on a backend's path."""
         return replace(self, exp_ulps=kernel.exp_ulps, key_block=kernel.key_block)
 
     def key_blocks(self, key_len: int) -> int:
-        """Blocks in which the softmax sees a row of so many keys.
+        """Return in how many blocks the softmax reads a row of so many keys.
 
         >>> fused = replace(Precision.of("float32"), key_block=512)
         >>> fused.key_blocks(512), fused.key_blocks(513), Precision.of("float32").key_blocks(513)
@@ -99,7 +99,7 @@ class Precision:
 
     @property
     def um(self) -> float:
-        """Unit roundoff of the factors of a product; 0 where they are not rounded once more."""
+        """Return the unit roundoff of the factors of a product; 0 where they are not rounded once more."""
         return 0.0 if self.multiply == self.storage else UNIT_ROUNDOFF[self.multiply]
 
     @cached_property
@@ -109,7 +109,7 @@ class Precision:
 
     @property
     def lost_weight(self) -> float:
-        """Weights below this may become 0: stored, or before that as exponentials, which lie above the weights.
+        """Return the number below which weights may become 0, when stored or before that, as exponentials.
 
         For an exponential it is twice the smallest normal number of the softmax: libraries form 2^n e^f as
         2 (2^(n - 1) e^f), because the largest n would overflow, and the half in brackets may be flushed.
@@ -122,15 +122,15 @@ class Precision:
 
     @cached_property
     def linear_below(self) -> float:
-        """Errors below it add up one by one: they come from flushing to zero, which always errs to one side.
+        """Return the error below which errors add up one by one, and not as the root of their squares.
 
-        Down to 1e-140 also because the squares of smaller ones would underflow.
+        They come from flushing to zero, which always errs to one side. Below 1e-140 squares would underflow.
         """
         return max(min(1e12 * self.tau, 2.0**-14), 1e-140)
 
 
 def narrower(outputs: Sequence[NDArray], dtype: str) -> str | None:
-    """Return the narrowest dtype of which all outputs are numbers, if it is narrower than `dtype`.
+    """Return the narrowest dtype that holds all outputs exactly, if it is narrower than `dtype`; else None.
 
     >>> narrower([np.array([0.5, 1 / 3])], "float64"), narrower([np.array([1 / 3], "float32")], "float64")
     (None, 'float32')

@@ -20,9 +20,9 @@ ROOT_ULPS = 4.0
 
 
 class BoundedNorm(NamedTuple):
-    """The steps of a norm with their bounds: factor (B, heads or 1, L, 1), unit and result (B, heads, L, d).
+    """The steps of a norm with their bounds: x times `factor` is `unit`, and that times `scale` is `result`.
 
-    scale: offset + weight, exact but for the rounding of a sum; None without weights.
+    factor (B, heads or 1, L, 1), unit and result (B, heads, L, d). scale: offset + weight; None without weights.
     """
 
     factor: Bounded
@@ -61,7 +61,7 @@ def bounded_norm(b: Bounds, name: str, x: Bounded, settings: QueryKeyNorm) -> Bo
 
 
 class NormBounds(NamedTuple):
-    """The bounds of the gradients of a norm: by its input, and by weight and bias where it has them."""
+    """The bounds of the gradients of a norm: of its input, and of its weight and bias (None without them)."""
 
     x: Bounded
     weight: Bounded | None
@@ -69,7 +69,7 @@ class NormBounds(NamedTuple):
 
 
 def back_through(b: Bounds, name: str, x: Bounded, gradient: Bounded, settings: QueryKeyNorm) -> NormBounds:
-    """Return the bounds of the gradients of the norm `name` of x, from that of its result's."""
+    """Return the bounds of the gradients of the norm `name` of x, from the gradient of its result."""
     r, axes, us = b.rounding, mean_axes(settings), b.rounding.precision.us
     steps = bounded_norm(b, name, x, settings)
     weight, bias = (b.state.parameters.get(f"{name}.{kind}") for kind in ("weight", "bias"))

@@ -13,7 +13,7 @@ ANGLE_ULPS = 4.0
 
 
 def rotated(b: Bounds, x: Bounded, side: str, *, back: bool = False) -> Bounded:
-    """(B, heads, L, d): x turned by the table of a side, "queries" or "keys"; the transpose of that for a gradient."""
+    """(B, heads, L, d): x turned by the table of `side`, "queries" or "keys"; `back`: the other way, for gradients."""
     settings = b.state.config.rotary
     assert settings is not None
     table: Table = getattr(b.state["rotary_tables"], side)

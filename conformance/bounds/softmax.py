@@ -28,8 +28,8 @@ class Growth(NamedTuple):
     """Bounds on the relative errors of the weights: of each by itself, and of all weights of a row together.
 
     Attributes:
-        own: (B, H, Lq, Lk), a factor of at most e^own: the error of the score, of its way into the exponential (the
-            maximum subtracted; in base 2, times log2(e), which is itself rounded), and of the exponential.
+        own: (B, H, Lq, Lk), a factor of at most e^own: the errors of the score, of what comes before the exponential
+            (subtracting the maximum; in base 2, a product with the rounded log2(e)), and of the exponential.
         shared: (B, H, Lq, 1), a factor of 1 + shared: the error of the sum that a row is divided by; and of its
             logarithm and the maximum, where weights are exp(score - logsumexp).
     """
@@ -95,7 +95,7 @@ def weights(b: Bounds) -> Bounded:
 
 
 def weights_of(r: Rounding, right: NDArray, scores: NDArray, allowed: NDArray, errors: Growth) -> Bounded:
-    """`weights` of any scores whose softmax over the last axis is `right`."""
+    """Return the bound of weights: of any scores whose exact softmax over the last axis is `right`."""
     own, shared = errors
     up, down = np.exp(own), np.exp(-own)
     most = (right * up).sum(axis=-1, keepdims=True)
@@ -119,9 +119,9 @@ def _any_key(own: NDArray) -> NDArray:
 
 
 def heads(b: Bounds) -> Bounded:
-    """(B, H, Lq, dv).
+    """(B, H, Lq, dv): the bound of the output of each head, weights @ values.
 
-    An error in one weight is multiplied by |v_j - o|, since moving weight between equal values changes nothing; the
+    An error in one weight is multiplied by |v_j - o|, since moving weight between equal values changes nothing. The
     error that all weights of a row share is a factor of the whole sum.
     """
     state, r = b.state, b.rounding

@@ -28,7 +28,7 @@ from mha_core.stages import GRADIENT, STAGES, is_gradient
 class AllowedError(Mapping[str, NDArray]):
     """The error allowed in each element: stage name, or "gradients.NAME" -> array of the stage's or gradient's shape.
 
-    Computed when it is looked at: many subjects show no gradients, and some give no answer at all.
+    It is computed when it is first read: many subjects show no gradients, and some give no answer at all.
 
     Args:
         state: the reference's run of a problem that is rounded to the storage dtype already.
@@ -68,8 +68,8 @@ class AllowedError(Mapping[str, NDArray]):
 def allowed_error_of_steps(state: State, precision: Precision) -> dict[str, NDArray]:
     """Return step name -> the error allowed in each element of the step's result, as `AllowedError` has it.
 
-    Gradients that a step gives in a dict are there by "STEP.NAME". Steps that compute no numbers (`allowed`, `padding`)
-    have no entry, and none that gives None.
+    Gradients that a step gives in a dict have names "STEP.NAME". Steps that compute no numbers (`allowed`, `padding`)
+    or give None have no entry.
     """
     return _smaller(_of_steps, _worst_and_likely(state, precision))
 
@@ -134,7 +134,7 @@ def _of_steps(bounds: Bounds) -> dict[str, Bounded]:
 
 
 def of_all(bounds: Bounds) -> Bounds:
-    """Return the same `bounds` with those of every step that the reference ran."""
+    """Compute the bounds of all steps that the reference ran, put them into `bounds`, and return it."""
     _run(FORWARD_BOUNDS, bounds)
     if bounds.state.inputs.cotangent is not None:
         _run(BACKWARD_BOUNDS, bounds)

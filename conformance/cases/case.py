@@ -43,7 +43,7 @@ class Case:
         trivial_mask: why the mask may exclude nothing or everything. Empty: it may not.
         source: where the Problem comes from if it is not drawn at random.
         expensive: whether searches over many hypotheses should do without it.
-        as_users_run: whether a framework that compiles does it with its own settings here, in float32.
+        as_users_run: whether a framework that compiles uses its own compiler settings here, in float32.
     """
 
     id: str

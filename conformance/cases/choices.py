@@ -47,7 +47,7 @@ _OFFSETS = tuple(sign * n for n in range(1, 10) for sign in (1, -1))
 
 
 def lengths_up_to_all(made: Made) -> Sequence[int]:
-    """Return how many keys an item or a query may attend to: all of them, or fewer."""
+    """Return the numbers of keys that an item or a query may attend to: Lk, Lk - 1, ..., 0."""
     return range(made["Lk"], -1, -1)
 
 
@@ -66,7 +66,7 @@ RULES_OF_CASES: Mapping[str, Mapping[str, Any]] = {
 
 
 def even_widths(made: Made) -> Sequence[int]:
-    """Return how many channels of a head may turn, all of them first."""
+    """Return the numbers of channels that may turn in a head of width d: the even ones up to d, the largest first."""
     return range(made["d"] // 2 * 2, 0, -2)
 
 
@@ -141,7 +141,7 @@ class Description:
 
     Attributes:
         config, sizes: the layer, and B, Lq, Lk and Lp of the call.
-        made: every choice by its name; one that there was no need of is not there.
+        made: every choice by its name; a choice that was not needed has no entry.
     """
 
     config: AttentionConfig

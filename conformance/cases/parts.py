@@ -17,7 +17,7 @@ MakeMask = Callable[[Rng, Case], AttentionMask]
 
 
 def prime_config(**changes: Any) -> AttentionConfig:
-    """Pairwise different sizes: H 3, d 11, dv 13, widths 17, 19, 23 in and 29 out, all with biases."""
+    """Return a config of different sizes: H 3, d 11, dv 13, widths 17, 19, 23 in and 29 out, all with biases."""
     sizes: dict[str, Any] = {
         "embed_dim": 33,
         "num_heads": 3,
@@ -52,12 +52,12 @@ OF_MASK = frozenset(field.name for field in fields(AttentionMask)) - {"bias"}  #
 
 
 def case(id: str, catches: str, layer: AttentionConfig | None = None, **settings: Any) -> Case:
-    """Return a case of which only the settings are said that differ from the usual ones.
+    """Return a case; only settings that differ from the usual ones need to be given.
 
     Args:
         id, catches: as of a Case.
         layer: its config. Default: `prime_config`.
-        settings: fields of a Case, sources of a mask that stays the same, and fields of the config, by name.
+        settings: by name, fields of a Case, sources of a mask that is not random, and fields of the config.
 
     >>> made = case("short", "a length that is ignored", num_heads=1, batch=3, valid_lens=[1, 2, 3])
     >>> made.config.num_heads, made.batch, made.build().inputs.mask.valid_lens
@@ -86,7 +86,7 @@ def bare_case(id: str, catches: str, **settings: Any) -> Case:
 
 
 def random_allowed(rng: Rng, case: Case, *, heads: int | None = None) -> NDArray[np.bool_]:
-    """Bool (B, 1 or H, Lq, Lk) that lets about two of three keys through."""
+    """Return bools (B, 1 or H, Lq, Lk) that let about two of three keys through."""
     return rng.random((case.batch, heads or 1, case.query_len, case.key_len)) < 0.67
 
 
@@ -127,7 +127,7 @@ def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
 
 
 def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
-    """Query i may attend to one key alone, which scores -3.6e7 where every other scores +3.6e7; after item 0, 3.6e9."""
+    """Allow each query one key, which scores -3.6e7 where all others score +3.6e7 (-3.6e9 and +3.6e9 after item 0)."""
     chosen = rng.integers(case.key_len, size=(case.batch, 1, case.query_len, 1))
     is_open = np.arange(case.key_len) == chosen
     size = np.where(np.arange(case.batch) == 0, 3.6e7, 3.6e9)[:, None, None, None]
@@ -146,7 +146,7 @@ def poison_padding(rng: Rng, problem: Problem) -> Problem:
 
 
 def number_in_open(name: str, number: float) -> Callable[[Rng, Problem], Problem]:
-    """Return a change of a problem: one number in a query, key or value of item 0 that is not padding."""
+    """Return a change of a problem: it writes one number into a query, key or value of item 0 that is not padding."""
 
     def change(rng: Rng, problem: Problem) -> Problem:
         array = getattr(problem.inputs, name).copy()
@@ -157,7 +157,7 @@ def number_in_open(name: str, number: float) -> Callable[[Rng, Problem], Problem
 
 
 def loud_item(rng: Rng, problem: Problem) -> Problem:
-    """The queries of one batch item are 300 times as large as the others."""
+    """Return the problem with the queries of one batch item multiplied by 300."""
     factor = np.ones((problem.inputs.queries.shape[0], 1, 1))
     factor[0] = 300.0
     return problem.with_inputs(queries=problem.inputs.queries * factor)
@@ -169,7 +169,7 @@ def same_signs(rng: Rng, problem: Problem) -> Problem:
 
 
 def views(rng: Rng, problem: Problem) -> Problem:
-    """Strided queries, keys expanded over the batch, transposed values; all of them read-only."""
+    """Return the problem with strided queries, keys expanded over the batch and transposed values, all read-only."""
     inputs = problem.inputs
     strided = np.repeat(inputs.queries, 2, axis=1)[:, ::2]
     expanded = np.broadcast_to(inputs.keys[:1], inputs.keys.shape)
@@ -180,7 +180,7 @@ def views(rng: Rng, problem: Problem) -> Problem:
 
 
 def poison_past(rng: Rng, problem: Problem) -> Problem:
-    """The problem with NaN, infinity and 1e30 in the padding among its past and new keys and values."""
+    """Return the problem with NaN, infinity and 1e30 in the padding among its past and new keys and values."""
     problem = poison_padding(rng, problem)
     inputs = problem.inputs
     if inputs.past_keys is None or inputs.past_values is None:

@@ -20,7 +20,7 @@ from mha_core.weights import Weights, check_weights, rounded_weights
 class Problem:
     """A config, weights and inputs that fit it; and, for trained weights, what the original implementation computed.
 
-    They are checked when it is made, and need no further check.
+    All of this is checked when the Problem is made, and needs no further check.
 
     Args:
         config, weights, inputs: the layer and the call.
@@ -44,7 +44,7 @@ class Problem:
         object.__setattr__(self, "sizes", self.inputs.check(self.config))  # the dataclass is frozen
 
     def rounded(self, dtype: str) -> Problem:
-        """This problem, weights and inputs rounded to `dtype`: subject and reference start from the same numbers."""
+        """Return it with weights and inputs rounded to `dtype`: subject and reference start from the same numbers."""
         weights = rounded_weights(self.config, self.weights, dtype)
         return replace(self, weights=weights, inputs=self.inputs.rounded(dtype))
 

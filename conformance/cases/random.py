@@ -51,7 +51,7 @@ def random_cases(count: int, seed: int) -> list[Case]:
 
 
 def is_case_text(text: str) -> bool:
-    """Return whether a name means a random case, one that `case_from_text` is for.
+    """Return whether a name is that of a random case, which `case_from_text` can read.
 
     >>> is_case_text("random-7-0"), is_case_text('random:{"Lk": 2}'), is_case_text("prime")
     (True, True, False)
@@ -63,7 +63,7 @@ def case_from_text(text: str) -> Case:
     """Return the random case of a name: "random-SEED-INDEX", the same with "-parts", or "random:" and choices in JSON.
 
     Raises:
-        SpecError: the text is neither, or has a choice or an option that is not there.
+        SpecError: the text has none of these forms, or names a choice or an option that does not exist.
 
     >>> case_from_text('random:{"Lk": 2, "causal": true}').build().inputs.keys.shape
     (1, 2, 1)
@@ -89,7 +89,7 @@ def case_from_text(text: str) -> Case:
 
 
 def case_of(choose: Choose) -> Case:
-    """Return the random case of choices that are made elsewhere; its id names them.
+    """Return the random case whose choices `choose` makes; the id of the case names them.
 
     >>> case_of(lambda name, options: options[0]).id
     'random:{}'

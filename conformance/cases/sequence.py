@@ -39,7 +39,7 @@ class Step:
         layer: which of several prepared layers is asked.
         thread: 1 asks from a second thread.
         beside: a call that a second thread makes at the same time.
-        times: how often it is asked, and what stands beside it.
+        times: how often the call, and the one in `beside`, is asked.
         same_arrays: whether the arrays of the step before are handed out again, with other contents.
         spoil: whether other numbers are written into what the layer returned, as the caller may do.
         reweighted: how the layer gets the weights of `case`, if it has others so far: "set" by its own `set_weights`;
@@ -90,7 +90,7 @@ class CallSequence:
         return _steps(self, few_shapes)
 
     def sizes(self) -> Mapping[str, str]:
-        """Return every size of a case by its symbol, and from where to where it goes."""
+        """Return symbol -> size, such as "Lk" -> "5"; a size that changes between steps is a range, such as "3-9"."""
         found: dict[str, set[int]] = {}
         for step in self.steps():
             for name, size in step.case.sizes().items():
@@ -136,7 +136,7 @@ class PreparedLayer:
         self.weights: Weights = init_weights(config, seed=zlib.crc32(f"{id} {seed}".encode()), bias_scale=1.0)
 
     def drawn(self, name: str, letter: str, *shape: int) -> NDArray:
-        """Return standard normal numbers; axes 0 and -2 are the beginning of larger ones."""
+        """Return standard normal numbers; larger arrays of this name and letter begin with them (axes 0 and -2)."""
         rng = np.random.default_rng([zlib.crc32(f"{self.id} {name} {letter}".encode()), *shape[1:-2], shape[-1]])
         longest = max(self.longest, *shape[:1], *shape[-2:-1])
         whole = rng.normal(size=(self.longest, *shape[1:-2], longest, shape[-1]))
@@ -161,15 +161,15 @@ class PreparedLayer:
         """Return a step.
 
         Args:
-            words: as of a `Step`.
+            words: what sets the call apart, such as "fewer keys".
             batch, query_len, key_len: B, Lq and the number of new keys.
             mask: its mask.
             contents: a letter for each of queries, keys and values.
             gradients: whether gradients are asked for. Default: as in other calls.
             one_array: whether the queries are the keys and the values as well.
-            past: keys and values of a decoding cache, which come on top of `key_len`.
+            past: keys and values of a decoding cache, which `key_len` does not count; None: no cache.
             weights: in place of the layer's.
-            change: changes the inputs in the end.
+            change: is applied to the finished inputs.
             step: other fields of the `Step`.
         """
         config, gradients = self.config, self.gradients if gradients is None else gradients
@@ -208,7 +208,7 @@ Change = Callable[[AttentionInputs], AttentionInputs]
 
 
 def changed(**arrays: Callable[[NDArray], NDArray]) -> Change:
-    """Return a change of a call: some of its arrays by name, each by a function."""
+    """Return a change of a call: name of an array -> the function that changes it."""
 
     def change(given: AttentionInputs) -> AttentionInputs:
         made: dict[str, Any] = {name: of(getattr(given, name)) for name, of in arrays.items()}
@@ -238,13 +238,13 @@ class Base:
     """The layer of most sequences, and the usual call of it.
 
     It has one width for all inputs and a bias in every projection, as every framework's own layer can have. It is
-    small, or that of the cases "square-...", with gradients as these have them: a framework that compiles for each new
-    shape has those programs.
+    small; with `few_shapes` it is the layer of the cases "square-...", with gradients as in these, because a framework
+    that compiles for each new shape has compiled those already.
 
     Attributes:
         id: of the sequence.
-        few_shapes: whether each new shape costs the subject a compilation: then lengths that grow are those of a mask,
-            in arrays of one size, as users of such frameworks have them.
+        few_shapes: whether each new shape costs the subject a compilation. If so, not arrays grow from call to call but
+            the lengths in a mask, as users of such frameworks do it.
     """
 
     id: str
@@ -269,11 +269,11 @@ class Base:
 
     @property
     def other_lens(self) -> AttentionMask:
-        """Return the same lengths in another order: their sum and the longest are as before."""
+        """Return the usual lengths of the items in another order: their sum and the longest stay the same."""
         return AttentionMask(valid_lens=np.array([7, 2, 3, 6] if self.few_shapes else [5, 3]))
 
     def layer(self, number: int = 0, *, seed: int = 0, **changes: Any) -> PreparedLayer:
-        """Return a layer for the steps of the sequence; `changes` of its config."""
+        """Return a layer for the steps of the sequence; `changes` are fields of its config."""
         return PreparedLayer(self.id, replace(self.config, **changes), number, seed=seed, gradients=self.few_shapes)
 
 
@@ -283,7 +283,7 @@ class SequenceTable(list[CallSequence]):
     def of(
         self, id: str, catches: str, config: AttentionConfig = SMALL, *, one_path: bool = False
     ) -> Callable[[Make], Make]:
-        """Add a sequence; it decorates the function that makes the steps."""
+        """Return a decorator that adds a sequence; the function that it decorates makes the steps."""
 
         def add(make: Make) -> Make:
             self.append(CallSequence(id, catches, config, make, one_path=one_path))

@@ -28,8 +28,8 @@ class Deviation:
         reason: why the layer does it, or where in its code.
         link: a page that shows or discusses it.
         versions: what must be installed for it to happen, such as torch>=2.0; all of them.
-        cases, dtypes, arrays: where it shows: in each of these cases, in each of these dtypes, some of
-            these arrays are over their bound, and no others are. No cases: no case of the suite can show it.
+        cases, dtypes, arrays: where it shows: in each of these cases and dtypes, some of these arrays are over
+            their bound, and no others are. If `cases` is empty, no case of the suite can show it.
         only_where: the condition under which it happens with these versions, such as "TensorFlow runs without
             oneDNN"; "" if it always happens. An entry with a condition may be seen, but need not.
     """
@@ -62,7 +62,7 @@ class Deviation:
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """Return the names by which a user can select it: the backend and the packages."""
+        """Return the names by which a user can select it, such as "torch": the backend and the packages."""
         parts = self.subject.split(".")
         own = (parts[1],) if parts[0] == "backends" and len(parts) > 2 else ()
         return tuple(dict.fromkeys((*own, *(requirement.name for requirement in self.requirements))))

@@ -54,7 +54,7 @@ class Deviations:
 
 
 def load(path: Path | None = None) -> Deviations:
-    """This project's table; with `path`, the entries of that file as well.
+    """Return this project's table; with `path`, the entries of that file as well.
 
     Raises:
         SpecError: a file can't be read, or an entry is wrong; the message names file, entry and field.
@@ -74,7 +74,7 @@ def load(path: Path | None = None) -> Deviations:
 def tables() -> list[Path]:
     """Return the tables of all that is installed, by the names of their entry points. No package is imported.
 
-    One of a package of ours that a user's own hides is left out: nobody can ask for its layers then.
+    A table of ours is left out if a user's own package of that name hides it: nobody can ask for its layers then.
 
     Raises:
         SpecError: an entry point names a package that is not there, or one without a table.
@@ -130,7 +130,7 @@ def with_known(result: Result, listed: Sequence[Deviation]) -> Result:
 
 
 def accounting(listed: Sequence[Deviation], wrong: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of the listed deviations by which these arrays are wrong; none if one of them is not listed."""
+    """Return the ids of the listed deviations that cover these arrays; () if an array is covered by none."""
     if not all(any(entry.covers(name) for entry in listed) for name in wrong):
         return ()
     return tuple(entry.id for entry in listed if any(entry.covers(name) for name in wrong))

@@ -37,7 +37,7 @@ def diagnosed(
 ) -> Brief:
     """Return what is said of a subject; its `status` is 1 if it differs, 2 if it could not be judged, else 0.
 
-    A subject that is right when asked once is asked again, as `mha check` asks it: this never says 0 if that fails.
+    A subject that is right when asked once is asked again, as `mha check` does: 0 means that it was right then too.
 
     Args:
         subject, experiments, progress: as of `conformance.diagnosis.diagnose.diagnose`.
@@ -79,10 +79,10 @@ SHOWN = 3  # most cases that are named
 
 
 def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> Brief:
-    """Return what `diagnosed` says of a verdict that stands already; if it raises, one line that says so.
+    """Return the Brief of `way(subject, *arguments)`, which explains a verdict; if it raises, one line about that.
 
     Args:
-        way: what calls it.
+        way: what is called, such as `diagnosed`.
         subject, arguments: its arguments.
     """
     try:
@@ -95,7 +95,7 @@ def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> B
 def beside_no_subject(
     settings: Settings, progress: Progress, function: Callable[..., Answer], *arguments: Any
 ) -> Answer:
-    """Return what a function of this module gives, called here, or in another process if subjects live in this one."""
+    """Return `function(*arguments)`, called in this process, or in another one if subjects run in this process."""
     if settings.here:
         found: Answer = call(settings, function, *arguments)
         return found

@@ -55,7 +55,7 @@ class Diagnosis:
 
     Attributes:
         failing, passing: ids of the cases where it differs, and where it is equal.
-        deviating: id of each case where it differs only as is listed -> the ids of these deviations.
+        deviating: id of a case where it differs only by listed deviations -> the ids of these deviations.
         only_extreme: the kinds of cases where it differs (see `Observation.extremity`) if it is right in ordinary ones.
         ended: one line on why the search for a reason ended too early; None if it did not.
         left_out: case id -> why it could not be judged.
@@ -63,7 +63,7 @@ class Diagnosis:
         raised: ids of the cases in `left_out` in which the subject failed without saying that it can't express them.
         mismatch: the first array over its bound, in the plainest of the failing cases that show it earliest.
         case: the id of that case; "" if none fails.
-        alone: what all failing cases have and no other case has, in words; "" if nothing.
+        alone: what all failing cases have and no passing one, in words; "" if nothing.
         visible: the names of the arrays that the subject exposes.
         recorded: whether it only gives what was recorded, and can't be asked more.
         nans: how its weights differ beside a NaN, in sentences, if nothing else differs (see `nan_weights`).
@@ -121,14 +121,14 @@ class Diagnosis:
 
     @property
     def first_stage(self) -> str | None:
-        """Return the first wrong stage: of the explanations, else `first_step`, else of what explains the most."""
+        """Return the first wrong stage: of the best explanation, else `first_step`, else of what explains the most."""
         if self.again is not None:
             return self.again.first_stage
         return stage_of(self.explanations) or self.first_step or stage_of((*self.partly, *self.closest))
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return sentences about equal questions that had different answers."""
+        """Return sentences about calls with equal inputs that had different outputs."""
         return () if self.measured is None else self.measured.behaviour.remarks
 
     @property
@@ -138,7 +138,7 @@ class Diagnosis:
 
     @property
     def beyond(self) -> ProbeResult | None:
-        """Return the first isolating problems in which the subject differs, if no case fails; else None."""
+        """Return the first row of isolating problems in which the subject differs, if no case fails; else None."""
         return None if self.failing or self.measured is None else self.measured.first
 
 

@@ -31,7 +31,7 @@ LAST_PLACES = 4.0
 
 @dataclass(frozen=True)
 class Miss:
-    """A case that a hypothesis does not explain: the first array that shows it, where it differs, and `extremity`."""
+    """A case that a hypothesis does not explain, the first array that shows it, its worst element, and `extremity`."""
 
     case: str
     array: str
@@ -117,7 +117,7 @@ class Evidence:
         return [name for name in observation.arrays if not self._are_close(observation, [name], arrays)]
 
     def changes(self, observation: Observation, bug: Bug) -> bool:
-        """Return whether a bug changes an array that the subject exposes, or can't be made here."""
+        """Return whether a bug changes an array that the subject exposes, or can't be made in this case."""
         arrays = self.runs.arrays(observation, (bug,))
         if self.runs.is_unchanged(observation, arrays):
             return False
@@ -217,7 +217,7 @@ class Hypothesis:
 
 
 def preferred(models: Iterable[Model]) -> list[Model]:
-    """Return at most SHOWN of several equally good models: with the fewest bugs, and of these the most from the zoo."""
+    """Return at most SHOWN of the best models: those with the fewest bugs, and of these with most from the zoo."""
     ranked = sorted(models, key=lambda model: (len(model), sum(map(is_measured, model))))
     # A factor of queries is one of scores too: it is said of the first place that has it.
     told = {tuple(_factor(bug) for bug in model): model for model in ranked[::-1]}
@@ -261,7 +261,7 @@ class Search:
 
     @property
     def are_right(self) -> bool:
-        """Return whether all numbers are the definition's, so that only their dtype or last places differ."""
+        """Return whether all numbers are the definition's, so that only their dtype or last digits differ."""
         return all(self.evidence.whole(one, ()) for one in self.observations)
 
     @property
@@ -270,7 +270,7 @@ class Search:
         return all(one.case.expensive for one in self.failing)
 
     def wholly(self, candidates: Iterable[Model]) -> list[Model]:
-        """Return the candidates that give all exposed arrays in every case, else those that explain every case."""
+        """Return the candidates that give all exposed arrays in every case; if none, those that explain every case."""
         explained = [bugs for bugs in candidates if self.explained(bugs)]
         whole = [bugs for bugs in explained if all(self.evidence.whole(one, bugs) for one in self.observations)]
         return whole or explained
@@ -287,7 +287,7 @@ class Search:
         return not (self.failing and bugs) or any(self._explains(one, bugs) for one in self._numbers)
 
     def pairs(self, zoo: Sequence[Bug], *, ordinary: bool = False) -> list[Model]:
-        """Return pairs that together touch every failing case, those that touch the fewest passing ones first.
+        """Return pairs of bugs that together change every failing case, those that change few passing ones first.
 
         With `ordinary` only the ordinary cases count: a layer may differ in extreme ones for reasons of its own.
         """
@@ -321,7 +321,7 @@ class Search:
         return frozenset(index for index, one in enumerate(self._telling) if self.evidence.changes(one, bug))
 
     def acting(self, bugs: Model) -> Model:
-        """Return the bugs that some case or further call needs, without the others."""
+        """Return those of the bugs without which some case or further call is not explained."""
         for bug in bugs if len(bugs) > 1 else ():
             rest = tuple(other for other in bugs if other is not bug)
             if self.further(rest) and self.wholly([rest]):
@@ -329,9 +329,9 @@ class Search:
         return bugs
 
     def least(self, models: Sequence[Model]) -> list[Model]:
-        """Return the models whose bugs, each by itself, do not change much more than another model's.
+        """Return the models whose bugs change not much more than the bugs of the model that changes least.
 
-        A mask that is inverted and transposed is causal without the diagonal, which is the plainer reading.
+        A causal mask inverted and transposed is causal without the diagonal, the plainer model with the same numbers.
         """
 
         def change(bug: Bug) -> float:
@@ -358,7 +358,7 @@ class Search:
         ]
 
     def helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
-        """Yield the models with one bug more that explain the first failing case that `base` does not."""
+        """Yield models, `base` with one bug more, that explain the first failing case that `base` does not."""
         missing = next((one for one in self.failing if not self._explains(one, base)), None)
         for bug in zoo if missing is not None else ():
             pair = (*base, bug)
@@ -372,7 +372,7 @@ class Search:
     def gain(self, bugs: Model) -> float:
         """Return (ordinary failing cases explained - passing cases broken) / ordinary failing cases.
 
-        It is 0 as soon as it can't reach CLOSEST any more.
+        The result is 0 as soon as it can't reach CLOSEST any more.
         """
         explained, left = 0, len(self._decisive)
         for one in self._decisive:
@@ -408,6 +408,6 @@ class Search:
 
 
 def stage_of(hypotheses: Sequence[Hypothesis]) -> str | None:
-    """Return the first wrong stage of the best hypothesis; None if it is of no stage."""
+    """Return the first wrong stage of the best hypothesis; None if it has no bug."""
     stages = {bug.stage for one in hypotheses[:1] for bug in one.bugs}
     return min(stages & {*STAGES}, key=STAGES.index, default=None)

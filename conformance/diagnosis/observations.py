@@ -37,7 +37,7 @@ class Observation:
 
     @cached_property
     def extremity(self) -> int:
-        """0 for an ordinary case, 1 for one with empty rows, 2 where sizes are 0 or numbers NaN or infinite.
+        """Return 0 for an ordinary case, 1 for one with rows without a key, 2 for sizes of 0, NaN or infinity.
 
         Layers that agree in ordinary cases often differ in these.
         """
@@ -49,7 +49,7 @@ class Observation:
 
     @property
     def has_other_shape(self) -> bool:
-        """Return whether the output is of another shape than the right one, which is said as such."""
+        """Return whether the output has another shape than the right one, which is reported as that."""
         return self.arrays["output"].shape != self.wanted.trace.arrays()["output"].shape
 
     @cached_property
@@ -73,8 +73,8 @@ class Runs:
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
         """Return every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
-        If one of several can't be (a bias, in a layer without projections), the others are put in; {} if they
-        contradict each other. For a recorded call, only the stages that were recorded.
+        If one of several can't be put in (a bias, without projections), the others are; {} if they contradict each
+        other. Of a recorded call, only the stages that were recorded are returned.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem
@@ -126,7 +126,7 @@ def observe(
     """Run every case. Return the observations, and case id -> why it could not be run.
 
     Raises:
-        SpecError: there was no answer in time in the first LATE cases: the others would wait as long.
+        SpecError: the subject answered none of the first LATE cases in time: the other cases would wait as long.
     """
     observations: list[Observation] = []
     left_out: dict[str, CannotExpress | SubjectFailed] = {}
@@ -150,9 +150,9 @@ def observe(
 def shown_stages(observations: Sequence[Observation]) -> dict[str, bool]:
     """Return each stage before the output that is shown in some case -> whether it is wrong.
 
-    A multiple of the right one, such as queries that are scaled, is another's meaning of the stage; and so is what
-    differs where the output is right, in more than a quarter of the ordinary cases of several keys; and what is right
-    in all ordinary cases, where some of these have a wrong output.
+    A stage that differs is not wrong, but means another array, if it is a multiple of the right one, such as scaled
+    queries; if the output is right in a quarter or more of the ordinary cases in which the stage differs; or if the
+    stage is right in all ordinary cases, though the output is wrong in some.
     """
     found: dict[str, bool] = {}
     usual = any(m.stage == "output" for one in observations if one.extremity == 0 for m in one.mismatches)

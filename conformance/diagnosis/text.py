@@ -105,7 +105,7 @@ def label(diagnosis: Diagnosis) -> str:
 
 
 def how_sure(diagnosis: Diagnosis) -> str:
-    """Return one sentence: how sure the reasons are, by how much they explain; "" if there are none."""
+    """Return one sentence on how sure the causes are, such as how many cases they explain; "" if there are none."""
     if diagnosis.nans:
         total = len(diagnosis.failing) + len(diagnosis.passing)
         return f"The output is right in {_all(total)}{_further(diagnosis)}: nothing else is wrong."
@@ -160,7 +160,7 @@ def unexplained(diagnosis: Diagnosis) -> list[str]:
 
 
 def others(diagnosis: Diagnosis) -> list[str]:
-    """Return a line about arrays that differ from the cause's in cases whose output is the same; [] if none do."""
+    """Return a line about arrays that the cause does not explain though it explains the output; [] if none."""
     told = (*diagnosis.explanations, *diagnosis.partly)
     counts = ", ".join(f"{name} ({cases(count)})" for one in told[:1] for name, count in one.others.items())
     return [f"Besides, it shows other arrays, which leave the output as it is: {counts}."] if counts else []
@@ -177,7 +177,7 @@ def missed(diagnosis: Diagnosis) -> list[str]:
 
 
 def problems(measured: Measured) -> list[str]:
-    """Return lines: one for each row of problems, with its worst place, and those about refused questions."""
+    """Return a line for each row of isolating problems, with its worst element, and lines about refused ones."""
     width = max((len(outcome.probe.id) for outcome in measured.outcomes), default=0)
     lines = [f"  {outcome.probe.id:{width}}  {_row(measured, outcome)}" for outcome in measured.outcomes]
     refused = [f"  {times} times: {reason}" for reason, times in measured.asker.refused.most_common(REFUSALS_SHOWN)]

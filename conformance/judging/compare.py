@@ -92,9 +92,9 @@ def compare(
 def is_allowed(
     name: str, array: NDArray, expected: NDArray, allowed: Mapping[str, NDArray], where: NDArray, dtype: str
 ) -> bool:
-    """Return whether `compare` finds nothing wrong with one array; that alone takes a fraction of its time.
+    """Return whether `compare` would find nothing wrong with one array, in a fraction of its time.
 
-    Of finite numbers, a quotient of error and allowed error is above 1 just where the error is the larger.
+    No quotients are formed: error / allowed is above 1 just where the error is larger than what is allowed.
     """
     if _check_form(name, array, expected, dtype) is not None:
         return False
@@ -128,7 +128,7 @@ def _pairs(actual: Trace, expected: Trace, mismatches: list[Mismatch]) -> list[t
 
 
 def in_float64(trace: Trace, dtype: str) -> tuple[str, ...]:
-    """Return the names of the arrays of a run in `dtype` that are float64, where that is not the dtype of such a run.
+    """Return the names of float64 arrays in a run in another dtype; none if `dtype` is "float64".
 
     A user's own function gives them without meaning to: NumPy 2 has x / np.sqrt(8) in float64 whatever x is. Their
     numbers are compared with the bound of the run's dtype.

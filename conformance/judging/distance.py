@@ -12,7 +12,7 @@ from conformance.any_numbers import any_numbers
 
 @dataclass(frozen=True)
 class Worst:
-    """The element in which two arrays are furthest apart, for what is allowed there.
+    """The element in which two arrays are furthest apart, relative to the allowed error there.
 
     Attributes:
         index: where it is; () in empty arrays.
@@ -31,7 +31,7 @@ class Worst:
 
 
 def worst(array: NDArray, wanted: NDArray, allowed: NDArray | float, counts: NDArray | None = None) -> Worst:
-    """Compare two arrays of one shape under any bound.
+    """Return the Worst element of two arrays of one shape, under any bound.
 
     Args:
         array, wanted: the arrays.
@@ -55,14 +55,14 @@ def worst(array: NDArray, wanted: NDArray, allowed: NDArray | float, counts: NDA
 
 
 def error_ratio(error: NDArray, allowed: NDArray | float) -> NDArray:
-    """Error / allowed error, element by element; 0 where there is none, whatever is allowed."""
+    """Return error / allowed error, element by element; 0 where the error is 0, even if 0 is allowed."""
     with any_numbers:
         ratio = np.where(error > 0.0, error / allowed, 0.0)
     return np.where(np.isinf(error), np.inf, ratio)  # a NaN or infinity in the wrong place is never allowed
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """|array - wanted|; a NaN or infinity is equal only to its like, and infinitely far from the rest."""
+    """Return |array - wanted|; a NaN or infinity has distance 0 from its like, and infinity from all else."""
     with any_numbers:
         error = np.abs(array - wanted)
     alike = (array == wanted) | (np.isnan(array) & np.isnan(wanted))
@@ -105,7 +105,7 @@ class Nearness:
 
     @classmethod
     def of(cls, unit: float, *, inside: bool = False) -> Nearness:
-        """Return the rule of a dtype; `inside`: one that a subject computes in, narrower than it says.
+        """Return the rule of a dtype; `inside`: it is narrower than the dtype that the subject says it computes in.
 
         >>> Nearness.of(2.0**-24).relative, Nearness.of(2.0**-24, inside=True).relative, Nearness.of(2.0**-8).relative
         (1000.0, 100.0, 8.0)

@@ -42,7 +42,7 @@ class Expected:
     where: NDArray[np.bool_]
 
     def judge(self, trace: Trace, dtype: str, *, own: bool = False) -> tuple[dict[str, float], tuple[Mismatch, ...]]:
-        """Compare a trace that was computed in `dtype`: the worst error / allowed error by array, and what differs.
+        """Return name -> worst error / allowed error of a trace in `dtype`, and a Mismatch for each wrong array.
 
         With `own`, arrays in float64 are judged by their numbers, as `compare` has it.
         """
@@ -63,7 +63,7 @@ class Expected:
 
 
 def answer(problem: Problem, precision: Precision) -> Expected:
-    """Run the reference on a problem, rounded to the storage dtype first; its errors are bounded once that is asked."""
+    """Run the reference on a problem rounded to the storage dtype. Return the answer; bounds are computed when read."""
     rounded = problem.rounded(precision.storage)
     state = reference.run_state(rounded.config, rounded.weights, rounded.inputs, sizes=rounded.sizes)
     return Expected(rounded, reference.trace_of(state), AllowedError(state, precision), state["allowed"])
@@ -93,20 +93,20 @@ def _as_given(problem: Problem, found: Expected) -> Expected:
 
 
 class Shelf:
-    """Answers that worker processes share, and that are kept from run to run: the reference's and their bounds.
+    """A folder of the reference's answers and bounds, which worker processes share, and which stays from run to run.
 
-    Each has a digest, and is found by all that it is made of: the problem, the precision, and, by the name of the
-    folder, the code of this project, NumPy, its threads and the machine. So the bits are those of computing it anew.
+    An answer has a digest, and is found by all that it is made of: the problem, the precision, and (in the name of the
+    folder) this project's code, NumPy, its threads and the machine. So it has the bits of an answer computed anew.
 
     Args:
-        kept: where they are.
+        kept: the folder.
     """
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
 
     def get(self, problem: Problem, precision: Precision) -> Expected | None:
-        """Return the answer that was kept; None if there is none, or it is not whole."""
+        """Return the answer that was kept; None if there is none, or its file is damaged."""
         data = self._kept.get(_key(problem, precision))
         if data is None:
             return None
@@ -119,7 +119,7 @@ class Shelf:
     def put(self, problem: Problem, precision: Precision, found: Expected) -> Expected:
         """Keep an answer without the bounds of its gradients, and return an equal answer.
 
-        The bounds of its gradients are kept too when one of them is first read from what is returned.
+        These bounds are kept too, once one of them is read from the returned answer.
         """
         stages = {name: found.allowed_error[name] for name in found.allowed_error if not is_gradient(name)}
         arrays = {WHERE: found.where, **_numbered(found.trace.arrays(), TRACE), **_numbered(stages, ALLOWED)}

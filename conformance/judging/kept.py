@@ -29,11 +29,11 @@ NEAR = 1e-4
 
 
 def what_is_kept(steps: Sequence[Step], subject: Subject) -> str:
-    """Return a sentence that says what is kept.
+    """Return a sentence that says what a layer wrongly keeps from call to call, such as an old mask.
 
     Args:
-        steps: those of one sequence that were asked; the last is wrong after the others, and right alone.
-        subject: it is asked again, in layers prepared anew.
+        steps: the steps of one sequence that were asked; the last is wrong after the earlier ones, and right alone.
+        subject: the subject, which is asked again, in layers prepared anew.
     """
     *before, last = steps
     wrong = partial(_is_wrong, subject)

@@ -26,7 +26,7 @@ def nan_weights(cases: Iterable[tuple[Expected, Mapping[str, NDArray], Sequence[
     """Return in sentences how weights differ beside a NaN; () where anything else differs in some case.
 
     Args:
-        cases: of each case that differs what is expected, the arrays that the subject shows, and what differs.
+        cases: for each case that differs, the expected answer, the arrays that the subject shows, and the mismatches.
     """
     found: dict[str, None] = {}
     for wanted, arrays, mismatches in cases:

@@ -63,7 +63,7 @@ def can_be_asked_again(subject: Any) -> bool:
 
 @lru_cache(maxsize=512)
 def questions(wanted: Expected, again: Again = "in every way") -> tuple[Question, ...]:
-    """Return what a subject is asked after the problem of `wanted`, in order; it is made once for all subjects."""
+    """Return the Questions that follow the problem of `wanted`, in order; they are made once for all subjects."""
     if again == "never":
         return ()
     if again == "in one way":  # the other way is to ask the case before once more

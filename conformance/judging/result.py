@@ -69,12 +69,12 @@ class Result:
 
     @property
     def stale(self) -> bool:
-        """Return whether nothing is wrong but the table of deviations: each mismatch is one that no longer happens."""
+        """Return whether only the table of deviations is wrong: each mismatch is one that no longer happens."""
         return 0 < len(self.gone) == len(self.mismatches)
 
     @property
     def wrong_at_once(self) -> bool:
-        """Return whether something was wrong when the subject was asked for the first time, and is not merely gone."""
+        """Return whether the first answer was wrong; a listed deviation that did not happen does not count."""
         return not self.stale and any(not mismatch.call for mismatch in self.mismatches)
 
     def to_dict(self) -> dict[str, Any]:

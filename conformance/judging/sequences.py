@@ -37,7 +37,7 @@ class Judged:
         mismatches: every array that differs; `Mismatch.call` is empty where a layer prepared anew differs too.
         names: the stages and gradients that were compared.
         failed: why a call had no answer; "" if all had.
-        left_out: why the subject can't express a step -> the words of these steps.
+        left_out: why the subject can't express some steps -> the words of these steps.
         steps: those that were asked and answered.
         kept_at: the number of the step that shows that something is kept; None if none does.
         kept: what the subject keeps, in a sentence, if all steps were right when they were asked; else "".
@@ -99,7 +99,7 @@ def judge(sequence: CallSequence, subject: Subject) -> Judged:
 
 
 def play(subject: Subject, steps: Sequence[Step]) -> Iterator[tuple[Step, Outcome]]:
-    """Yield each step and what comes of it, on layers prepared for them."""
+    """Yield each step and its outcome (the answers, or why there are none), on layers prepared for the steps."""
     return zip(steps, _outcomes(subject, steps), strict=False)
 
 

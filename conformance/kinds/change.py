@@ -94,7 +94,7 @@ class Change:
     fix: str = ""
 
     def made(self, array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
-        """Return the changed array; one without elements as it is. Bools count as 0 and 1."""
+        """Return the changed array; an empty array is returned as it is. Bools count as 0 and 1."""
         if not array.size:
             return array
         with any_numbers:
@@ -128,9 +128,9 @@ EACH = "changed: each x becomes {}"
 
 @dataclass(frozen=True, eq=False)
 class Where:
-    """Some calls: a name in kebab-case, words such as "calls with a past", and whether a call is one of them.
+    """A set of calls: a name in kebab-case, words such as "calls with a past", and whether a call is in it.
 
-    is_kind: whether it is told by what calls have, and not by how long they are.
+    is_kind: whether the features of a call decide that, and not its lengths.
     """
 
     slug: str
@@ -171,7 +171,7 @@ LENGTHS = ("key length", "query length", "batch size", "past length")
 
 
 def conditions_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> Iterator[Where]:
-    """Yield what the calls that differ have in common and none of the others has: features, two, then sizes."""
+    """Yield what all wrong calls have in common and no right call has: one feature, then two features, then sizes."""
     if not right or not wrong:
         return
 
@@ -193,7 +193,7 @@ PLAIN = NAMED.keys() - {row.name for row in FEATURES if row.arithmetic}
 def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, ...]:
     """Return at most MOST_KINDS kinds of calls, in words, to which every wrong call belongs and no right call does.
 
-    () if none are found, or as many as there are wrong calls.
+    Return () if none are found, or if there are as many kinds as wrong calls.
     """
     traits = [_traits(one) for one in wrong]
     fine = set().union(*map(_traits, right))
@@ -210,7 +210,7 @@ def kinds_of(wrong: Sequence[Setting], right: Sequence[Setting]) -> tuple[str, .
 
 
 def in_common(wrong: Sequence[Setting], right: Sequence[Setting]) -> str:
-    """Return what calls that differ have, and no other has, in words; "" if nothing, or a length of several."""
+    """Return in words what wrong calls have and no right call has; "" if nothing, or only lengths of several calls."""
     found = next(conditions_of(wrong, right), None)
     if found is not None and (len(wrong) == 1 or found.is_kind):
         return found.words

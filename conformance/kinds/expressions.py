@@ -68,7 +68,7 @@ SHORT, DENOMINATOR = 4, 16
 class Expression:
     """A number that may depend on sizes.
 
-    words: such as "sqrt(head_dim / query_dim)", with other sizes that were equal to these in everything measured.
+    words: such as "sqrt(head_dim / query_dim)", and which other sizes were equal to these in everything measured.
     at: its value at given sizes.
     name: the words without the other sizes.
     """

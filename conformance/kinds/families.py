@@ -33,7 +33,7 @@ from mha_core.reference.state import State, Step
 
 @cache
 def families(stage: str) -> tuple[Bug, ...]:
-    """Return the changes that may show in a row of problems of this stage; most of them in one that tells none.
+    """Return the measurable bugs that may show in a row of problems of this stage; for stage "", most of all bugs.
 
     >>> families("weights")[0].sentence
     'Under causal, query i sees key j where j <= offset + i.'

@@ -68,7 +68,7 @@ def bug_of(slug: str, sentence: str, fix: str, steps: Mapping[str, Change], *, s
         slug: the rest of its id, such as "similarity-times-scale": equal changes must have equal slugs.
         sentence, fix: what was measured, with its number; what to change, or "" where that is not known.
         steps: step -> its change, which may raise DoesNotApply.
-        stage: where it first shows. Default: that of the first step.
+        stage: the stage at which it first shows. Default: the stage of the first step.
     """
     found = {name: OnTop({**FORWARD, **BACKWARD}[name], one) for name, one in steps.items()}
     forward = {name: step for name, step in found.items() if name in FORWARD}
@@ -107,7 +107,7 @@ def only_in(bug: Bug, where: Where) -> Bug:
 
 
 def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
-    """Yield the bugs that let padding in, as layers have them that still set padded keys and values to 0."""
+    """Yield the bugs that let padding in, for layers that still set padded keys and values to 0."""
     for bug in bugs:
         if bug.stage == "keys" and "allowed" in bug.forward and "padding" not in bug.forward:
             sentence = f"{bug.sentence.rstrip('.')}, though padded keys and values are set to 0."
@@ -117,7 +117,7 @@ def with_padding_zeroed(bugs: Iterable[Bug]) -> Iterator[Bug]:
 
 @cache
 def of_mask(bug: Bug) -> Bug:
-    """Return the bug; with stage "weights" in place of "keys" if it is a mask that lets padding in.
+    """Return the bug; if its mask lets padding in, with "weights" as its stage in place of "keys".
 
     >>> from conformance.zoo.registry import all_bugs
     >>> of_mask(next(bug for bug in all_bugs() if bug.id == "lens-one-long")).stage

@@ -182,7 +182,7 @@ def rules_of_sources() -> Iterator[Bug]:
 
 
 def rules_beside() -> Iterator[Bug]:
-    """Yield keys that are left out, or let in, whatever the mask says."""
+    """Yield bugs that leave certain keys out, or let them in, whatever the mask says."""
     said = "Lengths, allowed, causal and window are not applied; of the mask only -inf in the additive bias is."
     yield bug_of(said, said, ALL, {"allowed": _bias_alone, "padding": _given_padding}, stage="weights")
     for words, some in BESIDES.items():
@@ -197,7 +197,7 @@ SOURCES: Mapping[str, Any] = {"valid_lens": None, "allowed": None, "bias": None,
 
 
 def rules_of_two() -> Iterator[Bug]:
-    """Yield bugs of two sources of a mask: either of them lets a key in, or one is dropped beside the other."""
+    """Yield bugs of a mask with two sources: a key that one of them allows is let in, or one source is ignored."""
     for one, other in combinations(SOURCES, 2):
         said = (
             f"Where {_named(one)} and {_named(other)} are given, they are joined by or: either of them lets a key in."
@@ -326,7 +326,7 @@ LEAVE = "Give each item, head, query and key the numbers of its own."
 
 
 def masks_reordered() -> Iterator[Bug]:
-    """Yield arrays of a mask one of whose axes stands in another order: each rule of orders for the keys of a bias."""
+    """Yield bugs that reorder one axis of an array of the mask; for the keys of a bias, by every rule of `orders`."""
     plain = [Order(slug, words, partial(of_any_length, rule)) for slug, (words, rule) in RULES.items()]
     for source, axes in AXES.items():
         for place, axis in enumerate(axes, -len(axes)):
@@ -368,7 +368,7 @@ READ: Mapping[str, Callable[[NDArray, State], NDArray | None]] = {
 
 
 def coinciding() -> Iterator[Bug]:
-    """Yield arrays of a mask whose axes are taken for others of the same size."""
+    """Yield bugs that take one axis of an array of the mask for another of the same size."""
     for (words, read), source in product(READ.items(), ("allowed", "bias")):
         said = f"{words.format(source)}."
         yield bug_of(said, said, BY_NUMBER, dict.fromkeys(STEPS[source], partial(_read, source, read)))

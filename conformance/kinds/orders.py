@@ -17,7 +17,7 @@ Indices = NDArray[np.int64]
 
 
 class Order(NamedTuple):
-    """One rule for an axis: a name, words before "along its head axis", and (length, setting) -> indices."""
+    """A rule that reorders an axis: its name, its words, such as "reversed", and (length, setting) -> indices."""
 
     slug: str
     words: str
@@ -122,7 +122,7 @@ def _of_blocks(
 
 
 def indices_of(order: Order, n: int, setting: Setting) -> Indices:
-    """Return the indices that n places read. Raises DoesNotApply where the rule has no meaning."""
+    """Return the index that each of n places reads from. Raises DoesNotApply where the rule has no meaning."""
     indices = np.asarray(order.rule(n, setting), np.int64)
     if len(indices) != n or indices.max(initial=-1) >= n:
         raise DoesNotApply(f"the order has no meaning for {n}")
@@ -130,7 +130,7 @@ def indices_of(order: Order, n: int, setting: Setting) -> Indices:
 
 
 def change_of(name: str, axis: int, order: Order) -> Change:
-    """Return the change of one axis, counted from the last, into an order."""
+    """Return the change that reorders one axis, counted from the last."""
 
     def apply(array: NDArray, axes: tuple[str, ...], setting: Setting) -> NDArray:
         indices = indices_of(order, array.shape[axis], setting)

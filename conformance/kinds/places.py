@@ -40,7 +40,7 @@ ARE, IS = "{} are {}.", "{} is {}."
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """One place.
+    """One place: an array on the way to the output that a bug may change.
 
     Args:
         id: the step, or the name of what a step reads.
@@ -48,9 +48,9 @@ class Place:
         axes: of the array.
         step: the step that gives or reads it. Default: the step of this name.
         get: (state, the step beneath) -> the array; None where there is none. Default: the step's result.
-        put: (state, the step beneath, another array) -> the step's result with it. Default: the array.
+        put: (state, the step beneath, another array) -> the step's result with that array. Default: the array itself.
         gauge: the axis along which a number that is the same for all elements changes no output; None: there is none.
-        says: a sentence of another array here, for `words` and the words of the change.
+        says: a format for `words` and the words of the change, such as "{} are {}.".
     """
 
     id: str
@@ -67,7 +67,7 @@ class Place:
 
     @property
     def is_result(self) -> bool:
-        """Return whether it is what a step gives, and not what one reads."""
+        """Return whether the array is a step's result, and not something that a step reads."""
         return self.put is _in_its_place
 
     @property

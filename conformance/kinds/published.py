@@ -242,7 +242,7 @@ READS: Mapping[str, Callable[[NDArray, int, int], NDArray]] = {
 
 
 def reads() -> Iterator[Bug]:
-    """Yield other key/value heads for a query head, of keys, of values, and of both."""
+    """Yield bugs in which a query head reads another key/value head: of the keys, of the values, or of both."""
     steps = {"keys": KEYED, "values": ("heads",), "keys and values": (*KEYED, "heads")}
     for (words, read), what in product(READS.items(), steps):
         sentence = f"Query head h reads {what} of key/value head {words}."
@@ -295,7 +295,7 @@ NORMED = {
 
 
 def norms() -> Iterator[Bug]:
-    """Yield norms without learned numbers of what the definition leaves as it is."""
+    """Yield bugs that norm, without learned numbers, what the definition does not norm."""
     for (words, (step, over)), kind, eps in product(NORMED.items(), ("rms", "layer"), (1e-6, 1e-5, 1e-12)):
         settings = QueryKeyNorm(kind, "head", eps=eps, weight="none")  # type: ignore[arg-type]  # a Literal of these
         less = "less the mean, " * (kind == "layer")
@@ -325,7 +325,7 @@ IN_FORMAT: Mapping[str, Callable[[Callable[[NDArray], NDArray], State], Any]] = 
 
 
 def scales() -> Iterator[Bug]:
-    """Yield roundings of the scale, and of what is multiplied by it."""
+    """Yield bugs that round the scale, or what is multiplied by it."""
     for (words, made), (name, narrow) in product(IN_FORMAT.items(), FORMATS.items()):
         sentence = words.format(name)
         step = partial(_in_format, partial(made, narrow))
@@ -339,7 +339,7 @@ def _in_format(made: Callable[[State], Any], state: State, beneath: Step) -> NDA
 
 
 def shifts() -> Iterator[Bug]:
-    """Yield tokens some of whose channels are those of the position before."""
+    """Yield bugs that take some channels of a token from the position before."""
     for part, by in product(("first", "last"), (1, -1)):
         near = "before" if by == 1 else "behind"
         sentence = f"The {part} half of each input's channels is that of the position {near} it, or 0 (token shift)."
@@ -356,7 +356,7 @@ def _shifted(part: str, by: int, state: State, beneath: Step) -> NDArray:
 
 
 def sinusoids() -> Iterator[Bug]:
-    """Yield sinusoidal positions that the layer adds by itself to its inputs, or to what it splits into heads."""
+    """Yield bugs that add sinusoidal positions to the inputs, or to what the layer splits into heads."""
     inputs = ("query_inputs", "key_inputs", "value_inputs")
     sets = {
         "all inputs": inputs,
@@ -383,7 +383,7 @@ def _placed(halves: bool, of_queries: bool, state: State, beneath: Step) -> NDAr
 
 
 def logarithms() -> Iterator[Bug]:
-    """Yield queries that grow with the logarithm of the position, or of the number of keys."""
+    """Yield bugs that scale queries by the logarithm of the position, or of the number of keys."""
     for base in (math.e, 2.0, *range(3, 9), 16, 32, 64):
         said = "e" if base == math.e else f"{base:g}"
         for words, count in (("the position + 1", _position), ("the number of keys", _keys)):
@@ -409,7 +409,7 @@ def _grown(base: float, count: Callable[[State], NDArray], state: State, beneath
 
 
 def dropouts() -> Iterator[Bug]:
-    """Yield keep-masks that are the same for all items, heads, queries or keys: what the first one drops."""
+    """Yield bugs that use one keep-mask, the first, for all items, heads, queries or keys."""
     named = ("items", "heads", "queries", "keys")
     for count in range(1, 16):
         axes = [axis for axis in range(4) if count >> axis & 1]

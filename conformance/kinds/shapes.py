@@ -28,7 +28,7 @@ SPLIT = {"queries": "projected_queries", "keys": "projected_keys", "values": "pr
 
 
 def views() -> Iterator[Bug]:
-    """Yield projections that are split by another view than (B, L, H, d), and heads that are merged by another."""
+    """Yield bugs that split projections by another view than (B, L, H, d), or merge heads by another view."""
     for order in ("".join(one) for one in permutations(AXES)):
         split = {name: partial(_split, order) for name in SPLIT.values()}
         shape = f"({', '.join(order)})"
@@ -79,7 +79,7 @@ def _viewed(order: str, by_name: bool, state: State, beneath: Step) -> NDArray:
 
 
 def pasts() -> Iterator[Bug]:
-    """Yield pasts of keys and values alike that stand in another order of items, heads or keys."""
+    """Yield bugs that reorder the items, heads or keys of the past, in keys and values alike."""
     axes = PLACES["past_keys"].axes
     for (place, name), (slug, (words, rule)) in product(enumerate(axes[:-1]), RULES.items()):
         change = change_of(name, place - len(axes), Order(slug, words, partial(of_any_length, rule)))
@@ -104,7 +104,7 @@ FILLS: Mapping[str, Filled] = {
 
 
 def softmaxes() -> Iterator[Bug]:
-    """Yield softmaxes over other axes, also with each row divided by its sum then, and of the largest scores alone."""
+    """Yield bugs that take the softmax over other axes (rows divided by their sums or not), or of top scores alone."""
     named = ("items", "heads", "queries", "keys")
     for axes in (some for n in range(1, len(named) + 1) for some in combinations(range(len(named)), n)):
         over = " and ".join(named[axis] for axis in axes)
@@ -159,7 +159,7 @@ def exponentials(scores: NDArray, allowed: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
-    """Return the bug of a sum of the exponentials, of scores less the highest or as they are, with a number added."""
+    """Return the bug that adds a number to the sum of exponentials; with `less_highest`, of scores less the highest."""
 
     def change(state: State, beneath: Step) -> NDArray:
         given, unit = exponentials(state["scores"], state["allowed"])
@@ -172,7 +172,7 @@ def with_sum(words: str, slug: str, number: Number, less_highest: bool) -> Bug:
 
 
 def without_sum(words: str, slug: str, number: Number) -> Bug:
-    """Return the bug of exponentials times a number, without a sum."""
+    """Return the bug whose weights are exponentials times a number, not divided by their sum."""
 
     def change(state: State, beneath: Step) -> NDArray:
         return np.where(state["allowed"], np.exp(state["scores"]) * number(state), 0.0)
@@ -182,7 +182,7 @@ def without_sum(words: str, slug: str, number: Number) -> Bug:
 
 
 def filled(words: str, slug: str, number: Number, added: bool) -> Bug:
-    """Return the bug of excluded keys that have a number as their score, or have it added to theirs."""
+    """Return the bug that gives excluded keys a number as their score, or with `added` adds it to their score."""
 
     def change(state: State, beneath: Step) -> NDArray:
         scores, n = state["scores"], number(state)

@@ -46,7 +46,7 @@ class Asker:
     Args:
         subject: anything with `prepare(config, weights) -> run(inputs) -> Trace`.
         seconds: the time that its answers may take together; after that every question is refused.
-        configs: the layers that it may be asked as. Default: those of CONFIGS that it takes.
+        configs: the configs that it may be asked with. Default: those of CONFIGS that it takes.
 
     Attributes:
         precision: the arithmetic that the bounds are for; narrower than the subject declares once that is seen.
@@ -141,7 +141,7 @@ class Asker:
         return self._answers[problem]
 
     def in_turn(self, problems: Sequence[Problem]) -> list[Trace]:
-        """Return the answers of one prepared layer to several problems, up to the first at which it fails."""
+        """Return the answers of one prepared layer to several problems; the first failure ends them."""
         found: list[Trace] = []
         start = time.perf_counter()
         try:
@@ -160,7 +160,7 @@ class Asker:
         return None if trace is None else trace.output
 
     def is_right(self, problem: Problem) -> bool:
-        """Return whether its answer is the definition's within the bounds; there must be an answer."""
+        """Return whether the subject's answer is within the bounds of the definition's; it must have answered."""
         output = self.output(problem)
         assert output is not None
         return self.wanted(problem).allows("output", output, "float64")
@@ -265,12 +265,12 @@ RANDOM = "Equal calls have different answers, as where dropout is left on: nothi
 
 @dataclass(frozen=True)
 class Behaviour:
-    """A description of what kind of thing a subject is.
+    """A finding on whether a subject behaves as a function: equal questions, equal answers.
 
     Attributes:
         remarks: sentences about equal questions that had different answers.
         is_function: whether equal questions to a layer prepared anew have equal answers: else nothing can be measured.
-        shared: the stage that layers of equal shapes share, so that nothing can be said about one of them; else None.
+        shared: the stage whose numbers layers of equal shapes share, so that no layer can be measured alone; else None.
     """
 
     remarks: tuple[str, ...] = ()

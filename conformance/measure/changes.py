@@ -41,12 +41,12 @@ class Sample:
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """Return a mask of the elements that were measured in both arrays."""
+        """Return bools: the elements that are known (no NaN) in both arrays."""
         return ~(np.isnan(self.measured) | np.isnan(self.expected))
 
     @cached_property
     def pairs(self) -> tuple[NDArray, NDArray]:
-        """(expected, measured), both flat: the elements that are known in both."""
+        """Return (expected, measured) as flat arrays of the elements that are known in both."""
         return self.expected[self.known], self.measured[self.known]
 
     @cached_property
@@ -81,7 +81,7 @@ INTEGER_BITS = (8, 4)
 
 
 def fit(samples: Sequence[Sample], gauge: int | None = None) -> list[Change]:
-    """Return the changes that give all measured arrays, and are none where nothing differs; the simplest first.
+    """Return the changes that turn all expected arrays into the measured ones, the simplest first.
 
     Args:
         samples: at several sizes, and with generic numbers: else several changes fit.
@@ -170,7 +170,7 @@ def times(number: Expression) -> Change:
 
 
 def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
-    """Return the number of each head, read in layers of several numbers of heads; [] if they differ or one lacks."""
+    """Return one number for each head, as read in layers of few and many heads; [] if they differ or one is None."""
     longest = max(read, key=len)
     if any(number is None for row in read for number in row):
         return []
@@ -316,7 +316,7 @@ def _gauged(samples: Sequence[Sample], axis: int) -> Iterator[list[Sample]]:
 
 
 def order_changes(samples: Sequence[Sample]) -> Iterator[Change]:
-    """Yield the orders of one axis that slices of every sample agree with; the caller verifies."""
+    """Yield the changes that reorder one axis and fit slices of every sample; the caller checks the whole arrays."""
     for position, name in enumerate(samples[0].axes):
         axis = position - len(samples[0].axes)
         read = [(one.setting, *_matches(one, axis)) for one in samples]

@@ -74,7 +74,7 @@ def generic(
 
     Args:
         config: the layer.
-        seed, batch, query_len, key_len: of the problem without changes.
+        seed, batch, query_len, key_len: the seed and the sizes.
         mask: its mask. Default: none.
         weights: name -> an array in place of the random one, or a factor on it. Names that it lacks don't count.
         inputs: fields of AttentionInputs in place of random ones; a number is a factor on the random array.
@@ -87,7 +87,7 @@ def generic(
 
 
 def changed(problem: Problem, weights: Mapping[str, NDArray | float] | None = None, **inputs: Any) -> Problem:
-    """Return the problem with other weights and inputs; as for `generic`."""
+    """Return the problem with other weights and inputs, given as for `generic`."""
     new = dict(problem.weights)
     for name, value in (weights or {}).items():
         if name in new:
@@ -110,5 +110,5 @@ NO_BIASES: Mapping[str, float] = {f"{name}.bias": 0.0 for name in ("q_proj", "k_
 
 
 def with_zero(rows: NDArray) -> NDArray:
-    """Return keys (B, L, width) of which the first is 0: its score is 0, whatever the scale."""
+    """Return rows (B, L, width) with the first set to 0: as a key, it scores 0 whatever the scale."""
     return np.where(np.arange(rows.shape[1])[:, None] == 0, 0.0, rows)

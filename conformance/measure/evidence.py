@@ -22,14 +22,14 @@ from mha_core.stages import is_gradient
 
 @dataclass(eq=False)
 class Evidence:
-    """One subject, what runs models of it, and the model of the bugs that are known so far."""
+    """One subject, a runner of models of it, and the model (the bugs in the reference) that is known so far."""
 
     asker: Asker
     variants: Variants
     model: Model = ()
 
     def allowed(self, wanted: NDArray) -> float:
-        """Return how much of an output may be left of an array that gives it."""
+        """Return how far an output may be from the wanted one for an array to count as its solution."""
         return max(LEFT, ROUNDOFFS * self.asker.unit) * float(np.abs(wanted).max(initial=1e-300))
 
 
@@ -40,8 +40,8 @@ LEFT, ROUNDOFFS = 1e-9, 2000.0
 def gives(asker: Asker, variants: Variants, problem: Problem, model: Model, *, gradients: bool = False) -> bool:
     """Return whether a model gives what the subject gives for a problem: its output, or with `gradients` its gradients.
 
-    A model without bugs must be right within the bounds, as in the suite; another within `Asker.nearness`. False too
-    where the model was measured in calls so unlike this one that it has no meaning here.
+    A model without bugs must be right within the bounds, as in the suite; another within `Asker.nearness`. The
+    result is False too where the model has no meaning, having been measured in calls unlike this one.
     """
     if not (model or gradients):
         return asker.is_right(problem)
@@ -130,7 +130,7 @@ class PlacedCall:
         return self.place.axes[0] == "item" and not self.place.id.startswith("past")
 
     def given(self, arrays: NDArray, step: str = "output") -> NDArray:
-        """Return (n, ...): what a later step gives with each of n arrays in the place of the model's own."""
+        """Return (n, ...): the result of `step` with each of n arrays, in turn, in the place of the model's own."""
         if not self.is_of_items:
             return np.stack([self._with(self.state, array)[step] for array in arrays])
         count, batch = arrays.shape[:2]

@@ -35,7 +35,7 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
 
     Args:
         measured: what problems showed.
-        failing: the problems of cases in which it differs, which are read where no row of problems differs.
+        failing: the problems of failing cases, which are used if no row of problems differs.
     """
     first = measured.first
     evidence = Evidence(measured.asker, Variants())

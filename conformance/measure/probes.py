@@ -13,13 +13,13 @@ from conformance.measure.problems import CAPS, LARGE, SCALES, SMALL, Problems
 
 @dataclass(frozen=True)
 class Probe:
-    """One row of the table.
+    """One row of the table of isolating problems: problems that only some steps can get wrong.
 
     Args:
         id: its name, in kebab-case.
-        says: what its problems make harmless, so that only some steps can show.
+        says: in words, what its problems make harmless, so that only some steps can be wrong in them.
         problems: its problems; those that the subject refuses are left out.
-        stage: the first wrong stage where it is the first row that differs; "": it is read off (see `localise`).
+        stage: the first wrong stage if this is the first row that differs; "": `localise` finds it.
         places: where arrays are solved for if it differs, the likeliest first, by name with a space between.
         gradients: whether gradients are compared instead of outputs.
     """

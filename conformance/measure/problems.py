@@ -29,7 +29,7 @@ SMALL, WIDE, SQUARE, LARGE, ONE = (3, 5), (4, 7), (4, 4), (6, 11), (1, 5)  # (Lq
 
 
 def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Problems:
-    """Return a function: asker -> a problem for each layer; lengths vary, so that what depends on one varies."""
+    """Return a function: asker -> a problem for each layer; lengths differ, to show what depends on them."""
 
     @lru_cache(maxsize=64)
     def made(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
@@ -118,7 +118,7 @@ EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}  # what makes all
 
 
 def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
-    """Return a function: asker -> calls of some layers with each mask. Scores are equal unless `how` differs."""
+    """Return a function: asker -> calls of some layers with each mask. Scores are equal unless `how` says otherwise."""
     return lambda asker: [
         generic(config, query_len=lengths[0], key_len=lengths[1], mask=AttentionMask(**fields), **{**EQUAL, **how})
         for config in asker.configs[:most]
@@ -167,7 +167,7 @@ def allowed(config: AttentionConfig) -> Masks:
 
 
 def two_sources(config: AttentionConfig) -> Masks:
-    """Return masks of every two sources, and of all; each source takes keys away from every two, and some stay."""
+    """Return masks of every two sources, and of all; each source excludes keys that the others allow, and some stay."""
     array = pattern((1, config.num_heads, *WIDE))
     kept = np.arange(WIDE[1]) == np.minimum(np.arange(WIDE[0]), 2)[:, None]
     given: dict[str, Any] = {
@@ -181,7 +181,7 @@ def two_sources(config: AttentionConfig) -> Masks:
 
 
 def masks_of_items(asker: Asker) -> list[Problem]:
-    """Items of a mask each: as many as there are queries, or keys, and other numbers of them."""
+    """Return calls with a mask for each item; in some there are as many items as queries, or as keys."""
     found = []
     lens = np.array([5, 2, 3, 6, 4, 7, 1])
     of_queries = np.array([[3, 2, 5, 6], [6, 3, 2, 4], [2, 5, 4, 3], [4, 6, 3, 2]])
@@ -216,7 +216,7 @@ def biases(config: AttentionConfig) -> Masks:
 
 
 def biases_of_items(asker: Asker) -> list[Problem]:
-    """Biases of each head, or of each item, in calls of as many items as heads, and one of one query."""
+    """Return calls with a bias for each head or item: some have as many items as heads, one has one query."""
     found = []
     for config in asker.configs[:2]:
         n, rng = config.num_heads, np.random.default_rng(1)
@@ -227,7 +227,7 @@ def biases_of_items(asker: Asker) -> list[Problem]:
 
 
 def bare_with(*rows: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Problems:
-    """Calls of a layer whose inputs are the heads: (fields of the layer, fields of the mask) of each."""
+    """Return calls of layers whose inputs are the heads, for each (fields of the layer, fields of the mask)."""
 
     def problems(asker: Asker) -> list[Problem]:
         some = rows if asker.fixed_weights is None else ()
@@ -274,7 +274,7 @@ SCALES, CAPS, RATES = (0.31, 1.7, 0.83), (0.8, 1.3, 0.6), (0.25, 0.4, 0.3)
 
 
 def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problems:
-    """Return a call of each layer, with other fields of its config."""
+    """Return a function: asker -> a call for each layer, with other fields of its config."""
 
     def problems(asker: Asker) -> list[Problem]:
         found = []
@@ -318,7 +318,7 @@ def masked_dropout(asker: Asker) -> list[Problem]:
 def with_past(
     config: AttentionConfig, past: int, new: int, batch: int = 1, mask: AttentionMask | None = None, **how: Any
 ) -> Problem:
-    """Return a call of random numbers with a past, if its length is not 0; with as many queries as keys by default."""
+    """Return a call of random numbers with a past of this length (0: none); by default Lq is Lk, past and new keys."""
     problem = generic(config, batch=batch, **{"query_len": past + new, **how}, key_len=new)
     rng = np.random.default_rng([past, new, batch])
     of_each = (batch, config.num_kv_heads, past)
@@ -328,7 +328,7 @@ def with_past(
 
 
 def own_keys(asker: Asker) -> list[Problem]:
-    """Return calls in which query i attends to key i alone, so that nothing of the keys can show."""
+    """Return calls in which query i attends to key i alone: its weight is 1, whatever keys and scores are."""
     some = zip(asker.configs, (SQUARE, SMALL, (2, 4)), strict=False)
     return [with_past(c, *lengths, mask=AttentionMask(allowed=np.eye(sum(lengths), dtype=bool))) for c, lengths in some]
 
@@ -364,7 +364,7 @@ def scored_pasts(asker: Asker) -> list[Problem]:
 
 
 def padding(name: str) -> Problems:
-    """Calls with NaN, infinity and a large number in what is padded."""
+    """Return calls with NaN, infinity and a large number in padded places."""
 
     def problems(asker: Asker) -> list[Problem]:
         outside = np.arange(SMALL[1]) >= 3
@@ -385,7 +385,7 @@ MOST = 12  # the greatest of the lengths that are asked one by one
 
 
 def every_length(asker: Asker) -> list[Problem]:
-    """Plain calls of every length up to MOST: what begins at a length is no claim unless it begins there."""
+    """Return plain calls of every length up to MOST, which show at which length a difference begins."""
     if not asker.configs or asker.fixed_weights is not None:
         return []
     few, many, config = range(1, MOST // 2 + 1), range(1, MOST + 1), asker.configs[0]
@@ -398,7 +398,7 @@ DRAWN = 100  # calls that are drawn
 
 
 def drawn(asker: Asker) -> list[Problem]:
-    """Calls drawn at random, of several features each: what holds in all rows and not here is no claim."""
+    """Return random calls of several features each; a model that gives all rows but not these is dropped."""
     found = []
     for number in range(DRAWN if asker.configs else 0):
         rng = np.random.default_rng([DRAWN, number])

@@ -35,7 +35,7 @@ TOLERANCE, LITTLE, ROUNDOFFS = 1e-8, 1e-9, 32.0
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
-    """Yield the bugs that weights show where a row differs: what excluded keys have, or what rows sum to."""
+    """Yield the bugs that weights show where a row differs: weights of excluded keys, or rows that do not sum to 1."""
     configs = evidence.asker.configs
     if probe.stage == "weights":
         yield from _fills(_all_weighed(evidence, map(EXCLUDING, configs)), evidence.asker.unit)
@@ -137,7 +137,7 @@ LONGEST, ROWS = 12, 2  # most keys of a drawing, and most queries from either en
 def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     """Return lines that show which keys each query attends to, beside those that are allowed; [] if they are the same.
 
-    # is a key with a weight, . one without.
+    "#" is a key with a weight, "." one without.
     """
     found = _weighed(evidence, problem)
     if found is None or not 1 < problem.sizes.key_len <= LONGEST:
@@ -170,7 +170,7 @@ def _sources(problem: Problem) -> str:
 
 
 def fact(evidence: Evidence, problem: Problem, stage: str) -> list[str]:
-    """Return one line about what is odd in the answer to a problem, if anything is: the first that holds of these."""
+    """Return one line about what is odd in the answer to a problem, such as a row that sums to 2; else none."""
     output, right = evidence.asker.output(problem), evidence.asker.wanted(problem).trace.output
     found = _weighed(evidence, problem) if stage == "weights" else None
     if output is None or right is None or output.shape != right.shape or not output.size:

@@ -47,10 +47,10 @@ def features_of(problem: Problem, huge: float = HUGE) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The result of one row of problems.
+    """The result of one row of isolating problems.
 
     Attributes:
-        probe: the row.
+        probe: the row of problems.
         asked: the problems that the subject answered; none if it refused all of them.
         differing: those of `asked` in which its answer is not that of the definition.
         refused: whether there was a problem that it did not answer.
@@ -71,8 +71,8 @@ class Measured:
         outcomes: the result of each row of problems, in the order of the rows.
         asker: asked the subject, and has its answers.
         behaviour: whether the subject is a function. If it is none, no problem was asked.
-        against: the first row that the first model of `start` (see `Probing.run`) does not give, if no model of
-            `start` gives every answer; else None.
+        against: the first row whose answers the first model of `start` (see `Probing.run`) does not give; None if a
+            model of `start` gives every answer.
     """
 
     models: tuple[Model, ...]
@@ -112,7 +112,7 @@ class Probing:
         suffices: model -> whether it also agrees with all else that is known of the subject.
         like: the isolating problems have only features, such as a past, that these problems have; None: any feature.
         progress: is called with a text on what is being done.
-        known: model, problem and kind of arrays -> whether the model gives them.
+        known: (model, problem, kind of arrays) -> whether the model gives the subject's arrays of that kind.
         nearly: the models that give every answer, but for which `suffices` is False.
     """
 
@@ -132,7 +132,7 @@ class Probing:
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
-        """Ask the problems, and return the models that give all answers: those of `start`, or else what is found."""
+        """Ask the problems, and return the models that give all answers: models of `start`, or else models it finds."""
         self.progress("asking the same again")
         behaviour = observe(self.asker)
         if not behaviour.is_function:
@@ -197,8 +197,8 @@ class Probing:
         """Return the models of bugs on file that give every ordinary answer, and the number of these answers.
 
         Models that give every answer are returned instead, if there are any for which `suffices` holds. A bug of rows
-        without a key is added to a model if both together give more answers. ([], 0) if no ordinary answer differs from
-        the definition's, or no extreme one.
+        without a key is added to a model if both together give more answers. The result is ([], 0) if no ordinary
+        answer differs from the definition's, or no extreme one.
         """
         if nearly := list(filter(suffices, dict.fromkeys(self.nearly))):
             return nearly, sum(len(row.asked) for row in self.outcomes)

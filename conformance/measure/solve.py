@@ -36,7 +36,7 @@ AGAIN = 0.03  # while a step leaves less than this of what was left, the next on
 
 
 class Descent(NamedTuple):
-    """The unknowns (G, U), what is left of each equation (G, E), and which unknowns are told (G, U)."""
+    """The unknowns (G, U), the rest of each equation (G, E), and which unknowns the equations determine (G, U)."""
 
     found: NDArray
     left: NDArray
@@ -47,7 +47,7 @@ def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArra
     """Return the unknowns with which equations give what is wanted; None if they don't come closer.
 
     Args:
-        made: unknowns (n, G, U) -> what each of n choices gives, (n, G, E). Group g of them depends on group g alone.
+        made: unknowns (n, G, U) -> results (n, G, E) of n choices. Group g of a result depends on group g alone.
         start: (G, U).
         wanted: (G, E).
         fixed: (k, U): sums of a group's unknowns that stay as they are.
@@ -91,7 +91,7 @@ def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArra
 
 
 def sums(shape: tuple[int, ...], axis: int | None) -> NDArray:
-    """Return (k, elements): what each sum along an axis is made of; no rows without an axis."""
+    """Return (k, elements) of 0 and 1: the elements in each of k sums along an axis; k is 0 without an axis."""
     size = int(np.prod(shape))
     if axis is None:
         return np.zeros((0, size))
@@ -170,10 +170,10 @@ Solved = tuple[NDArray, NDArray]
 
 
 def solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
-    """Return the array with which the model gives what the subject does, and the model's own.
+    """Return the array at `place` with which the model gives what the subject gives, and the model's own array.
 
-    As many calls besides this one are asked as are needed, in which the array is the same. None if no such array is
-    found, or it has too many elements. What was solved for a model is kept: probes of one step ask for the same again.
+    Further calls in which the array is the same are asked as needed. The result is None if no such array is found, or
+    it has too many elements. Results are kept for each model: several probes of one step ask for the same.
     """
     known = _found.setdefault(evidence.asker, {})
     key = tuple(bug.id for bug in evidence.model), problem, place.id
@@ -305,7 +305,7 @@ def _by_logarithms(call: PlacedCall, axes: Axes, start: NDArray, fixed: NDArray)
 
 
 def logs(weights: NDArray, there: NDArray) -> NDArray:
-    """Return log weights less their mean in each row, where there are weights."""
+    """Return log(weights) minus the mean of its row, for the elements in `there`."""
     found = np.where(there, np.log(np.where(there, np.maximum(weights, 1e-300), 1.0)), 0.0)
     mean = found.sum(axis=-1, keepdims=True) / np.maximum(there.sum(axis=-1, keepdims=True), 1)
     return np.where(there, found - mean, 0.0)
@@ -315,7 +315,7 @@ _weights: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem], NDArray
 
 
 def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
-    """Return the measured weights (B, H, Lq, Lk), or None; small ones are exact too if values may be unit vectors."""
+    """Return the measured weights (B, H, Lq, Lk), or None; small ones are exact too if values can be unit vectors."""
     known = _weights.setdefault(evidence.asker, {})
     key = tuple(bug.id for bug in evidence.model), problem
     if key not in known:
@@ -328,7 +328,7 @@ def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
 
 
 def samples_of(evidence: Evidence, problems: Iterable[Problem], place: Place) -> list[Sample]:
-    """Return what is solved for at a place in each problem that has such an array; [] if one can't be."""
+    """Return a Sample for each problem with an array at `place`: what `solved` finds; [] if it finds none in one."""
     found = []
     for problem in problems:
         own = PlacedCall(evidence, problem, place).own

@@ -70,7 +70,7 @@ class VectorCase:
 
 
 def onnx_cases(names: Sequence[str] = ()) -> list[VectorCase]:
-    """Return every vector's problems as cases, with ids "onnx:NAME"; only those of `names` if any are given.
+    """Return every vector's problems as cases, with ids "onnx:NAME"; with `names` only these vectors.
 
     Raises:
         SpecError: onnx is not installed; a vector is not known, or can't be translated.
@@ -97,7 +97,7 @@ def runs(
     path: str | None = None,
     load: Callable[[str, str], Subject] = load_subject,
 ) -> list[tuple[Case, Subject]]:
-    """(case, subject) for every run: each case on ONNX's own outputs, every backend and every subject in `specs`.
+    """Return (case, subject) for every run: each case on ONNX's outputs, on every backend and on all in `specs`.
 
     Backends run on `path`, or on their default paths; a spec is MODULE:NAME, and `load(spec, dtype)` makes
     a subject of it.

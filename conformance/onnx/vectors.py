@@ -33,7 +33,7 @@ class Vector:
     Attributes:
         name: its name without the common prefix.
         dtype: the dtype of its inputs.
-        attributes, inputs, outputs: those of the node, by ONNX's names.
+        attributes, inputs, outputs: the attributes and arrays of the node, by ONNX's names.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Vector:
         return self.attributes.get("qk_matmul_output_mode", SIMILARITY)
 
     def problems(self) -> dict[str, Problem]:
-        """Suffix of the case id -> problem.
+        """Return suffix of the case id -> problem.
 
         There is a second problem if the vector outputs scores before the bias or the softcap: these are the stage
         `scores` of a layer without bias and softcap.
@@ -95,7 +95,7 @@ def load_vectors(kind: type[Kind], operator: str, prefix: str) -> list[Kind]:
     Args:
         kind: what a vector is made as.
         operator: by ONNX's name.
-        prefix: of the names of its cases; what follows is that of the vector.
+        prefix: the beginning of the names of its cases; the rest is the name of the vector.
 
     Raises:
         SpecError: onnx is not installed.

@@ -24,9 +24,9 @@ class Cause:
         stage: the first wrong stage; several, with "or", where nothing tells some bugs apart.
         what: what is wrong, in a sentence.
         change: what to change; "" where that is not known.
-        bugs: the ids of the bugs on file that are this; several where nothing tells them apart.
-        is_common: whether it is what much code does, and stands beside what little code does.
-        label: "Cause" of what explains all, "Likely cause" of most; "" of where it begins.
+        bugs: the ids of the bugs on file that are this cause; several where nothing tells them apart.
+        is_common: whether much code does it, while little code does what another cause beside it says.
+        label: "Cause" if it explains all, "Likely cause" if most; "" if only the first wrong stage is known.
     """
 
     stage: str
@@ -46,7 +46,7 @@ class Cause:
         return " ".join(self.lines())
 
     def lines(self, number: int = 0) -> list[str]:
-        """Return what is wrong, what to change, and how it is in detail; `number`: of several causes, from 1 on."""
+        """Return lines: what is wrong, what to change, and details; `number`: its number among several causes."""
         lead = "" if self.change.startswith("Next: ") else "Change: "  # advice, and no change
         on_file = 0 < len(self.bugs) <= READINGS and MEASURED not in " ".join(self.bugs)
         ids = f" ({' or '.join(self.bugs)})" if on_file else ""
@@ -68,7 +68,7 @@ class Brief:
         status: 0: nothing differs; 1: it differs; 2: it could not be judged.
         extent: who differs in how many cases.
         sure: how sure the causes are.
-        causes: the causes; of what is not known, where it begins.
+        causes: the causes; if none is known, where the difference begins.
         seen: lines that show what is wrong.
         more: further lines.
         details: lines of the whole text alone.
@@ -86,7 +86,7 @@ class Brief:
 
     @property
     def lines(self) -> list[str]:
-        """Return the causes in lines: one each, or several of the only one."""
+        """Return the causes in lines: one line each, or several if there is one cause."""
         if len(self.causes) == 1:
             return self.causes[0].lines()
         named = [one for one in self.causes if one.label]
@@ -104,7 +104,7 @@ class Brief:
         return "\n".join(filter(None, [self.extent, *self.said, *self.more, *self.details]))
 
     def rows(self, width: int = 80, most: int = ROWS, *, head: bool = True) -> list[str]:
-        """Return it in rows.
+        """Return the text in rows of the terminal.
 
         Args:
             width: columns of a row.

@@ -70,7 +70,7 @@ class OfPart:
 
     Attributes:
         sizes: name of a size in words -> the largest in any of these calls.
-        never: the kinds of calls that none of them was.
+        never: the kinds of calls that do not occur among them.
     """
 
     sizes: dict[str, int]
@@ -84,7 +84,7 @@ class LookedAt:
     Attributes:
         sizes: name of a size in words -> the largest in any call.
         dtypes, devices, paths: those that were run; a path is one of a backend's.
-        kinds: the kinds, from KINDS and SEQUENCES, that some call was of.
+        kinds: the kinds, from KINDS and SEQUENCES, that occurred among the calls.
         never: the dtypes, devices, paths and kinds that no call had.
         with_all: what `mha check --all` asks besides.
         parts: a part of layers in words -> the calls of layers with it. A part that no layer had is not in it.

@@ -11,7 +11,7 @@ import jinja2
 
 @cache
 def template(package: str, page: str, script: str = "") -> jinja2.Template:
-    """Return the template of a page, which sees its script as `script` and the policy that admits no other as `policy`.
+    """Return the template of a page; in it `script` is its script, and `policy` the CSP that lets no other run.
 
     Args:
         package: where the folder `templates` is; templates of this package can be included as well.

@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1
 
 
 def print_results(console: Console, results: Sequence[Result], looked_at: LookedAt | None = None) -> None:
-    """The parity table, the comparison with trained recordings, every failure, what was looked at, and a last line."""
+    """Print the parity table, the table of trained recordings, every failure, what was looked at, and a last line."""
     console.print("Worst error / allowed error over all cases; equal means at most 1", style="bold")
     console.print(parity_table(results))
     if any(result.recorded for result in results):
@@ -93,7 +93,7 @@ def recorded_table(results: Sequence[Result]) -> Table:
 
 
 def failure_text(result: Result) -> str:
-    """Return the differences of one result, since which stage, and the command to run it again."""
+    """Return the differences of one result, the first stage that differs, and the command to run it again."""
     head = f"{result.subject} {result.dtype} on {result.device}, case {result.case}:"
     if result.status == "failed":
         lines = [f"{head} did not run", f"  {result.message}"]

@@ -54,7 +54,7 @@ def as_trace(
         answer: what it returned.
         weight_names: the names of its weights, which gradients may have.
         shapes: the expected shape of each array; one of another shape that is too large to be copied is refused.
-        copy: whether the Trace has copies; else the very arrays that were returned.
+        copy: whether the Trace has copies; else it has the very arrays that were returned.
 
     Raises SubjectFailed for any other answer, and for anything but NumPy arrays in it.
 
@@ -131,7 +131,7 @@ MOST_BYTES = 2**28
 def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None, *, copy: bool = True) -> NDArray:
     """Return a NumPy array, or a copy of it; raise SubjectFailed for anything else, and name the missing conversion.
 
-    Also for an array of more than MOST_BYTES that does not have the `shape` that it must have.
+    It also raises for an array of more than MOST_BYTES that does not have the `shape` that it must have.
     """
     if isinstance(value, np.ndarray):
         if shape is not None and value.shape != shape and value.nbytes > MOST_BYTES:

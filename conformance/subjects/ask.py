@@ -78,8 +78,8 @@ class Turn:
     """One thing that is done to a prepared layer: it is asked, or earlier answers are looked at again.
 
     Args:
-        problems: what is asked. One; several are asked at once, each from a thread of its own; none: every array that
-            earlier turns returned is copied once more.
+        problems: the problem that is asked. Several are asked at once, each from a thread of its own; with none, every
+            array that earlier turns returned is copied once more.
         layer: which of several layers is asked. It is prepared at its first turn, for the problem of this turn.
         times: how often each problem is asked.
         thread: 1 asks from another thread than 0.
@@ -87,7 +87,7 @@ class Turn:
         spoil: whether other numbers are written into what the layer returned, as the caller may do.
         weights: what the layer's weights become before it is asked.
         how: "set": its own `set_weights` is called; "in place": they are written into the arrays that `prepare` was
-            given; "prepared anew": and a layer is prepared from these arrays, which answers from now on.
+            given; "prepared anew": so too, and then a layer is prepared from these arrays and answers from now on.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -144,7 +144,7 @@ class Session:
     def turns(self, turns: Sequence[Turn]) -> Iterator[list[Trace] | CannotExpress | SubjectFailed]:
         """Yield for each turn, in order, the answers to all its problems, or the error that says why there are none.
 
-        It is begun once, with layers of its own; a subject in another process may be asked all of them at once.
+        Call it once: it prepares layers of its own. A subject in another process may be asked all turns at once.
         """
         if self._elsewhere is not None:
             yield from self._elsewhere.turns(turns)

@@ -68,7 +68,7 @@ def as_users_run(subject: Any) -> Any:
 
 
 def paths_to_check(backend: Backend, path: str | None, *, compiled: bool = False) -> tuple[str | None, ...]:
-    """`path` alone, those that are `compiled`, or the default ones: None, the backend's usual path, and others."""
+    """Return the paths: `path` alone, the `compiled` ones, or the default ones, of which the usual one is None."""
     if compiled:
         return backend.compiled_paths()
     return (None, *backend.default_paths()[1:]) if path is None else (path,)

@@ -50,7 +50,7 @@ LAYERS = {"torch": "torch", "keras": "keras", "flax.nnx": "nnx", "flax.linen": "
 
 
 def to_begin(thing: Any) -> str:
-    """Return what to do about a thing that is no subject: more of a framework's layer, or its class.
+    """Return in words how to have a thing judged that is no subject, such as a framework's layer or its class.
 
     >>> to_begin(3)
     '`mha check --new FILE.py` writes one to begin with'
@@ -98,7 +98,7 @@ class FunctionSubject:
         return Precision.of(self.dtype)
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """None, or the features of this case that the function has no parameter for, in words."""
+        """Return in words the features of this case that the function has no parameter for; None if there are none."""
         lacking = [
             f"{feature} (the function has no parameter {' or '.join(names)})"
             for feature, names in _needs(config, inputs)
@@ -231,7 +231,7 @@ INPUTS = {
 
 
 def around(name: str, parameters: list[inspect.Parameter]) -> str:
-    """Return how a thing of these parameters becomes what can be judged, for a message: by what it lacks, or a line.
+    """Return for a message how a callable of these parameters can be judged: what it lacks, or a line of code.
 
     >>> around("f", list(inspect.signature(lambda weights, queries, keys, values: 0).parameters.values()))
     'it lacks mask: it must take (weights, queries, keys, values, mask), in this order'

@@ -32,7 +32,7 @@ class Handout:
         return [name for name, array in self.originals.items() if array.tobytes() != self.copies[name].tobytes()]
 
     def rewrite(self, originals: Mapping[str, NDArray]) -> None:
-        """Write other arrays into the copies that were handed out; what has another name or form is copied anew."""
+        """Write other arrays into the copies that were handed out; arrays of a new name, shape or dtype are copied."""
         for name, array in originals.items():
             copy = self.copies.get(name)
             if copy is not None and (copy.shape, copy.dtype) == (array.shape, array.dtype):
@@ -44,7 +44,7 @@ class Handout:
 
 
 def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> NDArray:
-    """Return a writable copy with the strides of `array`, or these: transposed and expanded arrays stay so."""
+    """Return a writable copy with the strides of `array`, or with `strides`: transposed and expanded arrays stay so."""
     if array.size == 0:
         return array.copy()
     strides = array.strides if strides is None else strides
@@ -62,9 +62,9 @@ def copy_in_layout(array: NDArray, strides: tuple[int, ...] | None = None) -> ND
 
 
 def in_layout_of(arrays: Mapping[str, NDArray], given: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-    """`arrays` in memory as those of `given` are, of which they hold the numbers in another dtype.
+    """Return `arrays`, which are `given` in another dtype, laid out in memory as `given` is.
 
-    Strides stay, and so does one array that has several names: rounding undoes both.
+    Rounding changes strides, and makes several arrays of one that has several names; this undoes both.
 
     >>> x = np.arange(6.0)[::2]
     >>> in_layout_of({"keys": x.astype("float32")}, {"keys": x})["keys"].strides

@@ -24,7 +24,7 @@ SOURCES = ("valid_lens", "allowed", "bias", "causal", "window")
 def why_not_one(mask: AttentionMask) -> str | None:
     """Return why a live layer can't be called with a mask by one source, as `mha_core.live.probe` does; else None.
 
-    What the others would show is not the layer's, but of whoever translates the mask for it.
+    A mask of several sources would judge whoever translates it for the layer, and not the layer.
 
     >>> why_not_one(AttentionMask(causal=True, query_offset=2))
     'a mask with a query offset'
@@ -63,7 +63,7 @@ class LiveSubject:
     def fitted(self, problem: Problem) -> Problem | None:
         """Return the nearest problem that the layer can be asked: with its own weights, and one input if it takes one.
 
-        None for another config, and for lengths that differ where keys are the queries.
+        The result is None for another config, and for unequal lengths if the layer takes one input.
 
         Raises:
             CannotExpress: a mask that no argument of a live layer stands for (see `why_not_one`).
@@ -84,7 +84,7 @@ class LiveSubject:
         return Problem(self.config, self.weights, replace(inputs, cotangent=None))
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """None, or what of a call can't be asked of this layer, in words."""
+        """Return in words what of a call this layer can't be asked; None if nothing."""
         if inputs.dropout_keep is not None:
             return "a given keep-mask"
         if self.reading.meant is not None and not _same_mask(config, inputs, self.reading.meant(inputs)):

@@ -103,10 +103,10 @@ class LoadedSubject:
         return replace(self, time_limit=min(seconds, self.time_limit))
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-        """None, or what of a case the subject can't express, in words.
+        """Return in words what of a case the subject can't express; None if nothing.
 
-        That is what its `supports` says, if it has one, and its `capabilities`. Features that came after the first
-        definition must be among these: an object that does not name them may have been written before.
+        Its `supports`, if it has one, and its `capabilities` decide. Features that are newer than the first definition
+        must be among the capabilities: an object that does not name them may have been written before.
         """
         asked = getattr(self.original, "supports", None)
         if isinstance(self.original, FunctionSubject):
@@ -212,7 +212,7 @@ def load_object(spec: str, what: str) -> Any:
 def load_subjects(
     spec: str, dtypes: Sequence[str], *, time_limit: float = DEFAULT_TIME_LIMIT
 ) -> tuple[list[LoadedSubject], list[str]]:
-    """Return the subject in every dtype of `dtypes` that it computes in; and a line for each of the others.
+    """Return the subject in every dtype of `dtypes` that it computes in, and one line for each other dtype.
 
     Raises:
         SpecError: as `load_subject`, or it computes in none of them.

@@ -55,12 +55,12 @@ _printed: dict[str, int] = {}
 def pass_on(pipe: int, name: str) -> threading.Thread:
     """Read a pipe to its end in a thread, and write the beginning of it to stderr; the rest is left out, said once.
 
-    What frameworks log while they are imported is no part of it, nor are warnings that name a line of an installed
-    package, of what cases ask for, nor those that differ in numbers alone.
+    Without a word it drops logs of imports, warnings from lines of installed packages about what cases ask for, and
+    warnings that differ from earlier ones in numbers alone.
 
     Args:
         pipe: a file descriptor, which is closed at the end.
-        name: who prints: all that have this name together have `MOST_PRINTED` characters.
+        name: who prints; all pipes of one name together may print `MOST_PRINTED` characters.
     """
 
     def first(warning: re.Match[bytes]) -> bytes:

@@ -52,8 +52,8 @@ class Form:
 
     Attributes:
         said, change: the form in words, and what to change.
-        shape: the shape that an output has so, by B, Lq and Do.
-        to_output: the array as (B, Lq, Do), by B and Lq.
+        shape: (B, Lq, Do) -> the shape of an output in this form.
+        to_output: (array, B, Lq) -> the array as (B, Lq, Do).
     """
 
     said: str
@@ -89,7 +89,7 @@ FORMS = (
 
 
 def form_of(shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Form | None:
-    """Return the form that all outputs have in place of (B, Lq, Do), of their shapes and the right ones; or None."""
+    """Return the form that all outputs have in place of (B, Lq, Do), from pairs (shape, right shape); None if none."""
     is_right = all(got == right for got, right in shapes)
     fits = (form for form in FORMS if all(got == form.shape(*right) for got, right in shapes))
     return None if is_right else next(fits, None)
@@ -97,7 +97,7 @@ def form_of(shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Form |
 
 @dataclass(frozen=True)
 class Reformed(Seen):
-    """A subject whose outputs have another form, seen as (B, Lq, Do); of what it shows only these are."""
+    """A subject whose outputs have another form, with the outputs as (B, Lq, Do) and no other arrays."""
 
     form: Form
 

@@ -82,7 +82,7 @@ def answers(
         source: how its subject is made.
         layer: what it is prepared with; None if it has been prepared.
         calls: the inputs of its calls, in this order.
-        limit: seconds that a subject with a time limit may take for each.
+        limit: seconds that a subject with a time limit may take for each call.
 
     Raises:
         NotPrepared: `layer` is None, and it has not been prepared.

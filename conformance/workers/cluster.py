@@ -39,7 +39,7 @@ HELLO = "__import__('conformance.workers.protocol', fromlist=['']).Hello.of_this
 class Cluster(Executor):
     """An executor on a Dask cluster. It takes only units: `submit(execute, unit, settings)`.
 
-    What it gives up is for `instead`, the executor on this machine: `run_units` sends it there.
+    Units that it gives up go to `instead`, the executor on this machine: `run_units` sends them there.
 
     Args:
         address: of the scheduler, such as tcp://10.0.0.1:8786.

@@ -51,7 +51,7 @@ def use_line(line: Line) -> None:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A process beside this one, kept between questions: its home, and what it is started with."""
+    """A process beside this one, kept between questions: its home (what it runs, such as "torch") and its settings."""
 
     home: Home
     settings: Settings
@@ -211,7 +211,7 @@ class DescribedBackend(Backend):
         return Home(self.name)
 
     def versions(self) -> dict[str, str]:
-        """Return package -> version, with that of Python where another interpreter runs the backend."""
+        """Return package -> version; Python is included if another interpreter runs the backend."""
         here = {} if same_program(self.interpreter) else {"python": self.python}
         return {**self._versions, **here}
 

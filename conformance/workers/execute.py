@@ -58,7 +58,7 @@ def end_idle(home: Home | None = None) -> None:
 
 
 class Strangers:
-    """A line to the processes of frameworks and subjects during one piece of work: one process for each home.
+    """A line to the processes of frameworks and subjects during one unit of work: one process for each.
 
     Use it as a context: at its end the processes become idle.
 
@@ -121,7 +121,7 @@ def call(settings: Settings, function: Callable[..., Any], *arguments: Any) -> A
 
 
 class Stopped(BaseException):
-    """Raised by `say` of `execute`: ends a unit whose answers nobody waits for, or that is not gone on with."""
+    """Raised by `say` of `execute`: it ends a unit whose answers nobody waits for, or which was given up."""
 
 
 def execute(unit: Unit, settings: Settings, say: Callable[[int, Any], None] | None = None) -> list[Any]:

@@ -90,7 +90,7 @@ time that all processes take, and is asked for after every call of a learner's f
 
 
 def descendants(process: int) -> list[int]:
-    """Return the processes that `process` started and those that they started, but for ended ones; on Linux alone."""
+    """Return the running processes that `process` started, and those that these started; on Linux alone."""
     found, new = [], [process]
     while new:
         new = [child for parent in new for child in _children(parent)]

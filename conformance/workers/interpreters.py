@@ -34,7 +34,7 @@ LEARNERS = "learn-"
 
 @dataclass(frozen=True)
 class Home:
-    """A kind of worker process: everything of one home may share a process, and nothing else is imported there.
+    """What a worker process is for, such as one framework: work of one home may share a process, other work may not.
 
     Args:
         name: a backend, `NUMPY`, or a subject, MODULE:NAME.
@@ -46,7 +46,7 @@ class Home:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether no framework and nobody's module is imported there: what it computes can be trusted."""
+        """Return whether only this project's code runs there, no framework or user's module: it can be trusted."""
         return self.name == NUMPY
 
     @property
@@ -86,7 +86,7 @@ def interpreters(
     say: Callable[[str], object] = lambda line: sys.stderr.write(f"{line}\n"),
     switch: str = "--python",
 ) -> dict[str, str]:
-    """Backend or subject -> interpreter, of options NAME=PATH and the file of the current folder; options come first.
+    """Return backend or subject -> interpreter, from options NAME=PATH, else from the file in the current folder.
 
     A file may have come with somebody else's folder. So what it says is said before it is done, and asked for once
     for each path and content.
@@ -99,7 +99,7 @@ def interpreters(
         switch: the name of the option.
 
     Raises:
-        SpecError: an option or the file does not read so, a name is not known, there is no such program, or the file
+        SpecError: an option or the file is malformed, a name is not known, a program does not exist, or the file
             is somebody else's, or nobody has agreed to it. No program is started here.
 
     >>> interpreters(["torch"], ["torch"])

@@ -59,15 +59,15 @@ class WorkerProcess:
     Args:
         home: what the process is for.
         interpreter: the path of its Python; None for the one that runs this.
-        threads: how many threads a framework has (see `THREADS`), unless the environment says it. More of them than
-            cores wait for each other in turn, which makes a small operation a hundred times slower. None: as many as
-            it takes by itself.
+        threads: how many threads a framework has (see `THREADS`), unless the environment says it. More threads than
+            cores wait for each other, which makes a small operation a hundred times slower. None: as many as the
+            framework takes by itself.
         start_limit: seconds for the interpreter to start and to import the part of this project that is needed
             everywhere.
 
     Attributes:
         hello: what it said first.
-        is_ready: whether it has said this.
+        is_ready: whether it has said hello.
         unit: the unit that it works on, or worked on last.
         is_spent: whether it still has a thread of the last request at work, or a process that may not stay.
 

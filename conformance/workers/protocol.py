@@ -94,7 +94,7 @@ class Unit(ABC):
 
     @abstractmethod
     def lost(self, item: int, reason: str) -> Any:
-        """Return the answer for an item at which the process ended, or that none could take. `reason`: one line."""
+        """Return the answer for an item at which the process ended, or which no process took. `reason`: one line."""
 
 
 class Line(Protocol):
@@ -118,7 +118,7 @@ class Channel:
 
     Args:
         connection: connected to the other side.
-        patience: called now and then while nothing moves; it raises if there is to be an end. None: wait for ever.
+        patience: called now and then while nothing moves; it raises to end the wait. None: wait for ever.
     """
 
     def __init__(self, connection: socket.socket, patience: Callable[[], None] | None = None) -> None:
@@ -136,7 +136,7 @@ class Channel:
             return True
 
     def send(self, kind: bytes, content: bytes = b"") -> None:
-        """Raises OSError if the other side is gone, and what `patience` raises."""
+        """Send a frame. Raises OSError if the other side is gone, and what `patience` raises."""
         with self._lock:
             for part in (_HEADER.pack(len(content), kind), content):
                 view = memoryview(part)
@@ -201,7 +201,7 @@ class Hello:
         return cls(project_version(), code_hash(), platform.python_version(), os.getpid())
 
     def difference(self) -> str:
-        """Return in words what it lacks to work with this process; "" if nothing."""
+        """Return in words why the worker does not fit this process, such as another version; "" if it fits."""
         if self.project != project_version():
             return f"has mha-parity {shown(self.project)}; this is {project_version()}"
         if self.code != code_hash():

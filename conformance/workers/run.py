@@ -32,7 +32,7 @@ def run_units(
     is `Unit.lost`. Closing this generator, or an interrupt, ends everything that runs.
 
     Args:
-        units, executor, settings: what is done, where, and with what.
+        units, executor, settings: the work, what runs it, and what processes are started with.
         why_not: called in the threads of `Local`, and there alone. The other items of a unit for which it gives a
             reason are lost for this reason.
     """

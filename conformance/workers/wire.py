@@ -80,13 +80,13 @@ def is_sendable(array: NDArray) -> bool:
 
 @dataclass(frozen=True)
 class Together:
-    """A value whose arrays of the same bits are sent once, and are one array on the other side."""
+    """A value whose arrays, if their bits are equal, are sent once and are one array on the other side."""
 
     value: Any
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value as bytes. Two places with one array have one array on the other side too.
+    """Return a value as bytes. An array that occurs at two places is one array on the other side too.
 
     Raises:
         TypeError: it holds something that can't be sent.
@@ -105,8 +105,8 @@ def loads(data: bytes, *, layouts: bool = False) -> Any:
 
     Args:
         data: anything.
-        layouts: whether arrays get the strides that they had. Who asks for it trusts who wrote it: strides can make
-            an array of any size.
+        layouts: whether arrays get the strides that they had. Only for trusted data: strides can make an array of any
+            size.
 
     Raises:
         Unreadable: they are no message.

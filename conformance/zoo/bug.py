@@ -30,11 +30,11 @@ GRADIENTS = "gradients"
 
 
 class DoesNotApply(CannotExpress, ValueError):
-    """The bug can't be made in a problem of these sizes: transposing a matrix that is not square, for one."""
+    """An error: the bug can't be made in a problem of these sizes, such as a transposed matrix that is not square."""
 
 
 class Contradiction(DoesNotApply):
-    """Two bugs would make different numbers of the same one, so no layer has both."""
+    """An error: two bugs would change one number in different ways, so no layer has both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Bug:
         return frozenset(self.forward) | frozenset(self.backward)
 
     def run_state(self, config: AttentionConfig, weights: Weights, inputs: AttentionInputs) -> State:
-        """`reference.run_state` with this bug's steps. Raises DoesNotApply where the bug can't be made."""
+        """Return `reference.run_state` with this bug's steps. Raises DoesNotApply where the bug can't be made."""
         forward, backward = pipelines(self)
         return reference.run_state(config, weights, inputs, forward=forward, backward=backward)
 
@@ -106,8 +106,8 @@ def _replaces(bug: Bug, name: str) -> bool:
 def pipelines(*bugs: Bug) -> tuple[dict[str, Step], dict[str, Step]]:
     """Return the forward and the backward pipeline with the steps of all `bugs`.
 
-    Bugs of one step compose: each changes the numbers that it changes alone. Such a step raises Contradiction where
-    two of them would make different numbers of the same one. Those that stand on top of a step (`OnTop`) come after.
+    Several bugs of one step each change their own numbers. The step raises Contradiction where two of them would
+    change one number in different ways. Bugs that stand on top of a step (`OnTop`) act after the others.
     """
     found = steps_with(bugs, {name for bug in bugs for name in bug.steps})
     forward, backward = ({**own, **{name: found[name] for name in found.keys() & own}} for own in (FORWARD, BACKWARD))
@@ -182,8 +182,8 @@ def _where_parameters_are(step: Step) -> Step:
 class BuggySubject:
     """The reference with bugs, as a subject. Without any it is the reference.
 
-    Steps run in float64; every array of the Trace is rounded to `dtype` at the end, which stands
-    for an implementation in that dtype. Its run raises DoesNotApply where a bug can't be made.
+    Steps run in float64; every array of the Trace is rounded to `dtype` at the end, as if it had
+    been computed in that dtype. Its run raises DoesNotApply where a bug can't be made.
     """
 
     device = "cpu"

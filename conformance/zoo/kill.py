@@ -88,7 +88,7 @@ class Kills:
 
     Attributes:
         first_stages: bug id -> dtype -> the first stage that differs, of each bug that can be made in this case.
-        impossible: the ids of the others.
+        impossible: the ids of the bugs that can't be made in this case.
     """
 
     first_stages: Mapping[str, Mapping[str, str]]

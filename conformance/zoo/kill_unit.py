@@ -29,7 +29,7 @@ class KillUnit(Unit):
 
     Args:
         bugs, cases: ids of the zoo and of the table.
-        expensive: whether the cases are.
+        expensive: whether the cases are expensive.
     """
 
     bugs: tuple[str, ...]
@@ -64,7 +64,7 @@ def kill_apart(
     *,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> KillTable:
-    """`conformance.zoo.kill.kill` in worker processes; the bugs are of the zoo and the cases of the table.
+    """Do `conformance.zoo.kill.kill` in worker processes; the bugs are of the zoo, the cases of the table.
 
     Raises:
         BackendError: a process died. A table that lacks a case would say that bugs survive.

@@ -22,9 +22,9 @@ def all_bugs() -> tuple[Bug, ...]:
 
 
 def bugs_of(*, parts: bool = True, gradients: bool = True) -> tuple[Bug, ...]:
-    """Return the bugs, or those that layers without a part show, and calls whose gradients nobody sees.
+    """Return the bugs; without `parts` only those that plain layers can show, without `gradients` only forward ones.
 
-    The modules of the others are not imported.
+    The modules of the bugs that are left out are not imported.
 
     >>> len(bugs_of(parts=False)) == len(all_bugs()) - len(bugs_of_parts())
     True
@@ -42,7 +42,7 @@ def bugs_of_parts() -> frozenset[str]:
 
 @cache
 def beginnings_of_parts() -> Mapping[str, tuple[str, ...]]:
-    """Return how the ids of a part's bugs begin, by the field of the config: BEGINS of its module in `zoo/parts`.
+    """Return field of the config -> how the ids of that part's bugs begin: BEGINS of its module in `zoo/parts`.
 
     >>> beginnings_of_parts()["rotary"]
     ('rotary-', 'rotation-', 'rotated-')
@@ -57,7 +57,7 @@ LARGE_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 
 @cache
 def bugs_of_large_blocks() -> tuple[Bug, ...]:
-    """Return the bugs that depend on the size of a block, in sizes that small cases do not see.
+    """Return the bugs of large blocks, which only cases with as many queries or keys can show.
 
     >>> bugs_of_large_blocks()[0].id
     'block-of-last-queries-dropped-of-16'

@@ -103,7 +103,7 @@ def times(name: str, factor: Callable[[State], Any]) -> Steps:
 
 
 def of_past(name: str, change: Change, where: Where) -> Steps:
-    """`change(state, past)` in place of a past (B, G, Lp, d or dv) that there is, in the step `keys` or `values`."""
+    """Return the step `keys` or `values` with `change(state, past)` in place of a past (B, G, Lp, d or dv)."""
 
     def changed(state: State, right: NDArray) -> NDArray:
         past = state.sizes.past_len
@@ -113,17 +113,17 @@ def of_past(name: str, change: Change, where: Where) -> Steps:
 
 
 def entries(name: str, change: Callable[[State, Arrays], Arrays]) -> Steps:
-    """`change(state, right ones)` gives the wrong ones among the arrays of a step; a step that gives none stays."""
+    """Return the step `name` with some of its arrays replaced by those in `change(state, arrays)`, if it gives any."""
     return after(name, lambda state, right: {**right, **change(state, right)} if right else right)
 
 
 def other_mask(where: Where = lambda state: True, **sources: Change) -> Steps:
-    """`allowed` as if the caller had given `source(state, right one)`; padding that it lets in is attended to as it is.
+    """Return `allowed` as if the caller had given `source(state, right one)`; padding that it lets in is not zeroed.
 
     Args:
         where: the calls that it affects.
-        sources: field of AttentionMask -> the other one. A source that is not given stays so; the query offset is
-            passed as an array, () or (B,).
+        sources: field of AttentionMask -> its change. A source that the caller did not give stays absent; the query
+            offset is passed as an array, () or (B,).
     """
 
     def allowed(state: State) -> NDArray:

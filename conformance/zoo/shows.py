@@ -18,13 +18,13 @@ from mha_core.stages import GRADIENT
 
 @dataclass(frozen=True, eq=False)
 class Shows:
-    """One problem in one dtype, of which some stages are seen.
+    """One problem in one dtype, and the names of the stages that a layer shows of it.
 
     Args:
         wanted: the right result with its bounds.
         dtype: what a layer computes in.
         seen: the names of the stages that are seen, in their order.
-        right: the reference's run, and `reads`: what its steps read.
+        right, reads: the reference's run, and what its steps read.
     """
 
     wanted: Expected
@@ -40,11 +40,11 @@ class Shows:
         return cls(wanted, dtype, seen, *noted_run(problem.config, problem.weights, problem.inputs))
 
     def forward(self, bug: Bug) -> tuple[State, bool]:
-        """Return the forward run with a bug, and whether it has another array. DoesNotApply where it can't be made."""
+        """Return the forward run with a bug, and whether any array differs. DoesNotApply where it can't be made."""
         return rerun(self.right, pipelines(bug)[0], bug.forward, reads=self.reads)
 
     def first_stage(self, state: State) -> str | None:
-        """Return the first stage that is seen and leaves its allowed error in this run, rounded to the dtype."""
+        """Return the first shown stage of this run, rounded to the dtype, that is over its allowed error; else None."""
         return next((name for name in self.seen if self._leaves(name, state[name], self.right[name])), None)
 
     def first_difference(self, bug: Bug) -> str | None:

@@ -44,12 +44,12 @@ def rerun(
         state: a result of `reference.run_state`; it is not changed.
         pipeline: every step, forward or backward or both, with the replaced ones among them.
         replaced: their names.
-        changed: whether something before this pipeline is new already.
-        since: that of which `state` is a rerun already. Default: none, `state` is the finished run.
+        changed: whether an array that the pipeline starts from is new already.
+        since: the State of which `state` is a rerun already. Default: `state` is the finished run itself.
         reads: what steps read, as `noted_run` finds it: those that read nothing new are not run.
 
     Returns:
-        The new State, the given one where no step is run, and whether anything in it is new.
+        (the new State, or the given one if no step is run; whether anything in it is new).
     """
     if not changed and pipeline.keys().isdisjoint(replaced):
         return state, False
@@ -80,7 +80,7 @@ def noted_run(
     forward: Mapping[str, Step] = FORWARD,
     sizes: CallSizes | None = None,
 ) -> tuple[State, Reads]:
-    """Return `reference.run_state` of these steps, and for each step of the definition the names of arrays it read."""
+    """Return `reference.run_state` with these steps, and step of the definition -> the names of the arrays it read."""
     state = run_state(config, weights, inputs, forward={}, backward={}, sizes=sizes)
     watched, reads = _Watched(state), Reads()
     with any_numbers:
@@ -175,7 +175,7 @@ class Variants:
     Steps that a bug does not change are not run again, as long as there is room for their results: see `rerun`.
 
     Attributes:
-        runs: how many so far.
+        runs: how many runs there were so far.
     """
 
     def __init__(self) -> None:
@@ -189,8 +189,8 @@ class Variants:
     def run(self, problem: Problem, bugs: tuple[Bug, ...], *, gradients: bool = False) -> dict[str, NDArray] | None:
         """Return every stage, and with `gradients` every gradient, by name.
 
-        None where the bugs can't be put in, and nothing ({}) where they contradict each other. Where they change
-        nothing it is the same dict as without them.
+        The result is None where the bugs can't be put in, and {} where they contradict each other. Where they change
+        nothing, it is the same dict as without them.
         """
         self.runs += 1
         gradients = gradients and problem.inputs.cotangent is not None

@@ -31,7 +31,7 @@ class ArraySpec(NamedTuple):
 class CallSizes(NamedTuple):
     """The sizes of one call; key_len counts the past_len keys of a cache too.
 
-    Integers; while a framework traces, also its symbols, or None for unknown sizes.
+    Sizes are integers; while a framework traces, they may also be its symbols, or None where unknown.
     """
 
     batch: Any
@@ -69,7 +69,7 @@ def settled(name: str, given: Any) -> Any:
         given: the argument. Arrays of NumPy are returned in this machine's byte order.
 
     Raises:
-        SpecError: a list that is no array, as one of lists that are not equally long.
+        SpecError: a list that makes no array, such as [[1], [2, 3]].
 
     >>> settled("valid_lens", [3, 2])
     array([3, 2])
@@ -136,7 +136,7 @@ def numbers_as(name: str, given: Any, dtype: str) -> NDArray:
 
 
 def holds_long_integers(array: Any) -> bool:
-    """Return whether an array of objects holds integers of which 64 bits do not hold some."""
+    """Return whether an array of objects holds integers, some of them beyond 64 bits."""
     if not isinstance(array, np.ndarray) or array.dtype != object or not _are_integers(array):
         return False
     return any(not -(2**63) <= int(number) < 2**63 for number in array.flat)
@@ -149,7 +149,7 @@ def is_convertible(array: Any) -> bool:
 
 
 def holds_arrays(given: Any) -> bool:
-    """Return whether a list holds, at any depth, arrays of a framework: that framework makes one array of them."""
+    """Return whether a list holds, at any depth, arrays of a framework, which then makes one array of the list."""
     if isinstance(given, (list, tuple)):
         return any(holds_arrays(part) for part in given)
     return hasattr(given, "shape") and not isinstance(given, (np.ndarray, np.generic))

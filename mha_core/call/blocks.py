@@ -39,8 +39,8 @@ class Operands(NamedTuple, Generic[Array]):
     """The queries, keys and values of a fast path, with the widths that the score needs.
 
     queries: (B, H, Lq, d). keys, values: tuples of (B, G, L, d) and (B, G, L, dv). A tuple has two arrays, the past and
-    the new positions, where these need not be joined, else one. For the additive score, queries and keys have width
-    S: they are what its hidden layer is given.
+    the new positions, where they need not be joined, else one array. For the additive score, queries and keys are A q
+    and C k, of width S.
     """
 
     queries: Array
@@ -71,7 +71,7 @@ def query_block(query_len: int, bytes_per_query: int, budget: int) -> int:
 
 
 def query_blocks(query_len: int, block: int) -> list[slice]:
-    """Return slices of `block` queries each, the last one with the rest.
+    """Return slices of `block` queries each; the last one has the rest.
 
     >>> query_blocks(7, 3)
     [slice(0, 3, None), slice(3, 6, None), slice(6, 7, None)]
@@ -82,8 +82,8 @@ def query_blocks(query_len: int, block: int) -> list[slice]:
 class Reach(NamedTuple):
     """The keys that lengths and positions allow each query: key j iff first <= j < stop.
 
-    Integer arrays, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` each allow an interval, and so do all
-    of them together. `allowed` and `bias` are not considered.
+    Both are integer arrays, broadcastable to (B, Lq). `valid_lens`, `causal` and `window` each allow an interval, and
+    so do all of them together. `allowed` and `bias` are not considered.
     """
 
     first: NDArray[np.int64]

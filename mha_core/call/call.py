@@ -39,7 +39,7 @@ class Call(Generic[Array]):
         dropout_keep: bool (B, H, Lq, Lk), True keeps a weight; None where dropout draws itself, or is not active.
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), both or none: a decoding cache. They stand before
             the new ones; Lk then counts both, in the mask too.
-        rotary: where queries and new keys stand, in a layer with rotary positions; None where they are counted.
+        rotary: the positions of queries and new keys, in a layer with rotary positions; None where they are counted.
 
     >>> import numpy as np
     >>> x = np.zeros((2, 4, 6))
@@ -57,7 +57,7 @@ class Call(Generic[Array]):
     rotary: RotaryInputs | None = None
 
     def map(self, convert: Any) -> Call[Any]:
-        """This call with `convert(name, array)` in place of its floats, of `dropout_keep` and of what `rotary` holds.
+        """Return this call with `convert(name, array)` in place of its floats, `dropout_keep` and `rotary`'s arrays.
 
         The mask stays. A list as `dropout_keep` is converted to a NumPy array first (see `mha_core.call.arguments`).
         """
@@ -69,7 +69,7 @@ class Call(Generic[Array]):
         return replace(self, **changes)
 
     def for_one_head(self, insert_axis: Callable[[Any], Any]) -> Call[Any]:
-        """Return the call of a layer without heads (weights (B, Lq, Lk)) with the mask as of a layer with one head.
+        """Return the call of a layer without heads, of weights (B, Lq, Lk), with the mask of a layer with one head.
 
         `insert_axis` puts a new axis 1 into an array, here (B, Lq, Lk) -> (B, 1, Lq, Lk); the inputs stay as they are.
         """
@@ -85,7 +85,7 @@ class LayerSpec(NamedTuple):
         widths: the layer's (Dq, Dk, Dv); None where it takes any.
         head_shapes: the heads and widths of queries, keys and values; None for a layer without heads.
         split: whether queries, keys and values may come split into heads.
-        dtype: the dtype in which the layer computes, by name; None where it takes that of its inputs.
+        dtype: the dtype in which the layer computes, by name; None where it computes in the dtype of its inputs.
         rotary: the settings of its rotary positions; None without them.
     """
 
@@ -98,6 +98,6 @@ class LayerSpec(NamedTuple):
 
     @classmethod
     def of(cls, config: AttentionConfig, widths: Widths | None = None, dtype: str | None = None) -> LayerSpec:
-        """Return the layer of a config; `widths` where the parameters know better, or do not know yet."""
+        """Return the LayerSpec of a config; `widths`: input widths in place of the config's, None if unknown."""
         own = (config.query_dim, config.key_dim, config.value_dim) if widths is None else widths
         return cls(config.num_heads, own, config.head_shapes, not config.projections, dtype, config.rotary)

@@ -81,8 +81,8 @@ def check_numbers(valid_lens: Any, query_offset: Any, key_len: Dim) -> None:
     """Raise SpecError unless lengths and offsets are in their ranges; `check_call` must have passed.
 
     Args:
-        valid_lens, query_offset: those of an AttentionMask, in NumPy; None where the values are not at hand.
-        key_len: Lk; None where it is not known: then lengths are not checked.
+        valid_lens, query_offset: as in an AttentionMask, in NumPy; None where their numbers are not known.
+        key_len: Lk; None if it is not known, and then lengths are not checked.
     """
     if valid_lens is not None and key_len is not None:
         check_valid_lens(valid_lens, key_len)
@@ -174,7 +174,7 @@ def _check_past(
 
 
 def describe_argument(name: str, array: Any, describe: Callable[[Any], ArraySpec | None]) -> ArraySpec:
-    """Shape and dtype of the argument `name`; SpecError if it is no array that `describe` knows."""
+    """Return shape and dtype of the argument `name`; SpecError if it is no array that `describe` knows."""
     is_array = hasattr(array, "shape") and hasattr(array, "dtype") and not isinstance(array, np.ma.MaskedArray)
     spec = describe(array) if is_array else None
     if spec is None:

@@ -34,7 +34,7 @@ class AttentionInputs:
         past_keys, past_values: (B, G, Lp, d), (B, G, Lp, dv), the stages `keys` and `values` of earlier
             steps of decoding. They stand before the new ones; Lk is then the number of both, in the mask
             and in every stage. Give their number to the mask as `query_offset`.
-        rotary: where queries and new keys stand, or the tables of their angles, in a layer with rotary positions;
+        rotary: the positions of queries and new keys, or tables of their angles, in a layer with rotary positions;
             None where they are counted from `query_offset` and from the past.
 
     A list as dropout_keep, and a list or number as the mask's bias, become arrays of NumPy here.
@@ -92,10 +92,10 @@ class AttentionInputs:
         return {name: array for name, array in given.items() if array is not None}
 
     def call_with(self, leaves: Mapping[str, Any], convert: Callable[[str, NDArray], Any]) -> Call[Any]:
-        """This call in a framework's arrays.
+        """Return this call in a framework's arrays.
 
         Args:
-            leaves: the framework's arrays in place of `leaves()` and `tables()`, by the names of these.
+            leaves: the framework's arrays in place of those of `leaves()` and `tables()`, by the same names.
             convert: converts every other array (lengths, offsets, masks) by its name.
         """
 
@@ -112,7 +112,7 @@ class AttentionInputs:
         return self.queries.ndim == 4
 
     def merged(self) -> AttentionInputs:
-        """These inputs with the heads of queries, keys and values merged, if they are split."""
+        """Return these inputs with the heads of queries, keys and values merged, if they are split."""
         if not self.is_split:
             return self
         return replace(
@@ -120,9 +120,10 @@ class AttentionInputs:
         )
 
     def traceable(self, config: AttentionConfig, *, sizes: bool = True) -> AttentionInputs:
-        """These inputs for a compiler, which does not see the numbers of positions: with tables where it needs them.
+        """Return these inputs for a compiler, which can't read positions: with rotary tables where it needs them.
 
-        `sizes`: whether it sees the sizes of the call, and with them those positions that are counted.
+        It needs them where angles depend on the largest position. `sizes`: whether it knows the sizes of the call,
+        and so the positions that are counted.
         """
         settings, given = config.rotary, self.rotary
         counted = sizes and not (given is not None and given.is_placed) and isinstance(self.mask.query_offset, int)
@@ -131,7 +132,7 @@ class AttentionInputs:
         return replace(self, rotary=self.rotary_tables(config))
 
     def rotary_tables(self, config: AttentionConfig, rows: tuple[int, ...] | None = None) -> RotaryInputs | None:
-        """Return the rotary tables of queries (all, or these) and of all new keys; None without rotary positions."""
+        """Return the rotary tables of queries (all, or `rows`) and of all new keys; None without rotary positions."""
         if config.rotary is None:
             return None
         return as_tables(config.rotary, self.rotary, self.mask.query_offset, self.check(config), rows)
@@ -152,7 +153,7 @@ class AttentionInputs:
         return sizes
 
     def rounded(self, dtype: str) -> AttentionInputs:
-        """These inputs with every floating-point array rounded to `dtype` (see `round_to`)."""
+        """Return these inputs with every floating-point array rounded to `dtype` (see `round_to`)."""
         given = {name: getattr(self, name) for name in (*FLOATS, "cotangent")}
         changes: dict[str, Any] = {name: round_to(array, dtype) for name, array in given.items() if array is not None}
         if self.mask.bias is not None:

@@ -37,7 +37,7 @@ class AttentionMask:
         window: (left, right); key j is allowed iff position - left <= j <= position + right.
             None in it is unbounded. The query's own position is not counted.
 
-    Lists and numbers become arrays of NumPy here (see `mha_core.call.arguments`), but for a bias: see `with_bias_in`.
+    Lists and numbers become arrays of NumPy here (see `mha_core.call.arguments`), except a bias: see `with_bias_in`.
 
     Raises:
         SpecError: a list that is no array.
@@ -80,7 +80,7 @@ class AttentionMask:
     def with_bias_in(
         self, dtype: str, convert: Callable[[NDArray, str], Any] = lambda array, dtype: array
     ) -> AttentionMask:
-        """This mask with an array in place of a bias that is a number or a list, which has no dtype of its own.
+        """Return this mask with an array in place of a bias that is a number or a list, which has no dtype of its own.
 
         Args:
             dtype: the dtype of the queries, which the array gets.
@@ -92,7 +92,7 @@ class AttentionMask:
         return replace(self, bias=convert(array, dtype) if dtype in DTYPES and array.dtype.kind == "f" else array)
 
     def map_arrays(self, convert: Callable[[str, Any], Any]) -> AttentionMask:
-        """This mask with `convert(name, array)` in place of every array."""
+        """Return this mask with `convert(name, array)` in place of every array."""
         changes = {}
         for name in ARRAY_SOURCES:
             array = getattr(self, name)
@@ -113,9 +113,9 @@ class AttentionMask:
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
-        """(left, right): key j is allowed iff position - left <= j <= position + right. None is unbounded.
+        """Return (left, right): key j is allowed iff position - left <= j <= position + right. None is unbounded.
 
-        Both rules about positions in one: causal is a right limit of 0, and combines with the window by AND.
+        This joins both rules about positions: causal is a right limit of 0, and a key must pass it and the window.
 
         >>> AttentionMask(causal=True, window=(2, 3)).limits
         (2, 0)
@@ -137,12 +137,12 @@ class AttentionMask:
 
 
 def keep_for_one_head(keep: Any, insert_axis: Callable[[Any], Any]) -> Any:
-    """Return the keep-mask (B, Lq, Lk) of a layer without heads as that of a layer with one: see `for_one_head`."""
+    """Return the keep-mask (B, Lq, Lk) of a layer without heads as for a layer with one head: see `for_one_head`."""
     return insert_axis(keep) if len(getattr(keep, "shape", ())) > 0 else keep
 
 
 def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.bool_]:
-    """Bool (B, H, Lq, Lk): all sources combined. True = may attend."""
+    """Return bools (B, H, Lq, Lk): all sources combined. True = may attend."""
     combined = np.ones((sizes.batch, num_heads, sizes.query_len, sizes.key_len), dtype=np.bool_)
     if mask.valid_lens is not None:
         combined &= _within_valid_lens(mask.valid_lens, sizes)
@@ -156,9 +156,9 @@ def allowed_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArr
 
 
 def interval(mask: AttentionMask, query_len: int) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """(first, stop): `causal` and `window` allow key j iff first <= j < stop; None is unbounded.
+    """Return (first, stop): `causal` and `window` allow key j iff first <= j < stop; None is unbounded.
 
-    Integers (1 or B, Lq), below 0 and above Lk too: query i stands at position `query_offset` + i.
+    They are integers (1 or B, Lq), and may be below 0 or above Lk: query i stands at position `query_offset` + i.
 
     >>> interval(AttentionMask(window=(1, None), query_offset=3), query_len=2)
     (array([[2, 3]]), None)
@@ -172,8 +172,8 @@ def interval(mask: AttentionMask, query_len: int) -> tuple[NDArray[np.int64] | N
 def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDArray[np.integer] | None:
     """Return the mask as `valid_lens`; None if some query has other keys than its first ones, or heads differ.
 
-    That is for layers whose only mask is lengths. Integers (B, Lq), or `valid_lens` itself if there is no other source.
-    Of the bias only -inf counts: lengths can't express other numbers.
+    That is for layers whose only mask is lengths. The result is integers (B, Lq), or `valid_lens` itself if there is no
+    other source. Of the bias only -inf counts: lengths can't express other numbers.
 
     >>> from mha_core.call.arguments import CallSizes
     >>> sizes = CallSizes(batch=1, query_len=2, key_len=3)
@@ -190,11 +190,11 @@ def as_valid_lens(mask: AttentionMask, sizes: CallSizes, num_heads: int) -> NDAr
 
 
 def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
-    """Bool (B, Lk): keys that `valid_lens` alone, or `allowed` alone, excludes for every query and head.
+    """Return bools (B, Lk): keys that `valid_lens` alone, or `allowed` alone, excludes for every query and head.
 
     Such a key is padding: its rows of the key and value inputs are replaced by 0, so that nothing
-    in them can reach a result. "Every" is taken over the source as it is given, so a source that
-    broadcasts over the queries speaks also when there are none.
+    in them can reach a result. A source that broadcasts over the queries, such as
+    `allowed` (B, 1, 1, Lk), makes padding even in a call of 0 queries.
     """
     padding = np.zeros((sizes.batch, sizes.key_len), dtype=np.bool_)
     if mask.valid_lens is not None:

@@ -26,12 +26,12 @@ class Stages(NamedTuple, Generic[Array]):
 
     @property
     def present(self) -> tuple[Array, Array]:
-        """Keys (B, G, Lk, d) and values (B, G, Lk, dv): the past of the next step of decoding."""
+        """Return keys (B, G, Lk, d) and values (B, G, Lk, dv): the past of the next step of decoding."""
         return self.keys, self.values
 
 
 class Attended(NamedTuple, Generic[Array]):
-    """The result of the fast path, without weights: the output (B, Lq, Do), and the present if it was asked for."""
+    """The result of the fast path, without weights: the output (B, Lq, Do), and, if asked for, all keys and values."""
 
     output: Array
     present: tuple[Array, Array] | None

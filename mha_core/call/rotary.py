@@ -21,7 +21,7 @@ from mha_core.parts.rotary import Rotary, Table, axis_of_pairs, tables
 
 
 class Tables(NamedTuple):
-    """A pair of tables for one call: of its queries, and of its new keys. None in a layer without rotary positions."""
+    """A pair of rotary tables for one call: of its queries and of its new keys; None without rotary positions."""
 
     queries: Any = None
     keys: Any = None
@@ -47,11 +47,11 @@ class RotaryInputs:
     """The positions of a call's queries and new keys, or tables made of them; arrays of NumPy or of one framework.
 
     Args:
-        positions: those of the queries: integers from 0, (Lq,) or (B, Lq); (axes, B, Lq) with several axes.
-        key_positions: those of the new keys. Default: `positions`; there must be as many keys as queries then.
-        cos, sin: (Lq, r / 2) or (1 or B, Lq, r / 2), in place of positions: ONNX's `cos_cache` and `sin_cache`. An
-            attention factor stands in both; a token that does not turn has 1 and 0.
-        key_cos, key_sin: the same of the new keys. Default: `cos` and `sin`; there must be as many keys then.
+        positions: of the queries: integers from 0, (Lq,) or (B, Lq); (axes, B, Lq) with several axes.
+        key_positions: of the new keys, likewise. Default: `positions`; there must be as many keys as queries then.
+        cos, sin: (Lq, r / 2) or (1 or B, Lq, r / 2), in place of positions, as ONNX's `cos_cache` and `sin_cache`. They
+            include an attention factor, if there is one; a token that does not turn has 1 and 0.
+        key_cos, key_sin: the same for the new keys. Default: `cos` and `sin`; then Lq must be the number of new keys.
 
     Raises:
         SpecError: a list does not make an array.
@@ -76,7 +76,7 @@ class RotaryInputs:
 
         Args:
             positions: an array or a list; or a tuple of two, for the queries and for the new keys.
-            rotary: a tuple (cos, sin), or a tuple of two such, in the same order; or RotaryInputs, as they are.
+            rotary: a tuple (cos, sin), or two such tuples in one, for queries and new keys; or RotaryInputs.
 
         >>> RotaryInputs.of(positions=([4], [0, 1])).key_positions
         array([0, 1])
@@ -160,7 +160,7 @@ def check_rotary(
     Args:
         given: what the call has; without any array it always fits.
         settings: the layer's rotary settings; None if it has no rotary positions.
-        sizes, dtype: those of the call.
+        sizes, dtype: the sizes of the call, and the dtype of its queries.
         describe: (name, array) -> ArraySpec; raises SpecError for what is no array.
     """
     present = [name for name in ARRAYS if getattr(given, name) is not None]
@@ -230,7 +230,7 @@ def as_tables(
 
 @lru_cache(maxsize=16)
 def counted_tables(settings: Rotary, query_offset: int, sizes: CallSizes) -> Tables:
-    """Return `tables_of_call` for positions counted from a number; kept, since most calls repeat the one before."""
+    """Return `tables_of_call` for positions counted from a number; cached, since most calls repeat the one before."""
     made = tables_of_call(settings, None, query_offset, sizes)
     for table in made:
         for array in table:
@@ -262,11 +262,11 @@ DIGITS, BASE = 4, 256
 def digit_tables(settings: Rotary) -> Table:
     """Return cosine and sine (DIGITS, BASE, r / 2) of what each digit of a position adds to its angles.
 
-    For programs in float32, where the product of a position and a frequency is too coarse. Here each digit's angle is
-    exact, and the angles are added: cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
+    Programs in float32 use this, where the product of a position and a frequency is too coarse. Here each digit's angle
+    is exact, and angles are added: cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
 
     Raises:
-        SpecError: as of `traced_frequencies`.
+        SpecError: as for `traced_frequencies`.
     """
     _, inverse, factor = traced_frequencies(settings)
     added = np.arange(BASE) * float(BASE) ** np.arange(DIGITS)[:, None]

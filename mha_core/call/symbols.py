@@ -61,7 +61,7 @@ def _axes(name: str, rank: int) -> tuple[str | None, ...]:
 
 
 def shapes_at(symbols: Symbols, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> dict[str, Shape]:
-    """Return the shapes of the same arrays with these sizes of the symbols.
+    """Return the arrays' shapes with these sizes in place of the symbols.
 
     >>> shapes_at({"bias": (None, "1 + p")}, {"bias": (1, 7)}, {"p": 9})
     {'bias': (1, 10)}
@@ -76,7 +76,7 @@ def shapes_at(symbols: Symbols, shapes: Mapping[str, Shape], sizes: Mapping[str,
 
 
 def taken_apart(call: Call[Any], kind: type) -> tuple[dict[str, Any], Rules]:
-    """Return the arrays of a call, which are of this kind, by name, and the other fields of its mask."""
+    """Return the arrays of a call, all of the type `kind`, by name, and the fields of its mask that are no arrays."""
     given = {**vars(call.mask), **{name: getattr(call, name) for name in (*FLOATS, "dropout_keep")}}
     given |= vars(call.rotary or RotaryInputs())
     arrays = {name: value for name, value in given.items() if isinstance(value, kind)}

@@ -34,7 +34,7 @@ _NAME = re.compile(r"(\.[0-9a-f]{16}\.)?[0-9a-f]{64}\.kept")
 
 
 class Kept:
-    """The pieces of one folder.
+    """The pieces (files with a digest each) of one cache folder.
 
     Args:
         folder: made when the first piece is put into it.
@@ -51,7 +51,7 @@ class Kept:
         self.folder = folder
 
     def get(self, key: str) -> bytes | None:
-        """Return what was put under this key; None if there is nothing, or it is not whole."""
+        """Return what was put under this key; None if there is nothing, or its file is damaged."""
         path = self._path(key)
         try:
             if not is_ours(self.folder.stat()):
@@ -108,8 +108,8 @@ def is_ours(status: os.stat_result) -> bool:
 
 
 def passed_over(folder: Path) -> str:
-    """One line on what lies in the folder of all that is kept and is not used, because others can write it; "" if
-    there is nothing.
+    """Return one line about files in the cache folder that are not used, because other users can write them; "" if
+    there are none.
     """
     found = [path for path, status in pieces(folder) if not is_ours(status) or not is_ours(path.parent.stat())]
     if not found:
@@ -119,7 +119,7 @@ def passed_over(folder: Path) -> str:
 
 
 def folder_for(versions: Mapping[str, str], others: Iterable[str]) -> str:
-    """Return a folder's name for what depends on versions, and on other texts: flags, and what `machine` returns.
+    """Return a folder's name for files that depend on versions and on other texts, such as flags or `machine()`.
 
     >>> folder_for({"jax": "0.7.1"}, ["--flag"]) == folder_for({"jax": "0.7.1"}, ["--another"])
     False
@@ -150,7 +150,7 @@ def pieces(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """If the pieces in a folder have more bytes, remove those that were not used for longest, down to half of that."""
+    """If the pieces in a folder exceed `most_bytes`, remove the least recently used ones, down to half of that."""
     found = sorted(pieces(folder), key=lambda piece: piece[1].st_mtime)
     size = sum(status.st_size for _, status in found)
     if size <= most_bytes:

@@ -21,7 +21,7 @@ MOST = 4
 
 
 def without_forward(module: object) -> str:
-    """Return that a module of PyTorch has no method forward, in words; "" of all others.
+    """Return a sentence if `module` is one of PyTorch that has no method forward; "" for all others.
 
     >>> without_forward(Path("a.pt"))
     ''
@@ -71,7 +71,7 @@ def defined_in(path: Path, first: str = "weights") -> list[str]:
 
 
 def spec_meant(text: str, example: str = "attention") -> str:
-    """Return what to write in the place of a text that should read MODULE:NAME.
+    """Return in words what to write in place of a text that should read MODULE:NAME.
 
     >>> spec_meant("layers/mine.py:attention")
     'name the module, without .py: write layers.mine:attention'
@@ -105,7 +105,7 @@ def spec_meant(text: str, example: str = "attention") -> str:
 
 
 def near_file(path: Path) -> str:
-    """Return the file that a path may have meant that is not there, as the end of a message; "" for none.
+    """Return the end of a message: which file a path that does not exist may have meant; "" if none.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def near_file(path: Path) -> str:
 
 
 def taken_by(path: str | os.PathLike[str]) -> str:
-    """Return what there is at a path that is no recording, and what takes it.
+    """Return in words what a path that is no recording leads to, and which command takes it.
 
     >>> taken_by("mine:attention").partition("; a")[0]
     'it is code, and no file: `mha check --subject mine:attention` judges a function'

@@ -48,7 +48,7 @@ class Header:
     Attributes:
         metadata: name -> text.
         arrays: names of the arrays, in the order of the header.
-        size: bytes of the header, with the eight bytes of its length.
+        size: the bytes of the header, including the eight bytes that hold its length.
     """
 
     metadata: Mapping[str, str]
@@ -80,7 +80,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def read_tensors(path: str | os.PathLike[str], *, leave: str = "") -> tuple[dict[str, NDArray], Mapping[str, str]]:
-    """Return every array of a file, and its metadata; but not arrays whose name starts with `leave`.
+    """Return the arrays of a file, except those whose name starts with `leave`, and its metadata.
 
     Raises:
         SpecError: the file is not whole or its header is refused; the message is one line.

@@ -18,10 +18,10 @@ from mha_core.weights import Weights, check_weights
 
 
 def order_of_channels(settings: Rotary, head_dim: int, *, interleaved: bool) -> NDArray[np.int64]:
-    """(d,): where each channel of a head takes its numbers from when pairs become (2 k, 2 k + 1), or cease to be.
+    """(d,): the old index of each new channel of a head when rotary pairs become (2 k, 2 k + 1), or (k, k + r / 2).
 
     Args:
-        settings: those of the layer; its own `interleaved` does not count.
+        settings: the layer's rotary settings; their own `interleaved` does not count.
         head_dim: d.
         interleaved: whether pairs are to be (2 k, 2 k + 1).
 
@@ -104,7 +104,7 @@ def with_norm_offset(config: AttentionConfig, weights: Weights, offset: int) -> 
 
 
 def with_scale(config: AttentionConfig, weights: Weights, scale: float | None) -> tuple[AttentionConfig, Weights]:
-    """Return the same layer with another scale of the scores, and what is left of the old one in q_proj, or in q_norm.
+    """Return the same layer with another scale of the scores; q_proj, or q_norm, times the quotient makes up for it.
 
     Args:
         config, weights: the layer, whose score is "scaled_dot".

@@ -30,7 +30,7 @@ def in_a_row(heads: int, groups: int, width: int) -> NDArray[np.int64]:
 
 
 def by_groups(heads: int, groups: int, width: int) -> NDArray[np.int64]:
-    """Group by group: its queries, its key, its value; with one query to a group, head by head.
+    """Return the order of rows group by group: queries, key, value; with one query to a group, head by head.
 
     >>> by_groups(4, 2, 1)
     array([0, 1, 4, 5, 2, 6, 3, 7])
@@ -40,7 +40,7 @@ def by_groups(heads: int, groups: int, width: int) -> NDArray[np.int64]:
 
 
 def by_quarters(heads: int, groups: int, width: int) -> NDArray[np.int64]:
-    """Four blocks, each with the queries, the values and the keys of a quarter of the heads.
+    """Return the order of rows in four blocks, each with the queries, values and keys of a quarter of the heads.
 
     >>> by_quarters(4, 4, 1)
     array([ 0,  3,  6,  9,  2,  5,  8, 11,  1,  4,  7, 10])
@@ -58,10 +58,10 @@ class FusedLayout(Layout):
 
     Args:
         fused, out: the names of the two modules.
-        order: where which rows stand.
+        order: (heads, groups, width) -> the order of the rows, such as `in_a_row`.
         grouped: whether there may be fewer key heads than query heads.
         foreign: see `Layout`.
-        of: whose layers they are, for the summary.
+        of: whose layers have this layout, for the summary.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class FusedLayout(Layout):
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Return whether `Layout.fits`, and the fused matrix has more rows than the output projection has columns.
 
-        Three times as many where key heads can't be fewer.
+        It must have exactly three times as many where key heads can't be fewer.
         """
         fused, out = self.required
         if not super().fits(shapes) or fused not in shapes or out not in shapes:

@@ -18,9 +18,9 @@ def canonical_gradients(
 ) -> dict[str, NDArray]:
     """Return the gradients in canonical names, order and shapes; copies, in the gradients' dtype.
 
-    Gradients may be NaN or infinite, which weights may not. So the layout is given the number of each place
-    instead, and the gradients follow these: a layout moves numbers and never changes one. Biases that the config
-    lacks, but a layer with one switch for several biases has, are left out.
+    Gradients may be NaN or infinite, which weights may not. So the layout is given the index of each number
+    instead, and the gradients follow: a layout moves numbers and never changes one. Biases that the layer has but
+    the config lacks (a layer with one switch for all biases) are left out.
 
     Args:
         layout: the layout of the layer.

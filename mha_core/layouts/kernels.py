@@ -47,7 +47,7 @@ class KernelLayout(Layout):
         self.optional = tuple(f"{own}/bias" for own in self._projections.values())
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether all have three axes, and the query kernel's first is not its heads (`HeadsFirstLayout`)."""
+        """Return whether kernels have three axes, and query/kernel not its heads first (as in `HeadsFirstLayout`)."""
         query, out = (shapes.get(f"{self._projections[projection]}/kernel") for projection in ("q_proj", "out_proj"))
         if not super().fits(shapes):
             return False
@@ -130,7 +130,7 @@ class HeadsFirstLayout(KernelLayout):
         return self._exchanged(super().write(config, weights))
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether the kernels' first axis may be the heads, by the shapes that are given."""
+        """Return whether, by these shapes, the kernels' first axis may be the heads."""
         query, value, out = (
             shapes.get(f"{self._projections[projection]}/kernel") for projection in ("q_proj", "v_proj", "out_proj")
         )

@@ -21,14 +21,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Layout(ABC):
-    """One layout. Arrays are named relative to the layer: "in_proj_weight", "query/kernel".
+    """One layout: how a framework names and shapes a layer's arrays, such as "in_proj_weight" or "query/kernel".
 
     Attributes:
         name: its name for `mha convert --from`.
         summary: whose layout it is, in a line.
         separator: the separator of the parts of a name, and of a layer's prefix and the name.
-        required: names that every layer of this layout has; that of the output projection is the last.
-        optional: names that it may have besides; that of the output projection is the last.
+        required: names that every layer of this layout has; the output projection's name is the last.
+        optional: names that it may have besides; the output projection's name is the last.
         foreign: names that only layers of another layout have, even if they have all required names.
         framework: the name of the backend whose framework has the layer; "" for none.
         carries_heads: whether the arrays' shapes say how many heads there are.
@@ -78,7 +78,7 @@ class Layout(ABC):
         return [prefix for prefix, missing in self.places(names).items() if not missing]
 
     def places(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Prefix -> the required arrays that `names` lacks there; () where it holds a whole layer.
+        """Return prefix -> the required arrays that `names` lacks there; () where it holds a whole layer.
 
         A prefix is listed if it has any array of the projections of queries, keys and values, even a bias. An output
         projection alone does not count, because other modules have such names too.
@@ -105,7 +105,7 @@ class Layout(ABC):
         return found
 
     def names_of(self, prefix: str, names: Iterable[str]) -> dict[str, str]:
-        """Relative name -> full name, for the arrays of the layer at `prefix`. `names` should be a mapping or a set."""
+        """Return relative name -> full name of the layer's arrays at `prefix`. `names` should be a mapping or a set."""
         start = prefix + self.separator if prefix else ""
         there = names if isinstance(names, (Mapping, Set)) else set(names)
         wanted = (*self.required, *self.optional)
@@ -114,7 +114,7 @@ class Layout(ABC):
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Return whether the given matrices, by relative name, have as many axes as those of the layout.
 
-        Layouts that carry the heads have them in an axis of their own.
+        Layouts that carry the heads have one axis more, for the heads.
         """
         wanted = 3 if self.carries_heads else 2
         return all(len(shapes[name]) == wanted for name in self.required if name in shapes)
@@ -195,7 +195,7 @@ def _per_head(name: str, rows: int, label: str, heads: int) -> int:
 
 
 def copied(config: AttentionConfig, weights: Mapping[str, NDArray]) -> Weights:
-    """Contiguous, read-only copies in canonical order, of weights that `config_of` checked."""
+    """Return contiguous, read-only copies in canonical order, of weights that `config_of` checked."""
     arrays = {name: np.array(weights[name], order="C") for name in weight_shapes(config)}
     for array in arrays.values():
         array.flags.writeable = False
@@ -203,7 +203,7 @@ def copied(config: AttentionConfig, weights: Mapping[str, NDArray]) -> Weights:
 
 
 def plain_score(layout: Layout, config: AttentionConfig) -> None:
-    """Raise SpecError if the config says anything that no array holds and such a layer does not compute."""
+    """Raise SpecError if the config has a setting, such as a softcap, that layers of this layout do not have."""
     for feature in features.FEATURES:
         why_not = feature.why_no_layout(config)
         if why_not is not None:
@@ -211,7 +211,7 @@ def plain_score(layout: Layout, config: AttentionConfig) -> None:
 
 
 def as_many_key_heads(layout: Layout, config: AttentionConfig) -> None:
-    """Raise SpecError unless there are as many key heads as query heads, as such a layer has them."""
+    """Raise SpecError unless there are as many key heads as query heads: layers of this layout need that."""
     if config.num_kv_heads != config.num_heads:
         raise SpecError(
             f"layout {layout.name!r} has as many key heads as query heads. "

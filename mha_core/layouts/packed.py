@@ -33,7 +33,7 @@ class PackedLayout(Layout):
         transposed: whether matrices are (in, out).
         one_switch: whether all biases are there, or none; otherwise each matrix has its own.
         bias_is_row: whether biases are matrices of one row.
-        checks_sizes: whether layers with the same names and other sizes are of another layout.
+        checks_sizes: whether layers with the same names but other sizes belong to another layout.
         separator, foreign: see `Layout`.
     """
 

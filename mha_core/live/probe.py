@@ -55,7 +55,7 @@ class Words:
         cross: whether keys may have another length than queries, and be another input.
         values: whether values may be another input than keys.
         masks: the sources of a mask that it can take: "valid_lens", "allowed", "causal", "bias".
-        positions: how many positions it has, if its own tables end there; a probe has no more. None: any number.
+        positions: how many positions its own tables have, which a probe does not exceed. None: any number.
     """
 
     cross: bool = True
@@ -66,7 +66,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Probe:
-    """One call.
+    """One call with which a live layer (an object of a framework) is tried.
 
     Attributes:
         batch, query_len, key_len: its sizes.
@@ -131,7 +131,7 @@ class Reading:
             and Python, and suppresses warnings.
         dtype: the dtype in which the layer computes, by name; inputs and weights are rounded to it first.
         words: the arguments that the layer can take.
-        meant: the inputs that a call of this layer means, where they differ, as with a window of its own.
+        meant: inputs -> what a call with them means to this layer, such as a mask with the layer's own window.
         natives: the framework's own layer of this kind as subjects of `mha check`, one for each of its paths; whoever
             examines the layer finds its known deviations by these names.
     """
@@ -151,7 +151,7 @@ _examine: ContextVar[Callable[[Reading], None] | None] = ContextVar("examine", d
 
 @contextmanager
 def examining(examine: Callable[[Reading], None]) -> Iterator[None]:
-    """Inside, `check_reading` gives each Reading to `examine` instead of judging it, while the layer can be run."""
+    """Return a context in which `check_reading` gives each live layer to `examine` instead of judging it."""
     before = _examine.set(examine)
     try:
         yield

@@ -31,9 +31,9 @@ def plain(base: float, width: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class FrequencyRule:
-    """A rule by which frequencies differ from `plain`. Its `frequencies` takes theta, r and the sequence's length.
+    """A rule that changes the frequencies of `plain`. Its `frequencies` takes theta, r and the sequence's length.
 
-    The length is the largest position of the call and its past, plus 1.
+    That length is the largest position of the call and its past, plus 1.
 
     Raises:
         SpecError: a field that is no number, or out of its range.
@@ -57,7 +57,7 @@ class FrequencyRule:
 
 @dataclass(frozen=True)
 class Linear(FrequencyRule):
-    """Every frequency divided by the factor (kaiokendev, 2023; arXiv:2306.15595).
+    """A rule that divides every frequency by the factor (kaiokendev, 2023; arXiv:2306.15595).
 
     >>> Linear(factor=4.0).frequencies(10000.0, 4, length=8)
     (array([0.25  , 0.0025]), 1.0)
@@ -72,7 +72,7 @@ class Linear(FrequencyRule):
 
 @dataclass(frozen=True)
 class Dynamic(FrequencyRule):
-    """A larger base, once the sequence is longer than the model was trained for (NTK-aware scaling; bloc97, 2023).
+    """A rule with a larger base for sequences longer than in training (NTK-aware scaling; bloc97, 2023).
 
     Keys of the past keep the angles that they were turned by when they were new.
     """
@@ -91,7 +91,7 @@ class Dynamic(FrequencyRule):
 
 @dataclass(frozen=True)
 class Llama3(FrequencyRule):
-    """Long waves divided by the factor, short ones kept, those between blended (Llama 3.1; arXiv:2407.21783)."""
+    """A rule that divides low frequencies by the factor and keeps high ones (Llama 3.1; arXiv:2407.21783)."""
 
     rope_type: str = "llama3"
     factor: float = 8.0
@@ -109,10 +109,10 @@ class Llama3(FrequencyRule):
 
 @dataclass(frozen=True)
 class Yarn(FrequencyRule):
-    """Frequencies between two numbers of turns blended, and cosine and sine multiplied (arXiv:2309.00071).
+    """A rule that blends divided and plain frequencies, and multiplies cosine and sine (arXiv:2309.00071).
 
-    The attention factor is `attention_factor` if it is given; else that of `mscale` over that of `mscale_all_dim`
-    if both are; else that of 1, which is 0.1 ln(factor) + 1.
+    With f(m) = 0.1 m ln(factor) + 1, the attention factor is `attention_factor` if it is given; else
+    f(mscale) / f(mscale_all_dim) if both are given; else f(1).
     """
 
     rope_type: str = "yarn"
@@ -153,9 +153,9 @@ class Yarn(FrequencyRule):
 
 @dataclass(frozen=True)
 class LongRope(FrequencyRule):
-    """Each frequency divided by a number of its own: short ones up to the trained length, long ones beyond it.
+    """A rule that divides frequencies by numbers: `short_factor` up to the trained length, else `long_factor`.
 
-    The one list holds for every position of a call (arXiv:2402.13753). The attention factor, if it is not given, is
+    A call uses one list for all its positions (arXiv:2402.13753). The attention factor, if it is not given, is
     sqrt(1 + ln(factor) / ln(original_max_position_embeddings)).
     """
 
@@ -185,7 +185,7 @@ class LongRope(FrequencyRule):
 
 @dataclass(frozen=True)
 class Proportional(FrequencyRule):
-    """Only the first pairs turn, at the speed that they would have if all did (Gemma 4).
+    """A rule by which only the first pairs turn, with the frequencies that they have if all turn (Gemma 4).
 
     >>> Proportional(partial_rotary_factor=0.5).frequencies(10000.0, 8, length=1)[0].round(4)
     array([1. , 0.1, 0. , 0. ])

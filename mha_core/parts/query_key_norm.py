@@ -35,9 +35,9 @@ class QueryKeyNorm:
     Args:
         kind: "rms" (arXiv:1910.07467), or "layer", which subtracts the mean first (arXiv:1607.06450).
         scope: whether the mean is over one "head" (Qwen 3), or over "all" heads of a token (OLMo 2).
-        order: whether it acts "before" the rotation, or "after" (Hunyuan). The same without rotary positions.
+        order: whether it acts "before" the rotation, or "after" (Hunyuan). Without rotary positions both are the same.
         eps: is added to the mean square, under the root.
-        offset: 0, or 1 where the weights are kept as what they differ from 1 by (Gemma).
+        offset: 0, or 1 where the arrays hold w - 1 in place of w (Gemma).
         weight: "shared", one (d,) for all heads; "per_head", (H * d,) and (G * d,); or "none". With scope "all",
             "per_head" or "none".
         bias: whether there are biases in the shape of the weights.
@@ -105,7 +105,7 @@ class QueryKeyNorm:
     def eps_in(self, tiny: float) -> float:
         """Return `eps`. SpecError if it is below `tiny`, the smallest normal number of the dtype of the arithmetic.
 
-        Frameworks that flush smaller numbers make it 0, and a head of zeros NaN.
+        Frameworks that flush smaller numbers to 0 would make a head of zeros NaN.
 
         >>> QueryKeyNorm(eps=1e-50).eps_in(tiny=2.0**-126)
         Traceback (most recent call last):
@@ -141,8 +141,8 @@ class QueryKeyNorm:
 class Normed(NamedTuple):
     """The steps of a norm of x (B, heads, L, d).
 
-    factor: (B, heads or 1, L, 1): 1 / sqrt(variance + eps). unit: (B, heads, L, d): xh. scale: offset + weight, which
-    broadcasts with it; None without weights. result: y.
+    factor: (B, heads or 1, L, 1): 1 / sqrt(variance + eps). unit: (B, heads, L, d): x, centred if "layer", * factor.
+    scale: offset + weight, which broadcasts with it; None without weights. result: unit * scale + bias.
     """
 
     factor: NDArray
@@ -174,13 +174,13 @@ def mean_axes(settings: QueryKeyNorm) -> tuple[int, ...]:
 def by_head(parameter: Any, shape: tuple[Any, ...]) -> Any:
     """Return a weight or bias (d,) as (d,), or (heads * d,) as (heads, 1, d): it then broadcasts with (B, heads, L, d).
 
-    Of any framework. One head's is (d,) in either shape.
+    It may be an array of any framework. With one head, both shapes are (d,).
     """
     return parameter if parameter.shape[0] == shape[3] else parameter.reshape((shape[1], 1, shape[3]))
 
 
 class NormGradients(NamedTuple):
-    """The gradients of a norm: by x (B, heads, L, d), and by its weight and bias in their shapes, where it has them."""
+    """The gradients of a norm: of x (B, heads, L, d), and of weight and bias in their shapes (None without them)."""
 
     x: NDArray
     weight: NDArray | None
@@ -188,7 +188,7 @@ class NormGradients(NamedTuple):
 
 
 def norm_back(gradient: NDArray, normed: Normed, settings: QueryKeyNorm) -> NormGradients:
-    """From the gradient by the result of a norm, (B, heads, L, d), to those by what it was made of."""
+    """Return the gradients of a norm's input and parameters, from the gradient (B, heads, L, d) of its result."""
     axes = mean_axes(settings)
     through = gradient if normed.scale is None else gradient * normed.scale
     inside = through - normed.unit * (through * normed.unit).mean(axis=axes, keepdims=True)

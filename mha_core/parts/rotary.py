@@ -37,7 +37,7 @@ class Rotary:
         sections: how many pairs turn with each axis of positions (axes, B, L); their sum is r / 2. Default: one axis.
         sections_interleaved: whether axes take turns over the pairs (Qwen3-VL), else each has its pairs in a row
             (Qwen2-VL). Not to be confused with `interleaved`.
-        max_positions: positions end before it, which is checked where their numbers can be read.
+        max_positions: all positions are below it, which is checked where they can be read. Default: no limit.
 
     Raises:
         SpecError: a field that is out of its range.
@@ -96,7 +96,7 @@ class Rotary:
         return cls(**given)
 
     def within(self, head_dim: int) -> Rotary:
-        """These settings in heads of a width: with `width` filled in. SpecError if they do not fit."""
+        """Return these settings for heads of this width: with `width` filled in. SpecError if they do not fit."""
         width = head_dim if self.width is None else self.width
         if width > head_dim or width % 2:
             raise SpecError(f"rotary.width must be even and at most head_dim={head_dim}. Got {width}.")
@@ -118,7 +118,7 @@ class Rotary:
 
     @property
     def is_per_position(self) -> bool:
-        """Return whether an angle depends on its own position alone, and not on the length of the sequence."""
+        """Return whether angles depend on their positions alone, and not on the length of the sequence."""
         rule = rule_of(self.rule)
         return rule is None or not rule.NEEDS_LENGTH
 
@@ -145,7 +145,7 @@ class Table(NamedTuple):
 
 
 def tables(settings: Rotary, positions: NDArray[np.integer], length: int) -> Table:
-    """Cosine and sine in float64, times the attention factor, (1 or B, L, r / 2).
+    """Return cosine and sine in float64, times the attention factor, (1 or B, L, r / 2).
 
     Args:
         settings: with `width` filled in, as those of an AttentionConfig are.
@@ -202,7 +202,7 @@ def rotate_back(gradient: NDArray, table: Table, settings: Rotary) -> NDArray:
 
 
 def pairs(x: NDArray, settings: Rotary) -> tuple[NDArray, NDArray]:
-    """Views (..., r / 2) of the first and the second channels of all pairs.
+    """Return views (..., r / 2) of the first and the second channels of all pairs.
 
     >>> pairs(np.arange(5), Rotary(width=4)), pairs(np.arange(5), Rotary(width=4, interleaved=True, start="last"))
     ((array([0, 1]), array([2, 3])), (array([1, 3]), array([2, 4])))

@@ -110,7 +110,7 @@ def d_keys(state: State) -> NDArray:
 
 
 def d_score_parameters(state: State) -> dict[str, NDArray]:
-    """Return name -> gradient of each of the additive score's three arrays; empty for a dot product."""
+    """Return name -> gradient, for the additive score's three arrays; empty for a dot product."""
     if state.config.score != "additive":
         return {}
     inside = state["d_additive_hidden"]
@@ -216,7 +216,7 @@ def d_k_proj(state: State) -> NDArray:
 
 
 def d_v_proj(state: State) -> NDArray:
-    """(B, Lk - Lp, G * dv): of the values that are not of the past."""
+    """(B, Lk - Lp, G * dv): the gradient of v_proj's output, of the values that are not of the past."""
     return merge_heads(state["d_projected_values"])
 
 
@@ -259,7 +259,7 @@ def d_projection_parameters(state: State) -> dict[str, NDArray]:
 def d_inputs(state: State) -> dict[str, NDArray]:
     """Return name -> gradient of queries, keys and values, in the shapes in which they were given, and of a past.
 
-    It is 0 in padding, because the forward direction replaces padding by 0.
+    Gradients are 0 in padding, because the forward direction replaces padding by 0.
     """
     is_padding = new_padding(state)
     gradients = {
@@ -319,7 +319,7 @@ class ByStep(Protocol):
 
 
 def collect_gradients(steps: ByStep) -> dict[str, Any]:
-    """Return name of a gradient, as a Trace has it -> the entry of `steps` for it; those of the inputs come first."""
+    """Return name of a gradient, as in a Trace -> its entry in `steps`; the gradients of the inputs come first."""
     bias = {} if steps["d_bias"] is None else {"bias": steps["d_bias"]}
     parameters = ("d_projection_parameters", "d_norm_parameters", "d_score_parameters")
     return {**steps["d_inputs"], **bias, **{name: x for step in parameters for name, x in steps[step].items()}}

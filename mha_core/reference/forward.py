@@ -118,7 +118,7 @@ def projected_values(state: State) -> NDArray:
 
 
 def rotary_tables(state: State) -> Tables | None:
-    """Cosine and sine of the positions of queries and new keys; None in a layer without rotary positions."""
+    """Return cosine and sine of the positions of queries and new keys; None in a layer without rotary positions."""
     settings = state.config.rotary
     if settings is None:
         return None
@@ -239,7 +239,7 @@ def weights(state: State) -> NDArray:
 
 
 def softmax(scores: NDArray, allowed: NDArray) -> NDArray:
-    """Softmax over the allowed keys, the last axis; 0 elsewhere, and all 0 where no key is allowed."""
+    """Return the softmax over the allowed keys, the last axis; 0 elsewhere, and all 0 where no key is allowed."""
     is_empty = ~allowed.any(axis=-1, keepdims=True)
     open_scores = np.where(allowed, scores, -np.inf)
     highest = open_scores.max(axis=-1, keepdims=True, initial=-np.inf)

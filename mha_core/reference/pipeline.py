@@ -57,7 +57,7 @@ def run_state(
     backward: Mapping[str, Step] | None = None,
     sizes: CallSizes | None = None,
 ) -> State:
-    """Run the pipeline as `run` does, and return the State, which holds the array of every step; errors as there.
+    """Run the pipeline and raise as `run` does, and return the State, which holds the array of every step.
 
     Weights and inputs that have been checked for this config, which gave `sizes`, are not checked again.
     """
@@ -96,7 +96,7 @@ def check_numpy() -> None:
     """Raise SpecError if a module has replaced NumPy's functions in this process by others that are less exact.
 
     The suite runs the reference in processes that import nobody's module. `mha.diagnose`, `mha.capture` and the like
-    run it beside the layer that they are given, and what that has imported.
+    run it in the process of the layer that they are given, with all that the layer imports.
     """
     numbers = np.array(_NUMBERS)
     pairs = numbers.reshape(2, 2)

@@ -37,7 +37,7 @@ class State:
         return self.arrays[name]
 
     def copy(self) -> State:
-        """This State with a dict of arrays of its own; the arrays are the same."""
+        """Return this State with a dict of arrays of its own; the arrays are the same."""
         return State(self.config, self.parameters, self.inputs, self.sizes, self.is_split, dict(self.arrays))
 
     def heads_of(self, name: str) -> NDArray:

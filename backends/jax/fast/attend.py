@@ -31,7 +31,7 @@ def attend_in_blocks(
     query_block: int | None = None,
     precision: PrecisionLike = "highest",
 ) -> Array:
-    """Heads (B, H, Lq, dv), without an array of all scores.
+    """Return heads (B, H, Lq, dv), without an array of all scores.
 
     Args:
         operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv), each in one part, or in a past

@@ -55,7 +55,7 @@ def to_native(
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
         layout: "linen" for flax.linen.MultiHeadDotProductAttention, "nnx" for flax.nnx.MultiHeadAttention, "d2l-jax"
             for d2l.ai's layer. Those of linen are bound to their variables: `layer.unbind()` gives layer and variables.
-        dtype: of the parameters. Default: that of the arrays.
+        dtype: the dtype of the parameters. Default: the dtype of the arrays.
         options: what else the layer takes, such as `precision`.
 
     Raises:
@@ -134,7 +134,7 @@ def to_linen(
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
-        dtype: of the parameters. Default: that of the arrays.
+        dtype: the dtype of the parameters. Default: the dtype of the arrays.
         options: further fields of the layer, such as `precision`.
 
     Raises:
@@ -174,7 +174,7 @@ def from_linen(
         layer, variables: as `layer.apply` takes them.
         probe: whether the layer is run, a few small calls in the dtype that it computes in, to see that it computes
             what its weights say: a subclass or a function of one's own (attention_fn, qkv_dot_general) may have it
-            compute something else. False takes the weights at their word.
+            compute something else. With False it is not run.
 
     Raises:
         SpecError: the layer normalises queries and keys or decodes, which the weights can't tell; or the variables

@@ -58,7 +58,7 @@ def is_training(module: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `module`, which `watch(outer)` reports under this name, is the held one."""
+    """Return whether `module`, which `watch(outer)` reports as `name`, is the one that `hold` returned."""
     if isinstance(held, HeldLinen):
         return "/".join(held.path[len(outer.path) :]) == name
     return module is held
@@ -196,10 +196,10 @@ def pulled(
 
     Args:
         held: the module.
-        dtype: of its variables meanwhile; None: their own.
-        call: runs it: is given the module as a function and the inputs, and returns its outputs by place.
-        inputs: to differentiate by.
-        cotangents: of outputs, by place; zero for the others.
+        dtype: the dtype of its variables meanwhile; None: their own.
+        call: (the module as a function, inputs) -> its outputs by place.
+        inputs: the inputs, by which it is differentiated.
+        cotangents: gradients of some loss by outputs, by place; an output that is not there has 0.
     """
     within: Any = nullcontext(_as_function(held)) if dtype is None else computing(held, dtype)
     with within as run:

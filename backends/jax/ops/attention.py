@@ -22,8 +22,8 @@ class Score(NamedTuple):
     """The score function of a layer, as the fast path computes it block by block.
 
     scale: the factor of a dot product.
-    vector: (S,), of the additive score, whose queries and keys come in width S; None for a dot product.
-    softcap: c of `cap`; None without one.
+    vector: (S,), w of the additive score, which is given A q and C k of width S; None for a dot product.
+    softcap: c in c * tanh(x / c); None without one.
     """
 
     scale: float = 1.0
@@ -46,7 +46,7 @@ def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
 
 
 def parts_of(past: Array | None, new: Array, mask: Mask, *, join: bool) -> tuple[Array, ...]:
-    """`after_past` in its two parts, so that nothing is copied; in one if they are to be joined, or without a past."""
+    """Return `after_past` in two parts, so that nothing is copied; in one part with `join`, or without a past."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -108,7 +108,7 @@ def masked_softmax(scores: Array, mask: Mask) -> Array:
 
 
 def drop(weights: Array, mask: Mask, dropout: nn.Dropout, training: bool) -> Array:
-    """(B, H, Lq, Lk): the weights after the layer `dropout`, with the mask's keep-mask if it has one."""
+    """(B, H, Lq, Lk): the weights after dropout, by the mask's keep-mask if it has one, else by the layer `dropout`."""
     if mask.keep is not None:
         return weights * mask.keep / (1.0 - dropout.rate)
     return dropout(weights, deterministic=not training)

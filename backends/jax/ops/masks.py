@@ -69,7 +69,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
     Args:
         call: as `placed` gives it.
-        spec: what it has to fit.
+        spec: the properties of the layer, which the call has to fit.
 
     Raises:
         SpecError: naming the first argument that does not fit.
@@ -106,7 +106,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
-    """Bool, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None where all may attend."""
+    """Return bools, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None if all True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -126,7 +126,7 @@ def has_key(mask: Mask, allowed: Array) -> Array:
 
 
 def additive_bias(mask: Mask) -> Array | None:
-    """Return the bias to add to the scores: 0 where it only excludes; None without one."""
+    """Return the bias to add to the scores, with 0 in place of -inf; None without a bias."""
     return None if mask.bias is None else jnp.where(jnp.isneginf(mask.bias), 0.0, mask.bias)
 
 
@@ -160,7 +160,7 @@ def with_keys(mask: Mask, start: int | Array, key_len: int) -> Mask:
 
 
 def cut(array: Array, block: Block) -> Array:
-    """Return the part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
+    """Return the part for a block of an array that broadcasts to (B, H, Lq, Lk)."""
     return array[tuple(slice(None) if size == 1 else part for size, part in zip(array.shape, block, strict=True))]
 
 

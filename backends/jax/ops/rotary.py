@@ -35,7 +35,7 @@ def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> 
 
     Args:
         call: as `placed` gives it, and checked.
-        settings: those of the layer; None gives no tables.
+        settings: the layer's rotary settings; None gives no tables.
         dtype: of the tables: that of projected queries and keys, which a layer with a `dtype` casts.
 
     Raises:

@@ -78,7 +78,7 @@ def attend_in_blocks(
     *,
     query_block: int | None = None,
 ) -> Array:
-    """Heads (B, H, Lq, dv), without an array of all scores.
+    """Return heads (B, H, Lq, dv), without an array of all scores.
 
     Args:
         operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv) in their parts.

@@ -42,7 +42,7 @@ def to_native(
             switch for several biases gets zeros for those that the config does not have.
         layout: "gluon" for Dense projections of any widths, "d2l-mxnet" for d2l.ai's layer, "mxnet-selfatt"
             and "mxnet-encdec" for the interleaved operators.
-        dtype: of the parameters. Default: that of the arrays.
+        dtype: the dtype of the parameters. Default: the dtype of the arrays.
         ctx: where the parameters live. Default: the current context.
 
     Raises:
@@ -84,7 +84,7 @@ def from_native(
         num_heads: H. Default: the layer's own `num_heads`.
         probe: whether the block is run, a few small calls in its own dtype, to see that it computes what its
             weights say: that its parameters have these names says little. Hooks are on meanwhile. It is left as
-            it was. False takes the weights at their word.
+            it was. With False it is not run.
 
     Raises:
         SpecError: its parameters fit no layout, have no size yet, or are not finite; or the number of heads

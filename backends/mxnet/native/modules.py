@@ -35,7 +35,7 @@ def is_training(block: mx.gluon.Block) -> bool:
 
 
 def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.gluon.Block) -> bool:
-    """Return whether `module`, which `watch(outer)` reports under this name, is the held one."""
+    """Return whether `module`, which `watch(outer)` reports as `name`, is the one that `hold` returned."""
     return module is held
 
 
@@ -120,10 +120,10 @@ def pulled(
 
     Args:
         held: the block.
-        dtype: of its parameters meanwhile; None: their own.
+        dtype: the dtype of its parameters meanwhile; None: their own.
         call: runs it: is given the block as a function and the inputs, and returns its outputs by place.
-        inputs: to differentiate by.
-        cotangents: of outputs, by place; zero for the others.
+        inputs: the inputs, by which it is differentiated.
+        cotangents: gradients of some loss by outputs, by place; an output that is not there has 0.
     """
     with nullcontext(held) if dtype is None else computing(held, dtype) as run:
         try:

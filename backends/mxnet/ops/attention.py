@@ -23,8 +23,8 @@ class Score(NamedTuple):
     """The score function of a layer, as the fast path computes it block by block.
 
     scale: the factor of a dot product.
-    vector: (S,), of the additive score, whose queries and keys come in width S; None for a dot product.
-    softcap: c of `cap`; None without one.
+    vector: (S,), w of the additive score, which is given A q and C k of width S; None for a dot product.
+    softcap: c in c * tanh(x / c); None without one.
     """
 
     scale: float = 1.0
@@ -50,7 +50,7 @@ def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx
 
 @mx.util.use_np
 def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> tuple[mx.np.ndarray, ...]:
-    """`after_past` in its two parts, so that nothing is copied; in one if they are to be joined, or without a past."""
+    """Return `after_past` in two parts, so that nothing is copied; in one part with `join`, or without a past."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -145,7 +145,7 @@ def _softmax(scores: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 def drop(weights: mx.np.ndarray, mask: Mask, dropout: float, training: bool) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): the weights after dropout of this rate, with the mask's keep-mask if it has one."""
+    """(B, H, Lq, Lk): the weights after dropout, by the mask's keep-mask if it has one, else random."""
     if mask.keep is not None:
         return drop_by(weights, mask.keep, dropout)
     return drop_at_random(weights, dropout, training)

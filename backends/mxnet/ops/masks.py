@@ -80,7 +80,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
     Args:
         call: as `placed` gives it.
-        spec: what it has to fit.
+        spec: the properties of the layer, which the call has to fit.
 
     Raises:
         SpecError: naming the first argument that does not fit.
@@ -107,7 +107,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 @mx.util.use_np
 def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None:
-    """Bool, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None where all may attend."""
+    """Return bools, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None if all True."""
     mask = part_of(mask, block)
     sources = []
     if mask.reach is not None:
@@ -124,7 +124,7 @@ def allowed_keys(mask: Mask, block: Block | None = None) -> mx.np.ndarray | None
 
 @mx.util.use_np
 def additive_bias(mask: Mask) -> mx.np.ndarray | None:
-    """Return the bias to add to the scores: 0 where it only excludes; None without one."""
+    """Return the bias to add to the scores, with 0 in place of -inf; None without a bias."""
     return None if mask.bias is None else select(~mx.np.isneginf(mask.bias), mask.bias, 0.0)
 
 
@@ -150,7 +150,7 @@ def part_of(mask: Mask, block: Block | None) -> Mask:
 
 
 def cut(array: mx.np.ndarray, block: Block) -> mx.np.ndarray:
-    """Return the part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
+    """Return the part for a block of an array that broadcasts to (B, H, Lq, Lk)."""
     return array[place(block, array.shape)]
 
 

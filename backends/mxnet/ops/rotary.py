@@ -18,11 +18,11 @@ _multiply, _add, _subtract = operator("_npi_multiply"), operator("_npi_add"), op
 
 @mx.util.use_np
 def rotary_tables(call: Call[mx.np.ndarray], settings: Rotary | None) -> Tables:
-    """Cosine and sine of the positions of queries and new keys, in the dtype of the queries, in their context.
+    """Return cosine and sine of the positions of queries and new keys, in the dtype of the queries, in their context.
 
     Args:
         call: as `placed` gives it, and checked.
-        settings: those of the layer; None gives no tables.
+        settings: the layer's rotary settings; None gives no tables.
 
     Raises:
         SpecError: a position that is out of range.

@@ -34,13 +34,13 @@ def attend_in_blocks(
     *,
     query_block: int | None = None,
 ) -> tf.Tensor:
-    """Heads (B, H, Lq, dv), as the stages compute them, but without any array of (B, H, Lq, Lk).
+    """Return heads (B, H, Lq, dv), as the stages compute them, but without any array of (B, H, Lq, Lk).
 
     Args:
         operands: queries, and keys and values in one part or two.
-        score, mask: of the call.
+        score, mask: the score function and the mask of the call.
         dropout, training: the layer that drops weights, and whether it does.
-        query_block: queries of one block. None: as many as are fastest.
+        query_block: how many queries a block has. None: as many as are fastest.
     """
     seed = _seed(mask, dropout, training)
     if len(operands.keys) > 1 and operands.queries.shape[2] == 1 and mask.keep is None and seed is None:

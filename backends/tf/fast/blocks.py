@@ -28,7 +28,7 @@ Rows = tuple[tf.Tensor, ...]
 
 
 class Blocks(NamedTuple):
-    """`count` blocks of `size` queries, and one of the `rest`; tensors if tracing does not know the numbers.
+    """A division of queries: `count` blocks of `size`, and one of the `rest`; tensors where tracing knows no numbers.
 
     bands: how many loops to put the blocks in, one after the other, each with only the keys that its queries need;
         0 to write the blocks out if their number is known.
@@ -79,7 +79,7 @@ class Blocks(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A part of a call: spans of its items and key heads, None for all, and its blocks of queries."""
+    """A part of a call: a span of items and one of key heads (None: all), and its blocks of queries."""
 
     items: Span | None
     kv_heads: Span | None
@@ -91,7 +91,7 @@ class Chunk(NamedTuple):
         return cut_source(cut_source(x, 0, block.items), 1, block.heads)
 
     def at(self, start: tf.Tensor) -> Chunk:
-        """Return the chunk of the same size from the item and the key head on that `start` (2,) holds."""
+        """Return the chunk of the same size that begins at `start` (2,), an item and a key head."""
         items, kv_heads = (
             None if span is None else Span(start[axis], span.size)
             for axis, span in enumerate((self.items, self.kv_heads))
@@ -122,13 +122,13 @@ def after(blocks: Sequence[Any]) -> Any:
 def chunks_of(
     queries: tf.Tensor, keys: tf.Tensor, mask: Mask, bytes_per_score: int, block: int | None
 ) -> list[list[Chunk]]:
-    """Return all chunks, those of the same items in one list.
+    """Return all chunks, in one list for each span of items.
 
     Args:
         queries, keys: (B, H, Lq, d), (B, G, Lk, d).
         mask: the mask of the call, with its bias as it goes into the blocks.
         bytes_per_score: bytes that are held for one score.
-        block: queries of one block. None: as many as the budget has room for.
+        block: how many queries a block has. None: as many as the budget has room for.
     """
     batch, num_heads, query_len, _ = shape_of(queries)
     kv_heads, key_len = shape_of(keys)[1:3]
@@ -159,7 +159,7 @@ def chunks_of(
 
 
 def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Tensor:
-    """Return one array of `shape` (B or 1, heads or 1, ...) from its chunks, summed along an axis of size 1."""
+    """Return one array of `shape` (B or 1, heads or 1, ...) from chunks, which are summed along an axis of size 1."""
     rows = [tf.add_n(row) if shape[1] == 1 else concat(row, 1) for row in parts]
     return tf.add_n(rows) if shape[0] == 1 else concat(rows, 0)
 

@@ -49,7 +49,7 @@ class Dropping(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """The two passes of one call: everything but its `Floats`; the mask has no bias, which is one of these."""
+    """The forward and backward pass of one call, without its `Floats`; so the mask has no bias, which is in these."""
 
     score: Score
     mask: Mask
@@ -67,7 +67,7 @@ class Passes:
         return Rows(*(joined([[rows[i] for rows in of_items] for of_items in found], shape) for i in range(count)))
 
     def backward(self, d_heads: tf.Tensor, made: Rows, floats: Floats) -> Floats:
-        """Return the gradients of the floats, from that of the heads and the results of the forward pass."""
+        """Return the gradients of the floats, from the gradient of the heads and the results of the forward pass."""
 
         def step(chunk: Chunk, passes: _ChunkPasses) -> tuple[tf.Tensor, ...]:
             rows = made.map(lambda x: chunk.of(x, floats.group))

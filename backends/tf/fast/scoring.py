@@ -26,9 +26,9 @@ def similarity(queries: tf.Tensor, keys: tf.Tensor, score: Score) -> tf.Tensor:
 def similarity_gradients(
     d_scores: tf.Tensor, scores: tf.Tensor, queries: tf.Tensor, keys: tf.Tensor, score: Score
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Return the gradients of queries, keys and `score.vector` from that of `scores`, which `similarity` gave.
+    """Return the gradients of queries, keys and `score.vector` from the gradient of `scores`.
 
-    The third is None for a dot product.
+    `scores` is what `similarity` returned. The third gradient is None for a dot product.
     """
     d_scores = cap_gradient(d_scores, scores, score)
     d_folded, folded = (fold_groups(x, keys.shape[1]) for x in (d_scores, queries))
@@ -44,12 +44,12 @@ def similarity_gradients(
 
 
 def bias_gradient(d_scores: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Return the gradient of an additive bias from that of the scores that it was added to, (B, H, n, m)."""
+    """Return the gradient of an additive bias from the gradient (B, H, n, m) of the scores with the bias."""
     axes = [axis for axis in range(4) if bias.shape[axis] == 1]
     summed = tf.reduce_sum(d_scores, axis=axes, keepdims=True) if axes else d_scores
     return tf.where(tf.equal(bias, -float("inf")), tf.zeros((), bias.dtype), summed)
 
 
 def product(x: tf.Tensor, values: tf.Tensor, *, transpose: bool = False) -> tf.Tensor:
-    """(B, H, n, m) times values (B, G, m, dv), or (B, H, n, dv) times their transpose: each head with its group's."""
+    """Return x (B, H, n, m) @ values (B, G, m, dv), or x (B, H, n, dv) @ values^T; a head reads its group's values."""
     return unfold_groups(matmul(fold_groups(x, values.shape[1]), values, transpose_b=transpose), x.shape[1])

@@ -41,7 +41,7 @@ def to_native(
     dtype: str | tf.DType | None = None,
     **options: Any,
 ) -> keras.Layer:
-    """Somebody else's layer, built, that holds copies of these weights. Python's random state stays as it was.
+    """Return somebody else's layer, built, that holds copies of these weights. Python's random state stays as it was.
 
     Keras's layers are called (query, value, key): name the arguments.
 
@@ -50,7 +50,7 @@ def to_native(
             switch for all biases gets zeros for those that the config does not have.
         layout: "keras" for keras.layers.MultiHeadAttention, "keras-gqa" for
             keras.layers.GroupQueryAttention, "d2l-tf" for d2l.ai's layer.
-        dtype: of the layer, as in every Keras layer. Default: that of the arrays.
+        dtype: the dtype of the layer, as in every Keras layer. Default: the dtype of the arrays.
         options: what else the layer takes, such as `sliding_window` and `name`.
 
     Raises:
@@ -80,14 +80,14 @@ def to_native(
 def from_native(layer: keras.Layer, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
     """Return config and canonical weights of a layer; the arrays are read-only copies in its dtype.
 
-    bfloat16 parameters come out as float32, which holds each of them exactly. Beside the
+    bfloat16 parameters come out as float32, which holds each of them exactly. Besides
     sizes, the config has the numbers of heads and `dropout`. A sliding window belongs to the mask: see `window_of`.
 
     Args:
         layer: one of those in LAYOUT_OF, built.
         probe: whether the layer is run, a few small calls in the dtype that it computes in, to see that it computes
             what its weights say: a subclass, a replaced `call`, an adapter (LoRA) may have it compute something
-            else. It is left as it was. False takes the weights at their word.
+            else. It is left as it was. With False it is not run.
 
     Raises:
         SpecError: it is no such layer, has not been built, computes something else (a gate, several attention

@@ -20,7 +20,7 @@ FILL = -1e6
 
 
 def masked_softmax(scores: tf.Tensor, valid_lens: tf.Tensor | None) -> tf.Tensor:
-    """Softmax over the last axis of (B, Lq, Lk); valid_lens is (B,) or (B, Lq).
+    """Return the softmax over the last axis of (B, Lq, Lk); valid_lens is (B,) or (B, Lq).
 
     >>> masked_softmax(tf.zeros((1, 1, 4)), tf.constant([0])).numpy()  # nothing is allowed: a uniform row
     array([[[0.25, 0.25, 0.25, 0.25]]], dtype=float32)

@@ -84,7 +84,7 @@ def _check(
 
 
 def per_item(allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(B, H, Lq, Lk) as the documented (B, Lq, Lk) where all heads agree. Four axes are taken too.
+    """Return (B, H, Lq, Lk) as (B, Lq, Lk), which Keras documents, if all heads agree; else as it is.
 
     >>> per_item(np.ones((2, 3, 4, 5), bool)).shape
     (2, 4, 5)
@@ -100,7 +100,7 @@ def tensors(layer: keras.Layer, *arrays: NDArray) -> list[tf.Tensor]:
 
 @contextmanager
 def as_found(layer: keras.Layer) -> Iterator[None]:
-    """Inside, nothing is recorded on tapes; afterwards the layer's state is put back.
+    """Return a context in which no tape records; afterwards the layer's state is put back.
 
     That is the state of its random seeds and other variables that are not trained, the tensors that it and its parts
     keep (weights of the last call), and their losses.

@@ -54,7 +54,7 @@ def is_training(layer: Any) -> bool:
 
 
 def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
-    """Return whether `module`, which `watch(outer)` reports under this name, is the held one."""
+    """Return whether `module`, which `watch(outer)` reports as `name`, is the one that `hold` returned."""
     return module is held
 
 
@@ -112,10 +112,10 @@ def pulled(
 
     Args:
         held: the layer.
-        dtype: of its variables meanwhile; None: their own.
-        call: runs it: is given the layer as a function and the inputs, and returns its outputs by place.
-        inputs: to differentiate by.
-        cotangents: of outputs, by place; zero for the others.
+        dtype: the dtype of its variables meanwhile; None: their own.
+        call: (the layer as a function, inputs) -> its outputs by place.
+        inputs: the inputs, by which it is differentiated.
+        cotangents: gradients of some loss by outputs, by place; an output that is not there has 0.
     """
     with nullcontext(held) if dtype is None else computing(held, dtype) as run:
         leaves = {place: tf.identity(one) for place, one in inputs.items()}

@@ -25,10 +25,10 @@ _SIGNATURE = inspect.signature(_FUNCTION)
 
 @contextmanager
 def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
-    """Have `handle` take each call of `keras.ops.dot_product_attention` while the target runs, and of a layer's own
-    `_compute_attention`, as those of KerasHub have it; what that calls is a part of it.
+    """Return a context in which `handle` takes each call of `keras.ops.dot_product_attention` while the target runs,
+    and of a layer's own `_compute_attention`, as in KerasHub; calls inside that one are not taken.
 
-    The call belongs to the innermost layer that is running.
+    A call belongs to the innermost layer that is running.
     """
     inside: list[str] = []
 

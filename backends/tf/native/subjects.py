@@ -51,7 +51,7 @@ class TfSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves`, named as in `AttentionInputs.leaves`; the stages that it exposes, by name."""
+        """Run the layer on `leaves`, named as in `AttentionInputs.leaves`; return the stages it exposes, by name."""
 
     @abstractmethod
     def canonical(self, layer: Any, config: AttentionConfig, gradients: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
@@ -98,8 +98,8 @@ class TfSubject(NativeSubject):
 def has_open_nan(config: AttentionConfig, inputs: AttentionInputs) -> bool:
     """Return whether some query may attend to a key that is NaN, or is NaN itself, so that its scores are NaN.
 
-    With oneDNN, which TensorFlow has on where the processor suits it, a float32 softmax gives 0 beside a NaN,
-    and NaN without. No case can list that; the deviation is `keras-softmax-hides-nan`.
+    In such a row a float32 softmax gives 0 with oneDNN, which TensorFlow uses on processors that suit it,
+    and NaN without oneDNN. No case can list that; the deviation is `keras-softmax-hides-nan`.
     """
     allowed = allowed_keys(inputs.mask, inputs.check(config), config.num_heads).any(axis=1)  # (B, Lq, Lk)
     if inputs.is_split or not allowed.size:
@@ -131,12 +131,12 @@ class _LayerSubject(TfSubject):
 
 
 class MultiHeadAttentionSubject(_LayerSubject):
-    """`layer(query, value, key)`: without dropout the fused path, keras.ops.dot_product_attention.
+    """keras.layers.MultiHeadAttention: without dropout it runs the fused path, keras.ops.dot_product_attention.
 
-    With a dropout rate, also one that does not act, the layer leaves that path for its own softmax.
+    With a dropout rate, even outside training, the layer runs its own softmax instead.
 
     Attributes:
-        scores: as `return_attention_scores` is given; with them the layer runs a softmax of its own.
+        scores: the argument `return_attention_scores`; if True, the layer runs a softmax of its own.
     """
 
     name: ClassVar[str] = "keras.layers.MultiHeadAttention"
@@ -249,7 +249,7 @@ class DotProductAttentionSubject(TfSubject):
 
 
 class D2lMultiHeadAttentionSubject(_LayerSubject):
-    """d2l.ai's MultiHeadAttention, whose only mask is valid_lens: (B,), or (B, Lq) for whatever comes to lengths."""
+    """d2l.ai's MultiHeadAttention, whose only mask is valid_lens: (B,), or (B, Lq) for any mask that is lengths."""
 
     name = "d2l.ai MultiHeadAttention in TensorFlow"
     layout = "d2l-tf"

@@ -20,8 +20,8 @@ class Score(NamedTuple):
     """The score function of a layer, as the fast path computes it block by block.
 
     scale: the factor of a dot product.
-    vector: (S,), of the additive score, whose queries and keys come in width S; None for a dot product.
-    softcap: c of `cap`; None without one.
+    vector: (S,), w of the additive score, which is given A q and C k of width S; None for a dot product.
+    softcap: c in c * tanh(x / c); None without one.
     """
 
     scale: float = 1.0
@@ -44,7 +44,7 @@ def after_past(past: tf.Tensor | None, new: tf.Tensor, mask: Mask) -> tf.Tensor:
 
 
 def parts_of(past: tf.Tensor | None, new: tf.Tensor, mask: Mask, *, join: bool) -> tuple[tf.Tensor, ...]:
-    """`after_past` in its two parts, so that nothing is copied; in one if they are to be joined, or without a past."""
+    """Return `after_past` in two parts, so that nothing is copied; in one part with `join`, or without a past."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -78,7 +78,7 @@ def cap(similarity: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
 
 
 def cap_gradient(d_capped: tf.Tensor, capped: tf.Tensor, rule: AttentionConfig | Score) -> tf.Tensor:
-    """Return the gradient of the similarity from that of `capped`, which `cap` gave."""
+    """Return the gradient of the similarity from the gradient of `capped`, the result of `cap`."""
     c = rule.softcap
     return d_capped if c is None else d_capped * (1.0 - (capped / c) ** 2)
 
@@ -96,7 +96,7 @@ def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
     so no NaN arises, forward or backward. `tf.where` sends gradient
     to the branch it took, and a constant branch has none, so no infinity is ever multiplied by 0.
 
-    Not tf.nn.softmax: with oneDNN on a CPU, its float32 turns a row with a NaN score into zeros.
+    tf.nn.softmax is not used: with oneDNN on a CPU, in float32, it turns a row with a NaN score into zeros.
     """
     allowed = allowed_keys(mask)
     # In at least float32: half precision is too coarse for a sum of exponentials.
@@ -114,7 +114,7 @@ def masked_softmax(scores: tf.Tensor, mask: Mask) -> tf.Tensor:
 
 
 def drop(weights: tf.Tensor, mask: Mask, dropout: keras.layers.Dropout, training: bool) -> tf.Tensor:
-    """(B, H, Lq, Lk): the weights after the layer `dropout`, or by the mask's keep-mask if it has one."""
+    """(B, H, Lq, Lk): the weights after dropout, by the mask's keep-mask if it has one, else by the layer `dropout`."""
     if mask.keep is not None:
         return weights * tf.cast(mask.keep, weights.dtype) / (1.0 - dropout.rate)
     return dropout(weights, training=training)

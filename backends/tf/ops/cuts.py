@@ -10,10 +10,10 @@ from backends.tf.ops.framework import shape_of
 
 
 class Span(NamedTuple):
-    """The `size` elements of an axis from `start` on; both integers, or scalars that only the running graph knows.
+    """The `size` elements of an axis from `start` on; both are integers, or scalars that only the running graph knows.
 
-    Not a slice, because the size of a slice between two scalars is unknown in a graph, and XLA needs to know it.
-    `within` is a slice that is known to hold the span where `start` is not.
+    It is no slice, because in a graph the size of a slice between two scalars is unknown, and XLA needs the size.
+    `within`: a slice with known ends that holds the span, where `start` is not known.
     """
 
     start: Any
@@ -34,7 +34,7 @@ class Span(NamedTuple):
         return slice(self.start, self.start + self.size)
 
     def as_known(self) -> slice:
-        """Return a slice with known ends that holds its elements, and no others if start and size are known."""
+        """Return a slice with known ends that holds the span; it is the span itself if start and size are known."""
         return self.as_slice() if self.is_known else self.within
 
 
@@ -51,7 +51,7 @@ def cut(x: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
 
 
 def cut_source(source: tf.Tensor, axis: int, span: Span | None) -> tf.Tensor:
-    """Return the span of an array that broadcasts: an axis of size 1 stays, even if only the running graph knows it."""
+    """Return the part of an array in this span of an axis; an axis of size 1, which broadcasts, stays as it is."""
     if source.shape[axis] == 1:
         return source
     if span is not None and source.shape[axis] is None:

@@ -130,7 +130,7 @@ def numbers(integers: Any) -> Any:
 
 
 def within(integers: Any, limits: tuple[Any, Any]) -> Any:
-    """Return the integers as int64, clipped to the limits, since their numbers may be unknown while tracing."""
+    """Return the integers as int64, clipped to the limits, because numbers unknown while tracing can't be checked."""
     if isinstance(integers, int):
         return integers
     lowest, highest = (tf.cast(limit, tf.int64) for limit in limits)
@@ -152,7 +152,7 @@ def is_traced_for_xla() -> bool:
 
 @contextmanager
 def spec_errors_kept() -> Iterator[None]:
-    """Return a context that a SpecError leaves as it is.
+    """Return a context that a SpecError leaves unchanged.
 
     Keras would rewrite its text with the call's arguments, and AutoGraph, which traces a
     `tf.function`, replace it by a StagingError. Both leave errors that bear these marks alone.
@@ -181,8 +181,8 @@ def full_precision() -> Iterator[None]:
 def random_state_kept(salt: int) -> Iterator[None]:
     """Return a context in which making layers leaves Python's random state, which seeds Keras, as it was.
 
-    The seeds follow the caller's state (`keras.utils.set_random_seed`) and `salt`, so that two
-    layers do not drop out alike because neither has moved that state on.
+    The seeds follow from that state (`keras.utils.set_random_seed`) and from `salt`: without it, two layers would drop
+    out alike, since neither moves the state on.
     """
     state = random.getstate()
     random.seed(random.getrandbits(64) ^ salt)

@@ -29,7 +29,7 @@ class Mask(NamedTuple):
     It takes memory that grows with Lq + Lk, beside what the caller gave.
 
     query_len, key_len: Lq, and Lk of the past and the new keys; numbers where they are known, scalars while tracing.
-    first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` leave key j iff
+    first, stop: int64, broadcastable to (B, Lq): `valid_lens`, `causal` and `window` allow key j iff
         first <= j < stop.
     reach: bounds on first and stop in NumPy, as far as tracing knows them: no query reaches further.
     is_exact: whether `reach` equals first and stop.
@@ -72,7 +72,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
     Args:
         call: as `placed` gives it.
-        spec: what it has to fit.
+        spec: the properties of the layer, which the call has to fit.
 
     Raises:
         SpecError: naming the first argument that does not fit.
@@ -116,7 +116,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Part | None = None) -> tf.Tensor | None:
-    """Bool, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None where all may attend."""
+    """Return bools, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None if all True."""
     mask = part_of(mask, block)
     sources = []
     if mask.first is not None and mask.stop is not None and not _is_open(mask, Block(None, None, None, None)):
@@ -131,14 +131,14 @@ def allowed_keys(mask: Mask, block: Part | None = None) -> tf.Tensor | None:
 
 
 def additive_bias(mask: Mask) -> tf.Tensor | None:
-    """Return the bias to add to the scores: 0 where it only excludes; None without one."""
+    """Return the bias to add to the scores, with 0 in place of -inf; None without a bias."""
     if mask.bias is None:
         return None
     return tf.where(tf.equal(mask.bias, -float("inf")), tf.zeros((), mask.bias.dtype), mask.bias)
 
 
 def part_of(mask: Mask, block: Part | None) -> Mask:
-    """Return the mask of a block, None for everything; without lengths and positions that leave it all its keys."""
+    """Return the mask of a block (None: of the whole call); first and stop are None if they exclude no key."""
     if block is None:
         return mask
     items, _, queries, keys = block
@@ -175,7 +175,7 @@ def part_of(mask: Mask, block: Part | None) -> Mask:
 
 
 def reachable(mask: Mask, queries: Span) -> Span | None:
-    """Return the span of keys outside which none of these queries may attend to a key; None for all keys.
+    """Return the span that holds every key that one of these queries may attend to; None for all keys.
 
     It is found from `mask.reach`, the bounds that are known while tracing.
     """

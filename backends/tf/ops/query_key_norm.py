@@ -24,9 +24,9 @@ class HeadNorm(keras.Layer):
     """The norm of the queries or of the keys of a layer: `q_norm` or `k_norm`.
 
     Args:
-        settings: those of the layer.
-        size: of weight and bias, (d,) or (heads * d,); None without them.
-        **kwargs: as of every Keras layer. `dtype` is that of the parameters alone, which no policy casts.
+        settings: the layer's query-key norm.
+        size: the shape of weight and bias, (d,) or (heads * d,); None without them.
+        **kwargs: the keywords of every Keras layer. `dtype` is that of the parameters alone; no policy casts them.
     """
 
     def __init__(self, settings: QueryKeyNorm, size: int | None, **kwargs: Any) -> None:

@@ -15,11 +15,11 @@ from mha_core.parts.rotary import Rotary, Table
 
 
 def rotary_tables(call: Call[tf.Tensor], settings: Rotary | None) -> Tables:
-    """Cosine and sine of the positions of queries and new keys, in the dtype of the queries.
+    """Return cosine and sine of the positions of queries and new keys, in the dtype of the queries.
 
     Args:
         call: as `placed` gives it, and checked.
-        settings: those of the layer; None gives no tables.
+        settings: the layer's rotary settings; None gives no tables.
 
     Raises:
         SpecError: a position that is out of range, where tracing knows its number; positions that it does not know, in

@@ -32,10 +32,10 @@ Item = TypeVar("Item")
 
 
 class Floats(NamedTuple, Generic[Item]):
-    """The tensors of one call that can have gradients; or one item, such as a gradient or a flag, for each of them.
+    """The tensors of one call that can have gradients; or, in their places, their gradients or a flag for each.
 
-    queries (B, H, Lq, d); keys (B, G, Lk, d), values (B, G, Lk, dv): joined; vector: that of the score or None;
-    bias: that of the mask or None.
+    queries: (B, H, Lq, d). keys, values: (B, G, Lk, d), (B, G, Lk, dv), past and new ones joined. vector: that of the
+    additive score, or None. bias: that of the mask, or None.
     """
 
     queries: Item
@@ -48,7 +48,7 @@ class Floats(NamedTuple, Generic[Item]):
 class Constants(NamedTuple):
     """The arguments of one call that have no gradients: the mask without its bias, the score without its vector.
 
-    rate: of dropout; 0 outside training.
+    rate: the dropout rate; 0 outside training.
     fused: whether the fused kernel computes the blocks.
     """
 
@@ -72,13 +72,13 @@ def attend_in_blocks(
     *,
     query_block: int | None = None,
 ) -> Tensor:
-    """Heads (B, H, Lq, dv), without an array of all scores.
+    """Return heads (B, H, Lq, dv), without an array of all scores.
 
     Args:
         operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv), each in one part, or in
-            several that are not worth joining: of a step of decoding, whose one query reads each of them once.
+            several that are not worth joining, as in a step of decoding: its one query reads each part once.
         score: how the operands are scored.
-        mask: of the call.
+        mask: the mask of the call.
         dropout: the rate; it acts in training alone.
         training: whether this is training.
         query_block: how many queries to compute at once. None: the fused kernel, or as many as fit the budget.

@@ -25,7 +25,7 @@ APART = 2**17
 
 
 def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
-    """Return whether the kernel follows the definition for this call, and holds no scores. `rate`: of dropout."""
+    """Return whether the kernel follows the definition for this call, and holds no scores. `rate`: that of dropout."""
     if not (not mask.excludes or mask.only_padding or (mask.is_diagonal and score.scale > 0.0)):
         return False
     if not _fits(operands, score, mask, rate):
@@ -37,7 +37,7 @@ def is_fusable(operands: Operands[Tensor], score: Score, mask: Mask, rate: float
 def is_fusable_in_blocks(operands: Operands[Tensor], score: Score, mask: Mask, rate: float) -> bool:
     """Return whether the kernel follows the definition for blocks of this call, each with the mask of its positions.
 
-    Not where a program is compiled, which would hold a call of the kernel for each block.
+    False while a program is compiled, which would hold a call of the kernel for each block.
     """
     if mask.reach is None or mask.allowed is not None or mask.bias is not None:
         return False
@@ -67,7 +67,7 @@ def attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, ma
 
 
 def fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask) -> Tensor:
-    """Heads (B, H, Lq, dv) by the kernel, of a call or a block; its way of excluding keys depends on the mask."""
+    """Return heads (B, H, Lq, dv) of a call or a block, by the kernel, whose arguments depend on the mask."""
     options: dict[str, Any] = {"scale": scale, "enable_gqa": queries.shape[1] != keys.shape[1]}
     if not mask.excludes:
         return scaled_dot_product_attention(queries, keys, values, **options)

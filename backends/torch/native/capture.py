@@ -93,8 +93,8 @@ def watch(
     What `seen` returns takes the place of the output, unless it is None. A call starts with begun(name, module,
     arguments as they are given).
 
-    Forward hooks disable the fast paths that would skip the modules inside, except for that of encoders with nested
-    tensors, which is switched off meanwhile. Since that path gives zeros in padding, the output of such an encoder
+    Forward hooks disable the fast paths that would skip the modules inside. Only encoders with nested tensors keep
+    theirs, so it is switched off meanwhile. Since that path gives zeros in padding, the output of such an encoder
     is computed once more without hooks.
     """
     if hasattr(target, "_orig_mod"):

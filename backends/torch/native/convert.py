@@ -34,7 +34,7 @@ def to_native(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Somebody else's layer, in training mode as every new module, that holds copies of these weights.
+    """Return somebody else's layer, in training mode as every new module, that holds copies of these weights.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`. A layer that has one
@@ -42,7 +42,7 @@ def to_native(
         layout: "torch" for torch.nn.MultiheadAttention, which is given kdim and vdim where the config's
             widths need them ("torch-separate" is the same layer); "d2l-torch" for d2l.ai's layer.
         device: where the parameters live.
-        dtype: of the parameters. Default: that of the arrays.
+        dtype: the dtype of the parameters. Default: the dtype of the arrays.
         options: what else the layer takes, such as `batch_first` (here True unless given).
 
     Raises:
@@ -68,14 +68,14 @@ def to_native(
 def from_native(layer: nn.Module, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
     """Return config and canonical weights of a layer; the arrays are read-only copies in its dtype.
 
-    bfloat16 parameters come out as float32, which holds each of them exactly. Beside the
+    bfloat16 parameters come out as float32, which holds each of them exactly. Besides
     sizes, the config has `num_heads` and `dropout`.
 
     Args:
         layer: a torch.nn.MultiheadAttention or a d2l.ai layer, in any mode, dtype and place.
         probe: whether the layer is run, a few small calls in its own dtype, to see that it computes what its
             weights say: a subclass, a hook or an adapter (LoRA) may have it compute something else. Hooks are on
-            meanwhile. It is left as it was. False takes the weights at their word.
+            meanwhile. It is left as it was. With False it is not run.
 
     Raises:
         SpecError: it is no such layer, has learned or zero keys of its own (bias_k, bias_v, add_zero_attn),

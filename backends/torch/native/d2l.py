@@ -17,7 +17,7 @@ FILL = -1e6
 
 
 def masked_softmax(scores: Tensor, valid_lens: Tensor | None) -> Tensor:
-    """Softmax over the keys of (N, Lq, Lk); valid_lens is (N,) or (N, Lq). Overwrites the scores of padded keys.
+    """Return the softmax over the keys of (N, Lq, Lk); valid_lens: (N,) or (N, Lq). Overwrites scores of padded keys.
 
     >>> masked_softmax(torch.zeros(2, 1, 4), torch.tensor([2, 0]))[:, 0]
     tensor([[0.5000, 0.5000, 0.0000, 0.0000],

@@ -28,7 +28,7 @@ from mha_core.weights import Weights
 
 
 class ScaledDotProductSubject(TorchSubject):
-    """The operator as it is called by default: it picks a kernel by what it is given."""
+    """torch's scaled_dot_product_attention as it is called by default: it picks a kernel by its arguments."""
 
     name: ClassVar[str] = "torch scaled_dot_product_attention"
     capabilities: ClassVar[Capabilities] = OPERATION.but("past")
@@ -68,14 +68,14 @@ class ScaledDotProductSubject(TorchSubject):
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, config: AttentionConfig, mask: Mapping[str, Any]
     ) -> Tensor:
-        """(B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv) -> (B, H, Lq, dv)."""
+        """(B, H, Lq, d), (B, G, Lk, d), (B, G, Lk, dv) -> (B, H, Lq, dv): call the operator."""
         grouped = config.num_kv_heads != config.num_heads
         return F.scaled_dot_product_attention(
             queries, keys, values, scale=config.softmax_scale, enable_gqa=grouped, **mask
         )
 
     def mask_options(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> dict[str, Any]:
-        """attn_mask (B, H, Lq, Lk): bool with True for "attend", or the bias with -inf where that is False."""
+        """Return attn_mask (B, H, Lq, Lk): bool with True for "attend", or the bias with -inf where that is False."""
         if not inputs.mask.has_sources:
             return {}
         allowed = torch.tensor(allowed_keys(inputs.mask, inputs.check(config), config.num_heads))
@@ -84,7 +84,7 @@ class ScaledDotProductSubject(TorchSubject):
 
 
 class ScaledDotProductMathSubject(ScaledDotProductSubject):
-    """The kernel that is written out in matrix products and a softmax."""
+    """The operator with its kernel that is written out in matrix products and a softmax."""
 
     name = "torch scaled_dot_product_attention (math)"
 
@@ -93,7 +93,7 @@ class ScaledDotProductMathSubject(ScaledDotProductSubject):
 
 
 class ScaledDotProductFlashSubject(ScaledDotProductSubject):
-    """The fused kernel with an online softmax, for heads of one width: narrower ones are padded with zeros.
+    """The operator with its fused kernel, an online softmax for heads of one width: narrower ones are zero-padded.
 
     It has no gradient of a bias, so a call with one shows no gradients.
     """
@@ -115,7 +115,7 @@ class ScaledDotProductFlashSubject(ScaledDotProductSubject):
 
 
 class ScaledDotProductIsCausalSubject(ScaledDotProductSubject):
-    """`is_causal=True` instead of a mask, which aligns top-left; bottom-right through `causal_lower_right`."""
+    """The operator with `is_causal=True` instead of a mask, aligned top-left; bottom-right by `causal_lower_right`."""
 
     name = "torch scaled_dot_product_attention (is_causal)"
 

@@ -52,7 +52,7 @@ def check_torch(layer: nn.MultiheadAttention, config: AttentionConfig, weights: 
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights) -> None:
-    """SpecError unless a layer called (queries, keys, values, valid_lens), like d2l.ai's, computes by its weights."""
+    """Raise SpecError unless a layer called (queries, keys, values, valid_lens) computes what its weights say."""
 
     def run(inputs: AttentionInputs) -> Mapping[str, NDArray]:
         lens = inputs.mask.valid_lens
@@ -92,9 +92,9 @@ def tensors(layer: nn.Module, *arrays: NDArray) -> list[Tensor]:
 
 @contextmanager
 def as_found(*layers: nn.Module) -> Iterator[None]:
-    """Inside, the modules are in evaluation mode without gradients; afterwards their state is put back.
+    """Return a context in which the modules are in evaluation mode without gradients; then their state is put back.
 
-    That is their mode, attributes and buffers, and PyTorch's random state. `train()` is not called: some modules
+    The state is their mode, attributes and buffers, and PyTorch's random state. `train()` is not called: some modules
     change their weights in it. Autocast is off, since a probe is in the layer's own dtype.
     """
     modules = list({id(module): module for layer in layers for module in layer.modules()}.values())

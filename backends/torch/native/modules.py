@@ -16,7 +16,7 @@ from mha_core.capture import Pulled
 
 
 def hold(module: nn.Module) -> nn.Module:
-    """Return what keeps a module beyond its call: the module itself."""
+    """Return an object that keeps a module alive beyond its call: here the module itself."""
     return module
 
 
@@ -37,7 +37,7 @@ def is_training(module: nn.Module) -> bool:
 
 
 def is_part(held: nn.Module, outer: nn.Module, name: str, module: nn.Module) -> bool:
-    """Return whether `module`, which `watch(outer)` reports under this name, is the held one."""
+    """Return whether `module`, which `watch(outer)` reports as `name`, is the one that `hold` returned."""
     return module is held
 
 
@@ -60,8 +60,8 @@ def computing(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
 def computing_piecemeal(held: nn.Module, dtype: str) -> Iterator[Callable[..., Any]]:
     """Return a context like that of `computing`, but one that casts a parameter only while something uses it.
 
-    A module that keeps its parameters elsewhere too, as nn.LSTM does, sees them as they are: it may raise, and
-    no gradient arrives.
+    A module that keeps its parameters elsewhere too, as nn.LSTM does, sees them uncast: it may raise, and they get
+    no gradient.
     """
     wanted = TORCH_DTYPES[dtype]
     alive: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
@@ -145,10 +145,10 @@ def pulled(
 
     Args:
         held: the module.
-        dtype: of its parameters meanwhile; None: their own.
-        call: runs it: is given the module as a function and the inputs, and returns its outputs by place.
-        inputs: to differentiate by.
-        cotangents: of outputs, by place; zero for the others.
+        dtype: the dtype of its parameters meanwhile; None: their own.
+        call: (the module as a function, inputs) -> its outputs by place.
+        inputs: the inputs, by which it is differentiated.
+        cotangents: gradients of some loss by outputs, by place; an output that is not there has 0.
     """
     with nullcontext(held) if dtype is None else computing(held, dtype) as run, torch.enable_grad():
         leaves = {place: one.detach().clone().requires_grad_() for place, one in inputs.items()}

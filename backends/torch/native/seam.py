@@ -33,9 +33,9 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @contextmanager
 def intercept_attention(target: nn.Module, handle: Handle) -> Iterator[None]:
-    """Have `handle` take each call of `scaled_dot_product_attention` inside the target, outside of `as_a_part`.
+    """Return a context in which `handle` takes each call of `scaled_dot_product_attention` inside the target.
 
-    The call belongs to the innermost module of the target that is running.
+    A call inside `as_a_part` is not taken. A call belongs to the innermost module of the target that is running.
     """
     names = {id(module): name for name, module in target.named_modules()}
     mode = _Mode(names, handle)
@@ -89,7 +89,7 @@ _parts: list[None] = []
 
 @contextmanager
 def as_a_part() -> Iterator[None]:
-    """Return a context in which calls are parts of an attention function that is intercepted itself."""
+    """Return a context for the calls inside an attention function that is itself intercepted: they are not taken."""
     _parts.append(None)
     try:
         yield
@@ -135,7 +135,7 @@ def handed(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Callable[..., Handover]:
-    """Copy what a call is handed, (B, H, Lq, d) and so on; returns what makes a Handover of its output (B, H, Lq, dv).
+    """Copy the arguments of a call; return a function that makes a Handover of its output (B, H, Lq, dv).
 
     Raises:
         SpecError: dropout is active, the tensors have no numbers, or are of several dtypes.

@@ -50,7 +50,7 @@ class TorchSubject(NativeSubject):
 
     @abstractmethod
     def call(self, layer: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Tensors) -> Tensors:
-        """Run the layer on `leaves`, named as in `AttentionInputs.leaves`; the stages that it exposes, by name."""
+        """Run the layer on `leaves`, named as in `AttentionInputs.leaves`; return the stages it exposes, by name."""
 
     def differentiates(self, inputs: AttentionInputs) -> bool:
         """Return whether every gradient of a call with these inputs can be computed."""
@@ -95,11 +95,11 @@ def _trace(stages: Tensors, gradients: Mapping[str, np.ndarray] | None = None) -
 
 
 class MultiheadAttentionSubject(TorchSubject):
-    """`layer(..., need_weights=True, average_attn_weights=False)`: a softmax of its own, and weights per head.
+    """torch.nn.MultiheadAttention with `need_weights=True`: it runs a softmax of its own, and gives weights per head.
 
     Attributes:
-        need_weights: as the layer is called; without them it runs scaled_dot_product_attention.
-        batch_first: as the layer is made; False has it take (L, B, width).
+        need_weights: the layer's argument; if it is False, the layer runs scaled_dot_product_attention.
+        batch_first: the constructor's argument; if it is False, the layer takes (L, B, width).
     """
 
     name: ClassVar[str] = "torch.nn.MultiheadAttention"
@@ -132,7 +132,7 @@ class MultiheadAttentionTimeMajorSubject(MultiheadAttentionSubject):
 
 
 class MultiheadAttentionWithoutWeightsSubject(MultiheadAttentionSubject):
-    """`need_weights=False`, with gradients: scaled_dot_product_attention inside."""
+    """The layer with `need_weights=False`, with gradients: it runs scaled_dot_product_attention."""
 
     name = "torch.nn.MultiheadAttention (need_weights=False)"
     need_weights = False
@@ -163,7 +163,7 @@ class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject)
 
 
 class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject):
-    """eval(), no gradients, self-attention on one tensor, batch_first, an even number of heads: one fused operator."""
+    """The layer as one fused operator: eval(), no gradients, self-attention on one tensor, batch_first, even H."""
 
     name = "torch.nn.MultiheadAttention (fast path)"
     capabilities = Capabilities()
@@ -213,7 +213,7 @@ def ignored_keys(mask: AttentionMask, sizes: CallSizes, num_heads: int, bias: Te
 
 
 def only_causal(mask: AttentionMask, *offsets: int) -> str | None:
-    """None if the mask is causal with one of these offsets and nothing else, or why it is not."""
+    """Return None if the mask is causal with one of these offsets and nothing else, else why it is not."""
     if not mask.causal:
         return "anything but a causal mask"
     others = [name for name in ("valid_lens", "allowed", "bias", "window") if getattr(mask, name) is not None]

@@ -19,8 +19,8 @@ class Score(NamedTuple):
     """The score function of a layer, as the fast path computes it block by block.
 
     scale: the factor of a dot product.
-    vector: (S,), of the additive score, whose queries and keys come in width S; None for a dot product.
-    softcap: c of `cap`; None without one.
+    vector: (S,), w of the additive score, which is given A q and C k of width S; None for a dot product.
+    softcap: c in c * tanh(x / c); None without one.
     """
 
     scale: float = 1.0
@@ -48,7 +48,7 @@ def after_past(past: Tensor | None, new: Tensor, mask: Mask) -> Tensor:
 
 
 def parts_of(past: Tensor | None, new: Tensor, mask: Mask, *, join: bool) -> tuple[Tensor, ...]:
-    """`after_past` in its two parts, so that nothing is copied; in one if they are to be joined, or without a past."""
+    """Return `after_past` in two parts, so that nothing is copied; in one part with `join`, or without a past."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -102,7 +102,7 @@ def masked_softmax(scores: Tensor, mask: Mask) -> Tensor:
 
 
 def drop(weights: Tensor, mask: Mask, dropout: float, training: bool) -> Tensor:
-    """(B, H, Lq, Lk): the weights after dropout of this rate, with the mask's keep-mask if it has one."""
+    """(B, H, Lq, Lk): the weights after dropout, by the mask's keep-mask if it has one, else random."""
     if mask.keep is not None:
         return weights * mask.keep / (1.0 - dropout)
     return nn.functional.dropout(weights, dropout, training)

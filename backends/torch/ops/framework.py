@@ -32,7 +32,7 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype: that of torch.float32 is "float32"."""
+    """Return the name of a dtype, such as "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -137,7 +137,7 @@ def linear(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> nn.Linear:
-    """Return a Linear; a LazyLinear if `in_features` is None, so that the first call decides it."""
+    """Return a Linear; if `in_features` is None, a LazyLinear, whose first call decides the width."""
     if in_features is None:
         return nn.LazyLinear(out_features, bias, device, dtype)
     return nn.Linear(in_features, out_features, bias, device, dtype)

@@ -34,10 +34,10 @@ class Mask(NamedTuple):
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
     padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
         past, that no query can attend to.
-    reach: the numbers of first and stop in NumPy, also without such a source; None if reading them would wait for
+    reach: the numbers of first and stop in NumPy, there even if these are None; None if reading them would wait for
         a device.
-    is_diagonal: whether all that it excludes is what causal does with an offset of 0.
-    only_padding: whether all that it excludes is padding.
+    is_diagonal: whether the mask excludes exactly what causal with an offset of 0 does.
+    only_padding: whether the mask excludes nothing but padding.
     """
 
     key_len: int
@@ -61,7 +61,7 @@ class Mask(NamedTuple):
 def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
     """Return a source of a mask as it was given, but a tensor for a list or a NumPy array while torch.compile traces.
 
-    `AttentionMask` makes arrays of lists in ways of NumPy's that a compiler can't follow.
+    `AttentionMask` converts lists by functions of NumPy that a compiler can't follow.
 
     Args:
         given: valid_lens, allowed, query_offset or bias.
@@ -75,10 +75,10 @@ def traceable(given: Any, bias_dtype: torch.dtype | None = None) -> Any:
 
 
 def placed(call: Call[Any], layer: nn.Module) -> Call[Any]:
-    """Return the call with tensors in place of lists, numbers and NumPy's arrays, where it is computed.
+    """Return the call with tensors in place of lists, numbers and NumPy's arrays, on the device that computes it.
 
-    That is where its first tensor is, or else the layer's parameters. The mask's integers stay where they are, so that
-    `build_mask` can read them without waiting for a device. Anything that `check_call` refuses stays as it is, too.
+    That is the device of its first tensor, or else of the layer's parameters. The mask's integers stay where they are,
+    so that `build_mask` can read them without waiting for a device. What `check_call` refuses stays as it is, too.
 
     Raises:
         SpecError: torch.jit.trace traces.
@@ -107,7 +107,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
     Args:
         call: as `placed` gives it.
-        spec: what it has to fit.
+        spec: the properties of the layer, which the call has to fit.
 
     Raises:
         SpecError: naming the first argument that does not fit.
@@ -143,7 +143,7 @@ def build_mask(call: Call[Any], spec: LayerSpec) -> Mask:
 
 
 def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
-    """Bool, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None where all may attend."""
+    """Return bools, broadcastable to (B, H, Lq, Lk), of a block or of all: the sources combined; None if all True."""
     mask = part_of(mask, block)
     allowed = mask.allowed
     if mask.bias is not None:
@@ -156,7 +156,7 @@ def allowed_keys(mask: Mask, block: Block | None = None) -> Tensor | None:
 
 
 def additive_bias(mask: Mask) -> Tensor | None:
-    """Return the bias to add to the scores: 0 where it only excludes; None without one."""
+    """Return the bias to add to the scores, with 0 in place of -inf; None without a bias."""
     return None if mask.bias is None else mask.bias.masked_fill(mask.bias == -torch.inf, 0.0)
 
 
@@ -179,14 +179,14 @@ def part_of(mask: Mask, block: Block | None) -> Mask:
 
 
 def cut(array: Tensor, block: Block) -> Tensor:
-    """Return the part of an array that broadcasts to (B, H, Lq, Lk) which belongs to a block of it."""
+    """Return the part for a block of an array that broadcasts to (B, H, Lq, Lk)."""
     return array[tuple(slice(None) if size == 1 else part for size, part in zip(array.shape, block, strict=True))]
 
 
 def expected_dtype(layer: nn.Module) -> str | None:
-    """Return the dtype that a layer's inputs must have: that of its parameters; None without any.
+    """Return the dtype that a layer's inputs must have, its parameters' dtype; None if it has no parameters.
 
-    None under autocast too, where PyTorch chooses a dtype for each operation.
+    It is None under autocast too, where PyTorch chooses a dtype for each operation.
     """
     parameter = next(layer.parameters(), None)
     if parameter is None:
@@ -198,7 +198,7 @@ def expected_dtype(layer: nn.Module) -> str | None:
 
 
 def check_first_call(call: Call[Any], layer: nn.Module) -> None:
-    """SpecError for a first call, which decides a layer's widths, before it reaches a parameter; `placed` made it."""
+    """Raise SpecError if a first call, which decides the layer's widths, does not fit; `placed` made the call."""
     check_call(call, LayerSpec(dtype=expected_dtype(layer)), describe)
 
 

@@ -21,8 +21,8 @@ class HeadNorm(nn.Module):
     """The norm of the queries or of the keys of a layer: `q_norm` or `k_norm`.
 
     Args:
-        settings: those of the layer.
-        size: of weight and bias, (d,) or (heads * d,); None without them.
+        settings: the layer's query-key norm.
+        size: the shape of weight and bias, (d,) or (heads * d,); None without them.
         device, dtype: of the parameters.
     """
 

@@ -22,11 +22,11 @@ from mha_core.parts.rotary import Rotary, Table
 
 
 def rotary_tables(call: Call[Tensor], settings: Rotary | None) -> Tables:
-    """Cosine and sine of the positions of queries and new keys, in the dtype of the queries, on their device.
+    """Return cosine and sine of the positions of queries and new keys, in the dtype of the queries, on their device.
 
     Args:
         call: as `placed` gives it, and checked.
-        settings: those of the layer; None gives no tables.
+        settings: the layer's rotary settings; None gives no tables.
 
     Raises:
         SpecError: a position that is out of range, where its number can be read; positions that a compiler traces, in

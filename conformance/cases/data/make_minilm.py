@@ -138,7 +138,7 @@ def make(model_dir: Path) -> bytes:
 
 
 def stored_weights(model_dir: Path, layer: int) -> dict[str, NDArray]:
-    """The weights of one attention layer as the checkpoint stores them, under canonical names."""
+    """Return the weights of one attention layer as the checkpoint stores them, under canonical names."""
     weights = {}
     with safe_open(model_dir / "model.safetensors", framework="numpy") as checkpoint:
         for name, original in ORIGINAL_NAMES.items():
@@ -155,7 +155,7 @@ Call = tuple["torch.Tensor", dict[str, Any]]
 
 
 def record_calls(model: Any, batch: Any) -> dict[int, Call]:
-    """Run the whole model on `batch`; return how it calls the self-attention of each of LAYERS."""
+    """Run the whole model on `batch`; return the arguments that the self-attention of each layer in LAYERS gets."""
     calls: dict[int, Call] = {}
 
     def recorder(layer: int) -> Any:
@@ -190,7 +190,7 @@ def recordings(attention: Any, hidden_states: torch.Tensor, arguments: dict[str,
 
 
 def to_bytes(arrays: dict[str, NDArray], metadata: dict[str, Any]) -> bytes:
-    """A safetensors file that has the same bytes each time: safetensors itself shuffles the metadata."""
+    """Return a safetensors file that has the same bytes each time: safetensors itself shuffles the metadata."""
     text = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata.items()}
     data = save(arrays, metadata=text)
     # The format: the header's length in 8 bytes, a JSON header padded with spaces, then the arrays.

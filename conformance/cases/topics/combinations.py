@@ -17,14 +17,14 @@ from mha_core import AttentionConfig, AttentionMask
 
 
 def windowed_by_head(rng: Rng, case: Case) -> AttentionMask:
-    """The own place and 4 after it, 32-bit lengths that are all equal, and `allowed` (H, Lq, Lk), transposed."""
+    """Allow a query its own place and 4 after it, with equal 32-bit lengths and a transposed `allowed` (H, Lq, Lk)."""
     allowed = np.asfortranarray(random_allowed(rng, case, heads=case.config.num_heads)[0])
     lens = np.full(case.batch, case.key_len - 1, np.int32)
     return AttentionMask(valid_lens=lens, allowed=allowed, window=(0, 4))
 
 
 def by_item_and_head(rng: Rng, case: Case) -> AttentionMask:
-    """`allowed` by item, and a bias by head, of which there are as many as items."""
+    """Return an `allowed` for each item and a bias for each head; there are as many heads as items."""
     return AttentionMask(
         allowed=random_allowed(rng, case)[:, :, :1] | (np.arange(case.key_len) == 0),
         bias=rng.normal(size=(1, case.config.num_heads, case.query_len, case.key_len)),
@@ -32,7 +32,7 @@ def by_item_and_head(rng: Rng, case: Case) -> AttentionMask:
 
 
 def large_negative(rng: Rng, case: Case) -> AttentionMask:
-    """A bias (B, 1, 1, Lk) as other libraries make it of lengths: -1e9, or the least float32, at padding."""
+    """Return a bias (B, 1, 1, Lk) as other libraries make it of lengths: -1e9, or the least float32, at padding."""
     bias = np.zeros((case.batch, 1, 1, case.key_len))
     bias[0, ..., 5:], bias[1, ..., 3:] = -1e9, FINFO_MIN
     return AttentionMask(bias=bias, causal=True)
@@ -46,7 +46,7 @@ def step_of_decoding(rng: Rng, case: Case) -> AttentionMask:
 
 
 def in_one_cache(rng: Rng, problem: Problem) -> Problem:
-    """The past is cut from a longer cache, in which keys and values lie beside each other."""
+    """Return the problem with its past as a view of a longer cache, one array that holds keys and values."""
     keys, values = problem.inputs.past_keys, problem.inputs.past_values
     assert keys is not None
     assert values is not None
@@ -57,7 +57,7 @@ def in_one_cache(rng: Rng, problem: Problem) -> Problem:
 
 
 def packed_documents(rng: Rng, case: Case) -> AttentionMask:
-    """Three documents in a row, each of which attends to itself alone, from the past to the future."""
+    """Allow the queries of three documents in a row the keys of their own document, up to their own position."""
     document = np.arange(case.key_len) * 3 // case.key_len
     one = document[: case.query_len, None] == document
     shape = (case.batch, 1, case.query_len, case.key_len)

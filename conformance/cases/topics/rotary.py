@@ -35,12 +35,12 @@ LONGROPE_WIDE = {
 
 
 def growing(rng: Rng, shape: tuple[int, ...], first: int = 0) -> NDArray[np.int64]:
-    """Positions (..., L) that grow along the last axis by 1 or more: with gaps, as between documents."""
+    """Return positions (..., L) that grow along the last axis by 1 or more: with gaps, as between documents."""
     return first + rng.integers(0, 5, size=(*shape[:-1], 1)) + np.cumsum(rng.integers(1, 4, size=shape), axis=-1)
 
 
 def placed(rng: Rng, case: Case) -> RotaryInputs:
-    """Positions of queries and new keys, of each item: those of keys from Lp, with gaps."""
+    """Return positions of queries and new keys for each item; key positions begin at Lp and have gaps."""
     of_queries, of_keys = (case.batch, case.query_len), (case.batch, case.key_len - case.past_len)
     return RotaryInputs(growing(rng, of_queries, case.past_len), growing(rng, of_keys, case.past_len))
 
@@ -61,12 +61,12 @@ PADDED_PAST: dict[str, Any] = {
 
 
 def far_apart(rng: Rng, case: Case) -> RotaryInputs:
-    """Positions of queries and new keys, the same in all items, up to 300 and in no order."""
+    """Return positions of queries and new keys, the same in all items, up to 300 and in no order."""
     return RotaryInputs(rng.integers(0, 300, case.query_len), rng.integers(0, 300, case.key_len - case.past_len))
 
 
 def of_axes(rng: Rng, case: Case) -> RotaryInputs:
-    """Positions (3, B, L) as of an image behind text: the axes part where it begins."""
+    """Return positions (3, B, L) of text and then an image: the three axes are equal until the image begins."""
 
     def axes(length: int) -> NDArray[np.int64]:
         text = np.broadcast_to(np.arange(length), (3, case.batch, length))
@@ -77,7 +77,7 @@ def of_axes(rng: Rng, case: Case) -> RotaryInputs:
 
 
 def given_tables(rng: Rng, case: Case) -> RotaryInputs:
-    """Tables of each item's queries and one of all items' keys, times 1.4; the first token of each does not turn."""
+    """Return a table for each item's queries and one for all items' keys, times 1.4; first tokens do not turn."""
     assert case.config.rotary is not None
     pairs = (case.config.rotary.width or 0) // 2
 

@@ -24,7 +24,7 @@ LENS = [2, 4, 7, 1]
 
 
 def one_tensor(rng: Rng, problem: Problem) -> Problem:
-    """The problem with one array as queries, keys and values: self-attention."""
+    """Return the problem with one array as queries, keys and values: self-attention."""
     return problem.with_inputs(keys=problem.inputs.queries, values=problem.inputs.queries)
 
 

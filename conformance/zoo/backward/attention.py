@@ -27,12 +27,12 @@ def _where_allowed(state: State, array: NDArray) -> NDArray:
 
 
 def weighted(state: State, gradient: str = "d_weights") -> NDArray:
-    """P * dP, (B, H, Lq, Lk); 0 where a key is excluded, even beside a NaN."""
+    """(B, H, Lq, Lk): P * dP, weights times their gradient; 0 where a key is excluded, even beside a NaN."""
     return _where_allowed(state, state["weights"] * state[gradient])
 
 
 def d_values_by(state: State, kept_weights: NDArray) -> NDArray:
-    """Return the values' gradient (B, G, Lk, dv) by other weights (B, H, Lq, Lk)."""
+    """Return the gradient (B, G, Lk, dv) of the values with `kept_weights` (B, H, Lq, Lk) as the weights."""
     return sum_kv_groups(kept_weights.swapaxes(-1, -2) @ state["d_heads"], state.config.num_kv_heads)
 
 

@@ -37,7 +37,7 @@ def keys_of_block() -> int:
 
 
 def in_blocks_of(bug: Bug, size: int) -> Bug:
-    """`bug` with blocks of `size` queries and keys; cases with fewer can't show it."""
+    """Return `bug` with blocks of `size` queries and keys; cases with fewer can't show it."""
 
     def sized(step: Step) -> Step:
         def run(state: State) -> Any:
@@ -263,12 +263,12 @@ QUERY_BLOCKS = (
 
 
 def finite(highest: NDArray) -> NDArray:
-    """Return a maximum that can be subtracted, also where there is no key."""
+    """Return the maximum of a row, with 0 in place of -inf where there is no key: it can be subtracted."""
     return np.where(np.isneginf(highest), 0.0, highest)
 
 
 def exponentials(state: State) -> NDArray:
-    """exp(score - maximum of its row), (B, H, Lq, Lk); 0 where a key is excluded."""
+    """(B, H, Lq, Lk): exp(score - maximum of its row); 0 where a key is excluded."""
     return np.exp(open_scores(state) - finite(highest_of(open_scores(state))))
 
 

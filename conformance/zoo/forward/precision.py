@@ -21,7 +21,7 @@ TF32_DROPPED_BITS = 13
 
 
 def to_tf32(array: NDArray) -> NDArray:
-    """Rounded to TF32, held in float64.
+    """Return the array rounded to TF32, held in float64.
 
     >>> to_tf32(np.array([1.0 + 2**-11, 1.0 + 3 * 2**-11]))  # halfway: to even
     array([1.        , 1.00195312])
@@ -78,7 +78,7 @@ def _products_in(narrow: Narrow) -> tuple[Steps, ...]:
 
 
 def to_integers(array: NDArray, bits: int, axis: int | tuple[int, ...] | None = None) -> NDArray:
-    """Rounded to integers of some bits times a scale, by which the largest along the axes is the largest integer.
+    """Return the array rounded to integers of some bits times a scale; the largest number gets the largest integer.
 
     >>> to_integers(np.array([[1.0, 0.3], [127.0, 50.4]]), 8, 1)
     array([[  1.       ,   0.2992126],

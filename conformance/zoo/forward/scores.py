@@ -24,7 +24,7 @@ def is_product(state: State) -> bool:
 
 
 def transposed(mask: NDArray, scores: NDArray) -> NDArray:
-    """Queries and keys of a mask of any kind exchanged; DoesNotApply unless Lq = Lk."""
+    """Return a mask of any kind with queries and keys exchanged; DoesNotApply unless Lq = Lk."""
     require(scores.shape[-1] == scores.shape[-2], "a mask can be transposed unnoticed only where Lq = Lk")
     return np.broadcast_to(mask, scores.shape).swapaxes(-1, -2)
 

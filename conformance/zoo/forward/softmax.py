@@ -16,7 +16,7 @@ Rule = Callable[[State], NDArray]
 
 
 def plain_softmax(scores: NDArray, axis: int | tuple[int, ...] = -1) -> NDArray:
-    """Softmax over the given axes; NaN where all scores are -inf, as plain implementations give."""
+    """Return the softmax over the given axes; NaN where all scores are -inf, as plain implementations give."""
     exponentials = np.exp(scores - scores.max(axis=axis, keepdims=True, initial=-np.inf))
     return exponentials / exponentials.sum(axis=axis, keepdims=True)
 
@@ -84,7 +84,7 @@ def let_in(state: State) -> NDArray:
 
 
 def no_padding(state: State) -> NDArray:
-    """(B, Lk): keys and values as they are, since those that a mask should exclude are attended to."""
+    """(B, Lk): no key is padding, because this bug attends to keys that the mask should exclude."""
     return np.zeros_like(padding(state))
 
 
