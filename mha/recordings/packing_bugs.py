@@ -181,7 +181,7 @@ def _of_order(order: tuple[str, ...]) -> Bug:
 
 @cache
 def packing_bugs() -> tuple[Bug, ...]:
-    """Return all bugs of packed and of single weights: their parts in another order, or matrices transposed.
+    """Return all bugs in reading packed or single weights, such as parts in another order or transposed matrices.
 
     >>> [bug.id for bug in packing_bugs()][:2]
     ['packed-per-head-read-as-thirds', 'packed-keys-values-per-head-read-as-halves']
