@@ -127,5 +127,5 @@ def bench(exercise: StepExercise) -> Bench:
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """Return |array - wanted|, for masks too; NaN equals NaN, inf equals inf, and both are infinitely far from others."""
+    """Return |array - wanted|, for masks too. NaN and inf are equal to themselves, and infinitely far from the rest."""
     return distance_of_numbers(array.astype(np.float64), wanted.astype(np.float64))
