@@ -100,9 +100,10 @@ class Slice:
 
     @cached_property
     def units(self) -> tuple[int, int, int]:
-        """Return three numbers: of equal blocks in the array, of this projection's first block, and of its blocks.
+        """Return (number of equal blocks in the array, this projection's first block, number of its blocks).
 
-        With 2 query heads for each key head there are 4 blocks: 2 of queries, then 1 of keys and 1 of values.
+        With 2 query heads for each key head there are 4 blocks: 2 of queries, then 1 of keys and 1 of values. So the
+        keys have (4, 2, 1).
         """
         if self.group == 1:
             return self.parts, self.part, 1

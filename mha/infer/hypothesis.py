@@ -101,7 +101,7 @@ class Hypothesis:
         return all(getattr(self, role).rows(*self._split(role)) is not None for role in roles)
 
     def is_plain(self) -> bool:
-        """Return whether all projections use different rows; equal ones count if the file has several copies."""
+        """Return whether no row is used more often than the file has copies of its array."""
         used = Counter((part.source.names, part.kind == "whole" or part.part) for part in self.weights)
         return all(count <= len(names) for (names, _), count in used.items())
 

@@ -162,7 +162,7 @@ class SeamCalls:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Return a context in which calls are not seen, for layers that run again and not as a part of the model."""
+        """Return a context in which calls are not seen, for layers that run again by themselves."""
         self._paused += 1
         try:
             yield

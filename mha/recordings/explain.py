@@ -40,9 +40,9 @@ def explain(
 ) -> list[Diagnosis]:
     """Diagnose a recording that differs from the definition, once for each dtype in it.
 
-    Tried are the zoo's bugs, and the ways in which packed weights can be read wrongly. One explains the recording if it
-    gives the recorded output in every call of that dtype. In a large batch only two items are looked at: the one that
-    is furthest off, and another one.
+    The zoo's bugs are tried, and the ways in which packed weights can be read wrongly. A bug explains the recording if
+    it gives the recorded output in every call of that dtype. In a large batch only two items are looked at: the one
+    that is furthest off, and another one.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -231,10 +231,10 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
 
 
 def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
-    """Return `found` without the explanations that the weights which the layers hold rule out.
+    """Return `found` without explanations that are ruled out by the weights that the layers hold.
 
-    If a layer computes the definition with the weights that it holds, only its projections can be wrong. And if it has
-    no biases of queries, keys and values, exchanged projections are exchanged weights, and only one of the two is said.
+    If a layer computes the definition with the weights that it holds, only its projections can be wrong. If it has no
+    biases of queries, keys and values, exchanged projections are the same as exchanged weights: only one stays.
 
     Args:
         found: explanations of the calls by the weights that were meant (those of the original).

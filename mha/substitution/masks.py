@@ -78,10 +78,10 @@ def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask:
     depend on its scores: then the output is linear in the module's inputs, as a mean of values is.
 
     Args:
-        exact_on: runs the module.
-        given: what it is given, masks among it.
-        other_mask: whether a mask differs from the original's own. Only then queries without a key are looked for: what
-            the original itself gives to such queries counts.
+        exact_on: a function that runs the module on other inputs.
+        given: the module's inputs, masks among them.
+        other_mask: whether a mask differs from the original's own. Only then are queries without a key left out; with
+            the original's own mask, the outputs of such queries count.
     """
     module = _Module(exact_on, given, exact_on(given))
     found = [_padding(module), _without_key(module) if other_mask else None]

@@ -192,9 +192,9 @@ def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> b
 
 
 def laid_out(one: Matched, own: NDArray, theirs: NDArray) -> NDArray:
-    """Return the port's array `theirs` in the layout of the original's, `own`: it is moved as the array in `one` was.
+    """Return the port's array `theirs` in the layout of the original's array `own`.
 
-    `theirs` has the shape that the array in `one` had in the port.
+    It is transposed or reshaped as the array in `one` was, and has the shape that this array had in the port.
     """
     each = chain(_layouts(own, theirs), patches(own, theirs))
     return next(array for array, layout in each if layout == one.layout)

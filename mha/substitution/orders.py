@@ -132,7 +132,9 @@ def rounded_among(
 
 
 def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:
-    """Return in words which of a port's parameters are not its original's; "" if none is, and nothing known has them.
+    """Return in words which of a port's parameters differ from its original's.
+
+    "" if none differs; also if all do, and their numbers are found nowhere in the original model.
 
     Args:
         port, own: the parameters of the port's module, and of its original's.

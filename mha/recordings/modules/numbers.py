@@ -51,7 +51,7 @@ class Order(NamedTuple):
     """Three hashes of an array that tell in which order its numbers stand. The rows run along its first axis.
 
     Attributes:
-        sequence: a hash that changes with any order of the numbers.
+        sequence: a hash that changes if any numbers change places.
         rows: a hash that stays the same if whole rows change places.
         columns: a hash that stays the same if whole columns change places.
 

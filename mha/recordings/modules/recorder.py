@@ -122,7 +122,7 @@ class ModuleRecorder:
         raise AssertionError
 
     def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> Any:
-        """Note the output of a call, and return it; if gradients are recorded, changed so that its own are noted."""
+        """Note the output of a call, and return it. If gradients are recorded, the output's own gradients are noted."""
         while (
             self._open and not self._paused
         ):  # calls that ended in an error which the model caught are left open above it

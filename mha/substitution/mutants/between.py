@@ -25,7 +25,7 @@ def lost_residual(inside: Inside) -> Found:
 
 
 def scaled_residual(inside: Inside) -> Found:
-    """What was added to a part's output is multiplied by the root of its width."""
+    """A residual is multiplied by the root of its width before it is added to a part's output."""
     for one in inside.sums:
         yield inside.exact_with({one.part: one.part.y + (np.sqrt(one.r.shape[-1]) - 1.0) * one.r})
 

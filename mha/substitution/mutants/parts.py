@@ -32,7 +32,7 @@ class PartCall:
         call: the call in the original's own run.
         module, turn: its module, and how often that module was called before.
         name, kind: name and class of the module.
-        top: position of the call that the module around made itself; this call is that one, or was made within it.
+        top: position of the call of a direct part of the module around: this call, or the one that it was made within.
     """
 
     call: OriginalCall

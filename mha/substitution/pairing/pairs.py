@@ -111,7 +111,7 @@ class Pairs:
         self._back[port] = original
 
     def exchanged(self) -> dict[int, int]:
-        """Return other pairs for modules that are called in another order than the ones with their parameters.
+        """Return other pairs for modules that the two models call in different orders, if paired by their parameters.
 
         The new pairs are in the order of both models' calls (if one calls a, b and the other b, a: a with b, b with a).
         Only modules without parts are looked at; not those inside a module that is paired by its parameters, and not
@@ -134,8 +134,8 @@ class Pairs:
     def out_of_order(self, port: int) -> list[dict[int, int]]:
         """Return other pairs, in the order of both models' calls, for parts of a module that are called out of order.
 
-        There is one dict for each group of alike parts: they stand directly in the module, have no parts themselves,
-        equally many parameters, and outputs of one size.
+        There is one dict for each group of alike parts. These stand directly in the module, have no parts themselves,
+        and have equally many parameters and outputs of one size.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for part in self.inside_ports[port]:

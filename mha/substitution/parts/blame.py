@@ -30,8 +30,8 @@ class Blame(Parts):
     """A `Parts` that decides which modules are blamed.
 
     Attributes:
-        in_lines: position of a module whose own lines are wrong -> the judgement on its worst call, made with the
-            port's outputs of its parts put in.
+        in_lines: position of a module whose own lines are wrong (its code between the modules inside it) -> the
+            judgement on its worst call, made with the port's outputs of its parts put in.
         unseen: the bugs that the calls would not have shown.
         spared: positions of parts that are not blamed, because other parts make up for them.
         explained: position of a module -> its wrong parts, whose faults explain what the module gives.
@@ -47,9 +47,9 @@ class Blame(Parts):
         self.explained: dict[int, Elsewhere] = {}
 
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
-        """Return the verdict on a module, and blame modules inside it that have no original for its wrong lines.
+        """Return the verdict on a module with wrong lines.
 
-        That is done only if these modules hold the wrong lines.
+        If the wrong lines are found in modules inside it that have no original, those are blamed in its place.
         """
         if port not in self.in_lines or len(self.ready[port][0]) != 1:
             return found

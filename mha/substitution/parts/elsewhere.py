@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 
 
 class Elsewhere:
-    """A second judgement on the wrong parts of a module, by what they give in the module's own run.
+    """A second judgement on the wrong parts of a module, by their outputs when the original's module runs as a whole.
 
     Args:
         parts: both models.

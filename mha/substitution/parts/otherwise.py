@@ -19,6 +19,9 @@ Run = Callable[[Mapping[int, Instead]], Sequence[CallJudgement] | None]
 class Division(NamedTuple):
     """A finding on parts that were found wrong: which of them are right with the lines around them.
 
+    Such a part differs from its original, but the module's code around it makes up for that (such as a bias that is
+    added outside the part).
+
     Attributes:
         found: the judgement on the worst call with the outputs of all the port's parts; None if it can't be run.
         spared: the judgement with the original's outputs of some parts in place of the port's, if that mends something;

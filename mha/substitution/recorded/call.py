@@ -31,7 +31,7 @@ FIELDS = {"inputs": (*GIVEN, *PAST, "rotary"), "mask": ("mask", "dropout_keep"),
 
 @dataclass(frozen=True, eq=False)
 class ComparedCall:
-    """One call of one recording, with the reference's answer to it and the comparison of its outputs with that."""
+    """One call of one recording, with the reference's answer to it, with which its outputs are compared."""
 
     name: str
     dtype: str

@@ -20,7 +20,7 @@ class Pairing:
     """Pairs of calls, by position in each recording.
 
     Attributes:
-        how: "name", "order", "the map", or "the same weights" where one of both has more layers.
+        how: how calls were paired: "name", "order", "the map", or "the same weights" (if one model has more layers).
         pairs: (call of the original, call of the port), in the order of the original's calls.
         remarks: sentences on the pairing.
     """
