@@ -307,9 +307,9 @@ def named_as(model: Any) -> str:
 
 
 def with_tensors(live: Live) -> Live | None:
-    """Return a function of arrays so that it is called with PyTorch's tensors.
+    """Return a copy of a Live function of arrays that calls it with PyTorch's tensors.
 
-    None for a model, or if PyTorch is not imported.
+    None if `live` is a model, or if PyTorch is not imported.
     """
     if live.hooks is not None or "torch" not in sys.modules:
         return None

@@ -25,7 +25,7 @@ TRACKS = {
 
 @cache
 def all_exercises(frameworks: tuple[str, ...] = tuple(DIALECTS)) -> tuple[Exercise, ...]:
-    """Return every exercise, and the translations into these frameworks.
+    """Return every exercise; of the translations, only those into these frameworks.
 
     >>> [exercise.name for exercise in all_exercises(("numpy",))][:3]
     ['project', 'split', 'merge']

@@ -148,7 +148,10 @@ def left_out(one: Trained) -> NDArray:
 
 
 def place(importances: Sequence[NDArray]) -> float:
-    """Return how good these importances (one array for each layer) are: 0 as random ones, 1 as those of `left_out`."""
+    """Return how good these importances (one array for each layer) are: 0 for random ones, 1 for those of `left_out`.
+
+    A higher number is better.
+    """
     low, high = _scale()
     kept = [fidelity(one, scores) for one, scores in zip(trained(), importances, strict=True)]
     return float((np.mean(kept) - low) / (high - low))

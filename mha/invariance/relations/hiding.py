@@ -79,7 +79,7 @@ def padded(trial: Trial, known: Known, real: NDArray) -> dict[str, Any]:
 
 
 def plain_and_padded(trial: Trial, known: Known) -> list[tuple[dict[str, Any], NDArray | None]]:
-    """Return [(further arguments of a call, positions that count)]: for a call without padding, and for one with it.
+    """Return pairs (further arguments of a call, positions that count): one without padding, and one with padding.
 
     The positions are bool (B, L); None: all count. Padding is on the right; in a causal model it is on the left, since
     padding on the right changes nothing there.

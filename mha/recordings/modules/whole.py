@@ -65,7 +65,10 @@ def recorded_modules(
     only: Sequence[str],
     gradients: bool,
 ) -> Iterator[WholeRecording]:
-    """Return a context that records the modules of `target`; see `mha.capture`. SpecError without a path."""
+    """Return a context whose value is a WholeRecording of the modules of `target`; see `mha.capture`.
+
+    Calls are recorded within the value's own context `watched`. SpecError without a path.
+    """
     if path is None:
         raise SpecError("modules=True needs a file to write to")
     stream = ArrayStream(check_output(path, what="a recording"), limit)
