@@ -38,8 +38,8 @@ class Loaded:
         subjects: all subjects that can be used, on every device and in every dtype.
         own: the user's own subjects among these.
         backends: the backends that can be used.
-        left_out: a line for each backend, dtype or path that is not there.
-        broken: a line for each backend or subject that can't be used; with one, the command does not succeed.
+        left_out: a line for each backend, dtype or path that is not available.
+        broken: a line for each backend or subject that can't be used. If there is any, the command does not succeed.
     """
 
     subjects: list[Subject] = field(default_factory=list)
@@ -97,7 +97,9 @@ class Apart(Options):
         return self.workers == 0
 
     def settings(self, specs: tuple[str, ...] = ()) -> Settings:
-        """Return which interpreter runs what. Raises SpecError if one of them, or the cluster, can't be used.
+        """Return which interpreter runs which backend or subject.
+
+        Raises SpecError if an interpreter, or the cluster, can't be used.
 
         Args:
             specs: the subjects that were asked for.
@@ -130,7 +132,7 @@ class Apart(Options):
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Return a context at whose end the processes that were started are ended."""
+        """Return a context that ends, when it ends, the processes that were started."""
         from conformance.workers.execute import end_idle
 
         try:
@@ -158,12 +160,12 @@ class Apart(Options):
         text: Callable[[Item], str],
         work: Callable[[Executor], Iterator[Item]],
     ) -> tuple[list[Item], bool]:
-        """Return what `work(executor)` yields, up to an interrupt by the user; and whether there was one.
+        """Return the items that `work(executor)` yields until the user interrupts it, and whether the user did.
 
         Args:
             errors: the console that shows a progress bar.
             total: how many items there will be.
-            text: item -> what the bar says after it.
+            text: a function that returns the bar's text after an item.
             work: a function of an executor that yields items, in any order.
         """
         from conformance.runner import until_interrupted
@@ -180,9 +182,9 @@ class Apart(Options):
     def backends(self, requested: tuple[str, ...], settings: Settings) -> tuple[list[Backend], list[str], list[str]]:
         """Return the requested backends, or all installed ones; and two lists with a line for each that can't be used.
 
-        The first is about backends that are not installed, the second about those whose interpreter can't be used: then
-        the command does not succeed. A backend that was asked for and can't be used is an error, and so is an
-        installed one that is broken.
+        The first list is about backends that are not installed. The second is about those whose interpreter can't be
+        used; if it is not empty, the command does not succeed. It is an error if a requested backend can't be used, or
+        if an installed one is broken.
         """
         from conformance.workers.described import describe_backend
         from conformance.workers.interpreters import Home
@@ -235,7 +237,7 @@ class Apart(Options):
             specs: the user's subjects. One that can't be used does not stop the others.
             devices: the backends' devices. Default: all.
             path: the backends' path. Default: their default paths.
-            compiled: whether backends run on their compiled paths, and each subject also as its attribute `compiled`.
+            compiled: whether backends run on their compiled paths, and each subject's attribute `compiled` runs too.
             time_limit: seconds that a subject may take for a case.
         """
         from conformance.subjects.load import COMPILED, check_time_limit
@@ -295,7 +297,7 @@ def backend_subjects(
 ) -> tuple[list[BackendSubject], list[str]]:
     """Return a subject for each backend, path, dtype and device; and a line for each dtype or path that one lacks.
 
-    The paths are the backend's default ones, `path` alone, or with `compiled` those that are compiled.
+    The paths are the backend's default ones; with `path` only that one, and with `compiled` the compiled ones.
     """
     from conformance.subjects.backend import BackendSubject, paths_to_check
 

@@ -30,7 +30,7 @@ class CouldNotRun(click.ClickException):
 
 
 def finish(different: object, failed: object = False) -> NoReturn:
-    """End the command: with exit status 1 if something is different, else with 2 if something failed, else with 0."""
+    """End the command with exit status 1 if something is different, else 2 if something failed, else 0."""
     raise SystemExit(_status(different, failed))
 
 
@@ -39,11 +39,11 @@ def _status(different: object, failed: object) -> int:
 
 
 def status_by(results: Sequence[Result], also: Sequence[Result] = (), *, failed: bool = False) -> int:
-    """Return the exit status by results: 1 if one is different, 2 if one did not run or nothing was judged.
+    """Return the exit status for results: 1 if one is different, else 2 if one did not run or nothing was judged.
 
     Args:
-        results: what the command was to judge.
-        also: further results, which do not count as a judgement if there is nothing else.
+        results: the results that the command is about.
+        also: further results. If there are only these, nothing was judged.
         failed: whether anything else could not run, or results are missing.
     """
     statuses = {result.status for result in (*results, *also)}
@@ -70,9 +70,9 @@ def warn(errors: Console, lines: Iterable[str]) -> None:
 
 
 def show_rows(console: Console, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows: a line for each where all fit into the width of the console, else a paragraph for each.
+    """Print rows: each as a line if all lines fit into the width of the console, else each as a paragraph.
 
-    A paragraph has the first cell over the others, which bear their headers. No cell is cut.
+    A paragraph has the first cell on top, and below it the others with their headers. No cell is cut.
 
     Args:
         console: where to print.
@@ -117,7 +117,9 @@ def of_result(result: Result) -> str:
 
 @contextmanager
 def progress(console: Console, total: int, text: Callable[[Item], str]) -> Iterator[Callable[[Item], None]]:
-    """A progress bar on stderr; yields a function that moves it on by one item and shows the item's text.
+    """Return a context with a progress bar on stderr.
+
+    Its value is a function that moves the bar on by one item and shows the item's text.
 
     Args:
         console: a console on stderr.

@@ -32,10 +32,10 @@ def run_elsewhere(python: str, without: str) -> NoReturn:
 
     Args:
         python: the interpreter, as it was given.
-        without: the name of the parameter that said so.
+        without: the name of the parameter that named it; the other interpreter is not given this one.
 
     Raises:
-        CouldNotRun: it is no interpreter, or lacks this project, or has another version of it.
+        CouldNotRun: `python` is no interpreter, lacks this project, or has another version of it.
     """
     from conformance.workers.interpreters import program, same_program
 

@@ -32,7 +32,7 @@ class Command(click.Command):
     """A command in which every refusal and every unexpected error ends with exit status 2 and a message of one line.
 
     Attributes:
-        examples: whole command lines, for who leaves out an argument.
+        examples: whole command lines, which are shown if an argument is missing.
     """
 
     examples: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Command(click.Command):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run as `click.Command.main` does: this ends the process, unless `standalone_mode` is False."""
+        """Run the command as `click.Command.main` does. This ends the process, unless `standalone_mode` is False."""
 
         def run_within() -> Any:
             return super(Command, self).main(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -78,7 +78,7 @@ class Program(Command, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return what click does. The error for a word that is no command lists the commands of a small group."""
+        """Return what click returns. In a small group, the error for an unknown command lists the commands."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -89,7 +89,7 @@ class Program(Command, click.Group):
 
 
 def run(program: click.Command) -> NoReturn:
-    """Run the program as a process of its own: a request to terminate ends it as an interrupt does."""
+    """Run the program as the main program of its process; a request to terminate ends it as an interrupt does."""
     for request in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(request) == signal.SIG_DFL:  # nohup has one ignored
             signal.signal(request, signal.default_int_handler)

@@ -77,12 +77,12 @@ GROUPS = {
 
 
 class Main(Program):
-    """The program: a command or an option of GONE, NEVER or ELSEWHERE is answered with what is used."""
+    """The program. A command or an option in GONE, NEVER or ELSEWHERE is answered with what to use instead."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return what click does. Raises CouldNotRun for a word of GONE, NEVER or ELSEWHERE."""
+        """Return what click returns. Raises CouldNotRun for a word in GONE, NEVER or ELSEWHERE."""
         for word in (args[0], *(f"{args[0]} {more.partition('=')[0]}" for more in args[1:])):
             if word in GONE:
                 raise CouldNotRun(f"mha {word} is no longer there; use {GONE[word]}")
@@ -91,7 +91,7 @@ class Main(Program):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands in GROUPS, each with the whole first sentence of its help."""
+        """Write the commands in GROUPS, each with the whole first sentence of its help."""
         for group, commands in GROUPS.items():
             with formatter.section(group):
                 formatter.write_dl([(str(one.name), one.get_short_help_str(limit=1000)) for one in commands])

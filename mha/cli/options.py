@@ -53,12 +53,12 @@ def argument(**settings: Any) -> Any:
 
 
 def command(kind: type[Options], *examples: str, **settings: Any) -> Callable[[Callable[[Any], None]], click.Command]:
-    """Return a decorator that makes a function a command, which is called with one object: what was asked for.
+    """Return a decorator that makes a function a command. The function gets one object with all options.
 
     Args:
-        kind: its fields are made by `option`, `argument` and the functions below.
-        examples: whole command lines, for who leaves out an argument.
-        settings: of the command's context, as click has them.
+        kind: the class of that object; its fields are made by `option`, `argument` and the functions below.
+        examples: whole command lines, which are shown if an argument is missing.
+        settings: settings of the command's context, as click has them.
     """
 
     def decorate(function: Callable[[Any], None]) -> click.Command:
@@ -85,7 +85,7 @@ def _parameters(kind: type[Options]) -> Iterator[Callable[[Any], Any]]:
 
 
 class OutputFile(click.ParamType):
-    """The type of an option for a file to write: made absolute, and checked before anything runs.
+    """The type of an option that names a file to write. The path is made absolute, and checked before anything runs.
 
     Args:
         dash: whether "-" stands for standard output.
@@ -97,7 +97,7 @@ class OutputFile(click.ParamType):
         self.dash = dash
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the absolute path. CouldNotRun if nothing can be written there, or another option names that file."""
+        """Return the absolute path. CouldNotRun if no file can be written there, or if another option names it too."""
         from mha_core.errors import SpecError
         from mha_core.files.writing import check_different, check_output
 
@@ -149,7 +149,7 @@ def calls() -> Any:
 
 
 def dtypes(default: str = "float64 and float32.") -> Any:
-    """--dtype: a tuple of names; the text says what the default is."""
+    """Return the option --dtype, whose value is a tuple of names; `default` is the default in words."""
     return several("--dtype", "-d", help=f"This dtype (repeatable). Default: {default}")
 
 
@@ -185,7 +185,10 @@ def seed(of: str) -> Any:
 
 
 def unseen(which: str = "these calls") -> Any:
-    """--unseen: True, to list them; --no-unseen: False, not to look for them; None, to count them in a line."""
+    """Return the options --unseen and --no-unseen, whose value is None without either.
+
+    True lists the bugs that the calls would not have shown, False does not look for them, None counts them in a line.
+    """
     text = f"List the bugs that {which} would not have shown, or do not look for them. Default: count them."
     return option("--unseen/--no-unseen", default=None, help=text)
 

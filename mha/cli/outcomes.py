@@ -50,10 +50,10 @@ class Outcome:
     """The outcome of one case or one module.
 
     Attributes:
-        suite: who was judged: the subject with its dtype, or the port.
-        name: of the case or the module.
-        status: "failure" is different, "error" could not run, "skipped" was not judged.
-        rule: one of RULES; "" for what passed.
+        suite: the subject (with its dtype) or the port that was judged.
+        name: name of the case or the module.
+        status: "failure" if it is different, "error" if it could not run, "skipped" if it was not judged.
+        rule: one of RULES; "" if it passed.
         message: why it did not pass.
         seconds: how long it took.
     """
@@ -67,7 +67,7 @@ class Outcome:
 
 
 class Reported(Options):
-    """Options of commands whose outcomes are written for CI as well."""
+    """A base class with the options of commands that also write their outcomes for CI."""
 
     junit_path: Path | None = options.output_file(
         "--junit", help="Also write the outcomes to this file as JUnit's XML."
@@ -83,9 +83,10 @@ class Reported(Options):
         """Write the files that were asked for.
 
         Args:
-            outcomes: gives what was judged.
-            status: the exit status of the command. Where it is not 0 and every outcome passed, one more says so.
-            diagnoses: why subjects differ, as the JSON of `mha check` has it.
+            outcomes: a function that returns the outcomes.
+            status: the exit status of the command. If it is not 0 but every outcome passed, an outcome is added that
+                says so.
+            diagnoses: why subjects differ, as in the JSON of `mha check`.
         """
         from mha_core.files.writing import write_json, write_whole
 
@@ -146,7 +147,7 @@ def _of_module(found: WhereReport, number: int) -> Outcome:
 
 
 def of_relations(found: Report) -> list[Outcome]:
-    """Return the outcomes of the relations of a model; those not asked, and known deviations, are skipped."""
+    """Return the outcomes of the relations of a model; those not tested, and known deviations, count as skipped."""
     statuses: dict[str, tuple[Status, str]] = {
         "holds": ("passed", ""), "broken": ("failure", "contradicts-itself"), "known": ("skipped", "not-judged"),
         "not asked": ("skipped", "not-judged"),
@@ -160,7 +161,10 @@ def of_relations(found: Report) -> list[Outcome]:
 
 
 def junit(outcomes: Sequence[Outcome], diagnoses: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """JUnit's XML: a testsuite for each suite, a testcase for each outcome; a diagnosis is what a suite prints."""
+    """Return the outcomes as JUnit's XML: a testsuite for each suite, and in it a testcase for each outcome.
+
+    A diagnosis is written as the output of its suite.
+    """
     root = ElementTree.Element("testsuites")
     for suite in dict.fromkeys(one.suite for one in outcomes):
         own = [one for one in outcomes if one.suite == suite]
@@ -192,7 +196,10 @@ def _plain(text: str) -> str:
 
 
 def sarif(outcomes: Sequence[Outcome], diagnoses: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """SARIF 2.1.0: a result for each outcome that did not pass; what was not judged, and each diagnosis, is a note."""
+    """Return the outcomes as SARIF 2.1.0, with a result for each outcome that did not pass.
+
+    An outcome that was not judged, and each diagnosis, is a note.
+    """
     told = [
         Outcome(f"{one['subject']} {one['dtype']}", "diagnosis", "skipped", "diagnosed", one["text"])
         for one in diagnoses
@@ -222,7 +229,7 @@ def sarif(outcomes: Sequence[Outcome], diagnoses: Sequence[Mapping[str, Any]] = 
 
 
 def badge(results: Sequence[Result], status: int) -> dict[str, Any]:
-    """Return the JSON of a badge of shields.io: green for exit status 0 alone, red for a difference, else grey.
+    """Return the JSON of a badge of shields.io: green only for exit status 0, red for a difference, else grey.
 
     >>> badge([], COULD_NOT_RUN)
     {'schemaVersion': 1, 'label': 'mha parity', 'message': 'nothing judged', 'color': 'lightgrey'}

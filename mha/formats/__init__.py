@@ -31,10 +31,10 @@ class Format:
         module: the module that reads and writes it; imported on first use.
         dtypes: the dtypes that its arrays can have.
         framework: the backend whose framework uses it; "" for none.
-        layouts: the layouts that have a place in it; () for all.
-        readable_only: why none can be written, in words; "" if they can.
+        layouts: the layouts that can be written to it; () for all.
+        readable_only: why such files can't be written, in words; "" if they can.
         keeps_config: whether such a file has a place for the layers' configs.
-        writes_with: the module of a package that only writing needs; "" for none.
+        writes_with: a module that only writing needs; "" for none.
     """
 
     name: str
@@ -113,7 +113,7 @@ def format_of(path: Path) -> Format:
 
 
 def found_file(path: str | Path) -> Path:
-    """Return the file, or the one in a folder that holds a model's weights. Raises SpecError as `source_file`."""
+    """Return the file itself, or the file of weights in a folder. Raises SpecError as `source_file` does."""
     path = Path(path)
     return source_file(path, SUFFIXES) if path.is_dir() else path
 
@@ -157,14 +157,17 @@ def create(
     configs: MutableMapping[str, AttentionConfig],
     metadata: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Add]:
-    """Write a file of `form` at `path`, whatever its suffix: yields `add(name, array)`.
+    """Return a context that writes a file of format `form` at `path`, whatever the suffix.
+
+    The context's value is a function `add(name, array)`.
 
     Args:
         path: the file; it is replaced if it exists.
         form: the format.
-        layout: the layout of the arrays that are added: Keras files hold them under paths of their own.
-        configs: prefix -> config, filled by the caller meanwhile; kept where the format has a place for it.
-        metadata: more text by name, kept where configs are.
+        layout: the layout of the arrays that are added; Keras files have paths of their own for it.
+        configs: prefix -> config. The caller may fill it until the context ends. It is written if the format has a
+            place for it.
+        metadata: name -> further text, which is written if the format has a place for configs.
     """
     more = {"metadata": metadata or {}} if form.keeps_config else {}
     found: AbstractContextManager[Add] = _module(form, write=True).create(path, layout=layout, configs=configs, **more)

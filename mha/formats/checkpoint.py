@@ -45,8 +45,8 @@ class Checkpoint:
         path: the file.
         entries: full name -> array, in the file's order.
         configs: prefix of a layer -> its config as a dict, where the file holds one.
-        others: full name -> kind, in words, of all named items that are no arrays, such as numbers and texts.
-        metadata: other metadata of the file as text by name, where its format has a place for that.
+        others: full name -> kind in words, for all named items that are no arrays (such as numbers and texts).
+        metadata: name -> text, for the file's other metadata, if its format has a place for that.
     """
 
     path: Path
@@ -56,10 +56,10 @@ class Checkpoint:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def array(self, name: str) -> NDArray:
-        """Return one array, exactly as it stands in the file; bfloat16 as ml_dtypes has it.
+        """Return one array exactly as it is in the file; bfloat16 numbers in the dtype of ml_dtypes.
 
         Raises:
-            SpecError: it can't be read, or its numbers are not floating-point ones of the definition.
+            SpecError: the array can't be read, or its dtype is none of the definition's floating-point dtypes.
         """
         entry = self.entries[name]
         if entry.dtype not in DTYPES:
@@ -72,9 +72,10 @@ class Checkpoint:
 
 
 def largest_claim(size: int) -> int:
-    """Most bytes that the arrays of a file of `size` bytes may take; compression can't shrink trained numbers further.
+    """Return how many bytes the arrays of a file of `size` bytes may take at most.
 
-    A file that claims more is damaged or hostile, and reading it would fill the memory.
+    Compression can't shrink trained numbers further. A file that claims more is damaged or hostile, and reading it
+    would fill the memory.
     """
     return ALWAYS_FINE + GROWTH * size
 
@@ -90,10 +91,10 @@ def check_growth(path: Path, claimed: int, what: str) -> None:
 
 
 def collect(path: Path, named: Iterable[tuple[str, Entry]]) -> dict[str, Entry]:
-    """Return the arrays of a file by their names, in its order.
+    """Return name -> array for the arrays of a file, in its order.
 
     Raises:
-        SpecError: a name stands there twice or is not printable; all together claim far more bytes than the file has.
+        SpecError: a name occurs twice or is not printable, or the arrays claim far more bytes than the file has.
     """
     entries: dict[str, Entry] = {}
     claimed = 0
@@ -124,7 +125,10 @@ def bfloat16() -> np.dtype:
 
 @contextmanager
 def spec_errors(path: Path, what: str) -> Iterator[None]:
-    """Return a context that makes a SpecError of any exception of the library that reads it: a file may be hostile."""
+    """Return a context that turns any exception of the library that reads the file into a SpecError.
+
+    A damaged or hostile file may raise any exception.
+    """
     try:
         yield
     except SpecError:
@@ -134,12 +138,12 @@ def spec_errors(path: Path, what: str) -> Iterator[None]:
 
 
 class Refused(ValueError):
-    """Something in a file that a file of weights does not need; the message names it."""
+    """An error: a file has something that no file of weights needs; the message names it."""
 
 
 @contextmanager
 def reading(path: Path, form: str) -> Iterator[None]:
-    """Return a context for the reader of `form`: any exception becomes a SpecError, "refused" or "not whole"."""
+    """Return a context for the reader of `form`: it turns any exception into a SpecError, "refused" or "not whole"."""
     try:
         yield
     except SpecError:
@@ -151,7 +155,7 @@ def reading(path: Path, form: str) -> Iterator[None]:
 
 
 def not_whole(path: Path, form: str, error: Exception | str) -> SpecError:
-    """Return the SpecError for a file that the reader of `form` refuses."""
+    """Return the SpecError for a file that the reader of format `form` finds damaged."""
     looks = looks_like(path)
     hint = f"; it looks like {looks}" if looks and looks.partition(" ")[0] != form.partition(" ")[0] else ""
     why = error if isinstance(error, str) else one_line(error)

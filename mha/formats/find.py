@@ -33,9 +33,10 @@ class FoundLayer:
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
         layouts: the layouts that it may have, by its names and axes.
-        shapes: name within the layer -> shape, of the arrays of the first of `layouts`.
+        shapes: name within the layer -> shape, for the arrays of the first layout in `layouts`.
         dtypes: the dtypes of these arrays.
-        num_heads, num_kv_heads: H and G where the shapes or the file's metadata determine them.
+        num_heads, num_kv_heads: the numbers of query heads and key heads, if the shapes or the file's metadata tell
+            them; else None.
     """
 
     prefix: str
@@ -60,7 +61,7 @@ def find_layers(checkpoint: Checkpoint) -> list[FoundLayer]:
 
 
 def none_found(where: str, names: Iterable[str]) -> str:
-    """Return what to say of a file in which no layer was found: what the names in it are, and what to do."""
+    """Return the message for a file in which no layer was found: which names it has, and what to do."""
     return (
         f"{where}: no attention layer of a layout that is known (mha convert --layouts) among its arrays "
         f"{listed(list(map(shown, names)), 3) or '(it has none)'}; where names mean nothing, "
@@ -71,10 +72,17 @@ def none_found(where: str, names: Iterable[str]) -> str:
 def choose(
     found: Sequence[FoundLayer], where: str, prefix: str | None, *, every: bool, names: Iterable[str]
 ) -> list[FoundLayer]:
-    """Return the layers asked for: that at `prefix`, all, or the only one. `names`: of all arrays in the file.
+    """Return the layers that are asked for: the one at `prefix`, with `every` all, else the only one.
+
+    Args:
+        found: the layers in the file.
+        where: the file, for messages.
+        prefix: the prefix of one layer, or None.
+        every: whether all layers are asked for.
+        names: the names of all arrays in the file.
 
     Raises:
-        SpecError: there is none, or no such prefix, or several without a choice.
+        SpecError: there is no layer, none at the prefix, or several and none was chosen.
     """
     if prefix is not None and every:
         raise SpecError("give a prefix or ask for all layers, not both (--prefix, --all)")
@@ -94,12 +102,14 @@ def choose(
 
 
 def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[Layout]:
-    """Return the layouts to read a layer by, best first: the one asked for, or those that all read it in the same way.
+    """Return the layouts to read a layer by, best first.
+
+    That is the one asked for, or all that fit if they read the layer in the same way. SpecError if they don't.
 
     Args:
         layer: the layer.
         asked: the name of a layout, or None for the one that fits.
-        framework: that of the file's format; its layout comes first among those that are read in the same way.
+        framework: the framework of the file's format; its layout comes first.
     """
     if asked is not None:
         get(asked)
@@ -119,7 +129,7 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[
 
 
 def readings(layer: FoundLayer) -> list[list[Layout]]:
-    """Return groups of the layouts that fit a layer, one for each way to read it: names may leave several open."""
+    """Return the layouts that fit a layer's names, in groups: those of one group read the layer in the same way."""
     groups: dict[tuple[object, ...], list[Layout]] = {}
     for layout in map(get, layer.layouts):
         groups.setdefault(_reading(layout), []).append(layout)
@@ -138,7 +148,7 @@ def _reading(layout: Layout) -> tuple[object, ...]:
 
 
 def sizes_fit(checkpoint: Checkpoint, layout: Layout, prefix: str) -> bool:
-    """Return whether the matrices that are there may be those of the layout, by their shapes."""
+    """Return whether the shapes of the arrays at `prefix` fit the layout."""
     names = layout.names_of(prefix, checkpoint.entries)
     return layout.fits({own: checkpoint.entries[full].shape for own, full in names.items()})
 
@@ -167,7 +177,7 @@ def _first_name(checkpoint: Checkpoint, layer: FoundLayer) -> str:
 
 
 def projection_sizes(layer: FoundLayer) -> list[tuple[int, int]]:
-    """(rows, inputs) of each projection, that of the queries first, from the shapes; (0, 0) where these do not tell."""
+    """Return (rows, inputs) of each projection by the shapes, the queries' first; (0, 0) if the shapes don't tell."""
     layout = get(layer.layouts[0])
     packs = getattr(layout, "packs", {})
     found = []

@@ -27,14 +27,14 @@ MOST_SHOWN = 12
 
 
 def source_file(folder: Path, suffixes: Iterable[str]) -> Path:
-    """Return the file of weights in a folder: the first of `KNOWN`, whole or as an index; else the only other one.
+    """Return the file of weights in a folder: the first in `KNOWN` that exists (itself or its index), or the only one.
 
     Args:
         folder: the folder; folders in it are not searched.
         suffixes: the suffixes of the known formats.
 
     Raises:
-        SpecError: there is none, or several that may say different things; the message names them.
+        SpecError: there is no such file, or there are several that may differ; the message names them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:

@@ -27,11 +27,11 @@ def read_layer(
     num_kv_heads: int | None = None,
     dtype: str | None = None,
 ) -> tuple[AttentionConfig, Weights, str]:
-    """Read one layer: config, canonical weights, and their dtype by name (bfloat16 is held in float32).
+    """Return config, canonical weights and name of the dtype of one layer (bfloat16 numbers are in float32 arrays).
 
     Raises:
-        SpecError: the arrays fit no such layer, have several dtypes and none was asked for, or do not
-            fit in the one asked for.
+        SpecError: the arrays fit no such layer; they have several dtypes, and none was asked for; or their numbers do
+            not fit into the dtype that was asked for.
     """
     stored = checkpoint.configs.get(prefix)
     config = None if stored is None else AttentionConfig.from_dict(dict(stored))
@@ -53,10 +53,15 @@ def read_layer(
 
 
 def arrays_in(checkpoint: Checkpoint, names: Mapping[str, str], dtype: str | None) -> tuple[dict[str, NDArray], str]:
-    """Return arrays of a file by their names in a layer, in a dtype or the one that they have, and which that is.
+    """Return arrays of a file by their names in a layer, and the name of their dtype.
+
+    Args:
+        checkpoint: the file.
+        names: name in the layer -> name in the file.
+        dtype: the dtype to cast them to. None: the one that they have.
 
     Raises:
-        SpecError: they have several dtypes and none was asked for, or do not fit in the one asked for.
+        SpecError: they have several dtypes, and none was asked for; or their numbers do not fit into `dtype`.
     """
     arrays = {own: checkpoint.array(full) for own, full in names.items()}
     given = {str(array.dtype) for array in arrays.values()}
@@ -99,7 +104,7 @@ def _plain(config: AttentionConfig) -> AttentionConfig:
 
 
 def cast(name: str, array: NDArray, dtype: str) -> NDArray:
-    """Return an array in a dtype; bfloat16 numbers in float32. SpecError if its numbers do not fit in."""
+    """Return an array in another dtype; bfloat16 numbers in float32. SpecError if its numbers do not fit into it."""
     wide = array.astype(np.float32) if str(array.dtype) == "bfloat16" else array
     cast = round_to(wide, dtype)
     if np.isfinite(wide).all() and not np.isfinite(cast).all():
@@ -108,7 +113,10 @@ def cast(name: str, array: NDArray, dtype: str) -> NDArray:
 
 
 def check_same(what: str, wanted: Arrays, found: Arrays) -> list[str]:
-    """Return the names in `found` that `wanted` lacks. SpecError if they are not zeros, or others differ in any bit."""
+    """Return the names of arrays in `found` that `wanted` lacks, which must be zeros.
+
+    SpecError if one of these is not zeros, or if any other array differs in a bit.
+    """
     for name, array in wanted.items():
         other = found.get(name)
         if other is None or other.shape != array.shape or other.dtype != array.dtype:

@@ -12,10 +12,10 @@ TOKEN = re.compile(r"\d+|\D+")
 
 
 def in_order(prefixes: Iterable[str]) -> list[str]:
-    """Prefixes in the order of the model.
+    """Return prefixes in the order of the model: by the numbers in them.
 
     Args:
-        prefixes: in the file's order, which is kept for names that differ in more than numbers.
+        prefixes: the prefixes in the file's order. Names that differ in more than numbers stay in this order.
 
     >>> in_order(["layer.1.self", "layer.1.cross", "layer.10.self", "layer.2.self", "head"])
     ['layer.1.self', 'layer.1.cross', 'layer.2.self', 'layer.10.self', 'head']

@@ -31,10 +31,10 @@ def open_layers(path: str | Path) -> Iterator[Checkpoint]:
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint in which each layer of a stack stands by itself, if no layer is found otherwise.
+    """Return a checkpoint in which each layer of a stack has names of its own, if no layer is found otherwise.
 
-    A stack is a name below which all arrays have one first axis. Its layer 1 of "layers/attn/query/kernel" is
-    "layers/1/attn/query/kernel".
+    In a stack, the first axis of all arrays below a name counts the layers. Layer 1 of "layers/attn/query/kernel" gets
+    the name "layers/1/attn/query/kernel".
 
     >>> import numpy as np
     >>> shapes = {f"{name}/kernel": (3, 6, 4, 5) for name in ("query", "key", "value")} | {"out/kernel": (3, 4, 5, 6)}

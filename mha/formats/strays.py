@@ -22,13 +22,13 @@ SEPARATOR = re.compile(r"[./]")
 
 @dataclass(frozen=True)
 class Stray:
-    """An array that probably belongs to a layer under another name; or one that a layer lacks and its neighbours have.
+    """A stray: an array whose misspelt name probably hides it from its layer, or one that only its neighbours have.
 
     Attributes:
         prefix: the layer's prefix.
         name: the name in the file.
         meant: the name of an optional array that the layer lacks.
-        neighbour: the prefix of a similar layer that has this array; None where the name is nearly `meant`.
+        neighbour: the prefix of a similar layer that has this array; None if `name` is a slip for `meant`.
     """
 
     prefix: str
@@ -50,12 +50,12 @@ class Stray:
 
 
 def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Collection[str]) -> list[Stray]:
-    """Return every name of a file that no layer has, and that is nearly one that a layer lacks.
+    """Return a Stray for every name in a file that belongs to no layer, but is nearly the name of a lacking array.
 
     Args:
         checkpoint: the file.
-        layers: the whole layers in it.
-        read: the names of their arrays.
+        layers: the layers in it that have all required arrays.
+        read: the names of these layers' arrays.
     """
     lacking: dict[str, str] = {}
     for layer in layers:
@@ -84,9 +84,10 @@ def find_strays(checkpoint: Checkpoint, layers: Iterable[FoundLayer], read: Coll
 
 
 def find_uneven(checkpoint: Checkpoint, layers: Iterable[FoundLayer]) -> list[Stray]:
-    """Optional arrays that a layer lacks and a layer of equal prefix, except for numbers, has.
+    """Return a Stray for each optional array that a layer lacks, and that a layer of nearly the same prefix has.
 
-    The layers of one model normally have equal sets of arrays.
+    Such prefixes differ only in numbers ("layers.0" and "layers.1"). The layers of one model normally have equal sets
+    of arrays.
     """
     alike: dict[tuple[str, tuple[str, ...]], list[FoundLayer]] = {}
     for layer in layers:
@@ -111,7 +112,7 @@ def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[st
         path: the file.
         strays: the strays of all its layers.
         prefixes: the layers that are asked for.
-        one: whether a single layer was asked for by its prefix: then it may differ from its neighbours.
+        one: whether a single layer was asked for by its prefix. Such a layer may differ from its neighbours.
     """
     for stray in strays:
         if stray.prefix in prefixes and not (one and stray.neighbour is not None):
@@ -121,8 +122,8 @@ def refuse_strays(path: object, strays: Iterable[Stray], prefixes: Collection[st
 def is_near(one: str, other: str) -> bool:
     """Return whether one name may be a slip for the other.
 
-    They differ in one letter that is changed, missing or surplus; in two exchanged neighbours; or in several changed
-    letters, fewer than half of those of each word between two dots: so "norm" is no slip for "proj".
+    In a slip, one letter is changed, missing or surplus, two neighbours are exchanged, or several letters are changed,
+    but fewer than half of each word between dots ("norm" is no slip for "proj").
 
     >>> is_near("q_proj.bias", "q_porj.bias"), is_near("q_proj.bias", "q_prj.bias"), is_near("q.bias", "k.bais")
     (True, True, False)

@@ -40,7 +40,7 @@ class IncompleteLayer:
 
     Attributes:
         prefix: the prefix of its arrays' names; "" at the top level.
-        missing: layout -> full names of the required arrays that it lacks, for the layouts that lack fewest.
+        missing: layout -> full names of the required arrays that the layer lacks, for the layouts with the fewest.
         there: the full names of the arrays that it has.
     """
 
@@ -68,11 +68,11 @@ class Survey:
         path: the file.
         layers: whole layers, in the order of the model (see `in_order`).
         incomplete: layers that lack arrays, in the same order.
-        unseen: modules whose names look like attention, and whose arrays fit no layout.
+        unseen: modules whose names look like attention, but whose arrays fit no layout.
         order: the prefixes of `layers` and `incomplete` together, in the same order.
         passed_over: other files of weights beside this one, if the source was a folder.
-        strays: arrays with nearly the name of one that a whole layer lacks; and arrays that a neighbour has and a whole
-            layer lacks. A neighbour's prefix differs in numbers alone.
+        strays: arrays that a layer in `layers` seems to have lost: a name in the file is nearly the array's name, or a
+            neighbour (whose prefix differs only in numbers) has the array.
     """
 
     path: str
@@ -94,7 +94,7 @@ class Survey:
         return {prefix: number for number, prefix in enumerate(one for one in self.order if one in counted)}
 
     def lacking(self, layout: str | None = None) -> list[IncompleteLayer]:
-        """Return the incomplete layers; with `layout`, only those that may be of this layout."""
+        """Return the incomplete layers; with `layout`, only those that may have this layout."""
         return [layer for layer in self.incomplete if layout is None or layout in layer.missing]
 
     def refuse_incomplete(self, prefix: str | None = None, layout: str | None = None) -> None:
@@ -163,11 +163,11 @@ def survey_file(path: str | Path) -> Survey:
 
 
 def survey(checkpoint: Checkpoint, source: str | Path | None = None) -> Survey:
-    """Return everything in a file that is attention or looks like it, from its names and shapes alone.
+    """Return everything in a file that is attention or looks like it, by names and shapes alone.
 
     Args:
         checkpoint: the open file.
-        source: the path that was asked for, which may be its folder. Default: the file.
+        source: the path that was asked for, which may be the file's folder. Default: the file.
     """
     layers = find_layers(checkpoint)
     read = {name for layer in layers for name in _names_of(checkpoint, layer)}
@@ -251,7 +251,7 @@ def _unseen(checkpoint: Checkpoint, read: Collection[str]) -> list[str]:
 
 
 def module_of(name: str) -> str | None:
-    """Return the prefix of the module that looks like attention in the name of an array; None if none does.
+    """Return the part of an array's name that names a module which looks like attention; None if no part does.
 
     >>> module_of("encoder.block.0.layer.0.SelfAttention.q.weight")
     'encoder.block.0.layer.0.SelfAttention'

@@ -32,12 +32,12 @@ class Source:
     """One array, with one choice of its input axis.
 
     Attributes:
-        names: what the array is called; several names where the file holds equal arrays.
+        names: the array's name; several names if the file holds equal arrays.
         shape: its shape, without axes of size 1.
-        axis: which axis is the input; None for a vector, which has none.
-        flat: (rows, inputs) in float64; a vector is (rows,).
-        row_shape: sizes of the axes that were run together to rows.
-        dtype: that of the array.
+        axis: which axis runs over the layer's input channels; None for a vector, which has no such axis.
+        flat: the array in float64, as (rows, inputs); a vector is (rows,).
+        row_shape: sizes of the other axes, which were joined into rows.
+        dtype: the dtype of the array.
     """
 
     names: tuple[str, ...]
@@ -57,7 +57,7 @@ class Source:
 
     @cached_property
     def boundaries(self) -> frozenset[int]:
-        """Return where an axis of the array ends: as products of the sizes before it."""
+        """Return the products of the first sizes in `row_shape`, for 1, 2, ... sizes (2 and 6 for (2, 3, 4))."""
         return frozenset(prod(self.row_shape[:n]) for n in range(1, len(self.row_shape)))
 
     @property
@@ -81,14 +81,14 @@ AXES = {"whole": 0, "blocks": 0, "middle": 1, "inner": 2, "grouped": 0, "per gro
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """The rows of one projection within a source.
+    """The rows of one projection within a source (such as the keys in a packed array of queries, keys and values).
 
     Attributes:
         source: the array.
-        kind: one of KINDS.
+        kind: how the rows of the projections are mixed in the array: one of KINDS.
         parts: how many projections there are in the array.
-        part: the position of this one.
-        group: query heads for each key head in an array of grouped queries, keys and values; else 1.
+        part: the position of this projection among them.
+        group: query heads for each key head, in an array of grouped queries, keys and values; else 1.
     """
 
     source: Source
@@ -100,7 +100,11 @@ class Slice:
 
     @cached_property
     def units(self) -> tuple[int, int, int]:
-        """Return the number of equal units in the array, the first one of this projection, and how many it has."""
+        """Return (number of equal blocks in the array, this projection's first block, number of its blocks).
+
+        With 2 query heads for each key head there are 4 blocks: 2 of queries, then 1 of keys and 1 of values. So the
+        keys have (4, 2, 1).
+        """
         if self.group == 1:
             return self.parts, self.part, 1
         return self.group + 2, (0, self.group, self.group + 1)[self.part], self.group if self.part == 0 else 1
@@ -113,18 +117,18 @@ class Slice:
 
     @property
     def home(self) -> tuple:
-        """Return a key that all slices of one way of cutting one array share."""
+        """Return a key that is equal for all slices that come from cutting one array in one way."""
         return (self.source, self.kind, self.parts, self.group)
 
     def rows(self, heads: int, order: str) -> NDArray | None:
-        """Return (heads, width) positions of the rows in canonical order; None if the axes of the array forbid it."""
+        """Return (heads, width) positions of the rows in canonical order; None if the array's axes don't allow that."""
         key = heads, order
         if key not in self._rows:
             self._rows[key] = self._find_rows(heads, order)
         return self._rows[key]
 
     def read(self, heads: int, order: str) -> NDArray:
-        """Return the same as `rows`. Raises ValueError where the axes of the array forbid it."""
+        """Return the same as `rows`. Raises ValueError if the array's axes don't allow that."""
         found = self.rows(heads, order)
         if found is None:
             raise ValueError(f"the axes of {self.source.names[0]!r} do not split into {heads} heads in order {order}")
@@ -149,12 +153,12 @@ class Slice:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The readings of every array.
+    """The arrays of a file, as what they could be: matrices (for each axis that could be the input) and biases.
 
     Attributes:
         matrices: arrays with an input axis.
         vectors: arrays that could be a bias.
-        zeros: names of arrays of zeros; a bias made of one is as none.
+        zeros: names of arrays of zeros; they are no candidates, since a bias of zeros changes nothing.
     """
 
     matrices: list[Source]
@@ -164,10 +168,14 @@ class Candidates:
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray], widths: set[int]) -> Candidates:
-        """Read the arrays of a file; `widths` are the sizes that an input or the output of the layer has.
+        """Return the candidates among the arrays of a file.
+
+        Args:
+            arrays: name -> array.
+            widths: the widths of the layer's inputs and output.
 
         Raises:
-            SpecError: no array has an axis of such a size.
+            SpecError: no array has an axis of such a width.
         """
         matrices: list[Source] = []
         vectors: list[Source] = []
@@ -194,7 +202,7 @@ class Candidates:
         return cls(matrices, vectors, zeros)
 
     def slices(self, role: str, width: int) -> Iterator[Slice]:
-        """Yield every slice that could be the projection `role` of inputs `width` wide."""
+        """Yield every slice that could be the projection `role` ("q", "k" or "v") of inputs of this width."""
         for source in self.matrices:
             if source.inputs != width:
                 continue

@@ -22,7 +22,10 @@ SHOWN = 6
 
 
 def constants(found: Hypothesis, candidates: Candidates) -> Iterator[tuple[Hypothesis, NDArray]]:
-    """Yield `found` with each choice of value and output biases, and the vector (Do,) that they add; first without."""
+    """Yield `found` with each choice of value and output biases, and the vector (Do,) that the biases add.
+
+    The first choice is no bias.
+    """
     bare = replace(found, bv=None, bo=None)
     outs = [Slice(vector) for vector in candidates.vectors if vector.count == bare.o.source.inputs]
     for bv in (None, *candidates.biases(bare.v)):
@@ -44,7 +47,7 @@ def _same(a: Slice | None, b: Slice | None) -> bool:
 
 
 def key_bias(found: Hypothesis, candidates: Candidates) -> tuple[Slice | None, str]:
-    """Return the array that is probably the key bias, or None; and why."""
+    """Return the slice that is probably the key bias, or None, and the reason in words."""
     used = {(bias.source, bias.part) for bias in found.biases if bias is not None}
     free = [
         bias

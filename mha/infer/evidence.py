@@ -39,10 +39,10 @@ JUDGED = 3
 
 @dataclass(frozen=True)
 class Fit:
-    """A hypothesis, and how far its output is from the recorded one.
+    """A hypothesis on which array is which weight, and how far its output is from the recorded one.
 
     Attributes:
-        hypothesis: with all its biases.
+        hypothesis: the hypothesis with all its biases.
         ratio: the worst error / allowed error of the output; at most 1 if it fits.
         error: the worst error.
     """
@@ -66,7 +66,7 @@ class Judge:
         self.recorded = observed.output.astype(storage_dtype(observed.dtype))
 
     def fits(self, hypothesis: Hypothesis) -> list[Fit]:
-        """Return a Fit for every choice of value and output biases that fits; else one for the closest choice."""
+        """Return a Fit for every choice of value and output biases that fits; if none does, for the closest choice."""
         bare = replace(hypothesis, bv=None, bo=None)
         output, has_key = self._output(bare)
         missing = (self.observed.output - output)[has_key]
@@ -116,11 +116,11 @@ class Judge:
 
 
 def pieces(problem: Problem, each: int) -> Iterator[Problem]:
-    """Yield the problem in parts of some batch items and queries, so that what is computed of one fits into memory.
+    """Yield the problem in parts of some batch items and queries, small enough to be computed in memory.
 
     Args:
-        problem: with what was recorded of its output, weights and heads.
-        each: for each query and key, how many elements the largest array has.
+        problem: the problem, with the recorded output, weights and heads.
+        each: how many elements the largest array has for each pair of query and key.
     """
     inputs, sizes = problem.inputs, problem.sizes
     row = max(1, sizes.key_len * each)

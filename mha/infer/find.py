@@ -42,16 +42,16 @@ ORDINARY, TRIED, FIRST_ROWS = 2, 12, 12
 
 @dataclass(frozen=True, eq=False)
 class Inference:
-    """The result of `infer`: which readings of the arrays give the recorded output.
+    """The result of `infer`: which hypotheses on the arrays give the recorded output.
 
     Attributes:
-        fits: every hypothesis within the bound, best first; no two of them compute one function.
+        fits: every hypothesis within the bound, best first; each computes another function.
         closest: the best hypothesis, fitting or not; None if nothing could be compared.
         searched: how many hypotheses were considered.
-        exhausted: False if time ran out before all of them were, up to the last tier begun.
-        more: how many more come as close and were not judged, because the record tells next to nothing.
-        key_bias: the most plausible key bias, and why if it has no influence on the output.
-        candidates, observed: the readings of the arrays, and the record.
+        exhausted: False if time ran out before all hypotheses in the tiers begun were considered.
+        more: how many further hypotheses come as close but were not judged, because the record hardly tells them apart.
+        key_bias: if the key bias has no influence on the output, the most plausible one, and the reason in words.
+        candidates, observed: the arrays as what they could be, and the recorded call.
         seconds: how long it took.
     """
 
@@ -108,15 +108,16 @@ def infer(
 
     Args:
         arrays: name -> array; names mean nothing, and there may be arrays of other layers among them.
-        recorded: one call of the layer, by the names of observed.NAMES: `queries`, `output`; `keys` and `values`
-            if they differ from that; `valid_lens`, `allowed`, `bias`, `causal`, `query_offset` if there was a mask.
-        num_heads: H, if it is known.
+        recorded: one call of the layer, by the names in observed.NAMES: `queries` and `output`; `keys` and `values`
+            if they differ from the queries; `valid_lens`, `allowed`, `bias`, `causal`, `query_offset` if there was a
+            mask.
+        num_heads: the number of heads H, if it is known.
         time_limit: seconds after which no further hypotheses are considered.
         progress: is told, in words, what is being done.
 
     Raises:
-        SpecError: the record or the arrays can't be read, the record has no two rows of different outputs, or no
-            arrays of fitting sizes are there.
+        SpecError: the record or the arrays can't be read, all rows of the recorded output are equal, or there are no
+            arrays of fitting sizes.
 
     >>> from mha_core import AttentionConfig, AttentionInputs, init_weights, reference
     >>> config = AttentionConfig(6, 2)

@@ -31,10 +31,10 @@ class Hypothesis:
 
     Attributes:
         q, k, v, o: the four projections.
-        orders: the order of the rows of each of the four, one of candidates.ORDERS.
-        heads, kv_heads: H and G.
+        orders: for each of the four, the order of its rows: "hd" (head by head) or "dh" (channel by channel).
+        heads, kv_heads: the numbers of query heads and key heads.
         scale: one of SCALES.
-        mask: the name of one of the record's masks.
+        mask: the name of one of the record's possible masks.
         bq, bk, bv, bo: the biases; None for none.
         rotary: rotary positions, which no array shows; None for none.
     """
@@ -76,7 +76,10 @@ class Hypothesis:
 
     @property
     def key_bias_acts(self) -> bool:
-        """True if the output depends on a key bias: else it adds one number to all scores of a row."""
+        """Return whether the output depends on a key bias.
+
+        Without rotary positions it does not: a key bias then adds the same number to all scores of a query.
+        """
         return self.rotary is not None
 
     def rows(self, role: str) -> NDArray:
@@ -98,7 +101,7 @@ class Hypothesis:
         return all(getattr(self, role).rows(*self._split(role)) is not None for role in roles)
 
     def is_plain(self) -> bool:
-        """Return True if no rows are used twice, unless the file has several copies of them."""
+        """Return whether no row is used more often than the file has copies of its array."""
         used = Counter((part.source.names, part.kind == "whole" or part.part) for part in self.weights)
         return all(count <= len(names) for (names, _), count in used.items())
 
@@ -107,7 +110,7 @@ class Hypothesis:
         return kv_of(self.heads, self.kv_heads)
 
     def canonical(self) -> tuple[AttentionConfig, dict[str, NDArray]]:
-        """Return the config and the canonical weights, in float64, of this reading."""
+        """Return the config and the canonical weights, in float64, of this hypothesis."""
         found: dict[str, NDArray] = {}
         for letter, projection in zip("qkvo", PROJECTIONS, strict=True):
             for role in (letter, f"b{letter}"):

@@ -36,9 +36,9 @@ class Observed:
     Args:
         queries, keys, values: (B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv).
         output: (B, Lq, Do).
-        masks: the possible masks by a name in words: the one that the record states; or, where the record does
-            not say whether the layer is causal, one without and one with the causal mask.
-        dtype: what the layer computed in.
+        masks: name in words -> possible mask. It has the mask that the record states; if the record does not say
+            whether the layer is causal, it has one without and one with the causal mask.
+        dtype: the dtype that the layer computed in.
     """
 
     queries: NDArray
@@ -66,7 +66,7 @@ class Observed:
 
     @cached_property
     def usable_rows(self) -> list[tuple[int, int, int]]:
-        """(item, query, number of keys) of every row with a key under each mask, and with a finite output."""
+        """Return (item, query, number of keys) of every query with a finite output and, under each mask, a key."""
         counts = [allowed.sum(axis=-1).min(axis=1) for allowed in self.allowed.values()]
         fewest = np.min(counts, axis=0)  # (B, Lq)
         finite = np.isfinite(self.output).all(axis=-1) & np.isfinite(self.queries).all(axis=-1)
@@ -74,10 +74,10 @@ class Observed:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Observed:
-        """From arrays by the names of NAMES: `keys` default to `queries`, `values` to `keys`.
+        """Return the call in arrays by the names in NAMES: `keys` default to `queries`, `values` to `keys`.
 
-        `dtype` (a string) is what the layer computed in; by default, that of `output`. The numbers of every array must
-        be numbers of that dtype, in an array of any other: those of a bfloat16 layer may stand in float32.
+        `dtype` (a string) is the dtype that the layer computed in; by default, that of `output`. All arrays must hold
+        numbers of that dtype, but may have a wider one (a bfloat16 layer's numbers may be in float32 arrays).
 
         Raises:
             SpecError: an array is missing, unknown, does not fit the others, or holds numbers that `dtype` lacks.
@@ -116,10 +116,10 @@ class Observed:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Observed:
-        """Read an .npz or a safetensors file of arrays by the names of NAMES.
+        """Return the call in an .npz or a safetensors file, which has arrays by the names in NAMES.
 
         Raises:
-            SpecError: there is no such file, it is neither, it is truncated, or what it holds is no record.
+            SpecError: there is no such file, it has another format, it is truncated, or it holds no recorded call.
         """
         with naming(path):
             return cls.of(load_arrays(Path(path)))
@@ -137,17 +137,17 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def source_arrays(path: str | Path) -> dict[str, NDArray]:
-    """Return every floating-point array of a source that `mha convert` reads, by its name: a file, an index, a folder.
+    """Return name -> array, for every floating-point array in a file, an index or a folder that `mha convert` reads.
 
     Raises:
-        SpecError: there is no such file, it is not whole, it holds code, or it is of no format that is known.
+        SpecError: there is no such file, it is not whole, it holds code, or its format is not known.
     """
     with open_checkpoint(path) as checkpoint:
         return {name: checkpoint.array(name) for name, entry in checkpoint.entries.items() if entry.dtype in DTYPES}
 
 
 def load_arrays(file: Path) -> dict[str, NDArray]:
-    """Return every array of the file; Python objects in it are never executed."""
+    """Return name -> array for every array of the file; Python objects in it are never executed."""
     if not file.is_file():
         raise SpecError(f"there is no file {file}")
     with spec_errors(file, "it is not a whole .npz or safetensors file of arrays"):

@@ -28,12 +28,12 @@ ORDERS: dict[Orders, int] = {
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Slices of sizes that go together: any q with any k, v and o.
+    """Slices of arrays whose sizes fit: any q with any k, v and o.
 
     Attributes:
-        q, k, v, o: the slices of each role.
+        q, k, v, o: the slices for each projection.
         group: query heads for each key head.
-        rarity: how unusual it is; 0 for what frameworks do.
+        rarity: how unusual such a layer is; 0 for what frameworks do.
     """
 
     q: tuple[Slice, ...]
@@ -52,7 +52,10 @@ class Family:
 
 @dataclass(frozen=True)
 class Reading:
-    """A family with heads, orders and scale chosen: all of a hypothesis but its slices, mask and query bias."""
+    """A family of slices with a number of heads, orders and a scale.
+
+    A hypothesis is a reading with one slice for each projection, a mask and a query bias.
+    """
 
     family: Family
     heads: int
@@ -71,7 +74,7 @@ class Reading:
 
 
 def families(candidates: Candidates, observed: Observed) -> list[Family]:
-    """Return every family of the arrays that could have made the record."""
+    """Return every family of slices that could have made the record."""
     widths = dict(zip(ROLES, (x.shape[-1] for x in (observed.queries, observed.keys, observed.values)), strict=True))
     whole: dict[str, dict[int, list[Slice]]] = {role: defaultdict(list) for role in (*ROLES, "o")}
     cut: dict[tuple, dict[str, dict[int, list[Slice]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
@@ -102,7 +105,7 @@ def families(candidates: Candidates, observed: Observed) -> list[Family]:
 
 
 def readings(found: list[Family], observed: Observed, num_heads: int | None, tier: int) -> Iterator[Reading]:
-    """Yield every reading of the families that belongs to one tier."""
+    """Yield every reading of the families that belongs to one tier (0: ordinary; higher ones are more unusual)."""
     for family in found:
         for heads in family.head_counts(num_heads):
             if observed.mask_heads not in (1, heads):

@@ -31,8 +31,8 @@ class Sample:
         k, v: (L, Dk) and (L, Dv); padding is 0.
         allowed: name of a mask -> bool (1 or H, n, L).
         bias: name of a mask -> (1 or H, n, L), or None.
-        key: (L,) their places in their items.
-        positions: name of a mask -> (n,) where the rows' queries stand.
+        key: (L,) the position of each key in its item.
+        positions: name of a mask -> (n,) the positions of the rows' queries.
     """
 
     q: NDArray
@@ -138,7 +138,11 @@ def vary(observed: Observed, rows: list[tuple[int, int]]) -> bool:
 
 
 def cheap_rows(observed: Observed, count: int, keys: int) -> list[tuple[int, int]]:
-    """Return `count` rows of different outputs, of the items with the fewest keys: at most `keys` of them together."""
+    """Return `count` rows (batch item, query) of different outputs, from items with few keys.
+
+    Items are added, those with the fewest keys first, until there are enough rows and one more item would have more
+    than `keys` keys in all.
+    """
     rows = [row for row in observed.usable_rows if row[2] > 1] or observed.usable_rows
     of_item = {item: max(row[2] for row in rows if row[0] == item) for item in {row[0] for row in rows}}
     chosen: list[int] = []
@@ -152,7 +156,10 @@ def cheap_rows(observed: Observed, count: int, keys: int) -> list[tuple[int, int
 
 
 def early_rows(observed: Observed, count: int) -> list[tuple[int, int]]:
-    """Return up to `count` rows with the fewest keys, but several: positions change later ones first."""
+    """Return up to `count` rows (batch item, query) with the fewest keys, but at least 2 each.
+
+    In such early rows a wrong base of rotary positions does the least.
+    """
     rows = sorted((keys, i, b) for b, i, keys in observed.usable_rows if keys > 1)
     return [(b, i) for _, i, b in rows[:count]]
 

@@ -52,7 +52,7 @@ SIGNIFICANT = 1e-2
 
 @dataclass
 class Ranking:
-    """The best hypotheses so far; and those that fit too well for chance, until the search judges them.
+    """A list of the best hypotheses so far, and of those that fit better than chance, until the search judges them.
 
     Attributes:
         best: a heap of (-misfit, number, hypothesis), worst first.
@@ -73,7 +73,7 @@ class Ranking:
         return PROMISING if len(self.best) < KEPT else -self.best[0][0]
 
     def promising(self, misfit: NDArray) -> NDArray[np.intp]:
-        """Return the indices (n, axes) of misfits below the cutoff, at most KEPT; of the least one if none is."""
+        """Return the indices (n, axes) of at most KEPT misfits below the cutoff; of the least misfit if none is."""
         good = np.argwhere(misfit < self.cutoff)
         if len(good) > KEPT:
             flat = np.argpartition(misfit, KEPT, axis=None)[:KEPT]
@@ -91,7 +91,7 @@ class Ranking:
         (heapq.heappush if len(self.best) < KEPT else heapq.heappushpop)(self.best, entry)
 
     def ranked(self) -> list[Hypothesis]:
-        """Return the hypotheses, best first; if all are as good as chance, the nearest one."""
+        """Return the hypotheses, best first; if none is better than chance, only the nearest one."""
         if not self.best and self.nearest[1] is not None:
             return [self.nearest[1]]
         return [hypothesis for _, _, hypothesis in sorted(self.best, key=lambda entry: -entry[0])]
@@ -102,7 +102,7 @@ class Search:
 
     Args:
         candidates, observed: the file's arrays, and the recorded call.
-        rows: (item, query) of each row of the sketch; their outputs vary.
+        rows: (item, query) of each row by which hypotheses are ranked; the rows' outputs differ.
         num_heads: H, if it is known.
         deadline: the time.monotonic() after which the search gives up.
     """
@@ -127,7 +127,7 @@ class Search:
         self.timed_out = False
 
     def readings(self, tier: int) -> list[Reading]:
-        """Return the readings of a tier (how unusual they are; 0: ordinary), those with usual head widths first."""
+        """Return the readings of a tier (0: ordinary; higher: more unusual), those with usual head widths first."""
         found = readings(self.families, self.observed, self.num_heads, tier)
         return sorted(found, key=lambda reading: _unusual_width(reading.family.q[0].count // reading.heads))
 
@@ -144,7 +144,7 @@ class Search:
     def run(self, tier: int, is_found: Callable[[list[Hypothesis]], bool]) -> Ranking:
         """Return the ranking of one tier's hypotheses. Sets `timed_out` if there was no time for all of them.
 
-        An expensive tier ends as soon as `is_found` returns True for hypotheses that fit too well for chance.
+        An expensive tier ends as soon as `is_found` returns True for the hypotheses that fit better than chance.
         """
         ranking = Ranking()
         cost = self.cost(tier)

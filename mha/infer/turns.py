@@ -32,13 +32,13 @@ NEAR = 30.0
 
 
 def with_rotary(found: Hypothesis, early: Sample, sample: Sample, candidates: Candidates) -> Iterator[Hypothesis]:
-    """Yield `found` with rotary positions: every form and base that brings its outputs about as close as any does.
+    """Yield `found` with rotary positions, for each form and base that fits about as well as the best one.
 
     Args:
-        found: a hypothesis without them.
-        early: rows of the first positions, by which the form is chosen: the base hardly acts there.
-        sample: more rows, by which the base is.
-        candidates: the arrays; a key bias acts now.
+        found: a hypothesis without rotary positions.
+        early: rows of the first positions, by which the form is chosen, since the base hardly matters there.
+        sample: more rows, by which the base is chosen.
+        candidates: the arrays, for a key bias, which changes the output of a layer with rotary positions.
     """
     d = found.head_dim
     keys = (None, *candidates.biases(found.k)) if found.bq is not None else (None,)

@@ -42,15 +42,15 @@ class Allowance:
     """An allowance: how much rounding may change the output of a model.
 
     Attributes:
-        dtype: the dtype in which the model is asked.
-        rounding: the largest rounding term over the largest number of the output.
+        dtype: the dtype in which the model is called.
+        rounding: the largest rounding error / the largest number of the output.
     """
 
     dtype: str
     rounding: float
 
     def of(self, largest: float) -> float:
-        """Return the error that is allowed where the largest number is this.
+        """Return the allowed error of an output whose largest number is `largest`.
 
         >>> Allowance("float64", 1e-16).of(2.0) == 64 * 2.0 * 2**-52, Allowance("float32", 1e-7).of(2.0)
         (True, 1.6e-06)
@@ -99,7 +99,7 @@ def apart(first: NDArray, second: NDArray, allowance: Allowance) -> Apart:
 
 
 def measure(live: Live, template: Template, *dtypes: str) -> Allowance:
-    """Return the allowance of a model, in the first of the dtypes in which it computes, from a handful of calls."""
+    """Measure the allowance of a model by a few calls, in the first of these dtypes in which it computes."""
     for dtype in dict.fromkeys((*dtypes, live.dtype)):
         try:
             allowance = _measured(live, template, dtype)

@@ -43,16 +43,17 @@ RESETS = ("reset_cache", "clear_cache", "reset", "reset_state")
 
 @dataclass(frozen=True)
 class Cache:
-    """A way in which a model is asked step by step.
+    """A way in which a model is called step by step, with a state (such as a cache) between the steps.
 
     Attributes:
         said: the way in words.
-        past: the arguments that take the state; () if the model keeps it itself.
-        places: the place of the new state in the output, for each of `past`; () if the state is changed in place.
-        asks: further arguments of each call while it decodes.
-        begin: trial -> the first state; None if there is none.
-        start: the argument that is the position of the first token; None if there is none.
-        step: in place of all this: a function (tokens, state) -> (output, state), or the name of such a method.
+        past: names of the arguments that take the state; () if the model keeps it itself.
+        places: place of the new state in the output, for each name in `past`; () if the state is changed in place.
+        asks: further arguments of each call.
+        begin: a function that makes the first state for a Trial; None if there is none.
+        start: name of the argument that has the position of the first token; None if there is none.
+        step: a function (tokens, state) -> (output, state), or the name of such a method, if the model is called by it
+            and not by the attributes above.
     """
 
     said: str
@@ -70,7 +71,7 @@ class Cache:
     def feed(
         self, trial: Trial, x: Mapping[str, Given], state: Any, at: int, more: Mapping[str, Any] | None = None
     ) -> tuple[Answer, Any]:
-        """Give the model the next tokens, which begin at position `at`; return the answer, and the state after it."""
+        """Give the model the next tokens, which begin at position `at`; return its answer and its new state."""
         if self.step is not None:
             main = next(iter(x.values()))
             own = isinstance(self.step, str)
@@ -107,11 +108,11 @@ def _at(raw: Any, place: tuple[str, ...]) -> Any:
 
 
 def find_cache(live: Live, template: Template, step: Any = None) -> Cache | str:
-    """Return how the model decodes, or in words why that was not found.
+    """Return how the model decodes step by step, or the reason in words why that was not found.
 
     Args:
         live, template: the model, and how it is called.
-        step: the user's own function of tokens and state.
+        step: the user's own function of tokens and state; None to look for a way.
     """
     if step is not None:
         return Cache("step(tokens, state)", step=step)

@@ -60,7 +60,7 @@ def literal(array: NDArray) -> Given:
 
 @dataclass(frozen=True)
 class Ref:
-    """A value of the framework's own, such as a cache, and a Python expression for it."""
+    """A value of a framework's own class (such as a cache), and a Python expression for it."""
 
     value: Any
     text: str

@@ -47,7 +47,7 @@ def find(live: Live, inputs: Any = None) -> tuple[Live, Template]:
 
     Args:
         live: the model.
-        inputs: arrays by the name of the argument, or in order; None: they are made here.
+        inputs: arrays by name of the argument, or in order; None to make some here.
 
     Raises:
         SpecError: no call that was tried works; the message has the first reason.
@@ -225,7 +225,7 @@ def _length(live: Live) -> int:
 
 
 def attribute(thing: Any, name: str) -> Any:
-    """Return an attribute, or None where there is none, or it raises."""
+    """Return an attribute; None if there is none, or if reading it raises an error."""
     try:
         return getattr(thing, name, None)
     except Exception:  # a property of a layer that is not built

@@ -14,7 +14,7 @@ KNOWN = {
 
 
 def known_deviation(relation: Relation, known: Known) -> str | None:
-    """Return the id of the known deviation by which this model's package breaks a relation; None if none applies."""
+    """Return the id of a known deviation of this model's package that breaks a relation; None if none does."""
     package, id = KNOWN.get(relation.id, ("", ""))
     own = f"{type(known.live.asked).__module__}."
     if not id or not own.startswith(f"{package}."):

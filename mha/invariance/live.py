@@ -37,7 +37,10 @@ _OPEN = _Open()
 
 
 class FirstOf:
-    """A function that makes a model, from one that makes (model, inputs); `inputs` are those of its first call."""
+    """A function that makes a model, by a function `both` that makes (model, inputs).
+
+    `inputs` are the ones that the first call of `both` made.
+    """
 
     def __init__(self, both: Callable[[], tuple[Any, Any]], inputs: Any) -> None:
         self.both, self.inputs = both, inputs
@@ -50,11 +53,11 @@ class Live:
     """A model of PyTorch, Keras, Flax or Gluon, or a function of arrays.
 
     Args:
-        model: the model; a module of linen is bound.
+        model: the model; a module of linen must be bound to its variables.
         make: a function that makes another model like it, if there is one.
 
     Raises:
-        SpecError: it is no such model or function; or its parameters have no numbers.
+        SpecError: `model` is no such model or function, or its parameters have no numbers.
     """
 
     def __init__(self, model: Any, make: Callable[[], Any] | None = None) -> None:
@@ -136,7 +139,7 @@ class Live:
         return sum(int(np.prod(shape)) for shape in self.shapes) > LARGE
 
     def fresh(self) -> Live:
-        """Return a copy that no call has touched; itself where it can't be copied."""
+        """Return a copy that no call has touched; the same object if it can't be copied."""
         if self.hooks is None or self.large or self.compiled is not None:
             return self
         try:
@@ -155,7 +158,7 @@ class Live:
         return self.make is not None and not self.large and self.compiled is None
 
     def another(self) -> Live:
-        """Another one that is made anew, in inference; its parameters may be others."""
+        """Make the model anew, in inference mode, and return it; its parameters may have other numbers."""
         assert self.make is not None
         other = Live(self.make(), self.make)
         if other.framework == "torch" and other.hooks is not None:
@@ -168,11 +171,11 @@ class Live:
 
     @contextmanager
     def running(self, dtype: str, *, cast: bool = False) -> Iterator[Callable[..., Any]]:
-        """Return a context with the model as a function of NumPy arrays, which gives what the model gives.
+        """Return a context whose value is a function of NumPy arrays that calls the model.
 
         Args:
-            dtype: the dtype of its parameters and inputs in the context.
-            cast: whether its parameters may now be of another dtype than its own.
+            dtype: the dtype of the model's parameters and inputs in the context.
+            cast: whether parameters may be cast to `dtype` from another dtype of their own.
         """
         if self.native is None:
             within: Any = nullcontext(self.asked)
@@ -264,7 +267,7 @@ class Live:
         return f"make(){first}" + (f".eval().{_cast(dtype)}()" if self.framework == "torch" and self.hooks else "")
 
     def header(self, dtype: str, named: str | None) -> list[str]:
-        """Return lines of code that make the model, `t`, which makes its arrays, and `n`, which reads them."""
+        """Return lines of code that make the model, and two functions: `t` makes its arrays, `n` reads them."""
         made = "model = ...  # the one that was given"
         lines = ["import numpy as np"]
         if named is not None:
@@ -304,7 +307,10 @@ def named_as(model: Any) -> str:
 
 
 def with_tensors(live: Live) -> Live | None:
-    """Return the same function, called with tensors of PyTorch; None for a model, or if PyTorch is not imported."""
+    """Return a copy of a Live function of arrays that calls it with PyTorch's tensors.
+
+    None if `live` is a model, or if PyTorch is not imported.
+    """
     if live.hooks is not None or "torch" not in sys.modules:
         return None
     other = Live(live.model, live.make)

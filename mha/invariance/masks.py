@@ -31,12 +31,12 @@ class Mask:
     """A mask argument.
 
     Attributes:
-        name: of the argument.
+        name: the name of the argument.
         form: "keys" (B, Lk), "square" (Lq, Lk), "item" (B, Lq, Lk), "head" (B, 1, Lq, Lk), "key head" (B, 1, 1, Lk),
             or "lengths" (B,).
         dtype: bool, int64, or float64 for numbers that are added to the scores.
-        keeps: whether true keeps a key; else it hides it.
-        idle: whether it was seen to change nothing.
+        keeps: True if a true value keeps a key, False if it hides the key.
+        idle: whether the mask was seen to change nothing.
     """
 
     name: str
@@ -46,7 +46,9 @@ class Mask:
     idle: bool = False
 
     def of(self, allowed: NDArray) -> Given:
-        """Return the argument for `allowed`, bool (B, Lq, Lk), True = may attend; "keys" takes its last query's row.
+        """Return the argument for `allowed`, bool (B, Lq, Lk), True = may attend.
+
+        A mask of keys alone is taken from the row of the last query.
 
         >>> Mask("m", "keys", "int64", True).of(np.tri(3, dtype=bool)[None])
         Given(array=array([[1, 1, 1]]), text="np.ones((1, 3), 'int64')")
@@ -64,12 +66,12 @@ class Mask:
 
     @property
     def per_query(self) -> bool:
-        """Return whether it can say another thing for each query."""
+        """Return whether it can differ between queries."""
         return self.form in ("square", "item", "head")
 
     @property
     def per_item(self) -> bool:
-        """Return whether it can say another thing for each item of the batch."""
+        """Return whether it can differ between the items of the batch."""
         return self.form != "square"
 
 
@@ -77,7 +79,7 @@ FORMS = ("keys", "head", "square", "item", "key head", "lengths")
 
 
 def find_masks(live: Live, template: Template) -> list[Mask]:
-    """Return the mask arguments of a model, each in the first form that it takes."""
+    """Return the mask arguments of a model, each in the first form that the model accepts."""
     found: list[Mask] = []
     if live.framework == "keras" and hasattr(live.asked, "train_step"):
         return found  # of a keras.Model, which hands its mask on to nobody

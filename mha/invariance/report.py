@@ -19,15 +19,15 @@ Status = Literal["holds", "broken", "known", "not asked"]
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one relation that was asked of a model.
+    """The result of testing one relation (two calls that should give the same) on a model.
 
     Attributes:
         id, group, sentence: the relation.
-        status: "known" if it is broken as the table of deviations lists it.
-        reason: why it was not asked, or which deviation it is.
-        apart: how far the two ways are apart; None if it was not asked.
-        size: the size of the smallest inputs that show it; of all inputs, where it holds.
-        code: the two calls, to paste; "" where it holds.
+        status: the verdict; "known" if it is broken in a way that the table of deviations lists.
+        reason: why it was not tested, or which deviation it is.
+        apart: how far the results of the two calls are apart; None if it was not tested.
+        size: the size of the smallest inputs that show the fault; the size of all inputs if the relation holds.
+        code: the two calls as code to paste; "" if the relation holds.
         seconds: how long it took.
     """
 
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def by(self) -> str:
-        """Return in words by how much it is broken; "" if it was not asked."""
+        """Return in words by how much it is broken; "" if it was not tested."""
         one, size = self.apart, self.size
         if one is None or size is None:
             return ""
@@ -70,14 +70,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """A report of all relations that were asked of a model.
+    """A report of all relations that were tested on a model.
 
     Attributes:
         name: the model's class.
         framework: the framework of the arrays that it was given.
         results: one for each relation, in the order of the table.
-        allowance: how far apart two calls may be.
-        found: lines about what was found out about the model.
+        allowance: how far apart the results of two calls may be.
+        found: lines on the model, such as its masks and its cache.
     """
 
     name: str
@@ -96,12 +96,12 @@ class Report:
         return bool(self.of("holds")) and not self.of("broken")
 
     def assert_holds(self) -> None:
-        """Raise AssertionError with what is broken, if anything is, or if nothing could be asked."""
+        """Raise AssertionError if a relation is broken, with those that are; or if none could be tested."""
         if not self.holds:
             raise AssertionError("\n".join(self.lines()))
 
     def lines(self) -> list[str]:
-        """Return the report: what is broken, with its code, then what is known, what holds, and what was not asked."""
+        """Return the report in lines: broken relations with their code, then known ones, those that hold, the rest."""
         broken, held, known = self.of("broken"), self.of("holds"), self.of("known")
         said = [f"{self.name} ({self.framework}; {'; '.join(self.found)})", f"Allowed: {self.allowance.said}"]
         shown: set[str] = set()

@@ -52,19 +52,22 @@ def invariants(
     limit: float = LIMIT,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Return what holds of a model asked for the same number two ways.
+    """Test whether a model contradicts itself: it computes the same numbers in two ways, which should agree.
+
+    Return a report of all such relations (such as that a cache gives what the whole sequence gives).
 
     Args:
-        model: a layer or a model of PyTorch, Keras, Flax (of linen bound) or Gluon, or a function of arrays.
+        model: a layer or a model of PyTorch, Keras, Flax (of linen bound to its variables) or Gluon, or a function of
+            arrays.
         inputs: what it is called with, by the argument's name or in order; the first has shape (batch, length, ...).
-            Default: made from its signature and its config.
+            Default: inputs that are made from its signature and its config.
         make: a function without arguments that made the model, for the code that is printed.
-        step: `step(tokens, state)`, which gives (output, state); the first state is None.
-        causal: whether the model is. Default: what it says, and what it does.
-        pad: the id that stands in padding.
+        step: a function `step(tokens, state)` that gives (output, state); the first state is None.
+        causal: whether the model is causal. Default: what it says, and what it does.
+        pad: the token id that stands in padding.
         named: MODULE:NAME, for the code that is printed.
         limit: seconds for one relation.
-        progress: is told what is asked.
+        progress: is told which relation is tested.
 
     Raises:
         SpecError: no call of the model works.
@@ -91,7 +94,7 @@ def invariants(
 
 
 def table(known: Known) -> list[Relation]:
-    """Return the relations, those of masks and switches a row for each."""
+    """Return the relations to test on a model; those of masks and switches once for each of its masks and switches."""
     own = [*(hiding.ones_rows(known) or [hiding.MASK_ONES]), *hiding.idle_rows(known)]
     rows = [*decoding.ROWS, *hiding.ROWS, *own, *returned.returned_rows(known), *state.ROWS]
     return [*rows, *implementations.ROWS, *state.SECOND]

@@ -20,7 +20,7 @@ Arguments = Mapping[str, Any]
 
 
 class CantBeAsked(SpecError):
-    """An error: a relation can't be asked of a model, for the reason in the message."""
+    """An error: a relation can't be tested on a model, for the reason in the message."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Size:
     """The size of a trial's inputs.
 
     Attributes:
-        batch, length: the number of items, and of positions in each.
-        chunk: the positions of each piece into which the relation divides the length; 0 if it does not.
+        batch, length: the number of items, and of positions in each item.
+        chunk: the number of positions in each piece, if the relation divides the length into pieces; else 0.
     """
 
     batch: int
@@ -42,11 +42,11 @@ class Template:
     """A description of how a model is called.
 
     Attributes:
-        sequences: argument -> array with a batch and a length axis. Arguments may share one.
-        fixed: further arguments. A Given is cut to the size of a call; all else is passed as it is.
+        sequences: name of an argument -> array with a batch and a length axis. Several arguments may share one array.
+        fixed: further arguments. A Given (an array) is cut to the size of a call; any other value is passed as it is.
         axes: the batch and the length axis of sequences and outputs.
         main: the place of the output that relations compare.
-        made: name in the code -> the code that makes its array.
+        made: name in the printed code -> the code that makes the array of this name.
     """
 
     sequences: Mapping[str, Given]
@@ -85,7 +85,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to one call: the raw output, its arrays in NumPy, the main one in float64, and the name `text`."""
+    """An answer to one call: the raw output, its arrays in NumPy, the main one in float64, and the name in the code."""
 
     raw: Any
     arrays: Mapping[Place, Any]
@@ -97,10 +97,11 @@ class Trial:
     """A series of calls of one model, each kept as a line of code.
 
     Args:
-        live, run: the model, and the model as the function that `live.running` gives.
+        live: the model.
+        run: the function of arrays that calls it, from `live.running`.
         template: how it is called.
         size: the size of the inputs.
-        kept: answers of earlier trials, which `once` gives again.
+        kept: answers of earlier trials, which `once` returns again.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Trial:
         """The text of a sequence -> the item and the position of the whole with which it begins."""
 
     def x(self, start: int | None = None, stop: int | None = None, items: slice | None = None) -> dict[str, Given]:
-        """Return the sequences, cut to the trial's size, or to positions `start` to `stop` of `items`."""
+        """Return the input sequences, cut to the trial's size, or to positions `start` to `stop` of `items`."""
         batch_axis, length_axis = self.template.axes
         size = self.template.whole
         batch, stop = items or slice(None, self.size.batch), self.size.length if stop is None else stop
@@ -156,7 +157,10 @@ class Trial:
         return every[(np.searchsorted(every, ids) + 1 + len(every) // 2) % len(every)] if len(every) > 1 else ids
 
     def call(self, x: Mapping[str, Given], more: Arguments | None = None, *, by: Any = None, text: str = "") -> Answer:
-        """Call the model, or `by` (named `text` in the code), with sequences and all further arguments."""
+        """Call the model with sequences and all further arguments, and return the answer.
+
+        If `by` is given, that function is called and not the model; its name in the code is `text`.
+        """
         fixed = self.beside(x, more or ())
         try:
             return self.ask({**x, **fixed, **(more or {})}, by=by, text=text)
@@ -171,7 +175,7 @@ class Trial:
             ) from error
 
     def once(self, x: Mapping[str, Given], more: Arguments | None = None) -> Answer:
-        """Return the answer to a call that no other call precedes; relations that ask the same share one answer."""
+        """Return the answer to a call that depends on no earlier call; relations that make the same call share it."""
         if self.kept is None:
             return self.call(x, more)
         given = sorted({**x, **self.beside(x, more or ()), **(more or {})}.items())
@@ -184,8 +188,8 @@ class Trial:
         """Return the template's further arguments, cut as the sequences are; those named in `more` stay whole.
 
         Raises:
-            CantBeAsked: the sequences follow earlier ones, and it is not known how a mask among the arguments goes on
-                after these.
+            CantBeAsked: the sequences begin at a later position, and it is not known which part of a mask belongs to
+                it.
         """
         first, start = self._starts.get(next(iter(x.values())).text, (0, 0))
         size, found = self._size_of(x), dict[str, Any]()
@@ -221,7 +225,7 @@ class Trial:
         return Size(shape[self.template.axes[0]], shape[self.template.axes[1]])
 
     def ask(self, arguments: Arguments, *, by: Any = None, text: str = "") -> Answer:
-        """Call the model, or `by` (named `text` in the code), with these arguments alone."""
+        """Call the model, or `by` (named `text` in the code), with only these arguments, and return the answer."""
         args, kwargs = self._ordered(arguments) if by is None else (tuple(arguments.values()), {})
         self.calls += 1
         name = f"r{sum(line.startswith('r') for line in self.lines) + 1}"

@@ -58,8 +58,8 @@ class Place:
     Attributes:
         case, problem, state: the case, its problem, and the reference's run of it.
         arguments: the function's arguments, in their order.
-        wanted: the arrays that it must return.
-        allowed: the error allowed in each element of these.
+        wanted: the arrays that the function must return.
+        allowed: the allowed error of each element of `wanted`.
     """
 
     case: Case
@@ -107,7 +107,7 @@ class Bench:
         )
 
     def with_steps(self, place: Place, steps: Mapping[str, Step]) -> tuple[NDArray, ...]:
-        """Return what the exercise's part of the pipeline gives with these steps, after the reference's own arrays."""
+        """Return what the function must return if `steps` replace the reference's steps in the exercise's part."""
         state = replace(place.state, arrays=dict(place.state.arrays))
         with np.errstate(all="ignore"):
             for name in (name for name in PIPELINE if name in self.exercise.covers or name in steps):
@@ -127,5 +127,5 @@ def bench(exercise: StepExercise) -> Bench:
 
 
 def distance(array: NDArray, wanted: NDArray) -> NDArray:
-    """Return |array - wanted|, of masks too; NaN and infinity are equal only to their like, else infinitely far."""
+    """Return |array - wanted|, for masks too. NaN and inf are equal to themselves, and infinitely far from the rest."""
     return distance_of_numbers(array.astype(np.float64), wanted.astype(np.float64))

@@ -29,7 +29,7 @@ FLOAT32 = (1e-10, 1e-6)
 
 @dataclass(frozen=True)
 class Pair:
-    """An array that was returned under one name in one case, the right one, and where they differ."""
+    """An array that a learner's function returned in one case, beside the right array, and a mask of wrong elements."""
 
     value: Value
     arguments: tuple[Value, ...]
@@ -54,7 +54,7 @@ class Pair:
         return float(np.abs(self.right[np.isfinite(self.right)]).max(initial=0.0))
 
     def sizes(self) -> dict[str, int]:
-        """Return letter -> size, for the axes of every array that the exercise names."""
+        """Return letter of an axis -> size, for the axes longer than 1 of the array and of the function's arguments."""
         letters = letters_of(self.value, self.right.ndim)
         found = sizes_of(self.arguments, self.place) | dict(zip(letters, self.right.shape, strict=True))
         return {letter: size for letter, size in found.items() if letter.isalpha() and size > 1}
@@ -90,7 +90,7 @@ def _pairs(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> list
 
 
 def relation(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
-    """Return a sentence on all numbers, such as "it is the right one times 1 / (B * L)"; "" if none is true."""
+    """Return a sentence true of all numbers, such as "it is the right one times 1 / (B * L)"; "" without one."""
     with any_numbers:
         pairs = _pairs(exercise, answers)
         if not pairs:
@@ -195,7 +195,7 @@ def _as_float32(pairs: Sequence[Pair]) -> str:
 
 
 def location(exercise: StepExercise, answers: Sequence[Sequence[NDArray]]) -> str:
-    """Return a sentence on where the wrong numbers are, in all cases; "" if none is true."""
+    """Return a sentence on where the wrong numbers are in all cases; "" if no sentence is true."""
     with any_numbers:
         pairs = _pairs(exercise, answers)
         tellers = (_in_calls, _in_places, _in_direction, _in_index) if pairs else ()

@@ -24,12 +24,12 @@ class Value:
     """An argument of a function to write, or an array that it returns.
 
     Attributes:
-        name: as the signature and messages have it.
-        about: its dtype and shape, as the docstring has them.
-        source: the step of the pipeline whose result it is; or a function that reads it. The function gets a `State`
-            for an argument; for what is returned, a dict of results, or of their allowed errors, by the names of steps.
-            Default: no step gives it.
-        part: result of the step -> the part that is meant. Default: all of it.
+        name: its name in the signature and in messages.
+        about: its dtype and shape, in the words of the docstring.
+        source: the step of the pipeline whose result it is, or a function that reads it. For an argument the function
+            gets a `State`; for a returned array, the results of the steps by name, or their allowed errors. Default:
+            no step gives it.
+        part: a function that takes the part that is meant out of the step's result. Default: all of it.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Exercise:
     """One exercise.
 
     Args:
-        name: as `mha learn check` takes it; with underscores it is the name of the function and of the file.
-        track: the folder in which its file stands.
+        name: its name, as `mha learn check` takes it. With underscores, it is the name of the function and of the file.
+        track: the folder of its file.
         task: what to write, in a sentence or two.
         arguments: the function's arguments.
-        rules: ids of the rules of the definition that it is about.
-        advice: what a hint says if no mistake can be named, in the words of the lessons. Default: the rules.
+        rules: ids of the rules of the definition that the exercise is about.
+        advice: the text of a hint if no mistake can be named, in the words of the lessons. Default: the rules.
         dialect: the framework that it is written in.
     """
 
@@ -92,13 +92,14 @@ class StepExercise(Exercise):
 
     Args:
         returned: what the function returns.
-        covers: the steps of the pipeline that it stands for, in their order. Default: those that it returns.
-        cases: the cases that judge it, the easiest first: ids of the table, or cases of its own.
-        tiny: small cases, tried where no bug explains a wrong answer, to show one that can be followed by hand.
-        also: ids of bugs of earlier steps that somebody may make with the arguments, such as a mask that is ignored.
-        never: ids of bugs that nobody makes with the arguments, such as of heads where there is one.
-        drawn: number -> a new case. A file that is right in all cases is judged by such a case too, so that a table of
-            their answers does not pass. Default: the first case with other numbers.
+        covers: the steps of the pipeline that the function replaces, in their order. Default: those whose results it
+            returns.
+        cases: the cases that judge it, the easiest first: ids of the table of cases, or new cases.
+        tiny: cases that can be followed by hand. If no bug explains a wrong answer, the hint shows one that fails.
+        also: ids of bugs of earlier steps that a learner may make too, such as a mask that is ignored.
+        never: ids of bugs that can't be made with these arguments, such as bugs of heads if there is only one.
+        drawn: a function that makes a new case from a number. A file that is right in all cases is judged by such a
+            case too, so that a table of answers does not pass. Default: the first case with other numbers.
         source: the name of the exercise that this one translates; "" if it is no translation.
         function_name: the name of the function. Default: that of the exercise.
     """
@@ -154,7 +155,7 @@ class CatchExercise(Exercise):
     """An exercise: choose sizes, a mask and inputs that show a hidden bug.
 
     Args:
-        bug: its id in the zoo.
+        bug: the id of the bug in the zoo.
         shown_by: the id of a case that shows it, for the last hint.
         target: how many bugs of the zoo the call must show.
     """
@@ -173,13 +174,13 @@ class LayerExercise(Exercise):
     """An exercise: write a whole layer, which is judged as `mha check --subject` does.
 
     Args:
-        subject: the name in the file that is judged.
+        subject: the name of the function or class in the file.
         first: the ids of the cases that come first; the others follow if these are right.
         own: cases that are in no table.
-        has_state: whether it is an object, which is asked sequences of calls too.
+        has_state: whether the layer has a state (such as a cache), so that sequences of calls are judged too.
         code: the code that its file begins with.
-        tiny: a call that can be followed by hand; its numbers stand in the file.
-        returned: what a call returns.
+        tiny: a call that can be followed by hand; the file shows its numbers.
+        returned: the arrays that a call returns.
     """
 
     subject: str
@@ -197,9 +198,9 @@ class LayerExercise(Exercise):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsExercise(Exercise):
-    """An exercise: say which heads of a trained layer matter (`kind` "importance"), or cut the others off ("cut").
+    """An exercise: say which heads of a trained layer matter (`kind` "importance"), or remove the others ("cut").
 
-    Its function may return one array, or a dict of them.
+    The learner's function may return one array, or a dict of arrays.
     """
 
     kind: str
@@ -217,11 +218,11 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class NumbersExercise(Exercise):
-    """An exercise: write an experiment whose numbers lie within intervals. The first of these stands in the file.
+    """An exercise: write an experiment whose results lie within known intervals.
 
     Args:
-        intervals: the calls, and where each result must lie.
-        drawn: number -> further ones.
+        intervals: the calls, each with the interval of its result. The file shows the first one.
+        drawn: a function that makes further intervals from a number.
     """
 
     intervals: tuple[Interval, ...]

@@ -25,7 +25,7 @@ TRACKS = {
 
 @cache
 def all_exercises(frameworks: tuple[str, ...] = tuple(DIALECTS)) -> tuple[Exercise, ...]:
-    """Return every exercise; translations into these frameworks alone.
+    """Return every exercise; of the translations, only those into these frameworks.
 
     >>> [exercise.name for exercise in all_exercises(("numpy",))][:3]
     ['project', 'split', 'merge']
@@ -43,7 +43,7 @@ def all_exercises(frameworks: tuple[str, ...] = tuple(DIALECTS)) -> tuple[Exerci
 
 
 def exercise(name: str) -> Exercise:
-    """Return the exercise of this name, which may also be written as its function is.
+    """Return the exercise of this name; the name of its function will do too.
 
     >>> exercise("empty_row").track
     'write'
@@ -66,8 +66,10 @@ OF_LESSONS = {name: number for number, name in enumerate(name for names in LESSO
 
 
 def in_order(one: Exercise) -> tuple[int, int, int, int]:
-    """Where an exercise stands: those of the course in the order of its lessons. Then the others, track by track, easy
-    ones before hard ones and short before long ones.
+    """Return the sort key of an exercise.
+
+    Those of the course come first, in the order of its lessons. The others follow track by track, easy ones before hard
+    ones and short ones before long ones.
 
     >>> [one.name for one in sorted(all_exercises(("numpy",)), key=in_order)[:3]]
     ['weighted-sum', 'dot-products', 'scores']
@@ -77,7 +79,7 @@ def in_order(one: Exercise) -> tuple[int, int, int, int]:
 
 
 def chosen(exercises: Iterable[Exercise], only: Collection[str]) -> list[Exercise]:
-    """Return the exercises of these tracks, "course" among them, in their order.
+    """Return the exercises of these tracks in order; "course" counts as a track.
 
     >>> [one.name for one in chosen(all_exercises(("numpy",)), ["course"])][-2:]
     ['cut-heads', 'head-importance']

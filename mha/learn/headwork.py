@@ -45,7 +45,7 @@ ENOUGH = 0.9
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A trained layer: the calls on which importance is measured, and on which it is judged."""
+    """A trained layer with two calls: one on which a learner measures importance, and one that judges the measure."""
 
     name: str
     measured: Problem
@@ -97,9 +97,9 @@ def _some(problem: Problem, items: slice) -> Problem:
 
 
 def fidelity(one: Trained, importance: NDArray) -> float:
-    """Return the mean cosine of the output, without the least important heads, with that of the whole layer.
+    """Return the mean cosine similarity of the output without the least important heads and the whole layer's output.
 
-    The mean is over words, and over the numbers of heads in REMOVED that are left out.
+    The mean is taken over words, and over the numbers of heads left out, which REMOVED has.
     """
     order = np.argsort(importance, kind="stable").tolist()
     return float(np.mean([_cosine(one, frozenset(order[number:])) for number in REMOVED]))
@@ -139,7 +139,7 @@ def brought(one: Trained) -> NDArray:
 
 
 def left_out(one: Trained) -> NDArray:
-    """Return 1 - cosine of the output with and without each head, (H,): the mean over the measured words."""
+    """Return (H,): 1 - the cosine of the outputs with and without each head, averaged over the measured words."""
     problem = one.measured
     whole = np.asarray(reference.run(problem.config, problem.weights, problem.inputs).output)
     rest = whole - brought(one)
@@ -148,7 +148,10 @@ def left_out(one: Trained) -> NDArray:
 
 
 def place(importances: Sequence[NDArray]) -> float:
-    """Return where orders of the heads of each layer lie on the scale: 0: random; 1: as `left_out`; more is better."""
+    """Return how good these importances (one array for each layer) are: 0 for random ones, 1 for those of `left_out`.
+
+    A higher number is better.
+    """
     low, high = _scale()
     kept = [fidelity(one, scores) for one, scores in zip(trained(), importances, strict=True)]
     return float((np.mean(kept) - low) / (high - low))
@@ -171,13 +174,13 @@ KEPT = ((0, 3, 4, 8), (5,), (1, 2, 3, 6, 7, 9, 10, 11))
 
 
 def cut_calls() -> tuple[tuple[Any, ...], ...]:
-    """Return the arguments of each call of a function that cuts heads."""
+    """Return the arguments of each call that judges a function which removes heads."""
     one = trained()[0].measured
     return tuple((dict(one.weights), list(kept), one.config.num_heads) for kept in KEPT)
 
 
 def wrong_cut(number: int, weights: dict[str, NDArray]) -> str:
-    """Return in words what is wrong with a cut layer; "" if it gives what the masked layer gives."""
+    """Return in words what is wrong with a layer whose heads were removed; "" if it gives what masking them gives."""
     problem, kept = trained()[0].measured, KEPT[number]
     config, right = _cut(problem, kept)
     wanted = answer(_masked(problem, kept), PRECISION)

@@ -49,19 +49,19 @@ NEEDS = 6
 
 
 class Hint(NamedTuple):
-    """A hint: its text, and the next level that says more; None if there is none."""
+    """A hint: its text, and the next level that says more, or None."""
 
     text: str
     deeper: int | None
 
 
 def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_limit: float = TIME_LIMIT) -> Hint:
-    """Return the hint of one level, on what the learner's file gives now.
+    """Return the hint of one level for the learner's file as it is now.
 
     Args:
         exercise, folder, time_limit: as `judge` takes them.
         level: 1 to `DEEPEST`.
-        framework: whose answer is shown beside NumPy's, on the deepest level.
+        framework: the framework whose answer the deepest level shows beside NumPy's.
     """
     if level == DEEPEST:
         return Hint(solved(exercise, framework), None)
@@ -75,7 +75,7 @@ def hint(exercise: Exercise, folder: Path, level: int, framework: str, *, time_l
 
 
 def solved(exercise: Exercise, framework: str) -> str:
-    """Return a short answer that is right, with the imports of its file; the framework's too where there is one."""
+    """Return a short right answer with the imports of its file, and the framework's answer if there is one."""
     if isinstance(exercise, CatchExercise):
         return f"{_case_that_shows(exercise)}\n\n\n{answer(exercise)}"
     shown = [exercise]
@@ -105,9 +105,9 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, st
 def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) -> str:
     """Return what is wrong with a step, in words; if that is not known, the smallest case that fails, in numbers.
 
-    A wrong shape or dtype, which the verdict says, comes first. Else the first of these that gives what the file gives
-    in every case: mistakes of the exercise, bugs of the zoo, a relation of all numbers to the right ones, the right
-    answer for other arguments. Else the text says where the numbers are wrong.
+    A wrong shape or dtype comes first. Else these are tried in order, and the first that explains every case is said:
+    mistakes of the exercise, bugs of the zoo, a relation of all numbers to the right ones, and the right answer for
+    other arguments. If none does, the text says where the numbers are wrong.
     """
     answers = verdict.answers
     if verdict.form:
@@ -146,7 +146,7 @@ def _look_at(exercise: Exercise) -> str:
 
 
 def told(found: Sequence[tuple[Bug, ...]], exercise: Exercise) -> str:
-    """Explanations in words: what all of them share, then the rest of each; each with what to change."""
+    """Return explanations in words: bugs that all of them share, then the other bugs of each, all with their fixes."""
     common = [bug for bug in found[0] if all(bug in other for other in found)]
     lines = []
     if len(found[0]) > 1:

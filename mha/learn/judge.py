@@ -47,13 +47,13 @@ class Verdict:
 
     Attributes:
         exercise: the exercise that was judged.
-        status: "right"; "wrong"; "to do": not written yet; "no answer": it does not import, raises, hangs, or returns
-            no such thing as it must; "can't run": its framework is not here.
-        line: one sentence.
+        status: "right"; "wrong"; "to do" (not written yet); "no answer" (the file does not import, raises, hangs, or
+            returns something of another kind); or "can't run" (its framework is not installed).
+        line: the verdict in one sentence.
         answers: the arrays that were returned in each case; () if they could not be compared.
         printed: the beginning of what the file printed.
-        form: what is wrong with a shape or a dtype, which comes before the numbers.
-        case: for a layer, the id of the first case that is wrong.
+        form: what is wrong with a shape or a dtype, which is said before wrong numbers.
+        case: for a layer, the id of the first wrong case.
     """
 
     exercise: Exercise
@@ -71,7 +71,7 @@ def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -
     Args:
         exercise: the exercise.
         folder: as `mha learn start` writes it.
-        time_limit: seconds that the file may take. It runs in a process of its own, which is ended then.
+        time_limit: seconds that the file may take. It runs in a process of its own, which is ended after that time.
     """
     if is_untouched(exercise, folder):  # nothing is run, and no framework imported
         return Verdict(exercise, "to do", f"{exercise.file} is as it was given out")
@@ -95,8 +95,10 @@ def judge(exercise: Exercise, folder: Path, *, time_limit: float = TIME_LIMIT) -
 
 
 def judge_all(exercises: Iterable[Exercise], folder: Path, *, time_limit: float = TIME_LIMIT) -> Iterator[Verdict]:
-    """Judge one after the other. A file may spoil NumPy for those that share its process: what is not right there is
-    judged again in a new one.
+    """Judge the exercises one after the other, and yield the verdicts.
+
+    A file may spoil NumPy for the files that follow in its process. So one that is not right is judged again in a new
+    process.
     """
     spoilt = False
     for exercise in exercises:
@@ -144,7 +146,7 @@ def run_on(exercise: StepExercise, path: str, places: Sequence[Place], time_limi
 
 
 def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = None) -> Verdict:
-    """Return the verdict on what a function gave: the first thing wrong with it, its form before its numbers."""
+    """Return the verdict on a function's answers: the first thing wrong, shapes and dtypes before numbers."""
     places = (there or bench(exercise)).places
     answers = tuple(
         tuple(formed(exercise, one, wanted) for one, wanted in zip(answer, place.wanted, strict=True))
@@ -168,7 +170,7 @@ def verdict_of(exercise: StepExercise, tried: Attempt, there: Bench | None = Non
 
 
 def formed(exercise: StepExercise, array: NDArray, wanted: NDArray) -> NDArray:
-    """Return the array in the shape asked for, if the exercise takes whatever broadcasts to it."""
+    """Return the array, broadcast to the shape of `wanted` if the exercise accepts that."""
     if exercise.broadcasts and array.shape != wanted.shape:
         try:
             return np.broadcast_to(array, wanted.shape)
@@ -216,7 +218,7 @@ def first_wrong(exercise: StepExercise, place: Place, answer: Sequence[NDArray])
 
 
 def first_wrong_row(place: Place, answer: Sequence[NDArray]) -> tuple[int, ...]:
-    """Return the index of the first row that has a wrong element; () where a shape is wrong, or nothing."""
+    """Return the index of the first row with a wrong element; () if a shape is wrong, or if nothing is."""
     for array, wanted, allowed in zip(answer, place.wanted, place.allowed, strict=True):
         if array.shape != wanted.shape:
             return ()

@@ -46,7 +46,7 @@ class Mistake:
 
 
 def steps_of(exercise: StepExercise, *bugs: Bug) -> dict[str, Step]:
-    """Return name -> step, of the steps of these bugs that are in the exercise's part of the pipeline."""
+    """Return name -> step, for those steps of these bugs that are in the exercise's part of the pipeline."""
     forward, backward = pipelines(*bugs)
     both = {**forward, **backward}
     return {
@@ -88,9 +88,10 @@ class Found:
     """The bugs that explain a learner's function.
 
     Attributes:
-        explanations: each is one bug, or two bugs if no single one explains it; no case tells them apart.
-        unknown, rows: the number of rows in which two bugs of one step both show, and of all wrong rows. Such bugs
-            can't be run together, so what they give there is not known. 0 where everything is explained.
+        explanations: the explanations, which no case tells apart: one bug each, or two if no single bug explains all.
+        unknown: the number of rows in which two bugs of one step both show. Such bugs can't be run together, so their
+            joint result is not known. 0 if everything is explained.
+        rows: the number of all wrong rows; 0 if everything is explained.
     """
 
     explanations: tuple[tuple[Bug, ...], ...] = ()
@@ -99,11 +100,11 @@ class Found:
 
 
 def explained(exercise: StepExercise, answers: Sequence[Answer]) -> Found:
-    """Return the bugs that explain what a function gave in all cases.
+    """Return the bugs that explain a learner's answers in all cases.
 
     Args:
         exercise: the exercise that was tried.
-        answers: what the function gave in each case, in the order of the cases.
+        answers: the arrays that the function returned in each case, in the order of the cases.
     """
     there = bench(exercise)
     if len(answers) != len(there.places):
@@ -200,9 +201,9 @@ def same(answer: Answer, other: Answer, place: Place) -> bool:
 def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = False) -> NDArray[np.bool_]:
     """Return a bool array: where a bug's array and a learner's (`other`) are equal within rounding.
 
-    The rule is that of `mha diagnose`: a bug changes the numbers from which the bound `allowed` was computed. In a row
-    (last axis) in which the bug gives a NaN, `other` may have more of them, unless `strict`: whether NaN spreads to
-    excluded keys is no part of the bug.
+    More than `allowed` is accepted, as by `mha diagnose`, since that bound was computed without the bug. In a row (last
+    axis) in which the bug gives a NaN, `other` may have further NaN, unless `strict`, since a bug does not say whether
+    NaN spreads to excluded keys.
     """
     if array.shape != allowed.shape:  # a mistake that changes the shape
         allowed = np.full(array.shape, allowed.max(initial=0.0))
@@ -217,10 +218,10 @@ def close(array: NDArray, other: NDArray, allowed: NDArray, *, strict: bool = Fa
 
 
 def sentences(exercise: StepExercise, answers: Sequence[Answer], candidates: Iterable[Candidate]) -> tuple[str, ...]:
-    """Return the sentences of a few candidates that together explain all that is wrong; () if none do.
+    """Return the sentences of a few candidates that together explain all wrong rows; () if they don't.
 
-    Each is true by itself: in every row in which the candidate is wrong, the function gives what the candidate gives.
-    Those that explain the most rows come first.
+    A candidate is a sentence, and a function that does what it says. It counts if, in every row in which its function
+    is wrong, the learner's function gives the same. Candidates that explain the most rows come first.
     """
     there = bench(exercise)
     right = [place.wanted for place in there.places]

@@ -25,7 +25,7 @@ class Progress:
         return sum(verdict.status == "right" for verdict in self.verdicts)
 
     def by_track(self) -> dict[str, tuple[int, int]]:
-        """Track, "course" first -> how many are right, and how many there are."""
+        """Return track -> (how many exercises are right, how many there are); "course" comes first."""
         statuses = {verdict.exercise: verdict.status for verdict in self.verdicts}
         of_tracks = {track: [statuses[one] for one in chosen(statuses, (track,))] for track in (COURSE, *TRACKS)}
         if len(of_tracks[COURSE]) < len(OF_LESSONS):
@@ -39,7 +39,7 @@ class Progress:
         return right == total
 
     def line(self) -> str:
-        """Such as "3 of 25 right, about 71 minutes left: write 3/21, backwards 0/4"."""
+        """Return a line such as "3 of 25 right, about 71 minutes left: write 3/21, backwards 0/4"."""
         by_track = self.by_track()
         tracks = ", ".join(f"{track} {right}/{total}" for track, (right, total) in by_track.items())
         left = [verdict.exercise for verdict in self.verdicts if verdict.status != "right"]
@@ -59,7 +59,10 @@ class Progress:
 
 
 def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exercise | None:
-    """Return the next exercise that nobody has touched, from the one that was just right; in the course to its end."""
+    """Return the next untouched exercise after this one, which is just right; None if there is none.
+
+    After an exercise of the course, those of the course come first.
+    """
     here = there.index(exercise)
     left = [one for one in (*there[here + 1 :], *there[:here]) if is_untouched(one, folder)]
     in_course = [one for one in left if one.name in OF_LESSONS] if exercise.name in OF_LESSONS else []
@@ -67,7 +70,7 @@ def after(exercise: Exercise, there: Sequence[Exercise], folder: Path) -> Exerci
 
 
 def learned(exercise: Exercise) -> str:
-    """Return what one has learned who has the exercise right, in a sentence."""
+    """Return a sentence on what somebody has learned who has the exercise right."""
     hidden = f" It was {exercise.bug}." if isinstance(exercise, CatchExercise) else ""
     return f"{row_of(exercise).learned}{hidden}"
 

@@ -22,7 +22,7 @@ LARGE = 60
 
 
 def in_words(exercise: Exercise, text: str) -> str:
-    """Return a sentence on a mistake in the letters of the exercise and the words of the lessons.
+    """Return a sentence on a mistake, written in the letters of the exercise and the words of the lessons.
 
     >>> from mha.learn.exercises import exercise
     >>> in_words(exercise("causal"), "Key j is allowed iff j <= query_offset + i for query i.")
@@ -52,12 +52,12 @@ def foreign(exercise: Exercise, text: str) -> bool:
 
 
 def rules_of(exercise: Exercise) -> str:
-    """Return what to look at: the exercise's advice, else its rules, else its task."""
+    """Return what a learner should look at: the exercise's advice, else its rules, else its task."""
     return exercise.advice or "\n".join(map(rule_of, exercise.rules)) or exercise.task
 
 
 def rule_of(id: str) -> str:
-    """Return a rule in the words of the lessons, else as the definition says it."""
+    """Return a rule in the words of the lessons; in those of the definition if no lesson has it."""
     return RULES_IN_WORDS.get(id) or f"Rule: {RULES[id].plain}"
 
 
@@ -90,7 +90,7 @@ def described(problem: Problem) -> str:
 
 
 def letters_of(value: Value, ndim: int) -> tuple[str, ...]:
-    """Return the letters of the axes of a value, as its text has them; numbers count axes that have none."""
+    """Return the letters of a value's axes, which its text names; an axis without a letter has its number."""
     found = re.search(r"\(([^()]*)\)", value.about)
     letters = tuple(part.strip() for part in found[1].split(",") if part.strip()) if found else ()
     if letters[:1] == ("...",):
@@ -122,7 +122,7 @@ def sizes_in(problem: Problem) -> dict[str, int]:
 
 
 def of_sizes(letters: Sequence[str]) -> Iterator[tuple[str, Callable[[Mapping[str, int]], float]]]:
-    """Yield each number that is made of one size, of two, or of one over another, and the function that computes it.
+    """Yield each formula of one or two sizes in words, and the function that computes it.
 
     >>> [words for words, _ in of_sizes("d")]
     ['d', 'sqrt(d)', 'd * d', 'sqrt(d * d)', '1 / d', '1 / sqrt(d)', '1 / (d * d)', '1 / sqrt(d * d)']
@@ -143,7 +143,7 @@ def of_sizes(letters: Sequence[str]) -> Iterator[tuple[str, Callable[[Mapping[st
 
 
 def given_to(exercise: StepExercise, place: Place) -> str:
-    """Return the dtypes and shapes of what the function gets in a case and must return, a line each."""
+    """Return the dtypes and shapes of the arguments in a case and of the arrays to be returned, a line each."""
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
     made = {f"to be returned: {one.name}": array for one, array in zip(exercise.returned, place.wanted, strict=True)}
     lines = [f"case {place.case.id}: {described(place.problem)}"]
@@ -153,7 +153,7 @@ def given_to(exercise: StepExercise, place: Place) -> str:
 
 
 def written_out(exercise: StepExercise, place: Place, answer: tuple[Any, ...], row: tuple[int, ...]) -> str:
-    """Return a case in numbers: its arguments, what was returned, what is right; of large arrays only `row`."""
+    """Return a case in numbers: its arguments, the returned arrays and the right ones; only `row` of large ones."""
     lines = [f"case {place.case.id}: {described(place.problem)}"]
     named = dict(zip(exercise.parameters, place.arguments, strict=True))
     for one, array, wanted in zip(exercise.returned, answer, place.wanted, strict=True):

@@ -31,7 +31,10 @@ Numbers = list[float]
 
 
 def of_native(native: Native) -> dict[str, dict[str, Numbers]]:
-    """Return concept -> dtype -> measured errors, for what the framework has; for dropout, of a call with it off."""
+    """Return concept -> dtype -> measured errors, for the concepts that the framework has.
+
+    For dropout, the errors are those of a call without it.
+    """
     found: dict[str, dict[str, Numbers]] = {}
     for concept in CONCEPTS:
         if concept in native.lacks or (concept not in STATEMENTS and concept != "state") or concept in AS_CALLED:
@@ -53,13 +56,13 @@ def of_pair(old: Native, new: Native) -> Numbers:
 
 
 def numbers(outcome: Worst) -> Numbers:
-    """Return [worst error / allowed error, largest error], each rounded to two digits for the file."""
+    """Return [worst error / allowed error, largest error], each rounded to two digits."""
     return [float(f"{number:.1e}") for number in (outcome.ratio, outcome.largest)]
 
 
 @cache
 def recorded() -> dict[str, Any]:
-    """Return the content of measured.json, which was measured last."""
+    """Return the content of measured.json: the last measured errors."""
     found: dict[str, Any] = json.loads(MEASURED.read_text("utf-8"))
     return found
 
@@ -76,7 +79,7 @@ def verdict(found: Mapping[str, Numbers]) -> str:
 
 
 def verdict_of(native: Native, concept: str) -> str:
-    """Return in words what was measured of one concept; "" if nothing was."""
+    """Return in words how equal a framework's layer is for one concept; "" if that was not measured."""
     found = verdict(recorded()["said"][native.id].get("called" if concept in AS_CALLED else concept, {}))
     return f"where it is off: {found}" if concept == "dropout" and found else found
 

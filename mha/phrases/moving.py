@@ -64,7 +64,7 @@ def move(old: str, new: str, making: Making) -> str:
 
 
 def moves(old: Mapping[str, str], new: Mapping[str, str], making: Making) -> list[str]:
-    """Return the lines that give the arrays q, k, ... their new axes; those that need the same stand in one line.
+    """Return lines of code that give the arrays q, k, ... their new axes; one line for all that need the same change.
 
     >>> for line in moves(CANONICAL, {**CANONICAL, "q": "i h d", "k": "i g d", "o": "h d o"}, Making()):
     ...     print(line)
@@ -84,7 +84,7 @@ def moves(old: Mapping[str, str], new: Mapping[str, str], making: Making) -> lis
 
 
 def groups(axes: str) -> list[list[str]]:
-    """Return the axes of an array, each as what it is made of.
+    """Return the axes of an array, each as a list of the axes that it joins.
 
     >>> groups("(h d) i")
     [['h', 'd'], ['i']]

@@ -16,14 +16,14 @@ class Native(ABC):
         id: its name on the page and in the terminal.
         path: its name in its framework.
         framework: the backend whose framework has it.
-        others: further names that it is asked for by.
+        others: further names by which a user may ask for it.
         imports: the lines above its code.
         holder: the variable that holds the parameters after `make`.
-        dtypes: those in which it computes on a CPU.
-        layers: patterns of the subjects in the tables of deviations that are this layer, on one path or another.
-        lacks: concept -> what it has not.
+        dtypes: the dtypes in which it computes on a CPU.
+        layers: patterns of the subjects in the tables of deviations that are this layer, on any path.
+        lacks: concept -> what it lacks.
         words: concept -> what to know besides the code, in a sentence or two.
-        state: code for the concept "state"; it may use what `make` made, and gives `output`.
+        state: code for the concept "state". It may use the variables of `make`, and sets `output`.
     """
 
     id: ClassVar[str]
@@ -45,15 +45,15 @@ class Native(ABC):
 
     @abstractmethod
     def make(self, making: Making) -> list[str]:
-        """Return the lines that make the layer; `queries`, `keys` and `values` are there."""
+        """Return the lines that make the layer; they may use `queries`, `keys` and `values`."""
 
     @abstractmethod
     def call(self, making: Making, calling: Calling) -> list[str]:
-        """Return the lines that call it and give `output`, and `weights` if they are asked for."""
+        """Return the lines that call it and set `output`, and `weights` if these are asked for."""
 
     @abstractmethod
     def read(self, making: Making, old: str) -> Held:
-        """Return how its parameters are read out of the variable `old`."""
+        """Return the code that reads its parameters out of the variable `old`."""
 
     @abstractmethod
     def write(self, making: Making, new: str) -> Held:

@@ -35,10 +35,10 @@ Space = dict[str, Any]
 
 
 def arrays() -> dict[str, NDArray]:
-    """Return the arrays of the call, float64 and bool; with any masks combined, every query may attend to a key.
+    """Return name -> array (float64 or bool) for the call; under all masks together, every query has a key.
 
-    valid, allowed and added are those of the page; by_item (B, Lq, Lk), by_head (B, H, Lq, Lk), and padded and closed,
-    in which True means the other thing, are what others call with.
+    The page uses valid (B, Lk), allowed (Lq, Lk) and added (Lq, Lk). Other calls use by_item (B, Lq, Lk) and by_head
+    (B, H, Lq, Lk), and the inverses padded and closed, in which True hides a key.
     """
     rng = np.random.default_rng(0)
     batch, queries, keys, width, heads = (SIZES[name] for name in ("B", "Lq", "Lk", "E", "H"))
@@ -67,7 +67,7 @@ def weights_of(making: Making, seed: int = SEED) -> tuple[AttentionConfig, dict[
 
 
 def judged(making: Making, calling: Calling, dtype: str, found: Mapping[str, Any]) -> Worst:
-    """Output, and weights where they were asked for, against what the definition gives."""
+    """Return the worst error of the output, and of the weights if they were asked for, by the definition's results."""
     bound = _bound(making, calling, dtype)
     outcomes = [_compared(dtype, found["output"], bound.expected, bound.allowed)]
     if calling.weights:
@@ -117,7 +117,7 @@ def _compared(dtype: str, found: Any, expected: NDArray, allowed: NDArray) -> Wo
 
 @contextmanager
 def scope(native: Native, dtype: str) -> Iterator[None]:
-    """The framework computes in this dtype meanwhile, and warns of nothing."""
+    """Return a context in which the framework computes in this dtype and prints no warnings."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -181,7 +181,7 @@ def _new(native: Native, making: Making, dtype: str) -> Space:
 
 
 def made(native: Native, making: Making, dtype: str, seed: int = SEED) -> Space:
-    """Return a layer with the definition's weights, within `scope`."""
+    """Return the variables of the code that makes a layer, with the definition's weights; to be called in `scope`."""
     space = {**_new(native, making, dtype), **given(native, dtype)}
     _, weights = weights_of(making, seed)
     fill(native, making, space, {name: array.astype(dtype) for name, array in weights.items()})
@@ -204,7 +204,7 @@ def held(native: Native, making: Making, space: Space) -> dict[str, NDArray]:
 
 
 def said(native: Native, making: Making, calling: Calling, dtype: str) -> Worst:
-    """Make, fill and call the layer, and judge it. What it has not must not be asked."""
+    """Make a layer, give it weights, call it, and judge the results. The framework must have what is asked for."""
     with scope(native, dtype):
         space = made(native, making, dtype)
         execute(native.call(making, calling), space)
@@ -220,10 +220,10 @@ def state(native: Native, dtype: str) -> Worst | None:
 
 
 def carry(old: Native, new: Native, making: Making, calling: Calling, dtype: str) -> Worst:
-    """Carry the parameters over by the printed lines, and judge a call of the new layer.
+    """Carry the parameters of one layer over to another by the printed lines, and judge a call of the new layer.
 
     Raises:
-        AssertionError: a parameter is not the same to the bit.
+        AssertionError: a parameter of the new layer differs in a bit.
     """
     making = common(old, new, making)
     with scope(old, dtype):

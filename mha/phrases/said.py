@@ -45,10 +45,10 @@ class Mask:
     """An array of the call that says who may attend, or is added to the scores.
 
     Attributes:
-        text: the array.
-        axes: its axes, from b (item), h (head), q (query) and k (key), in this order; "bhqk" also stands for anything
-            that broadcasts to these four.
-        attend: what True means in it: True for "may attend", False for "ignore".
+        text: the code of the array.
+        axes: its axes, of b (item), h (head), q (query) and k (key), in this order; "bhqk" also for any array that
+            broadcasts to these four.
+        attend: what True means in the array: True for "may attend", False for "ignore".
 
     >>> Mask("padded", "bk", attend=False).where(True), Mask("~valid", "bk").where(False)
     ('~padded', 'valid')
@@ -75,10 +75,10 @@ class Calling:
     """A description of how a layer is called.
 
     Attributes:
-        queries, keys, values: the three arrays, items first.
-        padding: which keys count, by item: axes "bk".
-        allowed: who may attend to whom.
-        added: numbers that are added to the scores.
+        queries, keys, values: the code of the three arrays, batch axis first.
+        padding: a mask of the keys that count in each item, with axes "bk".
+        allowed: a mask of the keys that each query may attend to.
+        added: an array of numbers that are added to the scores.
         causal: whether query i sees the keys up to i.
         weights: "" for the output alone, "heads" for the weights of each head too, "mean" for their mean.
         training: whether dropout acts.
@@ -117,11 +117,11 @@ class Lack:
 
 @dataclass(frozen=True)
 class Held:
-    """The parameters of a layer as NumPy arrays, on the way out or in.
+    """The code that reads a layer's parameters into NumPy arrays q, k, v, o, q_bias, ..., or writes these into a layer.
 
     Attributes:
-        lines: code before (on the way out) or after (in) the arrays are named q, k, v, o and q_bias, ...
-        axes: name -> its axes in this framework, such as "(h d) i": see `moving`.
+        lines: the lines of code.
+        axes: name of an array -> its axes in this framework, such as "(h d) i": see `moving`.
     """
 
     lines: tuple[str, ...]

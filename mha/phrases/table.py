@@ -43,10 +43,12 @@ NATIVES: dict[str, Native] = {
 
 
 def find(name: str) -> Native:
-    """Return the native of this name: its id, path, part of the path, or another of its names, in either case.
+    """Return the Native (a framework's attention) of this name, in upper or lower case.
+
+    The name may be its id, its path, a part of the path, or one of its other names.
 
     Raises:
-        SpecError: there is none, or several; the message has the choices.
+        SpecError: there is no such Native, or several; the message has the choices.
 
     >>> find("keras").path, find("nn.MultiheadAttention").id, find("GroupQueryAttention").id
     ('keras.layers.MultiHeadAttention', 'torch-mha', 'keras-gqa')
@@ -87,7 +89,7 @@ def _others() -> list[str]:
 
 
 def carried(old: Native, new: Native, making: Making, names: tuple[str, str] = ("old", "new")) -> list[str]:
-    r"""Return the lines that carry the parameters of the one to the other: out, in the new shapes, in.
+    r"""Return the lines of code that read the parameters of one layer, reshape them, and write them into the other.
 
     >>> print("\n".join(carried(find("linen"), find("nnx"), Making())[:2]))
     params = old['params']
@@ -98,13 +100,13 @@ def carried(old: Native, new: Native, making: Making, names: tuple[str, str] = (
 
 
 def common(old: Native, new: Native, making: Making) -> Making:
-    """Return the Making that both can have: with as many key heads as query heads if one has no grouped heads."""
+    """Return the Making that both layers can have: without grouped key heads if one of them lacks these."""
     lacks = [native for native in (old, new) if "grouped" in native.lacks]
     return Making(making.width, making.heads, making.head_width, "", making.bias) if lacks else making
 
 
 def warnings_of(native: Native, concept: str) -> list[Deviation]:
-    """Return where the layer does not follow the rules that the concept is about; each thing once."""
+    """Return the deviations of a layer from the rules that the concept is about; each one once."""
     found: dict[str, Deviation] = {}
     reasons: set[tuple[str, str]] = set()
     for entry in deviations_of(native):

@@ -44,7 +44,7 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """Return what to know besides the code; if there is no code, a sentence that says so."""
+    """Return what to know of a concept besides the code; if there is no code, a sentence that says so."""
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 
@@ -86,7 +86,7 @@ def statement(native: Native, concept: str) -> Iterator[str]:
 
 
 def parameters(old: Native, new: Native) -> Iterator[str]:
-    """Yield the lines that carry the weights over, and how they were judged."""
+    """Yield the lines of code that carry the weights over, and a line on how they were judged."""
     yield f"  From {old.title} (old) to {new.title} (new):"
     for line in carried(old, new, common(old, new, Making())):
         yield f"        {line}"

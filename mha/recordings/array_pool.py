@@ -36,7 +36,7 @@ class ArrayPool:
         self._names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def add(self, name: str, array: NDArray, dtype: str) -> Reference:
-        """Store an array, unless an equal one is there, and return the reference to it for the description.
+        """Store an array, unless an equal one is there, and return a reference to it for the description.
 
         Args:
             name: its name in the file, if it is stored.
@@ -80,7 +80,7 @@ def read(path: str | os.PathLike[str], key: str, *, what: str) -> tuple[dict[str
     """Return the arrays of a file, read-only, and the description in its metadata.
 
     Raises:
-        SpecError: it is no whole safetensors file, or has no such description; `what` is its kind, for the message.
+        SpecError: it is no whole safetensors file, or has no such description. The message calls the file a `what`.
         FileNotFoundError: there is no such file.
     """
     arrays, metadata = read_tensors(path, leave=MODULES)

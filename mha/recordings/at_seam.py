@@ -33,7 +33,8 @@ class Proof:
 
     Attributes:
         judgement: the comparison.
-        problem: the call; without weights, if what the function returns as weights is something else.
+        problem: the call. It has no attention weights if the array that the function returns in their place is
+            something else.
         wanted: what the definition gives, and how far off the function may be.
         in_float32: whether both are equal only if the definition's softmax is in float32.
     """
@@ -45,15 +46,15 @@ class Proof:
 
     @property
     def equal(self) -> bool:
-        """Return whether the definition gives what the model's own function gave; rows without a key are left out."""
+        """Return whether the model's own function gave what the definition gives; rows without a key are left out."""
         return self.judgement.equal
 
 
 def prove(call: ReadCall | Problem, dtype: str) -> Proof:
-    """Compare what an attention function gave with the definition of what it was handed, within the bound.
+    """Compare the outputs of an attention function with the definition's outputs for its inputs, within the bound.
 
-    Rows without a key are left out and counted. What differs in float64 is compared once more with a softmax in
-    float32, which transformers' own functions have in any dtype.
+    Rows without a key are left out and counted. If the outputs differ in float64, they are compared once more with a
+    softmax in float32, which transformers' own functions have in any dtype.
     """
     problem = call if isinstance(call, Problem) else Problem(call.config, call.weights, call.inputs, call.outputs)
     found = _compared(problem, dtype)
@@ -101,11 +102,11 @@ class Recorder(Protocol):
         """Record one call of a layer of this name and kind."""
 
     def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
-        """Give each of these calls other outputs, or remove it if they are None."""
+        """Replace the outputs of each of these recorded calls, or remove the call if its new outputs are None."""
 
 
 class SeamCalls:
-    """The calls at the seam of one capture.
+    """The calls at the seam of one capture: of the attention functions that layers call between their projections.
 
     Args:
         hooks: the framework's functions.
@@ -113,7 +114,8 @@ class SeamCalls:
         recorder: records the calls.
         survey: is told which modules are read at the seam.
         layers: patterns of the names of layers to record.
-        beside: records calls in models of transformers inside layers that are read another way; None: they are dropped.
+        beside: records the calls (in models of transformers) inside layers that are recorded with their projections;
+            None to drop these calls.
 
     Attributes:
         read: name of each layer that was recorded at the seam -> whether its softmax is in float32.
@@ -145,7 +147,11 @@ class SeamCalls:
 
     @contextmanager
     def watching(self, chosen: Callable[[], Collection[str]]) -> Iterator[None]:
-        """Return a context in which calls at the seam are seen. `chosen` gives the names of layers read another way."""
+        """Return a context in which calls at the seam are seen.
+
+        Args:
+            chosen: a function that returns the names of the layers that are recorded with their projections instead.
+        """
 
         def seen(name: str, module: Any, handover: Handover | SpecError) -> None:
             if not self._paused and any(fnmatchcase(name, pattern) for pattern in self._layers):
@@ -156,7 +162,7 @@ class SeamCalls:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Return a context in which calls are not seen: layers run again in it, and these are not the model's calls."""
+        """Return a context in which calls are not seen, for layers that run again by themselves."""
         self._paused += 1
         try:
             yield
@@ -183,7 +189,7 @@ class SeamCalls:
         self.read.setdefault(name, False)
 
     def drop(self, name: str) -> None:
-        """Forget the calls inside a layer that was read another way; those for `beside` are recorded there."""
+        """Forget the calls inside a layer that was recorded with its projections, after giving them to `beside`."""
         for own, module, call in self._waiting:
             of_transformers = hasattr(getattr(module, "config", None), "_attn_implementation")
             if self._beside is not None and of_transformers and _inside(own, name):
@@ -193,7 +199,7 @@ class SeamCalls:
             del self._refused[own]
 
     def keep(self, name: str) -> bool:
-        """Record the calls inside a layer that can't be read another way; return whether there are any."""
+        """Record the calls inside a layer that can't be recorded as a whole, and return whether there are any."""
         inside = [one for one in self._waiting if _inside(one[0], name)]
         self._waiting = [one for one in self._waiting if not _inside(one[0], name)]
         for one in inside:
@@ -201,13 +207,13 @@ class SeamCalls:
         return bool(inside)
 
     def instead_of(self, name: str, why: str) -> None:
-        """Note why a layer can't be read another way; it is reported if the layer is not read at the seam either."""
+        """Note why a layer can't be recorded as a whole. This is reported if it is not recorded at the seam either."""
         self._instead.setdefault(name, why)
 
     def prove(self, *, keep: bool) -> None:
         """Compare each call with the definition. One that differs is reported, and removed unless `keep`.
 
-        This comes last, so that a model runs as fast as it is recorded.
+        This is done after the model has run, so that it does not slow the run down.
         """
         settled: list[tuple[RecordedCall, Mapping[str, NDArray] | None]] = []
         left = set()
@@ -264,7 +270,7 @@ class SeamCalls:
 
     @property
     def refusal(self) -> str:
-        """Return the reason why nothing was recorded, of the first layer; "" if the seam knows none."""
+        """Return the reason why the first layer was not recorded at the seam; "" if no reason is known."""
         return f"nothing to record: {self.refusals[0]}" if self.refusals else ""
 
 

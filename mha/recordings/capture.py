@@ -94,7 +94,7 @@ class Capture:
         return self.calls[-1]
 
     def settle(self, outcomes: Collection[tuple[RecordedCall, Mapping[str, NDArray] | None]]) -> None:
-        """Give these calls other outputs, or take them out again, and layers of which no call is left."""
+        """Replace the outputs of these calls; remove a call whose new outputs are None, and a layer without calls."""
         found = {id(call): outputs for call, outputs in outcomes}
         kept, gone = [], []
         for position, call in enumerate(self.calls):
@@ -159,39 +159,41 @@ def capture(
     limit: int = LIMIT,
     gradients: bool = False,
 ) -> Iterator[Capture]:
-    """Record every call that is made of the attention layers in `target` within the context.
+    """Return a context in which every call of the attention layers in `target` is recorded.
 
-    The file is written at its end, whole or not at all; not if it ends with an exception. Modules that look like
-    attention and are not recorded, because nothing here knows their class or they were not called, are named in a
-    warning (`mha.coverage.UnreadWarning`) and in the file.
+    The file is written when the context ends, whole or not at all; it is not written after an exception. Modules that
+    look like attention but are not recorded (their class is unknown, or they were not called) are named in a warning
+    (`mha.coverage.UnreadWarning`) and in the file.
 
     Args:
         target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax (linen or
             nnx) or Gluon.
-        path: the file. None: only `Capture.recording`, in memory.
-        layers: names of the layers to record; wildcards work; None: all. For layers of a class that is not listed, by
-            these names where their projections are (see `mha.Projections`); each call is compared with the reference.
-        also: names of other modules whose outputs are recorded, such as "pooler"; wildcards work. Those of the target
-            itself always are: `mha where` of two recordings judges by them what stands behind the last attention layer.
-        overwrite: whether a file that is there may be replaced.
+        path: the file. None: no file; only `Capture.recording` holds the recording, in memory.
+        layers: names of the layers to record; wildcards work; None: all. For layers of a class that is not listed: name
+            of a layer -> where its projections are (see `mha.Projections`). Each of their calls is compared with the
+            reference.
+        also: names of other modules whose outputs are recorded, such as "pooler"; wildcards work. The outputs of the
+            target itself are always recorded: by them `mha where` judges what comes after the last attention layer.
+        overwrite: whether an existing file may be replaced.
         strict: whether it is an error that a module which looks like attention is not recorded.
-        probe: whether each layer is first run on a few small inputs, with its hooks, to see that it computes what
-            its weights say (see `mha_core.live.probe`); it is left as it was. False takes them at their word. With
-            `modules`, one that does not is named in the warning, and recorded.
-        tokens: what stands at each position, for `mha view`: a list of texts, or one for each item of the batch; or
-            both by "keys" and "queries", where these are others.
-        modules: whether to record what every module is given and gives, for `mha where`, beside the attention layers;
-            of those, what can't be read is then named in the warning and is no error.
-        depth, only: which modules: so deep in the model (1: directly in it; None: all), and of these names.
-        limit: most bytes of what modules are given and give.
-        gradients: with `modules`, whether the gradients of the one backward pass that runs within the context are
-            recorded too, and what each module makes of them.
+        probe: whether each layer first runs on a few small inputs, with its hooks, to see that it computes what its
+            weights say (see `mha_core.live.probe`). The layer is left as it was. With `modules`, a layer that computes
+            something else is named in the warning, and recorded.
+        tokens: what stands at each position, for `mha view`: a list of texts, or a list for each item of the batch. If
+            keys and queries have different tokens, a mapping of "keys" and "queries" to such lists.
+        modules: whether to record the inputs and outputs of every module too, for `mha where`. An attention layer that
+            can't be recorded is then named in the warning, and is no error.
+        depth: how deep in the model modules are recorded (1: those directly in it; None: all).
+        only: names of the modules that are recorded; wildcards work.
+        limit: most bytes of the inputs and outputs of modules.
+        gradients: with `modules`, whether to record the gradients too: those that reach each module in the one backward
+            pass within the context, and those that the module makes of them.
 
     Raises:
-        SpecError: at the start, if there is no attention layer that can be recorded, or one of them has what
-            no recording can hold or, unless probe=False, computes something else than its weights say; at a
-            call, if that is so for the call; at the end, if there was none; with `strict`, as soon as it is
-            known that a module is not recorded, and then nothing is written; at the end, if `also` names none.
+        SpecError: at the start, if there is no attention layer that can be recorded, or if a layer has something that
+            no recording can hold or, unless probe=False, computes something else than its weights say; at a call, if
+            no recording can hold it; at the end, if there was no call, or if `also` names no module. With `strict`, as
+            soon as a module is known not to be recorded; then nothing is written.
 
     >>> import tempfile, torch
     >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True).eval()

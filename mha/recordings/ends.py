@@ -32,8 +32,9 @@ class RecordedEnd:
     Args:
         name: where it stands in the model; "" for the model itself.
         kind: its class.
-        after: how many recorded calls of attention layers were made before it ended.
-        arrays: the floating-point arrays by their place: "last_hidden_state", "0", "hidden_states.1"; "" for one alone.
+        after: how many calls of attention layers had been recorded when this call ended.
+        arrays: the floating-point arrays by their place, such as "last_hidden_state", "0" or "hidden_states.1"; "" for
+            a single array.
         dtypes: their dtypes by name; bfloat16 numbers are held in float32 arrays.
 
     Raises:
@@ -59,12 +60,12 @@ class RecordedEnd:
 
 
 class Ends:
-    """A recorder of what the model, and modules of it by their names, give in each call.
+    """A recorder of the outputs of the model, and of some modules in it, in each call.
 
     Args:
-        as_array: the framework's function for its arrays.
+        as_array: the framework's function that turns its arrays into NumPy's.
         also: names of the modules; wildcards work.
-        called: how many calls of attention layers were recorded so far.
+        called: a function that returns how many calls of attention layers were recorded so far.
         strict: whether it is an error that an array can't be read (sparse, nested, without numbers).
     """
 

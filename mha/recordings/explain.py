@@ -40,9 +40,9 @@ def explain(
 ) -> list[Diagnosis]:
     """Diagnose a recording that differs from the definition, once for each dtype in it.
 
-    A hypothesis must give the recorded output in every call of that dtype. The zoo's bugs are tried, and the
-    ways in which packed weights can be read wrongly. Of a large batch two items are looked at: the one that
-    is furthest off and another one.
+    The zoo's bugs are tried, and the ways in which packed weights can be read wrongly. A bug explains the recording if
+    it gives the recorded output in every call of that dtype. In a large batch only two items are looked at: the one
+    that is furthest off, and another one.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -122,12 +122,13 @@ class LayersExplained:
     Attributes:
         found: groups of layers: their names, and the diagnosis of their calls. The same bugs explain all layers of a
             group; a layer that nothing explains has its own group. If no layer differs, one group has all.
-        right: the names of the other layers, whose calls are right.
-        after_nan: the names of layers that differ only in NaN, and only in items where an earlier layer gave them NaN:
-            what they make of it is not judged.
+        right: the names of layers whose calls are right, if others differ.
+        after_nan: the names of layers that differ only by NaN, and only in items where an earlier layer gave them NaN.
+            They are not judged.
         beyond: name of a layer that differs, and that no explanation in `found` fits -> the pattern of its calls. No
-            other bug was tried on it, after MOST searches, or MOST_IN_VAIN that found nothing.
-        otherwise: the names of layers in `found` whose masks hide the keys that they were taken to allow.
+            other bug was tried on these layers, because MOST searches were made, or MOST_IN_VAIN found nothing.
+        otherwise: the names of layers in `found` whose masks are to be read the other way round: they hide the keys
+            that they were taken to allow.
     """
 
     found: tuple[tuple[tuple[str, ...], Diagnosis], ...]
@@ -142,7 +143,7 @@ def explain_layers(
 ) -> list[LayersExplained]:
     """Diagnose the layers of a recording, once for each dtype in it, as `explain` does the calls of one layer.
 
-    A layer that what explains another one explains too is not searched again.
+    A layer that the explanation of another layer fits is not searched again.
     """
     recording = _two_items_each(recording)
     known = selected(recording, patterns)
@@ -230,13 +231,13 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
 
 
 def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
-    """Return what calls show by the weights that were meant, less readings that the weights that are held rule out.
+    """Return `found` without explanations that are ruled out by the weights that the layers hold.
 
-    What a layer gives by the weights that it holds is the definition's: then nothing but the projections is otherwise.
-    Without biases of queries, keys and values, what exchanges two projections is what exchanges their weights.
+    If a layer computes the definition with the weights that it holds, only its projections can be wrong. If it has no
+    biases of queries, keys and values, exchanged projections are the same as exchanged weights: only one stays.
 
     Args:
-        found: of the calls, by the weights that were meant.
+        found: explanations of the calls by the weights that were meant (those of the original).
         held: the recording, with the weights that its layers hold.
     """
     layer_of = {name: held.layer_of(position) for position, name in enumerate(held.names)}
@@ -289,11 +290,11 @@ def intended(recording: Recording, path: str | os.PathLike[str]) -> tuple[Record
 
     Args:
         recording: calls of a layer, or of several, that were ported.
-        path: a file of canonical weights of a layer or of several, or a recording of the original. Its layers are found
+        path: a file of canonical weights of one or more layers, or a recording of the original. Its layers are found
             by name, or in their order if the names differ.
 
     Raises:
-        SpecError: the file holds neither, or its layers do not fit.
+        SpecError: the file holds neither weights nor a recording, or its layers do not fit.
     """
     names = list(dict.fromkeys(layer.name for layer in recording.layers))
     original = meant_by(path, recording)

@@ -37,9 +37,10 @@ class Adapter(Protocol):
         """Raise SpecError if the layer has something that no recording can hold; it is then not run at all."""
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall | tuple[Any, ...]:
-        """Return one call, read; `arguments`: those of the layer's own signature by name, defaults included.
+        """Return one call in terms of the definition. SpecError if no recording can hold it.
 
-        A plain tuple in the order of `Call` will do. SpecError for a call that no recording can hold.
+        A plain tuple in the order of `Call` will do. `arguments` has the arguments by the names in the layer's
+        signature, defaults included.
         """
 
 
@@ -58,9 +59,9 @@ class Hooks(Parts, Protocol):
         """Read one layer that is converted to canonical weights, and probe it."""
 
     def parts_of(self, module: Any) -> tuple[Collection[str], Callable[[], Collection[int]] | None]:
-        """Return the names of a module's direct parts with parameters, and a function.
+        """Return the names of a module's direct parts with parameters, and a function that returns the modules' ids.
 
-        The function returns `id` of each module inside. It is None where modules are made anew in each call (linen).
+        The function returns the `id` of each module inside. It is None if modules are made anew in each call (linen).
         """
 
     def watch(
@@ -72,15 +73,15 @@ class Hooks(Parts, Protocol):
     ) -> AbstractContextManager[None]:
         """Return a context that runs `seen(name, layer, arguments, output)` at each call of a chosen layer.
 
-        What `seen` returns, unless it is None, takes the place of the output. Before the call, `begun(name, layer,
-        call)` runs, with what `mha_core.capture.as_called` gives. For a module inside a scan, whose calls have no
-        numbers to see, only `begun` runs, with None.
+        If `seen` returns something else than None, that replaces the output. Before the call, `begun(name, layer,
+        call)` runs, where `call` is what `mha_core.capture.as_called` gives. The calls of a module inside a scan have
+        no numbers to see: for these only `begun` runs, with None as `call`.
         """
 
     def intercept_attention(self, target: Any, handle: Handle) -> AbstractContextManager[None]:
         """Return a context in which `handle` takes each call of the framework's attention function inside the target.
 
-        Frameworks without such a function lack this one.
+        The hooks of a framework without such a function lack this method.
         """
 
 
@@ -94,7 +95,7 @@ _registered: list[Adapter] = []
 
 
 def register(adapter: Adapter) -> Adapter:
-    """Have `capture` read one more kind of layer; it is asked before all that are known. Returns the adapter."""
+    """Let `capture` read one more kind of layer, and return the adapter; it comes before all that are known."""
     _registered.insert(0, adapter)
     return adapter
 
@@ -105,10 +106,12 @@ def unregister(adapter: Adapter) -> None:
 
 
 def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
-    """Return name, layer and adapter of each attention layer in `target` that can be recorded, but none inside others.
+    """Return (name, layer, adapter) of each attention layer in `target` that can be recorded.
+
+    Layers inside another such layer are left out.
 
     Raises:
-        SpecError: there is none.
+        SpecError: there is no such layer.
     """
     hooks = hooks_of(target)
     known = known_to(hooks)
@@ -125,7 +128,10 @@ def adapters_for(target: Any) -> list[tuple[str, Any, Adapter]]:
 
 
 def known_to(hooks: Hooks) -> Callable[[Any], Adapter | None]:
-    """Return a function: module -> its adapter or None; those for transformers are asked if it is imported."""
+    """Return a function that returns a module's adapter, or None.
+
+    Adapters for transformers are tried only if transformers is imported.
+    """
     adapters = [*_registered, *hooks.ADAPTERS]
     if "transformers" in sys.modules:
         from mha.recipes.adapter import ADAPTERS

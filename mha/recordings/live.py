@@ -36,16 +36,16 @@ def diagnose(
     seconds: float = SECONDS,
     progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Diagnosis]:
-    """Ask live attention layers, and find what they do otherwise than their weights say.
+    """Run live attention layers on chosen inputs, and find where they do not compute what their weights say.
 
-    Each layer keeps its weights and is left as it was: only what it is called with can be chosen. What it holds is
-    read as `mha.capture` reads it; where it is changed by a subclass, a hook or a replaced function, the diagnosis
-    says how its numbers differ, since which stage, and what explains them.
+    Each layer is left as it was, with its weights. These are read as `mha.capture` reads them. If the layer computes
+    something else (because of a subclass, a hook or a replaced function), the diagnosis says how its numbers differ,
+    since which stage, and what explains that.
 
     Args:
-        target: a layer, or a model that contains some: of PyTorch (transformers too), Keras, Flax nnx or Gluon. One of
-            linen is bound to its variables, and alone: the layers in a model of linen are made in its calls.
-        layers: names of the layers to ask; wildcards work.
+        target: a layer, or a model that contains some, of PyTorch (transformers too), Keras, Flax nnx or Gluon. Of
+            linen only a single layer, bound to its variables, since a linen model makes its layers anew in each call.
+        layers: names of the layers to run; wildcards work.
         seconds: the time that the experiments on one layer may take.
         progress: is told what is being done.
 
@@ -53,7 +53,7 @@ def diagnose(
         Name of each layer -> its Diagnosis; `conformance.diagnosis.brief.describe` has it in words.
 
     Raises:
-        SpecError: no layer can be asked, or one of them can't be run.
+        SpecError: there is no layer that can be diagnosed, or one of them can't be run.
 
     >>> import torch
     >>> class Doubled(torch.nn.MultiheadAttention):

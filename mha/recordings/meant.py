@@ -31,7 +31,7 @@ class Meant:
 
     Attributes:
         layers: name -> config and weights.
-        doubt: a line on the layouts that the names leave open, and which was taken; "" if only one fits.
+        doubt: if the names fit several layouts, a line that names these and the one that was taken; else "".
     """
 
     layers: Mapping[str, tuple[AttentionConfig, Weights]]
@@ -39,12 +39,12 @@ class Meant:
 
 
 def meant_by(path: str | os.PathLike[str], recorded: Recording) -> Recording | Meant:
-    """Read a file that describes the original layers: a Recording, or the weights of each.
+    """Read a file that describes the original layers: a Recording, or the weights of each layer.
 
-    Arrays do not say how many heads there are: that is taken from the layers that were recorded.
+    Weights do not say how many heads there are; that is taken from the layers in `recorded`.
 
     Raises:
-        SpecError: it is neither, or holds outputs that are not those of its weights.
+        SpecError: the file is neither, or is a recording whose outputs are not those of its weights.
         FileNotFoundError: there is no such file.
     """
     try:

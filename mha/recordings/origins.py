@@ -74,7 +74,7 @@ def narrower(dtype: str, other: str) -> str:
 def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
     """Return True if two arrays are equal after rounding to `dtype`; NaN equals NaN.
 
-    A number in the middle of two of that dtype may have been rounded to either, if it was rounded before.
+    Two numbers that are half a unit of that dtype apart count as equal too: one may be the other, rounded twice.
 
     >>> same_numbers(np.array([1 + 2.0**-11]), np.array([1 + 2.0**-10]), "float16")
     True
@@ -93,7 +93,7 @@ def same_numbers(a: NDArray, b: NDArray, dtype: str) -> bool:
 
 
 def rounded_to_which(a: NDArray, b: NDArray) -> str | None:
-    """Return the widest dtype that makes `b` of `a`, if rounding to one does.
+    """Return the widest dtype to which `a` must be rounded to give `b`; None if no rounding does, or if they are equal.
 
     >>> rounded_to_which(np.array([1 / 3]), np.array([0.33325195]))
     'float16'
@@ -105,7 +105,10 @@ def rounded_to_which(a: NDArray, b: NDArray) -> str | None:
 
 
 def what_it_is(name: str, ours: NDArray, theirs: NDArray, a: RecordedLayer, index: WeightIndex, dtype: str) -> str:
-    """Return the likely origin of the port's array, in words that follow its name."""
+    """Return the likely origin of the port's array `theirs`, in words to put behind its name.
+
+    Such words are "is the original's transposed". `ours` is the original's array.
+    """
     if not theirs.any():
         return "is missing or all zeros"
     if not ours.any():

@@ -85,12 +85,14 @@ def channels_mixed(
     back: bool = False,
     kinds: str = "weight",
 ) -> Mapping[str, NDArray]:
-    """Return the weights with their channels in the order (d, h), which the reference then misreads as (h, d).
+    """Return the weights with channels reordered from (head, channel) to (channel, head).
+
+    The reference then misreads them as a layer with this mistake does.
 
     Args:
         projections: the projections whose channels are reordered; others stay.
-        config, weights: of the layer.
-        back: True to reorder from (d, h) to (h, d) instead.
+        config, weights: the layer's.
+        back: True to reorder from (channel, head) to (head, channel) instead.
         kinds: the arrays that are reordered: "weight", or "weight bias".
     """
 
@@ -179,7 +181,7 @@ def _of_order(order: tuple[str, ...]) -> Bug:
 
 @cache
 def packing_bugs() -> tuple[Bug, ...]:
-    """Return all bugs of packed and of single weights: their parts in another order, or matrices transposed.
+    """Return all bugs in reading packed or single weights, such as parts in another order or transposed matrices.
 
     >>> [bug.id for bug in packing_bugs()][:2]
     ['packed-per-head-read-as-thirds', 'packed-keys-values-per-head-read-as-halves']

@@ -30,8 +30,8 @@ class RecordedLayer:
         kind: its class, such as "torch.nn.MultiheadAttention".
         dtype: what it computes in, by name; bfloat16 numbers are held in float32 arrays.
         config, weights: the layer in terms of the definition.
-        parameters: the dtype of the weights, by name, where the layer casts them to `dtype` as it computes; None
-            where the weights are in `dtype`.
+        parameters: the name of the weights' dtype, if the layer casts them to `dtype` when it computes; None if the
+            weights are in `dtype`.
     """
 
     name: str
@@ -43,7 +43,7 @@ class RecordedLayer:
 
     @property
     def is_at_seam(self) -> bool:
-        """Return whether what is recorded is its attention function, without projections."""
+        """Return whether only its attention function was recorded, without projections."""
         return self.kind.endswith(AT_SEAM.format("")) and not self.config.projections
 
     @property
@@ -59,8 +59,9 @@ class RecordedCall:
     Args:
         layer: its position among the recording's layers.
         inputs: its arguments, in terms of the definition.
-        outputs: its results by stage: `output`, and `weights` where it returned them per head.
-        assumed: which settings of the call nothing said and its numbers do not confirm, in words, or "".
+        outputs: its results by stage: `output`, and `weights` if it returned them per head.
+        assumed: settings of the call that were assumed, since neither its arguments nor its numbers tell them, in
+            words; "" if there are none.
     """
 
     layer: int

@@ -29,12 +29,12 @@ def described_in(arrays: Mapping[str, NDArray], text: str) -> dict[str, Any]:
     """Return the fields of the Recording that a file describes, by name.
 
     Args:
-        arrays: of the file, by name.
+        arrays: the arrays of the file, by name.
         text: the description, in JSON.
 
     Raises:
         SpecError: the text is no description, has a newer format, or contradicts itself or the arrays.
-        Exception: of any kind, where the description has another form; KeyError where a field is missing.
+        Exception: any exception if the description has another form (KeyError if a field is missing).
     """
     description = parse_json_object(text, what="its description")
     known = description["format"]

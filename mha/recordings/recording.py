@@ -51,10 +51,11 @@ class Recording:
         layers: every layer that was called; twice, if its weights changed between calls.
         calls: in the order in which they were made.
         versions: package -> version of the frameworks that computed.
-        unread: the modules of the model that look like attention and are not among the layers; None if nobody
-            looked, as for a file of an older release.
-        tokens: what stands at each position, for `mha view`; None if nobody said.
-        ends: what the model gave, and other modules; None if nobody looked, as for a file of an older release.
+        unread: the modules of the model that look like attention but are not among the layers; None if that was not
+            recorded, as in a file of an older release.
+        tokens: the text at each position, for `mha view`; None if none was given.
+        ends: the outputs of the model itself, and of other chosen modules; None if they were not recorded, as in a file
+            of an older release.
 
     Raises:
         SpecError: there is no call; a layer or a call contradicts itself.
@@ -154,11 +155,11 @@ class Recording:
     def with_weights(self, intended: Mapping[str, tuple[AttentionConfig, Weights]]) -> Recording:
         """Return this recording with `intended` weights in place of the recorded ones.
 
-        Its outputs are then compared with those of the intended weights: so a wrong port is judged by the model
-        that was ported. The weights are rounded to the dtype in which the layer holds them.
+        The recorded outputs are then compared with those of the intended weights, so that a wrong port is judged by the
+        original model's weights. These are rounded to the dtype in which the layer holds its own.
 
         Args:
-            intended: name of a layer -> config and canonical weights. Layers that it lacks stay as they are.
+            intended: name of a layer -> config and canonical weights. Other layers stay as they are.
 
         Raises:
             SpecError: no layer has such a name; the calls do not fit the config.
@@ -181,7 +182,10 @@ class Recording:
         pool.write(path, METADATA_KEY, self.described(pool))
 
     def described(self, pool: ArrayPool, calls: str = "calls") -> str:
-        """Return all but the arrays, as JSON; the arrays go into the pool, those of calls as `calls`.NUMBER.NAME."""
+        """Return the recording without its arrays, as JSON, and add the arrays to the pool.
+
+        An array of a call has the name `calls`.NUMBER.NAME there.
+        """
         description = {
             "format": FORMAT,
             "versions": dict(self.versions),
@@ -198,7 +202,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], key: str = METADATA_KEY) -> Recording:
-        """Return the recording in a file that `save` wrote, or the one under another key of a file's metadata.
+        """Return the recording in a file that `save` wrote; `key` is the key of its description in the metadata.
 
         Raises:
             SpecError: the file is not a whole safetensors file, is no recording, has a newer format, or
@@ -227,7 +231,7 @@ class Recording:
 
 
 def is_recording(path: Path, *, modules: bool = True) -> bool:
-    """Return whether a file has the metadata that `mha.capture` writes; whether it is whole is not checked.
+    """Return whether a file has the metadata that `mha.capture` writes; the file may still be damaged.
 
     Args:
         path: the file.

@@ -83,7 +83,7 @@ class Agreement:
 
     Attributes:
         distance: the largest difference of the outputs.
-        ratio: the largest of difference / sum of the two bounds; None if the subject computed from other numbers,
+        ratio: the largest difference / (sum of the two bounds); None if the subject computed from other numbers,
             because its dtype can't hold the recorded ones.
     """
 
@@ -174,7 +174,7 @@ def replay(
 
 
 def judge_recording(recording: Recording, names: Collection[str] | None = None) -> Iterator[Result]:
-    """Compare recorded outputs with the reference, in the dtype of each call: all calls, or those of `names`."""
+    """Compare the recorded outputs of all calls, or of those in `names`, with the reference, in each call's dtype."""
     for dtype in recording.dtypes:
         subject = RecordedSubject(recording, dtype)
         for case in recording.cases(dtype):
@@ -183,10 +183,11 @@ def judge_recording(recording: Recording, names: Collection[str] | None = None) 
 
 
 def check_reproduced(recording: Recording, source: object) -> Recording:
-    """Return the recording if what was recorded is what its weights give; `source` is its file, for the message.
+    """Return the recording if its outputs are those of its weights; `source` is its file, for the message.
 
     Raises:
-        SpecError: the reference gives another output of a call's weights, inputs and mask, beyond its bound.
+        SpecError: an output differs by more than its bound from what the reference gives for the call's weights,
+            inputs and mask.
     """
     for result in judge_recording(recording):
         if result.status != "equal":

@@ -34,7 +34,7 @@ class Tokens:
 
     @classmethod
     def of(cls, given: Any) -> Tokens:
-        """Tokens as a user gives them: FORM. Raises SpecError for anything else."""
+        """Return the Tokens in what a user gives, whose forms FORM names. Raises SpecError for anything else."""
         if isinstance(given, Tokens):
             return given
         if isinstance(given, Mapping):

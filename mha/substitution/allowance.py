@@ -31,10 +31,10 @@ class Judged:
     """A judgement on one array that a module gave: its error beside what rounding does.
 
     Attributes:
-        ratio: error / measured rounding. The larger of two: the ratio of their root mean squares, and half the ratio
-            of their largest elements. If a number is beyond its derived bound, at least 8 times error / bound.
+        ratio: error / measured rounding. This is the larger of two ratios: that of the root mean squares, and half
+            that of the largest elements. If a number is beyond its derived bound, it is at least 8 * error / bound.
         worst: the index of the largest error.
-        got, expected: the numbers there.
+        got, expected: the numbers at this index.
         error: the largest error.
         rounding: root mean square of the measured rounding / that of the original's array.
         bound: the largest error / derived bound of an element; None without a bound.
@@ -69,7 +69,7 @@ def number(ratio: float) -> str:
 
 
 def times_rounding(ratio: float) -> str:
-    """Return in words how far off something is.
+    """Return in words how many times the measured rounding an error is.
 
     >>> times_rounding(30.0), times_rounding(np.inf)
     ('30 times what rounding does', 'more than any rounding does')
@@ -89,10 +89,10 @@ def judge(
     """Compare an array with the original's in float64.
 
     Args:
-        got: the port's, of the shape of `exact`.
-        exact: the original's in float64.
-        roundings: the original's again, each rounded in another way.
-        dtype: the port's.
+        got: the port's array, of the shape of `exact`.
+        exact: the original's array in float64.
+        roundings: the original's array again, several times, each time rounded in another way.
+        dtype: the port's dtype.
         bound: the derived bound of each element, if there is one.
         counted: which elements count. Default: all.
 

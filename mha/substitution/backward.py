@@ -30,7 +30,7 @@ SOUGHT = 1 << 22
 
 @dataclass
 class BackwardJudgement:
-    """The gradients of one call: what of them was compared, and what was not, with the reason."""
+    """A judgement on the gradients of one call: those that were compared, and those that were not, with the reason."""
 
     arrays: dict[str, Judged] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
@@ -44,14 +44,14 @@ class BackwardJudgement:
 def judge_backward(ready: Substitution) -> BackwardJudgement:
     """Return the judgement on the port's gradients of inputs and parameters in one call.
 
-    The original's module runs backward with the gradients by the outputs that were recorded of the port's module.
+    The original's module runs backward from the recorded gradients with respect to the outputs of the port's module.
 
     Args:
         ready: a call of a port's module. Its forward pass is judged already; its recording has gradients.
 
     Raises:
-        SpecError: no gradients by the outputs were recorded; either module can't be run backward; outputs differ in
-            rows of padding; no gradient can be compared.
+        SpecError: no gradients with respect to the outputs were recorded; one of the two modules can't be run
+            backward; outputs differ in rows of padding; or no gradient can be compared.
     """
     if not ready.recorded.cotangents:
         raise SpecError("no gradient came back to it")
@@ -65,13 +65,13 @@ def judge_backward(ready: Substitution) -> BackwardJudgement:
 def judged_backward(
     own: Original, recording: ModuleRecording, calls: Sequence[tuple[int, int]], *, parts_right: bool
 ) -> Backward:
-    """Return the verdict on a module of the port: on each of its calls, positions of the original's and of the port's.
+    """Return the verdict on the gradients that a module of the port makes in all its calls.
 
     Args:
         own: the original.
-        recording: the port's.
-        calls: all calls of both.
-        parts_right: whether no module inside is wrong backward.
+        recording: the port's recording.
+        calls: (position of the original's call, position of the port's) for each call of the module.
+        parts_right: whether no module inside it is wrong backward.
     """
     found = []
     reasons = []

@@ -29,13 +29,13 @@ WRITES = "what it leaves in its cache"
 
 
 class Caches:
-    """The caches that modules of the original are given, with what the port's attention found in its own.
+    """The caches that the original's modules are given, filled with the keys and values of the port's caches.
 
     Args:
         own: the original.
-        recording: of the port, with its attention layers.
-        pairs: of modules.
-        paired_calls: the calls of a pair of modules within a call of each.
+        recording: the port's recording, with its attention layers.
+        pairs: the pairs of modules.
+        paired_calls: a function that pairs the calls of two modules within one call of either model.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Caches:
         self._first: dict[tuple[int, int], tuple[NDArray, ...]] = {}
 
     def take(self, calls: Calls) -> None:
-        """Put what the port's layers had in their caches into those that these calls of the original are given."""
+        """Copy what the port's layers had in their caches into the caches that the original is given in these calls."""
         for mine, theirs in calls:
             cache = _cache_in(self._own.calls[mine].arguments)
             if cache is None:
@@ -68,9 +68,9 @@ class Caches:
                     setattr(layer, kind, getattr(layer, kind).new_tensor(array))
 
     def written(self, original: int, calls: Calls, ready: Sequence[Substitution]) -> Iterator[tuple[int, str, Judged]]:
-        """Yield (number of the call, "keys" or "values", judgement) of what a layer left in its cache.
+        """Yield (number of the call, "keys" or "values", judgement) for what a layer left in its cache.
 
-        It is read off what the next call found there.
+        What a call left there is known from what the layer's next call found in the cache.
         """
         place = getattr(self._own.modules[original].held, "layer_idx", None)
         for number, (after, one) in enumerate(zip(calls[1:], ready, strict=False)):

@@ -20,14 +20,14 @@ class Part(NamedTuple):
     """A module inside the judged one.
 
     Attributes:
-        original: position of the original's.
-        name: the port's.
-        calls: each call of the original's, and the port's, if there is one.
-        right: whether it is right.
-        instead: of each call, what stands in place of what the port's gave; () for that itself.
-        active: what is done to what the port's gave; None for nothing.
-        again: whether the port's is given different arrays where the original's is given one twice.
-        asked: whether the numbers that are given to it are judged; its mask and indices are in any case.
+        original: position of the original's module.
+        name: name of the port's module.
+        calls: each call of the original's module, with the port's call, if there is one.
+        right: whether the port's module is right.
+        instead: for each call, the arrays that are used in place of the port's outputs; () to use these.
+        active: a function that is applied to the port's outputs; None for none.
+        again: whether the port's module is given different arrays where the original's is given one array twice.
+        asked: whether the numbers that it is given are judged. Its mask and indices are judged in any case.
     """
 
     original: int
@@ -45,16 +45,17 @@ class CallJudgement:
     """One call of a module, judged.
 
     Attributes:
-        arrays: place in what the port's module gave -> the judgement.
+        arrays: place of each output of the port's module -> the judgement on it.
         layouts: how arrays of other shapes were read.
-        own: what was given to the original alone, and stayed as in its own run.
-        masks: how many entries differ in each mask that both were given and write differently.
-        unmatched: what the port gave and nothing of the original stands for; and integers that the original's has not.
-        missing: what the original's gives and nothing of the port stands for.
-        notes: what else is to be said.
+        own: the inputs that only the original has; they stayed as in its own run.
+        masks: how many entries differ in each mask that both models were given but write in different ways.
+        unmatched: outputs of the port that have no counterpart in the original, and integers that the original lacks.
+        missing: outputs of the original that have no counterpart in the port.
+        notes: further remarks.
         own_masks: whether its masks stayed as in the original's own run, because the port completes them inside.
         padding: how many rows of padding were left out, because they differ and no other row depends on them.
-        other_masks: whether its masks were read the other way: what excludes a key in the original allows it.
+        other_masks: whether its masks were read the other way round, so that True allows a key and does not exclude
+            it, or the reverse.
     """
 
     arrays: dict[Place, Judged] = field(default_factory=dict)
@@ -123,7 +124,7 @@ def _within(calls: Sequence[ModuleCall | OriginalCall]) -> dict[int, tuple[int, 
 
 
 def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -> list[Module]:
-    """Return a Module, as pairing needs it, for each of `own`, the modules of one model."""
+    """Return a Module, the form that pairing needs, for each module in `own`; `calls` are the calls of that model."""
     within = _within(calls)
     first = {call.module: call.shapes for call in reversed(calls)}
     each = [frozenset(one.numbers for one in module.parameters.values()) for module in own]
@@ -134,9 +135,10 @@ def modules_of(own: Sequence[Any], calls: Sequence[ModuleCall | OriginalCall]) -
 
 
 def uncovered(pairs: Pairs, is_judged: Callable[[int], bool]) -> tuple[str, ...]:
-    """Return the port's modules with parameters of their own that no judged module but the model itself holds.
+    """Return the port's modules with parameters that are neither judged nor inside a judged module.
 
-    Not those without an original whose every parameter the original has elsewhere, such as a table of positions.
+    That the whole model is judged does not count. A module without an original is left out if the original has all its
+    parameters elsewhere (such as a table of positions).
     """
     own = [module.numbers.size for module in pairs.ports]
     for module in pairs.ports:

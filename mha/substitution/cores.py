@@ -82,12 +82,12 @@ class _Core:
 
 
 def of_cores(own: Original, recording: ModuleRecording, originals: Mapping[str, str]) -> dict[str, str]:
-    """Name of a module -> what its attention has wrong, where its original's is read between its projections.
+    """Return name of a module -> what is wrong between the projections of its attention, in a sentence.
 
     Args:
         own: the live original.
-        recording: of the port.
-        originals: name of each module of the port that is wrong in its own lines -> of its original.
+        recording: the port's recording.
+        originals: name of each module of the port that is wrong in its own lines -> name of its original.
     """
     found = {}
     for name, original in originals.items():

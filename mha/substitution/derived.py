@@ -60,7 +60,7 @@ class Known:
 
     @property
     def dense(self) -> list[tuple[NDArray, NDArray | None]] | None:
-        """Return its parameters as (matrix, vector or None) pairs; None if they are something else."""
+        """Return its parameters as pairs (matrix, bias or None); None if they are no such pairs."""
         found: dict[str, list[NDArray | None]] = {}
         for name, array in self.parameters.items():
             own = found.setdefault(name.replace("/", ".").rpartition(".")[0], [None, None])
@@ -82,7 +82,7 @@ class Candidate(NamedTuple):
     """A formula that a module may compute from one of its inputs.
 
     Attributes:
-        of: (input, rules of rounding) -> the result with its bounds.
+        of: a function of the input and the rules of rounding, which returns the result with its bounds.
         x: the input.
         by_rows: whether each row of the input gives a row of the result by itself, so that a few can be tried first.
     """
@@ -109,8 +109,9 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
     """Return the formula of a module's output, and the bound on rounding of each element; None without a formula.
 
     Args:
-        exact: what the module gives in float64.
-        own: what it gives in `dtype`. If the bound does not hold for it, None is returned: it computes something else.
+        exact: what the original's module gives in float64.
+        own: what it gives in `dtype`. If this is not within the bound, the module computes something else than the
+            formula, and None is returned.
         known: what it computes from.
         dtype: the port's dtype.
 
@@ -137,9 +138,10 @@ def bound_on(exact: NDArray, own: NDArray | None, known: Known, dtype: str) -> t
 
 
 def attention_bound_on(exact: NDArray, own: NDArray | None, problem: Problem, dtype: str) -> tuple[str, NDArray] | None:
-    """Return what `bound_on` does, for a module whose call was also recorded as that of an attention layer, `problem`.
+    """Return what `bound_on` does, for a module that was also recorded as an attention layer, in the call `problem`.
 
-    The recorded weights are the port's: None if the reference with them gives something else than the original.
+    The recorded weights are the port's. None if the reference with these weights gives something else than the
+    original.
     """
     if exact.ndim < 3 or exact.size > LARGEST or _elements(problem) > LARGEST:
         return None
@@ -260,7 +262,7 @@ def _feed_forward(known: Known) -> Iterator[Candidate]:
 
 
 class FeedForward(NamedTuple):
-    """A feed-forward formula: down(activation(gate(x))), or if it is gated down(activation(gate(x)) * up(x))."""
+    """A feed-forward formula: down(activation(gate(x))); with a gate, down(activation(gate(x)) * up(x))."""
 
     gate: Dense
     up: Sequence[Dense]
@@ -293,7 +295,7 @@ class Norm(NamedTuple):
 
 
 def norms_of(known: Known, exact: NDArray) -> Iterator[Norm]:
-    """Yield the norms that give `exact` to about 1e-5: some modules compute in float32 whatever is asked of them."""
+    """Yield the norms that give `exact` to about 1e-5; not closer, because some modules always compute in float32."""
     with any_numbers:
         for one in _norms_in(known):
             x = one.x.reshape(*one.x.shape[: one.x.ndim - one.axes], -1).astype(np.float64)

@@ -33,16 +33,16 @@ Given = tuple[AttentionConfig, AttentionInputs]
 
 
 def handed_over(own: Original, ready: Sequence[Substitution], recording: Recording, name: str, model: Any) -> str:
-    """Say which of what a module hands to its attention is not the original's, in a sentence.
+    """Return a sentence that says which inputs of a module's attention function differ from the original's.
+
+    The sentence is "" if either model's module calls no attention function that can be read, or if the two call theirs
+    a different number of times.
 
     Args:
-        own: the original, and `model` itself.
-        ready: each call of the module, with its original's.
-        recording: of the port, with its attention functions.
-        name: the module.
-
-    Returns:
-        The sentence; "" where one of them calls no attention function that can be read, or another number of times.
+        own: the original with its calls; `model` is the original model itself.
+        ready: each call of the module, with the original's call.
+        recording: the port's recording, with its attention functions.
+        name: name of the module.
     """
     layers = {i for i, layer in enumerate(recording.layers) if layer.name == name and layer.is_at_seam}
     theirs = [(recording.layers[call.layer].config, call.inputs) for call in recording.calls if call.layer in layers]
@@ -159,7 +159,7 @@ def _number(value: float | None) -> str:
 def of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, str]:
-    """Return name of each wrong module that calls an attention function -> what it hands over, in a sentence."""
+    """Return name of each wrong module that calls an attention function -> a sentence on what it hands to that."""
     recording = _recorded(path, METADATA_KEY) if ready else None
     at_seam = {layer.name for layer in recording.layers if layer.is_at_seam} if recording is not None else set()
     said = {
@@ -173,9 +173,9 @@ def of_wrong(
 def sides_of_wrong(
     own: Original, model: Any, path: str | os.PathLike[str], ready: Mapping[str, Sequence[Substitution]]
 ) -> dict[str, str]:
-    """Return name of a wrong module whose layer was recorded with projections -> on which side of its function it is.
+    """Return name of a wrong module -> whether it is wrong before or in its attention function, in a sentence.
 
-    That is said of attention functions that were recorded inside it, beside: see `mha.capture`.
+    Only modules with two recordings are in it: of the layer with its projections, and of the function inside it.
     """
     recording = _recorded(path, HANDED_KEY) if ready else None
     found: dict[str, str] = {}

@@ -37,8 +37,9 @@ def allowed_in(mask: NDArray) -> NDArray | None:
 def translated(port: NDArray, original: NDArray, *, other: bool = False) -> tuple[NDArray, int] | None:
     """Return the port's mask as the original writes masks, and how many entries differ; None if one of them is no mask.
 
-    Whether True means that a key is attended to or excluded can't be seen: the reading that differs less is taken, and
-    with `other` the other one. There is none for two masks of numbers to be added.
+    A mask of True and False does not say whether True allows a key or excludes it. Both ways are tried, and the one
+    with fewer differences is taken; with `other`, the other one. Two masks of numbers that are added to the scores can
+    be read in one way only: then `other` gives None.
 
     >>> translated(np.array([[True, False, False]]), np.array([[False, True, True]]))[1]
     0
@@ -73,14 +74,14 @@ Run = Callable[[Mapping[Place, NDArray]], Mapping[Place, NDArray]]
 def uncounted_rows(exact_on: Run, given: Mapping[Place, NDArray], *, other_mask: bool) -> NDArray | None:
     """Return the rows, bool (B, L), that don't count: of padding, and of queries without a key. None if there are none.
 
-    A row is padding if other numbers there change no other row. A query has no key if no score counts: what it gets is
-    then linear in what the module is given, as a mean is; a softmax of several scores is not.
+    A row is padding if other numbers there change no other row. A query is taken to have no key if its output does not
+    depend on its scores: then the output is linear in the module's inputs, as a mean of values is.
 
     Args:
-        exact_on: runs the module.
-        given: what it is given, masks among it.
-        other_mask: whether a mask differs from the original's own. Only then queries without a key are looked for: what
-            the original itself gives to such queries counts.
+        exact_on: a function that runs the module on other inputs.
+        given: the module's inputs, masks among them.
+        other_mask: whether a mask differs from the original's own. Only then are queries without a key left out; with
+            the original's own mask, the outputs of such queries count.
     """
     module = _Module(exact_on, given, exact_on(given))
     found = [_padding(module), _without_key(module) if other_mask else None]
@@ -183,9 +184,10 @@ def _moved(given: Mapping[Place, NDArray], rows: NDArray, step: float) -> dict[P
 
 
 def counted_in(array: NDArray, padding: NDArray) -> NDArray | None:
-    """Return bools of `array`'s shape: True where it counts, outside the rows (B, L) of padding, or is not finite.
+    """Return bools of `array`'s shape: True for elements that count.
 
-    None if `array`, (B, L, D), (B, H, L, Lk) or of indices, has no such rows, or they can't be told from others.
+    Those are the elements outside the rows (B, L) of padding, and all that are not finite. None if `array`, which is
+    (B, L, D), (B, H, L, Lk) or of indices, has no such rows, or if they can't be told from others.
 
     >>> counted_in(np.zeros((1, 2, 1)), np.array([[True, False]])).ravel().tolist()
     [False, True]

@@ -20,8 +20,8 @@ class Matched:
 
     Attributes:
         original, port: their places.
-        array: the port's, in the original's order of axes.
-        layout: "" for the same shape; else what was done to it, in words.
+        array: the port's array, in the original's order of axes.
+        layout: what was done to the port's array to get it, in words; "" if the shapes were the same.
     """
 
     original: Place
@@ -58,7 +58,9 @@ def match(originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], *,
 def given_apart(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> list[Matched]:
-    """Pair arrays that the original has twice with what is left of the port's, which is given others there.
+    """Pair arrays that are left over where the original has one array twice, and the port two different ones.
+
+    In the example, the original has `x` as query and as value, the port has other values.
 
     >>> x = np.arange(6.0).reshape(1, 3, 2)
     >>> own, theirs = {("query",): x, ("value",): x}, {("x",): x, ("memory",): 2 * x}
@@ -76,7 +78,7 @@ def given_apart(
 def otherwise(
     originals: Mapping[Place, NDArray], ports: Mapping[Place, NDArray], found: Sequence[Matched]
 ) -> Iterator[dict[Place, NDArray]]:
-    """Yield other readings of what was matched, and is not the same: the numbers of a patch in another order."""
+    """Yield, for each matched array of patches that differs, the port's with each patch's numbers in another order."""
     for one in found:
         if np.array_equal(one.array, originals[one.original]):
             continue
@@ -190,9 +192,9 @@ def _same_but_for_joined_axes(one: tuple[int, ...], other: tuple[int, ...]) -> b
 
 
 def laid_out(one: Matched, own: NDArray, theirs: NDArray) -> NDArray:
-    """Return the port's array `theirs` in the layout of the original's, `own`: it is moved as the array in `one` was.
+    """Return the port's array `theirs` in the layout of the original's array `own`.
 
-    `theirs` has the shape that the array in `one` had in the port.
+    It is transposed or reshaped as the array in `one` was, and has the shape that this array had in the port.
     """
     each = chain(_layouts(own, theirs), patches(own, theirs))
     return next(array for array, layout in each if layout == one.layout)

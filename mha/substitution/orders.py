@@ -40,19 +40,19 @@ def in_which_order(
     *,
     one_framework: bool = False,
 ) -> tuple[InOrder, str]:
-    """Return whether a port's parameters, which are the original's numbers, are in its order.
+    """Return whether a port's parameters, which hold the original's numbers, hold them in the original's order.
 
     Args:
         own: the parameters of the original's module, by name.
-        numbers_in: gives the numbers of one of them.
-        port: those of the port's module; all together they hold the same numbers.
+        numbers_in: a function that returns the numbers of the original's parameter of a name.
+        port: the parameters of the port's module; all together they hold the same numbers.
         kinds: the classes of both modules.
-        dtype: the port's.
+        dtype: the port's dtype.
         one_framework: whether both modules are of one framework, so that equal names and shapes mean equal layouts.
 
     Returns:
-        "same"; "reordered", and which parameter is in which order; or "unseen" where nothing here knows which is meant,
-        as of a square matrix in a class of another framework, or of a packed parameter that is split.
+        "same"; "reordered", with a text that says which parameter is in which order; or "unseen" if the order that is
+        meant is not known (such as whether a square matrix of another framework's class is to be transposed).
     """
     words, seen = [], True
     for name, parameter in port.items():
@@ -101,7 +101,7 @@ def _stands_for(name: str, partner: str, own: Mapping[str, Parameter]) -> bool |
 
 
 def lacked(port: Mapping[str, Parameter], own: Mapping[str, Parameter]) -> str:
-    """Return which of the original's parameters a port lacks that has all others, in words; "" for none."""
+    """Return in words which of the original's parameters a port lacks; "" if none, or if others differ as well."""
     theirs, ours = ([one.numbers for one in some.values()] for some in (port, own))
     lost = [name for name, one in own.items() if one.numbers not in theirs and not is_constant(one.numbers)]
     if not lost or len(port) >= len(own) or not all(one in ours for one in theirs):
@@ -116,8 +116,8 @@ def rounded_among(
 
     Args:
         port, own: the parameters of the port's module, and of its original's.
-        numbers_in: gives the numbers of one of the original's.
-        dtype: the port's.
+        numbers_in: a function that returns the numbers of the original's parameter of a name.
+        dtype: the port's dtype.
     """
     known, words = {one.numbers for one in own.values()}, []
     for name, parameter in port.items():
@@ -132,11 +132,13 @@ def rounded_among(
 
 
 def others_among(port: Mapping[str, Parameter], own: Mapping[str, Parameter], model: Mapping[str, Parameter]) -> str:
-    """Return which of a port's parameters are not its original's, in words; "" where that is true of all.
+    """Return in words which of a port's parameters differ from its original's.
+
+    "" if none differs; also if all do, and their numbers are found nowhere in the original model.
 
     Args:
         port, own: the parameters of the port's module, and of its original's.
-        model: those of the original's model, among which the others may be.
+        model: all parameters of the original model. The sentence says where the port's numbers stand among these.
     """
     known = {one.numbers for one in own.values()}
     others = {name: one.numbers for name, one in port.items() if one.numbers not in known}

@@ -56,9 +56,9 @@ class OriginalCall:
     Attributes:
         module: position of the module.
         within: position of the call that made it, or None.
-        signature, arguments: what it was called with, by name.
-        given, gave: its arrays in NumPy, by place.
-        steady: whether a second run of the model gave the same.
+        signature, arguments: the signature of the module, and the arguments by name.
+        given, gave: its input and output arrays in NumPy, by place.
+        steady: whether it gave the same in a second run of the model.
     """
 
     module: int
@@ -81,7 +81,7 @@ class Original:
     Args:
         model: of any framework that `mha.capture` knows, in inference.
         inputs: what it is called with: by name, or in order.
-        dtype: that of the port's parameters; those of the original are compared with them as numbers of it.
+        dtype: the dtype of the port's parameters. The original's are rounded to it before they are compared.
 
     Raises:
         SpecError: the model drops out, can't be run on the inputs, or has parameters without numbers.
@@ -235,13 +235,13 @@ class Original:
 
         Args:
             call: the call whose arguments are used where nothing else is given.
-            givens: for each run, arrays in place of those that the call was given.
-            replace: position of a module inside -> for each of its calls, arrays in place of those that it gives. What
-                it is given is then returned too, at the places (PASSED, position, number of the call, ...).
-            tell: whether what these modules give of themselves is returned too, at (GAVE, position, number, ...).
+            givens: for each run, the arrays that replace those that the call was given.
+            replace: position of a module inside -> for each of its calls, the arrays that replace its outputs. Its
+                inputs are then returned too, at the places (PASSED, position, number of the call, ...).
+            tell: whether the outputs that were replaced are returned too, at (GAVE, position, number of the call, ...).
 
         Raises:
-            SpecError: it can't be run on these.
+            SpecError: the module can't be run on these arrays.
         """
         held = self.modules[call.module].held
 

@@ -25,7 +25,7 @@ MOST_KNOWN = 12
 
 
 def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Iterator[tuple[Place, Judged]]:
-    """Yield (place, judgement) of each mask that a port gives to a part and that is none of the original's masks."""
+    """Yield (place, judgement) for each mask that a port gives to a part, if the original has no such mask."""
     for place, array in given.items():
         read = [found for mask in own if (found := translated(array, mask)) is not None]
         if read and all(different for _, different in read):
@@ -36,7 +36,10 @@ def other_masks(own: Collection[NDArray], given: Mapping[Place, NDArray]) -> Ite
 def other_indices(
     own: Mapping[Place, NDArray], given: Mapping[Place, NDArray], counted: Callable[[NDArray], NDArray | None]
 ) -> Iterator[tuple[Place, Judged]]:
-    """Yield (place, judgement) of indices, such as positions, that a port gives to a part, if counted rows differ."""
+    """Yield (place, judgement) for indices (such as positions) that a port gives to a part, if they are wrong.
+
+    Only the rows that `counted` returns are compared.
+    """
     for one in match({place: array for place, array in own.items() if array.dtype.kind in "iu"}, given):
         right, got = own[one.original], one.array
         rows = counted(got) if got.ndim > 1 else None
@@ -87,12 +90,12 @@ def padding_inside(original: Original, around: OriginalCall, paired: Container[i
 
 
 def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDArray], unit: float) -> Iterator[str]:
-    """Yield which two arrays a port gives to a part in each other's places, in words.
+    """Yield a sentence on each two inputs of a part that the port has exchanged (such as keys and values).
 
     Args:
         name: the part.
-        pairs: what it is given, and what the original's is given.
-        own: what the original's is given in float64, by place.
+        pairs: the inputs of the port's part, with those of the original's.
+        own: the inputs of the original's part in float64, by place.
         unit: the unit roundoff of the port's dtype.
     """
     for one, other in combinations(pairs, 2):
@@ -105,12 +108,14 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 
 
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
-    """Return what a port gives and what is due there, if each is one of the known arrays or a sum of two; else None.
+    """Return a sentence on what an array of the port is, and what the original's is, in terms of known arrays.
+
+    None unless each of the two is one known array or the sum of two (such as "the residual and the output").
 
     Args:
-        what: what it gives, in words.
-        got, right: the array that the port gives, and the original's in float64.
-        known: arrays of the port by their names, in words.
+        what: the array, in words.
+        got, right: the port's array, and the original's in float64.
+        known: name in words -> array of the port.
         unit: the unit roundoff of the port's dtype.
     """
     fitting = {name: array for name, array in known.items() if array.shape == got.shape}

@@ -39,7 +39,7 @@ class Substitution:
         call, recorded: the original's call, and the port's.
 
     Raises:
-        SpecError: nothing that the port's module was given stands for anything that the original's is given.
+        SpecError: no input of the port's module stands for an input of the original's.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class Substitution:
     def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
         """Run the original's module, and return how the port's outputs compare.
 
-        Masks that can be read in two ways are read in the second one if the first makes the module wrong. If both do,
-        the original's own masks stay: a port may complete a mask inside.
+        A mask that can be read in two ways (True allows, or True excludes) is read in the second way if the first makes
+        the module wrong. If both do, the original's own masks stay, since a port may complete a mask inside.
 
         Args:
-            parts: modules inside: the port's outputs of these replace the original's. What the module then gives, or
-                gives to these parts, is wrong only if the module's own lines are.
+            parts: modules inside, whose outputs in the port replace those in the original. Then the module's outputs,
+                and the inputs of these parts, are wrong only if the module's own lines are.
 
         Raises:
             SpecError: the original's module can't be run; it gave something else in a second run; it gives NaN in
@@ -131,7 +131,7 @@ class Substitution:
         return found
 
     def read_masks_as_given(self) -> None:
-        """From now on, read the port's masks as the original's are read, and in no other way."""
+        """From now on, let True mean in the port's masks what it means in the original's."""
         self._only_as_given = True
         self._read_masks(other=False)
 
@@ -239,10 +239,10 @@ class Substitution:
         return found
 
     def told(self, telling: Mapping[int, Sequence[Mapping[Place, NDArray]]]) -> Runs:
-        """Return what the original's module gives, and its parts give: the latter at (GAVE, position, number, ...).
+        """Return the outputs of the original's module, and those of its parts at (GAVE, position, number, ...).
 
         Args:
-            telling: position of such a part -> for each of its calls, the arrays that replace what it gives.
+            telling: position of a part -> for each of its calls, the arrays that replace its outputs.
 
         Raises:
             SpecError: it can't be run.
@@ -254,19 +254,19 @@ class Substitution:
         return Runs(floating, [own, moved], {}, self.dtype)
 
     def is_right(self, array: NDArray, place: Place, runs: Runs) -> bool:
-        """Return whether an array is what the original gives at a place of some runs, rows of padding left out."""
+        """Return whether an array is what the original gives at a place in `runs`; rows of padding are left out."""
         found = runs.judge(array, place)
         counted = None if found.equal else self._counted(array)
         return found.equal or (counted is not None and runs.judge(array, place, counted).equal)
 
     def ratio_in(self, array: NDArray, place: Place, runs: Runs) -> float:
-        """Return how far an array is from what the original gives at a place of some runs, rows of padding left out."""
+        """Return how far an array is from what the original gives at a place in `runs`; padding is left out."""
         counted = self._counted(array)
         return runs.judge(array, place, counted).ratio
 
     @property
     def exact(self) -> Mapping[Place, NDArray]:
-        """Return what the original's module gives in float64 with its own parts; `judge` must have run."""
+        """Return the outputs of the original's module in float64, with its own parts; `judge` must have run."""
         return self._alone.exact
 
     @property
@@ -290,7 +290,7 @@ class Substitution:
         return {name: native.numbers_in(one) for name, one in native.parameters_of(self.held).items()}
 
     def given_all(self) -> dict[Place, NDArray]:
-        """Return all arrays that the original's module is given: the port's, else those of the original's own run."""
+        """Return all inputs of the original's module: the port's where known, else those of the original's own run."""
         return {**self.call.given, **self.given}
 
     def exact_on(self, given: Mapping[Place, NDArray]) -> dict[Place, NDArray]:
@@ -303,7 +303,7 @@ class Substitution:
         return frozenset(self._masks)
 
     def pull(self, given: Mapping[Place, NDArray], cotangents: Mapping[Place, NDArray], dtype: str) -> Pulled:
-        """Return the original's module run forward and backward. SpecError if it can't be run."""
+        """Run the original's module forward and backward, and return the results. SpecError if it can't be run."""
         return self.original.pull(self.call, given, cotangents, dtype)
 
     def ratio_of(self, found: Mapping[Place, NDArray]) -> float:

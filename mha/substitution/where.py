@@ -45,15 +45,16 @@ def where(
 ) -> WhereReport:
     """Find the modules of a port that are wrong.
 
-    Each module of the original runs in float64 on what the port's module was given. So errors of the modules before it
-    cancel, and every wrong module shows. Of an original that was recorded too, the two recordings are compared: calls
-    of attention layers, and modules if both hold them. The first difference shows, and what a layer has wrong itself.
+    Each module of the original runs in float64 on the inputs of the port's module. So errors of earlier modules cancel,
+    and every wrong module shows. If the original is a recording too, the two recordings are compared: the calls of
+    attention layers, and the modules if both hold some. That shows the first difference, and layers that are wrong by
+    themselves.
 
     Args:
         original: the original model, live, in inference: of PyTorch, Keras, Flax (nnx, or linen bound to its variables)
             or Gluon. Its parameters are put into other dtypes meanwhile, and put back. Or a recording, or its file.
-        recording: of the port, by `mha.capture(port, FILE, modules=True)`, or calls as plain arrays; beside a recording
-            of the original, of attention layers alone too.
+        recording: the port's recording, by `mha.capture(port, FILE, modules=True)`, or a file of plain arrays. If the
+            original is a recording, it may hold attention layers alone.
         inputs: what the original is called with, by name or in order, in NumPy: the same as the port's. Default:
             what the port was called with.
         pairs: name of a module of the original -> name of the port's, where the search can't know it.
@@ -61,7 +62,7 @@ def where(
 
     Raises:
         SpecError: the original can't be run on the inputs; a recording can't be used; pairs contradict each other; or
-            `inputs` beside a recording of the original, which does not run.
+            `inputs` are given although the original is a recording, which does not run.
         FileNotFoundError: there is no such file.
 
     >>> import tempfile, numpy as np, torch, mha

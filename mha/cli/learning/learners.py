@@ -137,7 +137,7 @@ def _rows(found: dict[str, Progress], only: Sequence[str]) -> Iterator[tuple[str
 
 
 def go_on(folder: Path, only: Sequence[str]) -> None:
-    """Say how far a folder is in these tracks, and what comes next."""
+    """Print how many exercises of these tracks are right in a folder, and which comes next."""
     from mha.learn.handout.folder import there
 
     console, errors = consoles()

@@ -43,7 +43,7 @@ class ViewOptions(Apart):
 
     @property
     def has_other(self) -> bool:
-        """Return whether a difference is shown, of a backend or of another recording."""
+        """Return whether the page shows a difference from another backend or another recording."""
         return bool(self.backend_names) or self.compare is not None
 
 

@@ -73,7 +73,10 @@ def invariants(asked: InvariantsOptions) -> None:
 
 
 def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]:
-    """Return the model that is named, what makes it, and the inputs that came with it."""
+    """Return the model that `spec` names, the function that made it, and the inputs that this returned with it.
+
+    The function and the inputs are None if there are none.
+    """
     from conformance.subjects.in_time import TookTooLong, in_time
     from conformance.subjects.load import load_object
     from mha_core.errors import one_line
@@ -104,7 +107,7 @@ def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]
 
 
 def makes(named: Any) -> bool:
-    """Return whether a thing makes a model, and is none: it is called without arguments."""
+    """Return whether an object is no model, but a function that makes one and needs no arguments."""
     import inspect
 
     from mha.recordings.hooks import hooks_of

@@ -94,9 +94,9 @@ def port(asked: PortOptions) -> None:
 
 
 def loads(asked: PortOptions) -> Callable[[], tuple[TrainedModel, Any]]:
-    """Return what loads the model that is named, with the inputs that it brings, or None.
+    """Return a function that loads the named model, and returns it with its own inputs or None.
 
-    Raises SpecError at once for one that can't be loaded.
+    Raises SpecError at once for a model that can't be loaded.
     """
     from mha.port.model import check_named, live_model, load_trained
 

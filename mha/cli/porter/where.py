@@ -123,7 +123,7 @@ def where(asked: WhereOptions) -> None:
 
 
 def original_named(spec: str) -> Any:
-    """Return the live original: a model of `mha port`, or what a factory gives."""
+    """Return the live original that `spec` names: a model of `mha port`, a model, or the result of a function."""
     from conformance.subjects.load import load_object
     from mha.port.load import DECODERS, PACKAGED
     from mha.port.model import load_trained

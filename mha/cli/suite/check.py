@@ -121,7 +121,7 @@ class CheckOptions(Reported, Apart):
     )
 
     def begin(self) -> None:
-        """Make the badge of an earlier run grey: this one may end before it has results."""
+        """Make the badge of an earlier run grey, since this run may end before it has results."""
         write_asked(self.badge_path, lambda: badge([], COULD_NOT_RUN))
 
     def write(self, whole: dict[str, Any], results: Sequence[Result], status: int) -> None:

@@ -101,7 +101,7 @@ class DiagnoseOptions(Apart):
             raise click.UsageError("--dtype belongs to --subject; the calls in FILE have their own.")
 
     def end(self, status: int, texts: list[str]) -> NoReturn:
-        """Write what was said to the file that --json names, and end the command with this status."""
+        """Write the texts to the file that --json names, and end the command with this status."""
         write_asked(self.json_path, lambda: {"schema": SCHEMA_VERSION, "differs": status == 1, "diagnoses": texts})
         finish(status == 1, status)
 

@@ -82,10 +82,10 @@ LEAST = 6
 
 
 def answers(results: Sequence[Result], width: int) -> list[tuple[str, bool]]:
-    """Return the answer for each subject, dtype and device in one row, and whether all that was judged is right.
+    """Return (row of text, whether all judged cases are right) for each subject, dtype and device.
 
     Args:
-        results: those of users' own subjects.
+        results: the results of users' own subjects.
         width: columns of a row.
     """
     rows: dict[tuple[str, str, str], list[Result]] = {}
@@ -117,15 +117,15 @@ def about(
     *,
     undeclared: bool = False,
 ) -> list[str]:
-    """Return what is said of one subject after its answers, in rows: the causes first.
+    """Return the rows of text on one subject that follow its answers: the causes first.
 
     Args:
-        results: its own, in all dtypes.
-        told: why it differs; None where nothing was diagnosed.
-        looked_at: what its calls were; None if none had an answer.
+        results: the subject's results, in all dtypes.
+        told: why it differs; None if nothing was diagnosed.
+        looked_at: what its calls covered; None if none had an answer.
         width: columns of a row.
-        catches: what each case catches, by its id; None where no case is to be shown.
-        undeclared: whether it says nowhere what it can express.
+        catches: id of a case -> what it catches; None if no case is to be shown.
+        undeclared: whether the subject does not declare what it can express.
     """
     wrong = any(one.status in ("different", "failed") for one in results)
     told, ordinary = _ordinary(told)
@@ -253,7 +253,7 @@ def _shapes_in(message: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def of_other_shape(results: Sequence[Result]) -> list[str]:
-    """Return a row on how an output is shaped, where one has another shape."""
+    """Return a row on the shape that outputs must have if one has another shape, else []."""
     wrong = any(each.message.startswith("output has shape") for one in results for each in one.mismatches)
     return [f"An output is (B, Lq, Do): {TO_BEGIN}."] if wrong else []
 
@@ -307,10 +307,10 @@ def _of_one(results: Sequence[Result], catches: Mapping[str, str]) -> list[str]:
 
 
 def of_one(result: Result, catches: Mapping[str, str]) -> list[str]:
-    """Return what is wrong in one case: the first array that differs, or why it did not run; and the command again.
+    """Return what is wrong in one case (the first array that differs, or why it did not run), and how to rerun it.
 
     Args:
-        result: of a case that is not right.
+        result: the result of a case that is not right.
         catches: the id of each case -> what it catches.
     """
     lines = [f"Case {result.case}, {result.dtype}: {result.message}"] * bool(result.message)

@@ -49,7 +49,7 @@ class _Broken(ValueError):
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Checkpoint]:
-    """Return the arrays of the file, which is read as a whole: msgpack has no table of contents."""
+    """Return the arrays of the file. It is read as a whole, since msgpack has no table of contents."""
     others: dict[str, str] = {}
     with reading(path, "Flax msgpack"):
         content = _unpacked(path.read_bytes())

@@ -35,15 +35,15 @@ STRUCTURES = (b"SNOD\x01\x00", b"HEAP\x00\x00\x00\x00", b"TREE\x00\x00")
 
 
 def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str, h5py.Dataset]:
-    """Return every dataset of a file by its path, in the file's order; each holds all its numbers in the file itself.
+    """Return path -> dataset for every dataset of a file, in the file's order; all its numbers are in the file itself.
 
     Args:
-        file: open for reading.
-        size: of the file in bytes; no array may claim far more.
-        has_list: whether the file lists its arrays, so that the caller misses those that are lost.
+        file: the file, open for reading.
+        size: the size of the file in bytes; no array may claim far more.
+        has_list: whether the file lists its arrays, so that the caller notices lost ones.
 
     Raises:
-        Refused: a link, a dataset or a type reaches elsewhere, or claims what is not there.
+        Refused: a link, a dataset or a type refers to another file, or claims data that are not there.
     """
     if file.driver == "sec2":
         _check_length(file.filename, size)
@@ -73,7 +73,7 @@ def datasets(file: h5py.File, size: int, *, has_list: bool = False) -> dict[str,
 
 
 def numbers_of(dataset: h5py.Dataset) -> NDArray:
-    """Return the numbers of a dataset, as this machine orders their bytes."""
+    """Return the numbers of a dataset, in the byte order of this machine."""
     array = np.asarray(dataset[()])
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
@@ -101,7 +101,7 @@ def _walk(group: h5py.Group, prefix: str, seen: dict[int, str], depth: int) -> I
 
 
 def check_dataset(path: str, dataset: h5py.Dataset, size: int) -> None:
-    """Raise Refused unless all numbers of a dataset stand in the file itself, and are no more than it can hold."""
+    """Raise Refused unless all numbers of a dataset are in the file itself, and no more than it can hold."""
     what = shown(path)
     plan, kind = dataset.id.get_create_plist(), dataset.id.get_type()
     if plan.get_external_count():

@@ -37,7 +37,7 @@ _MARK = object()
 
 
 class CodeFound(Exception):
-    """The pickle names a function or class that no state_dict needs: `name`."""
+    """An error: the pickle names a function or class, `name`, that no state_dict needs."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -55,9 +55,9 @@ def texts_in(file: BinaryIO) -> list[str]:
         Every text in the pickle, in its order.
 
     Raises:
-        CodeFound: it names what is not NAMED, or calls what is not CALLED.
-        Broken: a name stands in a dict twice.
-        Exception: of any kind, if it is damaged.
+        CodeFound: it names a function or class that is not in NAMED, or calls one that is not in CALLED.
+        Broken: a name occurs twice in a dict.
+        Exception: any exception, if the pickle is damaged.
     """
     stack: list[Any] = []  # names of code ("module name"), texts, numbers, tuples; a set for any other object
     memo: dict[Any, Any] = {}

@@ -61,7 +61,7 @@ def open_file(path: Path) -> Iterator[Checkpoint]:
 def create(
     path: Path, *, layout: str, configs: Mapping[str, AttentionConfig], metadata: Mapping[str, str]
 ) -> Iterator[Add]:
-    """Write a file: arrays are kept until the end, because the format begins with all their names."""
+    """Return a context that writes a file. Arrays are kept until its end, since the format begins with all names."""
     arrays: dict[str, NDArray] = {}
 
     def add(name: str, array: NDArray) -> None:

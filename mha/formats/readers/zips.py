@@ -23,7 +23,7 @@ ENCRYPTED, UTF_8 = 1, 0x800
 
 
 class NotWhole(ValueError):
-    """The archive breaks a rule that every writer follows; the message names it."""
+    """An error: the archive breaks a rule that every writer follows; the message names the rule."""
 
 
 @contextmanager
@@ -31,8 +31,8 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open an archive and check its table of contents; the bytes of a member are checked when it is read.
 
     Raises:
-        NotWhole, zipfile.BadZipFile, OSError, ValueError: it is damaged.
-        SpecError: it is far larger than its file when it is unpacked.
+        NotWhole, zipfile.BadZipFile, OSError, ValueError: the archive is damaged.
+        SpecError: its unpacked members are far larger than the file.
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()

@@ -60,7 +60,10 @@ def _no_padding(known: Known) -> str | None:
 
 
 def real_positions(trial: Trial, *, left: bool = False, every: bool = False) -> NDArray:
-    """Return the real positions, bool (B, L): each item has other padding, the third none unless `every` has some."""
+    """Return bool (B, L), True at real positions: items have different amounts of padding.
+
+    The third item has none, unless `every` item is to have some. Padding is on the right, or with `left` on the left.
+    """
     length = trial.size.length
     padding = np.array(
         [min((1, length // 3 + 1, 2 * every)[item % 3], length - 1) for item in range(trial.size.batch)]
@@ -76,9 +79,10 @@ def padded(trial: Trial, known: Known, real: NDArray) -> dict[str, Any]:
 
 
 def plain_and_padded(trial: Trial, known: Known) -> list[tuple[dict[str, Any], NDArray | None]]:
-    """Further arguments of a call, and which positions count: none, and all; those that hide padding.
+    """Return pairs (further arguments of a call, positions that count): one without padding, and one with padding.
 
-    It is on the right, but on the left of what is causal, where it changes nothing on the right.
+    The positions are bool (B, L); None: all count. Padding is on the right; in a causal model it is on the left, since
+    padding on the right changes nothing there.
     """
     if known.padding is None or trial.size.length < 3:
         return [({}, None)]
@@ -105,7 +109,7 @@ def _content(trial: Trial, known: Known, *, left: bool) -> Pair:
 
 
 def changed(trial: Trial, x: Any, real: NDArray, pad: int | None = None) -> dict[str, Given]:
-    """Return the sequences with other content where they are not `real`; `pad` there, if it is given."""
+    """Return the sequences with other content where `real`, bool (B, L), is False; with `pad` there, if it is given."""
     batch_axis, length_axis = trial.template.axes
     done: dict[str, Given] = {}
     found = {}
@@ -235,7 +239,7 @@ def _call_of_numbers(trial: Trial, mask: Mask, allowed: NDArray) -> Given:
 
 
 def ones_rows(known: Known) -> list[Relation]:
-    """Return a row for each mask argument: one that hides nothing is as none."""
+    """Return a relation for each mask argument: a mask that hides nothing gives what no mask gives."""
     found = []
     for mask in known.masks:
 
@@ -247,7 +251,10 @@ def ones_rows(known: Known) -> list[Relation]:
 
 
 def idle_rows(known: Known) -> list[Relation]:
-    """Return a row for each mask argument that was seen to change nothing, but for that of padding, which has rows."""
+    """Return a relation for each mask argument that was seen to change nothing.
+
+    The mask of padding is left out, since it has relations of its own.
+    """
     found = []
     for mask in known.masks:
         if mask.idle and mask != known.padding:

@@ -26,9 +26,9 @@ class Known:
         masks: its mask arguments.
         causal: whether it is causal by itself, or says so.
         flag: the name of the argument that makes it causal, or None.
-        cache: how it decodes, or why that is not known.
-        pad: the token id that stands in padding; None: any.
-        random: whether two equal calls differ.
+        cache: how it decodes step by step, or the reason in words why that is not known.
+        pad: the token id that stands in padding; None for any.
+        random: whether two equal calls give different outputs.
         kept: answers to calls that several relations make.
     """
 
@@ -49,7 +49,7 @@ class Known:
 
     @property
     def square(self) -> Mask | None:
-        """Return the mask argument that says another thing for each query."""
+        """Return the mask argument that can differ between queries; None if there is none."""
         return next((one for one in self.masks if one.per_query), None)
 
     @property
@@ -80,7 +80,7 @@ class Pair:
     counted: NDArray | None = None
 
     def numbers(self, axes: tuple[int, int]) -> tuple[NDArray, NDArray]:
-        """Both arrays, with 0 where positions do not count; `axes` are those of the batch and the length."""
+        """Return both arrays, with 0 at positions that do not count; `axes` are the batch and the length axis."""
         first, second = self.first.array, self.second.array
         if self.counted is None:
             return first, second
@@ -96,9 +96,9 @@ _SOME = Allowance("float64", 1.0)
 
 
 def worst(trial: Trial, known: Known, *ways: Callable[[], Pair]) -> Pair:
-    """Return the pair whose two are farthest apart, of one relation that is asked in several ways.
+    """Run several ways of testing one relation, and return the pair whose two arrays are farthest apart.
 
-    The first decides whether it can be asked; of the others those count that can be.
+    If the first way raises an error, so does this; other ways that raise errors are left out.
     """
     pairs: list[tuple[float, Pair]] = []
     for way in ways:
@@ -117,20 +117,20 @@ def worst(trial: Trial, known: Known, *ways: Callable[[], Pair]) -> Pair:
 
 @dataclass(frozen=True)
 class Relation:
-    """One row.
+    """A relation between two calls of a model, which should give the same numbers. It is a row of the table.
 
     Attributes:
-        id, group: its name, and the group's.
-        sentence: what holds.
-        ask: makes the two calls.
-        why_not: why it can't be asked of a model, or None.
-        chunk: of what it divides the length into.
-        batch, length: the smallest that show something.
-        rounds: whether its two ways round otherwise, as eager attention has its softmax in float32: it is asked in the
-            model's own dtype.
-        brief: whether it is asked of few items and positions, which show as much.
-        odd: whether it is asked of an odd number of positions.
-        threads: whether it is asked once more in the thread that asks for the report, if it holds elsewhere.
+        id, group: its name, and the name of its group.
+        sentence: what should hold.
+        ask: a function that makes the two calls, and returns the Pair of arrays.
+        why_not: a function that returns the reason why a model can't be tested, or None.
+        chunk: positions in each piece, if it divides the length into pieces; else 0.
+        batch, length: the smallest sizes that show something.
+        rounds: whether the two calls round in different ways, such as with a softmax in float32. If so, they are made
+            in the model's own dtype.
+        brief: whether few items and positions are used, since they show as much.
+        odd: whether the number of positions must be odd.
+        threads: whether it is tested once more in the caller's thread, if it holds in another one.
     """
 
     id: str
@@ -156,7 +156,7 @@ def check_same_shape(pair: Pair) -> None:
 
 
 def smallest(relation: Relation, size: Size) -> list[Size]:
-    """Smaller inputs of a relation, the smallest first, without `size` itself."""
+    """Return smaller sizes of a relation's inputs, the smallest first, without `size` itself."""
     lengths = [one for one in (2, 3, 4, 5, 7, 10) if relation.length <= one < size.length] + [size.length]
     batches = [one for one in (1, 2) if relation.batch <= one < size.batch] + [size.batch]
     if relation.chunk:

@@ -21,7 +21,7 @@ DIGITS = 3
 
 
 def example(exercise: Exercise) -> str:
-    r"""Return the example of an exercise; "" of one that has the whole call in its file.
+    r"""Return the example in an exercise's file; "" if the file shows the whole call already.
 
     >>> from mha.learn.exercises import exercise
     >>> print(example(exercise("causal-offsets")).removeprefix("Example:\n"))

@@ -127,7 +127,7 @@ def start(
     """Write the files of these tracks, with translations into these frameworks; existing files are not touched.
 
     Returns:
-        The paths of the files that were written, and of those that were there already.
+        The paths of the files that were written, and the paths of those that existed already.
 
     Raises:
         SpecError: the folder is a file.

@@ -40,11 +40,11 @@ def source(file: str, symbol: str) -> str:
 
 
 def answer(exercise: Exercise, dialect: str = "") -> str:
-    """Return a short right answer, as code that stands in place of what the file begins with.
+    """Return a short right answer, as the code that replaces the code in the learner's file.
 
     Args:
-        exercise: any.
-        dialect: of a step, the framework; one of those that it is translated into. Default: the exercise's own.
+        exercise: any exercise.
+        dialect: the framework of the answer, for a step that is translated into it. Default: the exercise's own.
     """
     if isinstance(exercise, CatchExercise):
         return source("larger", "problem")

@@ -74,11 +74,11 @@ class Unfit(Exception):
 
 
 class NotBegun(Exception):
-    """An error: the function raises NotImplementedError, as it did when the file was handed out."""
+    """An error: the function still raises NotImplementedError, as in the file that was handed out."""
 
 
 def attempt(asked: Asked) -> Attempt:
-    """Import the file, make all calls, each with copies of its arguments, and return the answers."""
+    """Import the file, make all calls (each with copies of its arguments), and return the answers."""
     answers, said = _made(
         lambda function, call: answer_of(asked, function, *call),
         asked.path,
@@ -92,7 +92,7 @@ def attempt(asked: Asked) -> Attempt:
 def measured(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[float], Attempt]:
-    """Return the number that a function gives in each call, and an Attempt that says where and why this ended."""
+    """Return the number that each call gives, up to the first call that fails, and an Attempt with the cause."""
 
     def number(function: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
         value = called(function, arguments, path)
@@ -106,7 +106,10 @@ def measured(
 def returned(
     path: str, name: str, parameters: Sequence[str], calls: Sequence[tuple[Any, ...]]
 ) -> tuple[list[dict[str, NDArray]], Attempt]:
-    """Return the arrays by name (one alone: "") that each call gives, and an Attempt that says why this ended."""
+    """Return the arrays by name that each call gives up to the first that fails, and an Attempt with the cause.
+
+    A single array has the name "".
+    """
     return _made(lambda function, call: _by_name(name, function, call, path), path, name, parameters, calls)
 
 
@@ -157,10 +160,10 @@ def _by_name(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 
 @contextmanager
 def captured(held: Beginning | None = None) -> Iterator[Callable[[], str]]:
-    """Return a context that prints nothing, with a function that gives the beginning of what was to be printed.
+    """Return a context that prints nothing. Its value is a function that returns the beginning of the held back text.
 
     Args:
-        held: the stream that keeps it. Default: a new one.
+        held: the stream that keeps the text. Default: a new one.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -191,7 +194,7 @@ class Beginning(io.StringIO):
 
 
 def found(path: str, name: str, parameters: Sequence[str] | None = None) -> Callable[..., Any]:
-    """Return the function of this name in a file, which is imported anew. Raises Unfit if none fits."""
+    """Import a file anew, and return the function of this name in it. Raises Unfit if none fits."""
     file = Path(path)
     wanted = name if parameters is None else f"{name}({', '.join(parameters)})"
     if not file.is_file():
@@ -231,7 +234,7 @@ def _check_parameters(function: Callable[..., Any], wanted: str, count: int) -> 
 
 
 def called(function: Callable[..., Any], arguments: Sequence[Any], path: str) -> Any:
-    """Return what a learner's function returns. Raises NotBegun, or Unfit with what it raised and where."""
+    """Call a learner's function, and return the result. Raises NotBegun, or Unfit with its error and the line."""
     try:
         with np.errstate(all="ignore"):  # NaN and infinity are data here, and no reason to warn
             return function(*arguments)

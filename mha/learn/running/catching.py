@@ -74,7 +74,7 @@ def _checked(made: Any) -> Problem:
 
 
 class Shown:
-    """A test of which bugs change the output of one call, or its gradients if it has a cotangent."""
+    """A test of which bugs one call shows: those that change its output, or its gradients if it has a cotangent."""
 
     def __init__(self, problem: Problem) -> None:
         self._shows = Shows.of(answer(problem, PRECISION), "float64", ("output",))
@@ -102,7 +102,7 @@ def caught(problem: Problem, bug: str, target: int) -> tuple[bool, str]:
 
 
 def never_asked(problem: Problem) -> list[str]:
-    """Return in words what a call lacks to show more bugs, each with the number of these bugs, the most first."""
+    """Return in words each thing that a call lacks, with how many more bugs it would then show, the most first."""
     bugs = [bug for bug in all_bugs() if not bug.equivalent]
     found: Counter[str] = Counter()
     for bug in bugs:

@@ -21,10 +21,10 @@ class Dialect:
     """One framework.
 
     Attributes:
-        module: what is imported first.
-        heading: the lines that a file written in it begins with.
-        kind: the name of the class of its arrays, below `module`.
-        give: the module, a NumPy array -> its array.
+        module: the module that is imported first.
+        heading: the lines at the beginning of a file that is written in it.
+        kind: the name of the class of its arrays, inside `module`.
+        give: a function of the module and a NumPy array, which returns the framework's array.
     """
 
     module: str
@@ -54,7 +54,7 @@ DIALECTS = {
 
 
 def prepare(name: str) -> str:
-    """Import a framework, by its backend; "" if that worked, else why not in one line."""
+    """Import a framework through its backend; return "" if that worked, else why not, in one line."""
     try:
         with quiet_stderr():
             load(name)  # MXNet can't be imported without what its backend does first
@@ -73,7 +73,7 @@ def given(name: str, value: Any) -> Any:
 
 
 def taken(name: str, value: Any) -> Any:
-    """Return the framework's array as one of NumPy; anything else as it is, which is refused later."""
+    """Return the framework's array as one of NumPy; anything else as it is (it is refused later)."""
     if name == NUMPY:
         return value
     dialect = DIALECTS[name]

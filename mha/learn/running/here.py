@@ -18,13 +18,14 @@ from mha_core.errors import SpecError
 def check_here(name: str, function: Callable[..., Any], *, level: int = 2) -> str:
     """Judge a function as `mha learn check` and `hint` judge a file.
 
-    It runs in a process of its own and sees the imports that a file of the exercise begins with, and nothing else of
-    the notebook.
+    The function runs in a process of its own. It sees the imports at the beginning of the exercise's file, and nothing
+    else of the notebook.
 
     Args:
-        name: of the exercise, such as "softmax" or "empty-row".
+        name: the name of the exercise, such as "softmax" or "empty-row".
         function: the answer; it may have another name than the exercise.
-        level: how much is said of a wrong one: 1 where it is wrong, 2 what is wrong, 3 what to change, 4 the answer.
+        level: how much is said about a wrong answer. 1: where it is wrong; 2: what is wrong; 3: what to change; 4: the
+            right answer.
 
     Returns:
         "softmax: right, ..." or "softmax: wrong, ..." with what `level` says.

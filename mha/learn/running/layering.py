@@ -44,8 +44,8 @@ class Layered:
     Attributes:
         result: the first result that is not right; None if all are.
         right: how many cases are right.
-        unsupported: how many cases it can't express.
-        reason: why it can't be asked at all, in one line; "" if it can.
+        unsupported: how many cases the layer can't express.
+        reason: why it can't be run at all, in one line; "" if it can.
         printed: the beginning of what it printed.
     """
 
@@ -70,7 +70,7 @@ Explained: TypeAlias = tuple[bool, tuple[tuple[Bug, ...], ...]]
 
 
 def diagnosed(dialect: str, path: str, subject: str, cases: tuple[str, ...]) -> Explained | str:
-    """Return the explanations that `mha diagnose` finds for these cases, or why the layer can't be asked."""
+    """Return the explanations that `mha diagnose` finds for these cases, or why the layer can't be run."""
     reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, subject)
     if reason:
         return str(reason)
@@ -101,7 +101,7 @@ def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
 
 
 def cases_of(one: LayerExercise) -> tuple[str | Asked, ...]:
-    """Return the cases and sequences that a layer is asked, those in `first` first."""
+    """Return the cases and the sequences of calls that judge a layer, those in `first` first."""
     full = [case.id for case in all_cases() if _is_full(case)]
     sequences = [
         sequence.id
@@ -137,7 +137,7 @@ def _is_full(case: Case) -> bool:
 def explained(subject: RemoteSubject, cases: tuple[str, ...]) -> Explained:
     """Return what explains a layer in these cases: an exercise's own mistakes, else bugs of the zoo.
 
-    The bugs are without their steps, which can't be sent to another process.
+    The returned bugs have no steps (functions), since these can't be sent to another process.
     """
     found = diagnose(subject, select(cases), bugs=OF_LAYERS)
     if not found.explanations:

@@ -21,7 +21,7 @@ def ask(dialect: str, seconds: float, function: Callable[..., Any], *arguments: 
     """Return `function(*arguments)`, run in the process of a framework, which is imported there first.
 
     Raises:
-        TooLong: it took longer; even work that never lets Python run is ended.
+        TooLong: it took longer than `seconds`, and was ended.
         WorkerDied: its process ended; the message says how.
     """
     if dialect != NUMPY:

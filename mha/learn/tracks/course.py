@@ -81,9 +81,9 @@ class Row:
     """A row of the table of exercises.
 
     Attributes:
-        level: how hard it is. 1: a line; 2: a few lines and a trap; 3: several traps.
+        level: how hard the exercise is. 1: a line; 2: a few lines and a trap; 3: several traps.
         minutes: about how long it takes.
-        learned: a sentence on what one has learned who has it right.
+        learned: a sentence on what somebody has learned who has it right.
     """
 
     level: int

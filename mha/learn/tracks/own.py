@@ -159,7 +159,10 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 def for_other_arguments(exercise: StepExercise) -> Iterator[Candidate]:
-    """Candidates that are right for other arguments than those that were given."""
+    """Yield candidates (sentence, function) that compute the right answer for other arguments than the given ones.
+
+    Such an argument is changed in one way, such as reversed.
+    """
     space: dict[str, Any] = {"np": np}
     exec(answer(exercise, NUMPY), space)
     right = space[exercise.function]

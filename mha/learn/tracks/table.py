@@ -18,7 +18,12 @@ WHY_TINY = "small enough to be followed by hand"
 
 
 def tiny(config: AttentionConfig | None = None, **sizes: Any) -> tuple[Case, ...]:
-    """Return three tiny cases of growing size. config: 1 head of width 2 by default; sizes: other fields of `Case`."""
+    """Return three tiny cases of growing size.
+
+    Args:
+        config: the layer. Default: 1 head of width 2.
+        sizes: other fields of `Case`.
+    """
     config = AttentionConfig(2, 1, bias=True) if config is None else config
     return tuple(
         Case(
@@ -41,7 +46,7 @@ def window_case(id: str, catches: str, **sources: Any) -> Case:
 
 
 def one_key_less(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask that lets each query of each head attend to all keys but one, which is drawn."""
+    """Return a mask that lets each query of each head attend to all keys but one, chosen at random."""
     chosen = rng.integers(case.key_len, size=(case.batch, case.config.num_heads, case.query_len, 1))
     return AttentionMask(allowed=np.arange(case.key_len) != chosen)
 
@@ -72,7 +77,7 @@ def step(
     config: AttentionConfig | None = None,
     **sizes: Any,
 ) -> StepExercise:
-    """Return an exercise that returns one array; `config` and `sizes` are those of its tiny cases."""
+    """Return an exercise whose function returns one array; `config` and `sizes` are used for its tiny cases."""
     return StepExercise(
         name=name,
         task=task,
@@ -90,7 +95,7 @@ def step(
 
 
 def drawn_mask(make: Callable[[Rng, Case], AttentionMask]) -> Callable[[int], Case]:
-    """Return a function that draws the sizes of a case by a number, and its mask with `make`."""
+    """Return a function that makes a case from a number: its sizes from the number, its mask with `make`."""
 
     def drawn(number: int) -> Case:
         query_len, key_len = 2 + number % 8, 2 + number // 8 % 11

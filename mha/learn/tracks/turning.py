@@ -29,7 +29,7 @@ def rotary(state: State) -> Any:
 
 
 def placed_at(side: int) -> Any:
-    """Reads the positions of the queries (0) or of the new keys (1), for every item."""
+    """Return a function that reads the positions of the queries (0) or the new keys (1), (B, L), from a State."""
 
     def read(state: State) -> Any:
         found = positions_of(state.inputs.rotary, state.inputs.mask.query_offset, state.sizes)[side]
@@ -42,9 +42,9 @@ POSITIONS = Value("positions", "int64 (B, L), 0 or more: where each of them stan
 
 
 def turning(interleaved: bool) -> tuple[Case, ...]:
-    """Return cases of layers with rotary positions: some or all channels of a head turn, at the positions given.
+    """Return cases of layers with rotary positions, which turn some or all channels of a head by given positions.
 
-    A pair is two neighbouring channels if `interleaved`, else channels k and k + r / 2.
+    A pair of channels turns together: two neighbours if `interleaved`, else channels k and k + r / 2 of r.
     """
     of_cases: dict[str, Any] = {
         "some": {"rotary": {"width": 8, "base": 20.0}, "positions": placed},

@@ -90,7 +90,7 @@ class LinenMultiHeadDotProductAttention(Native):
 
 
 def one_mask(calling: Calling) -> tuple[list[str], str]:
-    """The lines that make a causal mask, if there is one, and the whole mask with four axes."""
+    """Return the lines that make a causal mask, if there is one, and an expression of all masks with four axes."""
     masks = [with_axes(mask.where(attend=True), mask.axes, "bhqk") for mask in calling.masks]
     lines = []
     if calling.causal:
@@ -105,7 +105,7 @@ PARTS = ("query", "key", "value", "out")
 
 
 def flax_read(making: Making, params: str) -> Held:
-    """The arrays out of what `params` gives, a dict by the names of the projections."""
+    """Return the code that reads the arrays out of the dict `params`, whose keys are the names of the projections."""
     lines = [f"params = {params}", f"q, k, v, o = (np.asarray(params[part]['kernel']) for part in {PARTS})"]
     if making.bias:
         lines.append(f"q_bias, k_bias, v_bias, o_bias = (np.asarray(params[part]['bias']) for part in {PARTS})")
@@ -113,7 +113,7 @@ def flax_read(making: Making, params: str) -> Held:
 
 
 def flax_written(making: Making, begin: str, end: str) -> Held:
-    """The arrays by the names of the projections, between two lines."""
+    """Return the code that writes the arrays by the names of the projections, between the lines `begin` and `end`."""
     rows = []
     for name, part in zip("qkvo", PARTS, strict=True):
         bias = f", 'bias': jnp.asarray({name}_bias)" if making.bias else ""

@@ -14,7 +14,7 @@ CONFIG = "from mha_core import AttentionConfig"
 
 
 class Ours(Native):
-    """Base of the four: they differ in how a layer of their framework is called."""
+    """A base of this project's four layers, which differ in how a layer of their framework is called."""
 
     words: ClassVar[Mapping[str, str]] = {
         "made": "embed_dim, num_heads; biases only where asked for. Widths of inputs come from the first call, or from "

@@ -55,7 +55,10 @@ class TorchMultiheadAttention(Native):
         return [f"layer = {made}"]
 
     def call(self, making: Making, calling: Calling) -> list[str]:
-        """Masks of True and False stay two arguments; beside numbers they become numbers."""
+        """Return the lines of the call.
+
+        Masks of True and False stay two arguments; beside a mask of added numbers, they become such numbers too.
+        """
         lines = ["layer.train()" if calling.training else "layer.eval()"] if making.dropout else []
         given: dict[str, str] = {}
         ignored = [self._rows(calling.allowed, making, calling, attend=False)] if calling.allowed else []

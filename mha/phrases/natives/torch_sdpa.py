@@ -106,7 +106,10 @@ class TorchScaledDotProductAttention(Native):
 
 
 def four_read(making: Making, old: str, taken: str) -> Held:
-    """The arrays of four linear layers in a dict, each by the method `taken` of a parameter."""
+    """Return the code that reads the arrays of four linear layers out of a dict.
+
+    `taken` is the code behind a parameter that makes it an array: "detach().numpy()".
+    """
     lines = [f"q, k, v, o = ({old}[name].weight.{taken} for name in 'qkvo')"]
     if making.bias:
         lines.append(f"q_bias, k_bias, v_bias, o_bias = ({old}[name].bias.{taken} for name in 'qkvo')")

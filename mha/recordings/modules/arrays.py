@@ -22,10 +22,10 @@ from mha_core import SpecError
 
 
 def open_modules(path: str | os.PathLike[str]) -> ModuleRecording:
-    """Return a recording of modules: of `mha.capture`, or of plain arrays, `.npz` or `.safetensors`.
+    """Return a recording of modules, from a file of `mha.capture` or of plain arrays (`.npz` or `.safetensors`).
 
     Raises:
-        SpecError: it is neither, or it can't be used.
+        SpecError: the file is neither, or it can't be used.
         FileNotFoundError: there is no such file.
     """
     return ArraysRecording(path) if holds_arrays(path) else ModuleRecording(path)
@@ -34,8 +34,9 @@ def open_modules(path: str | os.PathLike[str]) -> ModuleRecording:
 class ArraysRecording(ModuleRecording):
     """A recording that is read from a file of plain arrays.
 
-    Calls are numbered over the whole model, in the order in which they began. A call was made within the last call
-    before it of the module that its name stands in. The model itself has no name: "0/inputs/ids".
+    Calls are numbered over the whole model, in the order in which they began. A call of "encoder.layer" was made within
+    the last earlier call of "encoder". Names of arrays begin with the number and the module; the model itself has no
+    name, as in "0/inputs/ids".
 
     Args:
         path: the file.

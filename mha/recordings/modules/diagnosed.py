@@ -40,7 +40,7 @@ UNREAD = ("Nothing here knows its class.", "It does not give what its projection
 
 @dataclass(frozen=True)
 class Suspect:
-    """A wrong module: its class; and whether its parameters are the original's, as a `ModuleResult` has it."""
+    """A wrong module: its class, and whether its parameters are the original's, in the words of a `ModuleResult`."""
 
     kind: str
     parameters: str
@@ -78,10 +78,10 @@ def diagnosed(
     progress: Callable[[str], None] = lambda text: None,
     handed: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Return name of a wrong module -> what its attention shows as a layer, by its own weights.
+    """Return name of a wrong module -> the diagnosis of its attention, judged as a layer with its own weights.
 
-    A layer belongs to the module of its name, or to the one directly around it if it was not judged itself. Of layers
-    of one class with the same first wrong array, those that a diagnosis explains are not diagnosed again.
+    A recorded layer belongs to the module of its name; if that was not judged, to the one directly around it. If the
+    diagnosis of one layer explains others of its class with the same first wrong array, these are not diagnosed again.
 
     Args:
         path: a recording of modules.
@@ -89,7 +89,7 @@ def diagnosed(
         called: name of each module that was called -> its class.
         judged: the names of those with a verdict.
         progress: is told what is being done.
-        handed: name of a module -> what it hands to its attention function beside the original's, in a sentence.
+        handed: name of a module -> a sentence that compares what it hands to its attention function with the original.
     """
     if not wrong:
         return {}

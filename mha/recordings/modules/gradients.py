@@ -41,11 +41,11 @@ class _Call:
 
 
 class GradientRecorder:
-    """The gradients of a recording in progress.
+    """A recorder of the gradients of a recording in progress.
 
     Args:
-        hooks: of the framework.
-        stream: where the arrays go.
+        hooks: the framework's hooks.
+        stream: the stream that the arrays are written to.
     """
 
     def __init__(self, hooks: Any, stream: ArrayStream) -> None:
@@ -82,10 +82,10 @@ class GradientRecorder:
         return changed(output, tap)
 
     def finish(self, calls: Sequence[dict[str, Any]], held: Mapping[str, Any]) -> None:
-        """Add to the description of each call what came back to it and what it makes of that.
+        """Add the gradients of each call to its description: of its outputs, and of its inputs and parameters.
 
         Raises:
-            SpecError: nothing came back to what the model gave, or more than once.
+            SpecError: no gradients reached the model's outputs, or more than one backward pass ran.
         """
         getattr(self._hooks.modules, "settle", lambda: None)()
         if self._twice:
@@ -137,7 +137,10 @@ class GradientRecorder:
 
 
 def calling(as_array: Callable[[Any], Any], signature: inspect.Signature, arguments: Mapping[str, Any]) -> Any:
-    """Return the `call` that a framework's `pulled` takes: it runs a module on the arguments, with inputs put in."""
+    """Return the function `call` that a framework's `pulled` takes.
+
+    It runs a module on `arguments`, in which it replaces some inputs, and returns the floating-point outputs by place.
+    """
 
     def call(run: Callable[..., Any], inputs: Mapping[Place, Any]) -> dict[Place, Any]:
         own = changed(

@@ -21,7 +21,7 @@ def header_of(path: str | os.PathLike[str]) -> Header:
     """Return the header of a file that should be a recording.
 
     Raises:
-        SpecError: it is no whole safetensors file; the message says what takes it.
+        SpecError: it is no whole safetensors file; the message says which command reads such a file.
         FileNotFoundError: there is no such file.
     """
     if not Path(path).is_file():
@@ -41,7 +41,7 @@ def holds_arrays(path: str | os.PathLike[str]) -> bool:
     """Return True if a file holds calls as plain arrays.
 
     Raises:
-        SpecError: it is neither `.npz` nor a whole safetensors file.
+        SpecError: it is neither an `.npz` file nor a whole safetensors file.
         FileNotFoundError: there is no such file.
     """
     if Path(path).suffix == ".npz" and Path(path).is_file():

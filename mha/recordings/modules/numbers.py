@@ -20,7 +20,7 @@ CHUNK = 1 << 20
 class Numbers:
     """A count of numbers, and the sum of their hashes modulo 2**64.
 
-    A transposed, reshaped, split or packed array has the same.
+    They do not change if an array is transposed or reshaped; those of its pieces add up to its own.
 
     >>> x = np.arange(6.0).reshape(2, 3)
     >>> numbers_of(x) == numbers_of(x.T) == numbers_of(x[:1]) + numbers_of(x[1:])
@@ -48,12 +48,12 @@ NONE = Numbers(0, 0)
 
 
 class Order(NamedTuple):
-    """The order of an array's numbers in hashes. The array is a table: rows along its first axis.
+    """Three hashes of an array that tell in which order its numbers stand. The rows run along its first axis.
 
     Attributes:
-        sequence: another one for each order.
-        rows: the same whatever the order of the rows, each of which stays as it is.
-        columns: the same for columns.
+        sequence: a hash that changes if any numbers change places.
+        rows: a hash that stays the same if whole rows change places.
+        columns: a hash that stays the same if whole columns change places.
 
     >>> x = np.arange(6.0).reshape(2, 3)
     >>> order_of(x).rows == order_of(x[::-1]).rows, order_of(x).rows == order_of(x[:, ::-1]).rows
@@ -66,14 +66,14 @@ class Order(NamedTuple):
 
 
 def numbers_of(array: NDArray) -> Numbers:
-    """Return the Numbers of one array; floating-point numbers of any dtype by their value."""
+    """Return the Numbers of one array; equal values have equal hashes in every floating-point dtype."""
     flat = np.asarray(array).reshape(-1)
     hashed = sum(_sum(_mixed(_bits(flat[start : start + CHUNK]))) for start in range(0, flat.size, CHUNK))
     return Numbers(flat.size, hashed % 2**64)
 
 
 def order_of(array: NDArray) -> Order:
-    """Return the Order of one array; floating-point numbers of any dtype by their value."""
+    """Return the Order of one array; equal values have equal hashes in every floating-point dtype."""
     if array.size == 0:
         return Order(0, 0, 0)
     table = np.asarray(array).reshape(len(array) if array.ndim else 1, -1)
@@ -112,12 +112,14 @@ def _sum(hashes: NDArray[np.uint64]) -> int:
 def shape_and_numbers(
     parameter: Any, numbers_in: Callable[[Any], NDArray], dtype: str | None = None
 ) -> tuple[tuple[int, ...], Numbers, Order | None]:
-    """Return the shape, the Numbers and the Order of a parameter; of one without numbers what it says itself.
+    """Return the shape, the Numbers and the Order of a parameter.
+
+    If it has no numbers (as on the meta device), the Numbers are unknown, and the Order is None.
 
     Args:
-        parameter: of any framework.
-        numbers_in: gives its numbers.
-        dtype: to which they are rounded. None: they stay, and the order is looked at.
+        parameter: a parameter of any framework.
+        numbers_in: a function that returns its numbers.
+        dtype: the dtype that the numbers are rounded to; the Order is then None. None: they are not rounded.
     """
     try:
         array = numbers_in(parameter)
@@ -142,7 +144,7 @@ def total(parts: Iterable[Numbers]) -> Numbers:
 
 
 def is_constant(numbers: Numbers) -> bool:
-    """Return whether all of them are 0, or all 1, as biases and norms are before training.
+    """Return whether all numbers are 0 or all are 1, as in biases and norms before training.
 
     >>> is_constant(numbers_of(np.zeros(3))), is_constant(numbers_of(np.eye(2)))
     (True, False)

@@ -33,11 +33,11 @@ class ModuleRecorder:
     """A recording of modules in progress.
 
     Args:
-        hooks: of the framework: `as_array`, `watch`, and `modules`, its functions for single modules.
+        hooks: the framework's hooks: `as_array`, `watch`, and `modules`, which has its functions for single modules.
         target: the model.
-        stream: where the arrays go.
+        stream: the stream that the arrays are written to.
         depth: how deep in the model modules are recorded: 1 for those directly in it. None: all.
-        only: names of the modules to record; wildcards work. The model itself always is.
+        only: names of the modules to record; wildcards work. The model itself is always recorded.
         gradients: whether the gradients of each call are recorded too.
 
     Raises:
@@ -76,7 +76,7 @@ class ModuleRecorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Calls that are made inside are not the model's, and are not noted."""
+        """Return a context whose calls are not recorded, because they are not the model's own."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -93,7 +93,7 @@ class ModuleRecorder:
         return self if any(fnmatchcase(name, pattern) for pattern in self._only) else None
 
     def begun(self, name: str, module: Any, call: inspect.BoundArguments | None) -> None:
-        """Note what a call is given, before it can change it; None of one that can't be seen."""
+        """Note the inputs of a call before the call can change them; `call` is None if they can't be seen."""
         if self._paused:
             return
         if call is None:
@@ -122,7 +122,7 @@ class ModuleRecorder:
         raise AssertionError
 
     def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> Any:
-        """Note what the call gave. Returns the same, of whose gradients this is told, if they are recorded."""
+        """Note the output of a call, and return it. If gradients are recorded, the output's own gradients are noted."""
         while (
             self._open and not self._paused
         ):  # calls that ended in an error which the model caught are left open above it

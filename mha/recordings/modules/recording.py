@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a recorded module: its shape, and in place of its array a `Numbers` and their `Order`."""
+    """A parameter of a recorded module: its shape, and in place of its array hashes, as `Numbers` and `Order`."""
 
     shape: tuple[int, ...]
     numbers: Numbers
@@ -93,10 +93,10 @@ class ModuleCall:
         given, gave: its input and output arrays; `gave` is None if the call ended in an error.
         plain: the other values that it was given, by place.
         unread: places and classes of inputs and outputs that can't be read.
-        unread_outputs: the outputs among these.
-        cotangents: the gradients with respect to its outputs, if gradients were recorded; () if none came back.
-        gradients, parameter_gradients: the gradients that it makes of these, with respect to its inputs and to its
-            parameters (by name); None if it could not be run once more, for the reason `unpulled`.
+        unread_outputs: the outputs in `unread`.
+        cotangents: the gradients with respect to its outputs, if gradients were recorded; () if none reached it.
+        gradients, parameter_gradients: the gradients with respect to its inputs and to its parameters (by name), which
+            it computes from `cotangents`; None if it could not be run once more, for the reason in `unpulled`.
     """
 
     module: int
@@ -118,7 +118,7 @@ class ModuleCall:
 
 
 def holds_modules(path: str | os.PathLike[str]) -> bool:
-    """Return whether a recording holds modules, and not attention layers alone.
+    """Return whether a recording holds modules, not only attention layers.
 
     Raises:
         SpecError: it is no whole safetensors file.
@@ -134,7 +134,7 @@ class ModuleRecording:
         path: the file.
 
     Raises:
-        SpecError: it is not whole, holds no modules, has a newer format, or contradicts itself.
+        SpecError: the file is not whole, holds no modules, has a newer format, or contradicts itself.
         FileNotFoundError: there is no such file.
     """
 
@@ -176,7 +176,7 @@ class ModuleRecording:
         return found
 
     def problem_of(self, call: ModuleCall) -> Problem | None:
-        """Return a call as the problem of an attention layer in the same file; None if it was not recorded as one."""
+        """Return a call as a Problem, if the module was also recorded as an attention layer in this file; else None."""
         if self.attention is None:
             return None
         name, own = self.modules[call.module].name, [one for one in self.calls if one.module == call.module]
@@ -197,7 +197,7 @@ class ModuleRecording:
 
     @property
     def not_recorded(self) -> dict[str, int]:
-        """Return name -> parameter count of each part whose calls have no numbers to record, as JAX traces it."""
+        """Return name -> parameter count of each part that was not recorded, because JAX traces its calls."""
         found = {}
         for name in self.scanned:
             turn = re.compile(rf"{re.escape(name)}(/\d+)?(/.*)?")
@@ -226,7 +226,7 @@ class ModuleRecording:
 
     @cached_property
     def dtype(self) -> str:
-        """Return the dtype that most output arrays of modules have; of several such, the widest."""
+        """Return the dtype that most output arrays of modules have; the widest one if several are as frequent."""
         names = [at.dtype for call in self.calls for at in call.gave or () if at.floating]
         if not names:
             raise SpecError(f"no module in {self.path} gave an array of floating-point numbers")
@@ -264,7 +264,7 @@ class ModuleRecording:
 def plain(found: Any) -> Any:
     """Return the content of a file, with every name and class in it as `shown` writes it.
 
-    Text that a module was given ("is") stays as it was: it is given to the original.
+    Text that a module was given as an input (at the key "is") stays as it was, since the original is given it too.
     """
     if isinstance(found, str):
         return shown(found, LONGEST_MESSAGE)

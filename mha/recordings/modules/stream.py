@@ -42,10 +42,10 @@ MOST_ALIKE = 4
 
 
 class ArrayStream:
-    """Arrays on their way into one file. Nothing is kept in memory but their names and samples.
+    """A stream of arrays into one file. Only their names and samples are kept in memory.
 
     Args:
-        beside: the file that will be written; the arrays wait in its folder.
+        beside: the file that will be written; until then the arrays are in a temporary file in its folder.
         limit: most bytes of arrays.
     """
 
@@ -58,7 +58,7 @@ class ArrayStream:
         self._size = self._added = 0
 
     def add(self, array: NDArray) -> str:
-        """Write an array, unless an equal one was, and return its name. SpecError beyond the limit."""
+        """Write an array, unless an equal one was written, and return its name. SpecError beyond the limit."""
         array = np.asarray(array, order="C")
         flat = array.reshape(-1)
         key = array.dtype, array.shape, flat[:: max(1, flat.size // SAMPLE)].tobytes()

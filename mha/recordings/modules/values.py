@@ -71,7 +71,7 @@ def changed(value: Any, change: Callable[[Place, Any], Any], place: Place = ()) 
 
 
 def snapshot(leaf: Any, as_array: Callable[[Any], Any]) -> Any:
-    """Return a leaf as it is now: what may change in the call, such as a cache, is copied."""
+    """Return a leaf as it is now: an object that the call may change (such as a cache) is copied."""
     plain = leaf is None or callable(leaf) or isinstance(leaf, bool | int | float | str)
     if plain or as_array(leaf) is not None:
         return leaf

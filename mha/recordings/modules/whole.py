@@ -32,7 +32,14 @@ class WholeRecording:
         versions: Mapping[str, str],
         handed: Recording | None = None,
     ) -> None:
-        """Write the file, whole or not at all, with the calls of attention layers, and of functions in them, if any."""
+        """Write the file, whole or not at all.
+
+        Args:
+            path: the file.
+            attention: the calls of attention layers, which go into it too; None for none.
+            versions: package -> version.
+            handed: the calls of attention functions inside these layers, which go into it too; None for none.
+        """
         from mha.recordings.recording import HANDED_KEY
         from mha.recordings.recording import METADATA_KEY as ATTENTION
 
@@ -58,7 +65,10 @@ def recorded_modules(
     only: Sequence[str],
     gradients: bool,
 ) -> Iterator[WholeRecording]:
-    """Return a recording of the modules of `target` in its `watched`; see `mha.capture`. SpecError without a path."""
+    """Return a context whose value is a WholeRecording of the modules of `target`; see `mha.capture`.
+
+    Calls are recorded within the value's own context `watched`. SpecError without a path.
+    """
     if path is None:
         raise SpecError("modules=True needs a file to write to")
     stream = ArrayStream(check_output(path, what="a recording"), limit)

@@ -25,13 +25,13 @@ def lost_residual(inside: Inside) -> Found:
 
 
 def scaled_residual(inside: Inside) -> Found:
-    """What was added to a part's output is multiplied by the root of its width."""
+    """A residual is multiplied by the root of its width before it is added to a part's output."""
     for one in inside.sums:
         yield inside.exact_with({one.part: one.part.y + (np.sqrt(one.r.shape[-1]) - 1.0) * one.r})
 
 
 def residual_beyond_norm(inside: Inside) -> Found:
-    """A residual is taken after a norm in place of before it, or before it in place of after."""
+    """A residual is taken from behind a norm and not from before it, or the reverse."""
     for one in inside.sums:
         for norm in one.before:
             yield inside.exact_with({one.part: one.part.y + (norm.y - norm.x)})
@@ -40,7 +40,7 @@ def residual_beyond_norm(inside: Inside) -> Found:
 
 
 def norm_beyond_sum(inside: Inside) -> Found:
-    """A norm of a sum is one of what a part gave, or the other way round: post-norm and pre-norm."""
+    """A norm is applied to a part's output before the residual is added and not to the sum, or the reverse."""
     for one in inside.sums:
         for norm in one.norms:
             yield inside.exact_with({norm: inside.alone(norm, one.part.y) + one.r})
@@ -59,7 +59,7 @@ def exchanged_norms(inside: Inside) -> Found:
 
 
 def other_scale(inside: Inside) -> Found:
-    """The scores of attention are half of what they are, by half of the queries."""
+    """The scores of attention are halved, because the queries are."""
     named = [part for part in inside.parts if QUERIES.fullmatch(re.split(r"[./]", part.name)[-1].lower()) and part.gave]
     last = {part.call.within: part for part in named}  # a norm of queries would undo what is done before it
     for part in last.values():

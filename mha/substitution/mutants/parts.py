@@ -30,9 +30,9 @@ class PartCall:
 
     Attributes:
         call: the call in the original's own run.
-        module, turn: its module, and how often that was called before.
-        name, kind: of the module.
-        top: position of the call directly in the module around, in which this one was made.
+        module, turn: its module, and how often that module was called before.
+        name, kind: name and class of the module.
+        top: position of the call of a direct part of the module around: this call, or the one that it was made within.
     """
 
     call: OriginalCall
@@ -68,8 +68,9 @@ class Sum:
     Attributes:
         r: what was added to what a part gave.
         part: the part that gave p.
-        before, after: the norms that were given r, and those that gave it.
-        norms: the norms that were given the sum.
+        before: the norms that have r as their input.
+        after: the norms that have r as their output.
+        norms: the norms that have the sum as their input.
     """
 
     r: NDArray
@@ -109,7 +110,7 @@ class Inside:
     def sums(self) -> list[Sum]:
         """Return the sums `array + what a part gave` that go into another part, or out of the module.
 
-        They are looked for on other inputs: on the recorded ones, an array of zeros, say, could not be told from none.
+        They are looked for on other inputs than the recorded ones, where adding an array of zeros, say, would not show.
         """
         rng = np.random.default_rng(0)
         masks = self.ready.mask_places

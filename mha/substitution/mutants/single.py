@@ -47,7 +47,7 @@ def _set(held: Any, name: str, value: float) -> Iterator[None]:
 
 
 def lost_bias(inside: Inside) -> Found:
-    """What is added last is lost, in a module that has a bias and no parts."""
+    """A module that has a bias and no parts does not add its bias."""
     ready = inside.ready
     for name, parameter in ready.parameters().items() if ready.leaf else ():
         if name.endswith(("bias", "beta")) and parameter.ndim == 1 and parameter.any():
@@ -59,7 +59,7 @@ def lost_bias(inside: Inside) -> Found:
 
 
 def other_gelu(inside: Inside) -> Found:
-    """The GELU with tanh for the one with erf, or the other way round."""
+    """A module computes the GELU with tanh and not the one with erf, or the reverse."""
     ready = inside.ready
     if "gelu" not in ready.kind.lower() or not ready.leaf or len(ready.exact) != 1:
         return
@@ -94,12 +94,12 @@ def scaled_rows(inside: Inside) -> Found:
 
 
 def norm_in_16_bits(inside: Inside) -> Found:
-    """A norm in a model of 16 bits computes each step in them, not in float32."""
+    """A norm in a 16-bit model computes each step in 16 bits, not in float32."""
     yield from _norm(inside, lambda array, dtype: round_to(array, dtype).astype(np.float64), cast_first=True)
 
 
 def other_cast(inside: Inside) -> Found:
-    """A norm that multiplies before it casts to 16 bits does so after, or the other way round."""
+    """A norm multiplies by its scale after it casts to 16 bits and not before, or the reverse."""
     yield from _norm(inside, lambda array, dtype: array, cast_first=True)
     yield from _norm(inside, lambda array, dtype: array, cast_first=False)
 

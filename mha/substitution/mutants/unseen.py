@@ -25,9 +25,9 @@ class Unseen:
     """A bug that changes nothing beyond the allowance on these inputs.
 
     Attributes:
-        module: the port's.
-        bug: in words.
-        ratio: how many times the rounding it would have shown; at most the allowance.
+        module: name of the port's module.
+        bug: the bug, in words.
+        ratio: the error that the bug makes, in units of the measured rounding; at most the allowance.
     """
 
     module: str

@@ -9,10 +9,10 @@ WINDOW = 600
 
 
 def in_order(left: Sequence[tuple[int, object]], right: Sequence[tuple[int, object]]) -> Iterable[tuple[int, int]]:
-    """Return the longest common sequence of two by their keys; a key of None is no key.
+    """Return the longest common subsequence of two sequences of (position, key), as pairs of positions.
 
-    Of more than WINDOW on a side, what has no equal on the other is left out, and the sequence is the longest in a
-    window that moves along both.
+    Entries match if their keys are equal; None matches nothing. If a side has more than WINDOW entries, those without
+    an equal on the other side are left out first, and the search looks at a window that moves along both sides.
     """
     if max(len(left), len(right)) > WINDOW:
         both = {key for _, key in left} & {key for _, key in right} - {None}

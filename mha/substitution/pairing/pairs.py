@@ -27,10 +27,10 @@ class Module:
 
     Attributes:
         name, kind: where it stands, and its class.
-        numbers: the Numbers of all its parameters together.
+        numbers: the Numbers (count and hash) of all its parameters together.
         each: the Numbers of each parameter.
         within: positions of the modules around it, the nearest first.
-        shapes: of the floating-point arrays that its first call gave.
+        shapes: the shapes of the floating-point arrays that its first call gave.
     """
 
     name: str
@@ -54,11 +54,11 @@ class Pairs:
 
     Args:
         originals, ports: the modules of both.
-        named: what a map says: names of the original's -> the port's.
-        ordered: pairs that are not found by their numbers, but by their order: see `exchanged`.
+        named: name of a module of the original -> name of the port's, as a user's map says.
+        ordered: pairs that are taken from the order of calls, and not from parameters: see `exchanged`.
 
     Raises:
-        SpecError: two pairs of a map contradict each other.
+        SpecError: two pairs in `named` contradict each other.
     """
 
     originals: Sequence[Module]
@@ -90,7 +90,10 @@ class Pairs:
                     return
 
     def others_for(self, port: int) -> list[int]:
-        """Unpaired modules of the original with the same numbers and shapes: one around or inside the port's pair."""
+        """Return unpaired modules of the original that may be this module's pair as well.
+
+        They stand around or inside its pair, and have the same parameters and output shapes.
+        """
         own, pair = self.ports[port], self._back[port]
         related = sorted((*self.originals[pair].within, *self._inside_originals[pair]))
         alike = own.numbers, own.shapes
@@ -101,17 +104,18 @@ class Pairs:
         ]
 
     def exchange(self, port: int, original: int) -> None:
-        """Pair a module of the port with another one of the original's."""
+        """Pair a module of the port with another module of the original than before."""
         before = self._back[port]
         self.found[original], self.how[original] = port, self.how.pop(before)
         del self.found[before]
         self._back[port] = original
 
     def exchanged(self) -> dict[int, int]:
-        """Return the pairs, in the order of both models' calls, of modules whose pairs by numbers have another order.
+        """Return other pairs for modules that the two models call in different orders, if paired by their parameters.
 
-        They have no parts. Left out are those inside a module that is paired by its numbers, and those whose names say
-        which is which.
+        The new pairs are in the order of both models' calls (if one calls a, b and the other b, a: a with b, b with a).
+        Only modules without parts are looked at; not those inside a module that is paired by its parameters, and not
+        those whose names confirm their pairs.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for original, port in sorted(self.found.items()):
@@ -128,9 +132,10 @@ class Pairs:
         return found
 
     def out_of_order(self, port: int) -> list[dict[int, int]]:
-        """Return pairs in the order of both models' calls, for each kind of a module's parts that have another order.
+        """Return other pairs, in the order of both models' calls, for parts of a module that are called out of order.
 
-        Parts of one kind stand directly in it, have no parts, as many parameters, and give arrays of one size.
+        There is one dict for each group of alike parts. These stand directly in the module, have no parts themselves,
+        and have equally many parameters and outputs of one size.
         """
         groups: dict[object, list[tuple[int, int]]] = defaultdict(list)
         for part in self.inside_ports[port]:
@@ -150,7 +155,7 @@ class Pairs:
         return found
 
     def named_elsewhere(self, original: int, port: int) -> bool:
-        """Return whether a pair has the names of most pairs in other layers that are called in the original's order."""
+        """Return whether a pair's names are those of most pairs in other layers, whose parts are called in order."""
         own, theirs = (_in_any_layer(side[one].name) for side, one in ((self.originals, original), (self.ports, port)))
         like = []
         for one, other in self.found.items():
@@ -162,7 +167,7 @@ class Pairs:
         return like.count(theirs) * 2 > len(like)
 
     def called_otherwise(self, port: int) -> dict[int, int]:
-        """Return pairs of modules with parts, directly in `port`, with equal numbers and another order of calls."""
+        """Return the pairs of modules directly in `port` that have parts and equal numbers, but are out of order."""
         parts = [
             one for one in self.inside_ports[port] if self.ports[one].within[:1] == (port,) and self.inside_ports[one]
         ]

@@ -32,12 +32,12 @@ FUNCTIONS: Mapping[str, Active] = {name: _plain(name) for name in ACTIVATIONS} |
 
 @dataclass(frozen=True)
 class Beside:
-    """A difference of a port's product from its original's.
+    """A finding that a matrix product has an activation behind it in one of two models only.
 
     Attributes:
-        name: the activation that one of the two has.
-        active: what makes the port's numbers the original's; None where the port's has the activation.
-        equal: whether they differ by it alone.
+        name: the activation.
+        active: the activation as a function, if the original's module has it; None if the port's has it.
+        equal: whether the two modules differ by it alone.
     """
 
     name: str
@@ -48,13 +48,15 @@ class Beside:
 def activation_beside(
     known: Known, exact: Mapping[Place, NDArray], got: Mapping[Place, NDArray], dtype: str
 ) -> Beside | None:
-    """Return the activation that one of two products with a matrix has and the other may have beside it.
+    """Return the activation that follows a matrix product in one of two modules, and not in the other; or None.
+
+    The other model may have it beside the module, as in the example, where the port's module gives the product alone.
 
     Args:
         known: what the original's module computes from.
-        exact: what it gives in float64 on what the port's was given.
-        got: what the port's gave, at the same places.
-        dtype: the port's.
+        exact: what it gives in float64 on the inputs of the port's module.
+        got: what the port's module gave, at the same places.
+        dtype: the port's dtype.
 
     >>> x, weight = np.array([[1.0, -2.0]]), np.array([[3.0, 0.5], [0.25, 1.0]])
     >>> own, product = {("0",): np.maximum(x @ weight.T, 0.0)}, {("0",): x @ weight.T}

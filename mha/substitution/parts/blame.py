@@ -30,7 +30,8 @@ class Blame(Parts):
     """A `Parts` that decides which modules are blamed.
 
     Attributes:
-        in_lines: position of a module whose own lines are wrong -> its worst call with the port's outputs of its parts.
+        in_lines: position of a module whose own lines are wrong (its code between the modules inside it) -> the
+            judgement on its worst call, made with the port's outputs of its parts put in.
         unseen: the bugs that the calls would not have shown.
         spared: positions of parts that are not blamed, because other parts make up for them.
         explained: position of a module -> its wrong parts, whose faults explain what the module gives.
@@ -46,7 +47,10 @@ class Blame(Parts):
         self.explained: dict[int, Elsewhere] = {}
 
     def in_lines_of_parts(self, port: int, found: ModuleResult) -> ModuleResult:
-        """Return the verdict on a module; if its wrong lines stand in modules without an original, those are blamed."""
+        """Return the verdict on a module with wrong lines.
+
+        If the wrong lines are found in modules inside it that have no original, those are blamed in its place.
+        """
         if port not in self.in_lines or len(self.ready[port][0]) != 1:
             return found
         unjudged = self.outermost_inside(port, judged=False)
@@ -89,7 +93,7 @@ class Blame(Parts):
         return [one for one in ports if self.modules[one].numbers.size]
 
     def blame_packed(self, packed: Sequence[Packed], around: ModuleResult) -> None:
-        """Enter the verdicts on projections that are one in the original; the lines around them are right."""
+        """Enter the verdicts on projections that the original has as a single one; the lines around them are right."""
         for one in packed:
             own = self.own.modules[one.original]
             for leaf, judged in one.leaves.items():
@@ -101,7 +105,15 @@ class Blame(Parts):
                 self.results[leaf] = filled(about, status, call, allowed=[call], own_lines=False, unpaired=())
 
     def divide(self, part: int, around: str, beside: str | None, right: bool, *, together: bool) -> None:
-        """Change the verdict on a part from "wrong" to "divided otherwise", with the reason."""
+        """Change the verdict on a part from "wrong" to "divided otherwise", with the reason.
+
+        Args:
+            part: position of the part.
+            around: name of the module around it, in words.
+            beside: the activation by which the part differs from its original; None for none.
+            right: whether the module around is right with the part.
+            together: whether it is right only with several such parts together.
+        """
         reason = f"a line of it stands beside it in the other model: {around} is right with it"
         if not right:
             reason = f"a line of it stands beside it in the other model: what {around} makes of it is right"
@@ -114,7 +126,7 @@ class Blame(Parts):
         self.take_back(part, reason)
 
     def made_up_for(self, port: int, *, right: bool, lines: bool) -> list[int]:
-        """Return the positions of wrong parts for which other parts of a module make up, and clear them of blame.
+        """Clear wrong parts of a module of blame if other parts make up for them, and return their positions.
 
         Args:
             port: position of the module.
@@ -152,17 +164,17 @@ class Blame(Parts):
             self.explained[port] = found
 
     def is_explained(self, port: int, alone: CallJudgement) -> bool:
-        """Return whether a module's wrong parts explain all that is wrong in `alone`, a judgement on its lines."""
+        """Return whether a module's wrong parts explain all wrong arrays in `alone`, a judgement on its lines."""
         wrong = [place for place, each in alone.arrays.items() if not each.equal]
         return port in self.explained and self.explained[port].are_explained(wrong)
 
     def without(
         self, found: CallJudgement, spared: Sequence[int], inner: Sequence[int], ready: Ready, calls: Calls
     ) -> CallJudgement:
-        """Return the judgement on a module's lines with the fewest wrong arrays: `found`, or one without `spared`.
+        """Return the judgement on a module's lines that has the fewest wrong arrays.
 
-        Without the spared parts two are tried. One of them accepts whatever is given to parts that have wrong lines, or
-        spared parts inside. Of other wrong parts this is judged: lines before them may be wrong.
+        The choice is between `found` and two judgements with the `spared` parts left out. The second of the two does
+        not judge the inputs of parts that have wrong lines or spared parts inside.
         """
         left: dict[int, Instead] = dict.fromkeys(spared, "left out")
         wrong = [one for one in inner if self._in_own_lines(one) or not {*self.inside[one]}.isdisjoint(spared)]
@@ -236,11 +248,11 @@ class Blame(Parts):
         return any(self.results[one].status == "wrong" for one in (around, *makers))
 
     def beside_masks(self, port: int, inner: Sequence[int], ready: Ready, calls: Calls) -> CallJudgement | None:
-        """Return the judgement on a module with right parts that misread a mask, if its wrong parts do not explain it.
+        """Return the judgement on a module some of whose right parts read their masks the other way round.
 
-        A part that reads its mask the other way round is right by itself, so putting in the port's numbers would hide
-        that it was given the other mask. The original's part runs instead, on the original's mask. None if the wrong
-        parts explain what is wrong, or if this can't be seen.
+        Such a part is right by itself, and the port's output in its place would hide that its mask is inverted. So the
+        original's part runs instead, on the original's mask. None if the module's wrong parts explain the difference,
+        or if this can't be seen.
         """
         readers = {one for one in self.inside[port] if one in self.other_masks and self.results[one].status in RIGHT}
         parts: list[int] = []
@@ -262,10 +274,10 @@ class Blame(Parts):
         return None if worst.worst[1].equal else worst
 
     def blame_for_masks(self, port: int) -> bool:
-        """Blame the parts that misread a mask in a wrong module with right lines and parts; return whether any does.
+        """Blame parts that read their masks the other way round, in a wrong module with right lines and right parts.
 
-        A mask of True and False may be read in either way, and a part that reads it the other way round is right by
-        itself. It is blamed if others of its class read theirs as they are given.
+        Return whether there are any. Such a part is right by itself, since True in a mask may allow a key or exclude
+        it. It is blamed if other parts of its class read their masks as they are given.
         """
         found = False
         for one in self.inside[port]:

@@ -41,7 +41,7 @@ Instead = Mapping[int, Calls]
 
 
 class Pair(NamedTuple):
-    """A call of a part: which of the original's it is, and its position in both models."""
+    """A call of a part: its number among the part's calls, and its position in each model's calls."""
 
     turn: int
     own: int
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 
 
 class Elsewhere:
-    """A second judgement on the wrong parts of a module, by what they give in the module's own run.
+    """A second judgement on the wrong parts of a module, by their outputs when the original's module runs as a whole.
 
     Args:
         parts: both models.
@@ -58,9 +58,11 @@ class Elsewhere:
         right: whether what it gives is right.
 
     Attributes:
-        taken: the parts whose arrays in the port, put into the original's run, make most of it agree with the port.
-        agreeing: the parts that then agree.
-        causes: the wrong modules that are in `taken` or hold parts in it, if everything the module gives then agrees.
+        taken: the parts whose outputs in the port are put into the original's run, so that most of it agrees with the
+            port.
+        agreeing: the other parts whose outputs then agree.
+        causes: the wrong modules that are in `taken` or hold parts in it; empty unless all outputs of the module then
+            agree.
     """
 
     def __init__(self, parts: Parts, port: int, wrong: Sequence[int], *, right: bool) -> None:
@@ -79,7 +81,7 @@ class Elsewhere:
         self.told = {one: pairs for one in dict.fromkeys((*wrong, *inner)) if (pairs := self._pairs(one))}
 
     def reasons(self) -> dict[int, str]:
-        """Return the parts that are not wrong, with the reason in words."""
+        """Return position -> reason in words, for each part of `wrong` that is not wrong after all."""
         try:
             instead, runs, agreeing = self._what_agrees()
             found = {one: GIVEN_OTHERWISE for one in self.wrong if one in agreeing and self._is_seen(one, runs)}
@@ -130,9 +132,10 @@ class Elsewhere:
         return found
 
     def are_explained(self, places: Iterable[Place]) -> bool:
-        """Return whether what is wrong of a module at some places is seen to be right with the causes in place.
+        """Return whether the causes explain all that is wrong at some places of the module.
 
-        That is what it gives, or gives to parts behind the causes, or to such as give what is right, or hold such.
+        They explain its own outputs, and the inputs of parts that come after the causes, that are in `agreeing`, or
+        that hold such parts.
         """
         if not self.causes:
             return False

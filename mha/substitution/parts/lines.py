@@ -21,7 +21,7 @@ MODES = ("training", "train", "is_training", "deterministic")
 
 
 class Lines:
-    """A finding on the lines of one call of a recorded port: which modules made its wrong arrays, and which right ones.
+    """A finding on one call of a recorded port: which modules made its wrong arrays, and which made right ones.
 
     Args:
         recording: the port's recording.
@@ -42,8 +42,8 @@ class Lines:
         """Return the modules of `unjudged` that make the wrong arrays; None if the maker of some array is not known.
 
         A module makes the arrays that it returns, and those that it passes to a part inside but was not given itself.
-        It counts only if every array that it was given is known to be right, and it was given no number and no bool
-        but those named in MODES.
+        It counts only if all arrays that it was given are known to be right. Among its other arguments only those
+        named in MODES may be numbers or bools.
         """
         found = {self._maker(place) for place, one in self.judged.arrays.items() if not one.equal}
         return None if None in found else {one for one in found if one is not None}

@@ -19,9 +19,13 @@ Run = Callable[[Mapping[int, Instead]], Sequence[CallJudgement] | None]
 class Division(NamedTuple):
     """A finding on parts that were found wrong: which of them are right with the lines around them.
 
+    Such a part differs from its original, but the module's code around it makes up for that (such as a bias that is
+    added outside the part).
+
     Attributes:
         found: the judgement on the worst call with the outputs of all the port's parts; None if it can't be run.
-        spared: the same with the outputs of some parts replaced, where that mends something; else None.
+        spared: the judgement with the original's outputs of some parts in place of the port's, if that mends something;
+            else None.
         parts: positions of the parts that are right with the lines around them.
         beside: position of a part whose activation stands outside it -> the activation's name.
     """
@@ -35,9 +39,10 @@ class Division(NamedTuple):
 def divided(run: Run, wrong: Sequence[int], activations: Mapping[int, Beside]) -> Division:
     """Return which of the wrong parts are right with the lines around them.
 
-    A part is, if something that the module makes of the port's part's output differs, no longer differs with the
-    original's output in its place, and nothing else begins to differ. If the part alone were wrong, the module would
-    make the same of its output. Other faults of the module show in both runs.
+    The module runs with the port's output of the part, and once more with the original's. The part is right if some
+    array differs from the port's in the first run and not in the second, and no other array begins to differ. (If the
+    part were wrong, the original's lines would make of its wrong output what the port's lines made of it.) Other
+    faults of the module show in both runs.
 
     Args:
         run: runs the module.

@@ -23,12 +23,12 @@ from mha_core.dtypes import divisors
 
 @dataclass(frozen=True)
 class Packed:
-    """A projection of the original, and those of the port that stand for it.
+    """A projection of the original, and the several projections of the port that stand for it.
 
     Attributes:
-        original: position of the original's.
-        leaves: position of each of the port's -> the verdict on it.
-        part: what they gave together, in place of what the original's gives.
+        original: position of the original's projection.
+        leaves: position of each of the port's projections -> the judgement on it.
+        part: a Part that puts the port's outputs, joined, in place of the original's output.
     """
 
     original: int
@@ -37,12 +37,12 @@ class Packed:
 
 
 def packed_in(parts: Parts, port: int, leaves: Sequence[int]) -> list[Packed]:
-    """Return which projections of a port that are given the same are one in the original.
+    """Return the groups of the port's projections with one input that the original has as a single projection.
 
     Args:
         parts: both models.
         port: position of a module that was judged in one call.
-        leaves: positions of those inside it that have parameters, no parts and no original.
+        leaves: positions of the modules inside it that have parameters, no parts and no original.
     """
     groups: dict[bytes, list[int]] = defaultdict(list)
     for leaf in leaves:
@@ -89,10 +89,10 @@ def _one(parts: Parts, port: int, leaves: Sequence[int], taken: Set[int], *, sam
 
 
 def covered(parts: Parts, names: Sequence[str]) -> set[str]:
-    """Return which of these modules of the port, which have no original, are right all the same.
+    """Return the names of those modules, of `names`, that are known to be right although they have no original.
 
-    A module is, if everything that it gives to a judged part is right, or if it is one of several projections that are
-    one in the original.
+    A module is right if every array of numbers that it gives is right, or if it is one of several projections that
+    are right and that the original has as a single one.
     """
     ready, calls = parts.ready.get(0, ((), ()))
     inner = parts.outermost_inside(0, judged=True)

@@ -15,11 +15,11 @@ WORDS = "patches of"
 
 
 def patches(own: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, str]]:
-    """Yield the port's array in the original's shape, where one is an image and the other its patches as rows.
+    """Yield the port's array in the original's shape, where one of the two is an image and the other rows of patches.
 
     Args:
-        own: (B, C, H, W), (B, H, W, C), or rows (..., C * h * w) of patches.
-        theirs: the other of both.
+        own: the original's array: an image, (B, C, H, W) or (B, H, W, C), or rows (..., C * h * w) of patches.
+        theirs: the port's array: rows of patches for an image, and the reverse.
 
     >>> image = np.arange(48.0).reshape(1, 3, 4, 4)
     >>> rows = image.reshape(1, 3, 2, 2, 2, 2).transpose(0, 2, 4, 1, 3, 5).reshape(1, 4, 12)

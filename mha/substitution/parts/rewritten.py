@@ -34,7 +34,7 @@ VAGUE = "in another order"
 
 
 class Rewritten:
-    """The wrong parts that may be written otherwise.
+    """A search for wrong parts that are not faults, but only written otherwise than in the original.
 
     Args:
         parts: both models, with a verdict on every module.
@@ -46,7 +46,7 @@ class Rewritten:
         self.others = [one for one in parts.results if self._has_others(one)]
 
     def verdicts(self) -> dict[int, ModuleResult]:
-        """Return the other verdicts, of parts and of the modules around them."""
+        """Return position -> new verdict, for parts that are written otherwise and for the modules around them."""
         found = {}
         for one in [one for one in self.others if self._is_bare(one) and self._is_rescaled(one)]:
             found[one] = replace(self.results[one], status="divided otherwise", reason=RESCALED)
@@ -191,7 +191,7 @@ class Rewritten:
         return {at.name for one in self.parts.calls[port] for at in calls[one].given if at.floating}
 
     def otherwise(self, port: int) -> set[str]:
-        """Return whether a part's "matrix" or its "bias" differs from its original's, in numbers or their order."""
+        """Return which of "matrix" and "bias" of a part differ from the original's, in numbers or in their order."""
         if port in self._differing:
             return self._differing[port]
         original = self.parts.pairs.original_of(port)

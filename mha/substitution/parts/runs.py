@@ -36,8 +36,8 @@ class Parts:
         results: position of a module -> the verdict on it.
         ready: position of a module that was judged -> its calls, each with its original's.
         beside: position of a wrong module -> the activation by which it differs from its original.
-        own_masks, other_masks: positions of modules whose masks stayed as in the original's own run, and of those whose
-            masks were read the other way.
+        own_masks: positions of modules whose masks stayed as in the original's own run.
+        other_masks: positions of modules whose masks were read the other way round (True allows, not excludes).
         padding: position of a module -> its rows of padding.
     """
 
@@ -64,7 +64,7 @@ class Parts:
         return port in self.results and self.is_judged(port)
 
     def outermost_inside(self, port: int, *, judged: bool) -> list[int]:
-        """Return the modules inside that were judged (or were not), without those inside another judged one."""
+        """Return the modules inside `port` that were judged (or were not), without those inside another judged one."""
         found = []
         for one in self.inside[port]:
             within = self.modules[one].within
@@ -74,13 +74,14 @@ class Parts:
         return found
 
     def paired_calls(self, original: int, port: int, mine: int = 0, theirs: int = 0) -> list[tuple[int, int]]:
-        """Return (original's, port's) calls of a module, in order.
+        """Return the calls of a module as pairs (position of the original's, position of the port's), in order.
 
         If one model has more calls than the other, calls with outputs of equal sizes are paired.
 
         Args:
-            original, port: positions of the module.
-            mine, theirs: the calls in which they are made. Default: the call of the whole model.
+            original, port: positions of the module in the two models.
+            mine, theirs: positions of the calls, of the original and of the port, in which they are made. Default:
+                the call of the whole model.
         """
         own = [one for one in self.own_calls[original] if holds(self.own.calls, mine, one)]
         other = [one for one in self.calls[port] if holds(self.recording.calls, theirs, one)]
@@ -96,10 +97,10 @@ class Parts:
         return divided(lambda instead: self.with_parts(inner, ready, calls, instead), wrong, known)
 
     def compensating(self, inner: Sequence[int], ready: Ready, calls: Calls) -> tuple[int, ...]:
-        """Return the wrong parts of a right module, if one of them alone would make it wrong: then others mend that.
+        """Return the wrong parts of a right module that make up for one another; () if there are none.
 
-        So rows of queries and keys, heads, or a bias of the values in that of the output may be written otherwise. ()
-        if none of them moves the module: it is right whatever they give, and nothing is known of them.
+        They do if one of them alone would make the module wrong (such as reordered rows of the query matrix, with the
+        same order in the key matrix). If none of them moves the module, nothing is known of them.
         """
         wrong = tuple(one for one in inner if self.results[one].status not in RIGHT)
         for part in wrong if len(wrong) > 1 else ():
@@ -127,9 +128,9 @@ class Parts:
 
         Args:
             inner: positions of these parts.
-            ready, calls: the calls of the module.
-            instead: position of a part -> what is put in instead of the port's outputs.
-            others: further parts, which are no pairs.
+            ready, calls: the calls of the module, ready to run, and their positions in both models.
+            instead: position of a part -> what is put in, if not the port's outputs.
+            others: further parts, which have no pair.
             unasked: positions of parts whose inputs are not judged.
         """
         found = []
@@ -173,7 +174,7 @@ class Parts:
 
         Args:
             port: position of the module.
-            worst: the judgement on its only call, with its parts' outputs put in.
+            worst: the judgement on its only call, made with the port's outputs of its parts put in.
         """
         ready, calls = self.ready[port]
         if len(ready) != 1:

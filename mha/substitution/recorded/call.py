@@ -31,7 +31,7 @@ FIELDS = {"inputs": (*GIVEN, *PAST, "rotary"), "mask": ("mask", "dropout_keep"),
 
 @dataclass(frozen=True, eq=False)
 class ComparedCall:
-    """One call of one recording, with the reference's answer to it and the comparison of its outputs with that."""
+    """One call of one recording, with the reference's answer to it, with which its outputs are compared."""
 
     name: str
     dtype: str
@@ -40,7 +40,7 @@ class ComparedCall:
 
     @classmethod
     def of(cls, name: str, dtype: str, problem: Problem) -> ComparedCall:
-        """Return the call with the reference's answer, which is computed here."""
+        """Compute the reference's answer to a call, and return the call with it."""
         return cls(name, dtype, problem, answer(problem, Precision.of(dtype)))
 
     @property
@@ -54,7 +54,7 @@ class ComparedCall:
         return ComparedCall.of(self.name, self.dtype, replace(self.problem, inputs=inputs))
 
     def judged(self, rows: NDArray[np.bool_] | None = None) -> Judgement:
-        """Return how far what was recorded is from the answer to this call's inputs, in queries of `rows` (B, Lq)."""
+        """Return the judgement on the recorded outputs by the reference's answer, in the queries of `rows` (B, Lq)."""
         return judge_recorded(self.problem, self.wanted, self.dtype, None if rows is None else ~rows[:, None, :])
 
 
@@ -65,7 +65,8 @@ class CallDifferences:
     Attributes:
         inputs: the largest difference / allowed difference; None where shapes differ.
         drift: the largest relative difference (root mean square) of inputs within the allowance.
-        found, notes: in words.
+        found: the differences.
+        notes: remarks in words.
         rows: bool (B, Lq), the queries that are no padding; None where shapes differ.
     """
 
@@ -253,7 +254,9 @@ def _settled(problem: Problem, table: Table) -> str | None:
 
 
 def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Collection[str]) -> NDArray | None:
-    """Return how far `parts` of the port's call move the original's output (B, Lq, Do); None if sizes don't fit.
+    """Return how far the original's output (B, Lq, Do) moves if it has these `parts` of the port's call.
+
+    None if the sizes of the two calls don't fit.
 
     Args:
         a, b: the original's call and the port's.
@@ -280,7 +283,8 @@ def moves(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], parts: Coll
 def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], drift: NDArray | None) -> Worst:
     """Return where the outputs are furthest apart, relative to what is allowed there.
 
-    Allowed is the sum of both bounds and `drift` (B, Lq, Do), the effect of inputs that differ within their allowance.
+    The allowed difference is the sum of both bounds and of `drift` (B, Lq, Do), the effect of inputs that differ
+    within their allowance.
     """
     slack = a.wanted.allowed_error["output"] + b.wanted.allowed_error["output"] + (0.0 if drift is None else drift)
     return worst(a.output, b.output.astype(np.float64), slack, rows)
@@ -289,9 +293,9 @@ def outputs_apart(a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_], dri
 def own_differences(
     a: ComparedCall, b: ComparedCall, rows: NDArray[np.bool_] | None
 ) -> tuple[list[Difference], list[str], float]:
-    """Return how each call's outputs differ from the reference's answer to its own inputs, mask and weights.
+    """Compare the outputs of each of two calls with the reference's answer to that call's inputs, mask and weights.
 
-    As (differences, notes, the worst error / allowed error of the port).
+    Return (differences, notes, the worst error / allowed error of the port).
     """
     found, notes, ratio = [], [], 0.0
     for side, whose in ((a, "original"), (b, "port")):

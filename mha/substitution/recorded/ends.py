@@ -26,7 +26,7 @@ class Before:
     Attributes:
         carried: the largest relative difference so far, of inputs and outputs that agree; see `Allowance`.
         parted: True if outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
-        rows: bool (B, L), True for queries of the last pair that are no padding; the others reach nothing.
+        rows: bool (B, L), True for queries of the last pair that are no padding; padding reaches no other row.
     """
 
     carried: float = 0.0
@@ -34,7 +34,7 @@ class Before:
     rows: NDArray[np.bool_] | None = None
 
     def counted(self, array: NDArray) -> NDArray[np.bool_] | None:
-        """Return which elements of an array count: those of no row of padding, if its first two axes have rows."""
+        """Return bools: True for elements of an array that are in no row of padding. None if it has no such rows."""
         if self.rows is None or array.ndim < 3 or array.shape[:2] != self.rows.shape:
             return None
         counted: NDArray[np.bool_] = self.rows.reshape(*self.rows.shape, *(1,) * (array.ndim - 2))
@@ -42,7 +42,10 @@ class Before:
 
 
 def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -> list[ModuleResult]:
-    """Return verdicts on the ends of port b against original a: what the model, or modules by name, gave in calls."""
+    """Return verdicts on the ends of port `b` beside those of original `a`.
+
+    Ends are the recorded outputs of the whole model, and of modules that are no attention layers (such as a pooler).
+    """
     found = []
     for name in dict.fromkeys(end.name for end in a.ends or ()):
         for one, other in zip(_named(a, name), _named(b, name), strict=False):
@@ -51,7 +54,7 @@ def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -
 
 
 def unjudged(a: Recording, b: Recording, ends: Sequence[ModuleResult]) -> Iterator[str]:
-    """Yield sentences on what of the models' ends was not compared."""
+    """Yield sentences on ends (recorded outputs of the model or of other modules) that were not compared."""
     is_model = any(layer.name for layer in a.layers)
     if is_model and not any(end.status != "not judged" for end in ends if not end.name):
         lacking = [whose for one, whose in ((a, "original"), (b, "port")) if not any(e.arrays for e in _named(one, ""))]

@@ -28,8 +28,8 @@ def mask_differences(
 ) -> tuple[list[Difference], list[str]]:
     """Return the differences of the port's mask from the original's, and remarks on what is no difference.
 
-    Two masks are equal if every query may attend to the same keys, with the same bias there: lengths or an
-    array, -inf or False. A large finite number excludes where it leaves the key a weight of exactly 0.
+    Two masks are equal if every query may attend to the same keys, with the same bias there; so lengths may be equal
+    to an array, and -inf to False. A large negative number excludes a key if it leaves it a weight of exactly 0.
 
     Args:
         a, b: the reference's answers to the original's call and to the port's, which have one shape.
@@ -156,7 +156,7 @@ def _centred(bias: NDArray, counts: NDArray[np.bool_]) -> NDArray:
 def padded_queries(a: Expected, b: Expected) -> NDArray[np.bool_]:
     """Return bool (B, Lq): queries of a self-attention whose own keys are padding by both masks.
 
-    These rows have no influence on any other row, neither of this layer's output nor of a later layer's.
+    These rows have no influence on any other row of this layer's output, or of a later layer's.
     """
     padded = np.ones((a.problem.sizes.batch, a.problem.sizes.query_len), dtype=bool)
     for one in (a, b):

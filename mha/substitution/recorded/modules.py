@@ -75,10 +75,10 @@ def modules_apart(
     """Compare the modules of an original and of its port, in the order in which their calls ended.
 
     Args:
-        original, port: recordings of one call of either model.
-        layers: what the comparison of their attention layers found: what a layer has wrong by itself counts here.
+        original, port: recordings of one call of each model.
+        layers: the report on their attention layers. What it finds wrong in a layer itself counts here too.
         rows: bool (B, L), the positions that are no padding; None for all.
-        pairs: name of a module of the original -> name of the port's, where the search can't know it.
+        pairs: name of a module of the original -> name of the port's, where the search does not find it.
         progress: is told what is being done.
 
     Raises:

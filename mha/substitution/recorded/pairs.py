@@ -20,7 +20,7 @@ class Pairing:
     """Pairs of calls, by position in each recording.
 
     Attributes:
-        how: "name", "order", "the map", or "the same weights" where one of both has more layers.
+        how: how calls were paired: "name", "order", "the map", or "the same weights" (if one model has more layers).
         pairs: (call of the original, call of the port), in the order of the original's calls.
         remarks: sentences on the pairing.
     """
@@ -45,15 +45,15 @@ class Pairing:
                 yield f"No partner has {whose} {_listed(names)}: nothing was compared there."
 
     def stands_before(self, a: Recording, b: Recording, until: tuple[int, int]) -> tuple[tuple[int, int] | None, str]:
-        """Return what stands before a place in both recordings: the last pair, and what nothing was compared with.
+        """Return the last pair before a place in both recordings, and in words what was not compared before it.
 
         Args:
             a, b: the original and the port.
-            until: how many calls of each stand before the place.
+            until: how many calls of each recording stand before the place.
 
         Returns:
-            The last pair, None without one; and in words the later calls without a partner and all attention modules
-            that were not recorded, which may stand anywhere; "" if there are none.
+            The last pair, or None. Then, in words, the calls after it that have no partner, and all attention modules
+            that were not recorded (their place is not known); "" if there are none.
         """
         paired = {one for one, _ in self.pairs}, {other for _, other in self.pairs}
         last = max((pair for pair in self.pairs if pair[0] < until[0] and pair[1] < until[1]), default=None)
@@ -71,14 +71,14 @@ class Pairing:
 def pair_calls(a: Recording, b: Recording, named: Mapping[str, str] | None = None) -> Pairing:
     """Pair the calls of an original with those of a port.
 
-    By name if every layer of the one that has fewer is in the other by its name; call by call of each layer. Else by
-    their weights, if one has fewer and some hold the weights of just one of the original's: then the others have no
-    partner. Else in the order in which calls were made.
+    They are paired by name if every layer of the smaller recording has its name in the other one. Else, if one has
+    fewer layers and some weights are those of exactly one of the original's layers, they are paired by weights, and
+    the other layers have no partner. Else they are paired in the order in which they were made.
 
     Args:
         a, b: the original and the port.
-        named: name of a layer of the original -> name of the port's. If there are some, no others are paired but
-            by their common names.
+        named: name of a layer of the original -> name of the port's. If there are any, the other layers are only
+            paired by equal names.
 
     Raises:
         SpecError: `named` has a name that no layer has.

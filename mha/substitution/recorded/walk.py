@@ -39,9 +39,9 @@ def recordings_apart(
     Args:
         original, port: recordings of the same calls.
         pairs: name of a layer of the original -> name of the port's, where names and order don't say it.
-        patterns: names of calls of either side; wildcards work. The others are not reported.
-        unseen: False to leave out which bugs of the zoo equal calls would not have shown.
-        before: what it leaves for what is compared afterwards.
+        patterns: names of the calls of either model that are reported; wildcards work.
+        unseen: whether to report the bugs of the zoo that equal calls would not have shown.
+        before: a note that is filled in here, for comparisons that follow.
         progress: is told what is being done.
 
     Raises:

@@ -19,7 +19,7 @@ LEAST = 1e-2
 
 
 def write_page(path: Path, report: WhereReport, title: str) -> None:
-    """Write the page, atomically; `title` says of what the report is."""
+    """Write the report as an HTML page, atomically; `title` says what the report is about."""
     write_whole(path, render(report, title).encode())
 
 

@@ -29,9 +29,10 @@ class Difference:
         name: name of the array or the setting: "queries", "q_proj.weight", "num_heads"; "" for the whole part.
         difference: the largest difference, where numbers were compared; else None.
         allowed: the difference that was allowed there.
-        moves: how far it alone moves the original's output, in the reference; None where that can't be computed.
-        shows: True if it moves the output beyond what is allowed.
-        follows: True if it is a consequence of an earlier difference.
+        moves: how far this difference alone moves the original's output, computed with the reference; None if that
+            can't be computed.
+        shows: whether it moves the output beyond what is allowed.
+        follows: whether it is a consequence of an earlier difference.
     """
 
     part: str
@@ -51,7 +52,8 @@ class Backward:
     Attributes:
         status: one of the words that a module's status has.
         ratio: the worst error of all its calls, in units of the measured rounding; None if not judged.
-        place, index, got, expected: the worst gradient, its worst element, and the two numbers there.
+        place, index: the worst gradient, and the index of its worst element.
+        got, expected: the port's number there, and the original's.
         reason: why they were not judged.
         compared: how many gradients were compared, over all its calls.
         left: what was not compared.
@@ -75,33 +77,35 @@ class ModuleResult:
     Attributes:
         name, kind: where it stands in the port, and its class.
         depth: how many modules stand around it.
-        original, how: the name of its original's module, and how the pair was found. None for a module without one; if
-            it is wrong all the same, `how` says where that was seen.
+        original: the name of the original's module; None for a module without one.
+        how: how the pair was found. For a wrong module without an original, where it was seen to be wrong.
         original_kind: the class of the original's module; "" without one.
-        status: "wrong" if it is wrong by itself or in its own lines; "through its parts" if only modules inside it are;
-            "divided otherwise" if it gives something else and is right with the lines around it; of two recordings,
-            "caused upstream" if it was given something else, and does not differ by itself.
-        ratio: its worst error of all calls, in units of the measured rounding (8 are allowed); None if not judged.
-            Where a number is beyond its derived bound, at least 8 times error / bound.
+        status: "wrong" if it is wrong by itself or in its own lines (its code between the modules inside it);
+            "through its parts" if only modules inside it are wrong; "divided otherwise" if it gives something else but
+            is right with the lines around it. When two recordings are compared, also "caused upstream": it differs
+            only because its inputs do.
+        ratio: the worst error of all its calls, in units of the measured rounding (8 are allowed); None if not judged.
+            If a number is beyond its derived bound, the ratio is at least 8 * error / bound.
         allowance: "derived" if every output must lie within a derived bound too, else "calibrated"; "" if not judged.
-        bound: the worst error / derived bound (1 is allowed); None without a bound. Of two recordings, the worst
+        bound: the worst error / derived bound (1 is allowed); None without a bound. For two recordings, the worst
             difference / allowed difference.
         rounding: the measured rounding as a fraction of what it gives.
         place, index: the array and the element that are worst.
         got, expected: the numbers there.
-        reason: why it was not judged, or what else is to be said.
-        parameters: "same" if they are the original's, "other" if not, "" if there are none to compare. Of a wrong
-            module also "reordered" (the original's numbers in another order) or "unseen" (in an unknown order).
+        reason: why it was not judged, or another remark.
+        parameters: "same" if they are the original's, "other" if not, "" if there are none to compare. For a wrong
+            module also "reordered" (the original's numbers in another order), or "unseen" (the original's numbers, but
+            the order that is meant is not known).
         order: for "reordered", which parameters are in which order; for "other", which ones differ, if not all do.
         parameters_of: the name of the original's module that has these parameters, if it is another module.
         own_lines: whether it is wrong even with right parts, so that its own lines are wrong.
         unpaired: the modules inside that have no original: their lines count as its own.
-        among: parts of which at least one is wrong, if this module is named because it is not known which.
-        padding: of an equal module, how many rows differ and are not counted: rows of padding on which no other row was
-            seen to depend, and rows of queries without a key.
-        uncompared: outputs for which no counterpart in the original is known; and integers that differ.
+        among: names of its parts, one or more of which are wrong, if it is not known which ones.
+        padding: for an equal module, how many rows differ but do not count: rows of padding (no other row was seen to
+            depend on them), and rows of queries without a key.
+        uncompared: outputs that have no known counterpart in the original, and integers that differ.
         backward: the verdict on its gradients; None if none were recorded.
-        differences: of two recordings, every difference of the call from the original's, in the order of PARTS.
+        differences: for two recordings, every difference of the call from the original's, in the order of PARTS.
     """
 
     name: str
@@ -149,15 +153,15 @@ class WhereReport:
 
     Attributes:
         results: one for each module.
-        uncovered: modules with parameters of their own that nothing but the whole model judges.
-        dtype: the port's.
-        versions: package -> version, of the port's recording.
-        pairs: name of the original's module -> that of the port's.
+        uncovered: modules with parameters of their own that are judged only as a part of the whole model.
+        dtype: the port's dtype.
+        versions: package -> version, from the port's recording.
+        pairs: name of the original's module -> name of the port's.
         unseen: the bugs that an equal module could have without being wrong on these inputs.
-        diagnosed: name of a wrong module -> what its attention shows as a layer, by its own weights.
-        original: what the port was compared with: the live "model", or a "recording" of it. Of a recording, `results`
+        diagnosed: name of a wrong module -> the diagnosis of its attention, judged as a layer with its own weights.
+        original: what the port was compared with: the live "model", or a "recording" of it. With a recording, `results`
             has a row for each call of an attention layer, or for each module if both recordings hold modules.
-        notes: sentences on what was not recorded; on the pairs of two recordings, and on what could not be compared.
+        notes: sentences on what was not recorded, on how two recordings were paired, and on what was not compared.
         undetectable: the bugs of the zoo that the port's calls of attention layers would not have shown; None if they
             were not looked for.
     """
@@ -190,12 +194,15 @@ class WhereReport:
 
     @property
     def first(self) -> tuple[ModuleResult, Difference] | None:
-        """Return the first call of two recordings that differs, and its first difference; None if there is none."""
+        """Return the first call that differs between two recordings, and its first difference; None if none does."""
         return next(((one, one.differences[0]) for one in self.results if one.differences), None)
 
     @property
     def is_no_port(self) -> bool:
-        """Return whether the model is not equal, and no module inside was judged or has the original's parameters."""
+        """Return whether the port seems to be of another model.
+
+        It does if the whole differs, and no module inside was judged or has the original's parameters.
+        """
         inner = self.results[1:]
         known = any(one.status != "not judged" or one.parameters == "same" for one in inner)
         return self.original == "model" and bool(inner) and not known and self.results[0].status != "equal"
@@ -204,8 +211,8 @@ class WhereReport:
     def equal(self) -> bool:
         """Return whether the model and all that it gives were judged, and no module is wrong.
 
-        The verdict on the whole model covers the lines between modules, and modules that nothing else judges. Of two
-        recordings it does not cover such modules, since the allowance at the model's end is wider.
+        The verdict on the whole model covers the lines between modules, and modules that nothing else judges. When two
+        recordings are compared it does not cover such modules, since the allowance at the model's end is wider.
         """
         model = self.results[0]
         covered = not self.uncovered or (self.original == "model" and model.status == "equal")

@@ -35,7 +35,7 @@ def findings(report: WhereReport) -> Iterator[str]:
 
 
 def wrong_alike(report: WhereReport) -> list[list[ModuleResult]]:
-    """Return groups of modules that are wrong alike, and whose names are alike but for the first number in them."""
+    """Return groups of modules that are wrong in the same way and have the same name but for its first number."""
     found: list[list[ModuleResult]] = []
     latest: dict[tuple[object, ...], list[ModuleResult]] = {}
     for one in report.results:
@@ -111,7 +111,7 @@ def tree(report: WhereReport) -> Iterator[str]:
 
 
 def unseen(report: WhereReport, *, whole: bool = True) -> Iterator[str]:
-    """Yield a line on each bug that these inputs would not have shown; and how small a fault 16-bit numbers show.
+    """Yield a line on each bug that these inputs would not have shown; and, for 16 bits, on the smallest visible fault.
 
     Args:
         report: what was found.
@@ -163,11 +163,11 @@ def around_of(report: WhereReport, one: ModuleResult) -> str | None:
 
 
 def finding(one: ModuleResult, around: str | None = None) -> str:
-    """Return words on one wrong module: how far it is off, where, and which module of the original says so.
+    """Return words on one wrong module: how far it is off, where, and which module of the original it was judged by.
 
     Args:
-        one: it.
-        around: the module around it that is wrong in its own lines, some of which may belong to this one.
+        one: the verdict on the module.
+        around: name of a module around it that is wrong in its own lines; some of these lines may belong to this one.
     """
     if one.wrong_backward:
         return _backward(one)
