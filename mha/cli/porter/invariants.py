@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,22 +56,41 @@ def invariants(asked: InvariantsOptions) -> None:
     with errors.status("loading") as status:
         model, make, own = load(asked.model, asked.import_limit)
         step = None if asked.cache is None else load_step(asked.cache, asked.import_limit)
-        found = run(
-            model,
-            own if given is None else given,
-            make=make,
-            step=step,
-            causal=asked.causal,
-            pad=asked.pad,
-            named=asked.model,
-            limit=asked.limit,
-            progress=says(status),
-        )
+        with quickly_compiled():
+            found = run(
+                model,
+                own if given is None else given,
+                make=make,
+                step=step,
+                causal=asked.causal,
+                pad=asked.pad,
+                named=asked.model,
+                limit=asked.limit,
+                progress=says(status),
+            )
     say(console, *found.lines())
     write_asked(asked.json_path, found.to_dict)
     ended = DIFFERENT if found.of("broken") else EQUAL if found.holds else COULD_NOT_RUN
     asked.write_outcomes(lambda: of_relations(found), ended)
     raise SystemExit(ended)
+
+
+@contextmanager
+def quickly_compiled() -> Iterator[None]:
+    """Return a context in which JAX, if the model has imported it, compiles its programs without most optimisations.
+
+    JAX compiles each operation for each size that is asked, which takes most of the time.
+    """
+    config = getattr(sys.modules.get("jax"), "config", None)
+    before = getattr(config, "jax_disable_most_optimizations", None)
+    if config is None or before is None:
+        yield
+        return
+    config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        config.update("jax_disable_most_optimizations", before)
 
 
 def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import mha
 from conformance.subjects.load import load_subject
 from mha.cli.main import main
+from mha.cli.porter.invariants import quickly_compiled
 from mha.invariance.trial import Size
 from mha_core import SpecError
 from tests.mha.schemas.test_schemas import check_form
@@ -361,3 +362,11 @@ def test_a_module_without_forward_is_told_so(mine):
         assert said.strip().endswith("bare.Bare can't be asked: Bare has no method forward")
     with pytest.raises(SpecError, match="'bare:made': Bare has no method forward; a layer of torch is judged in a"):
         load_subject("bare:made", "float32")
+
+
+def test_jax_compiles_quickly_meanwhile_and_afterwards_as_before():
+    jax = pytest.importorskip("jax")
+    before = jax.config.jax_disable_most_optimizations
+    with quickly_compiled():
+        assert jax.config.jax_disable_most_optimizations
+    assert jax.config.jax_disable_most_optimizations == before
