@@ -14,6 +14,8 @@ from mha.cli.options import argument
 from mha.cli.outcomes import Reported, of_relations
 from mha.cli.porter.where import read_inputs
 
+NO_OPTIMIZATIONS = "jax_disable_most_optimizations"
+
 
 class InvariantsOptions(Reported):
     """The argument and options of `mha invariants`."""
@@ -81,16 +83,15 @@ def quickly_compiled() -> Iterator[None]:
 
     JAX compiles each operation for each size that is asked, which takes most of the time.
     """
-    config = getattr(sys.modules.get("jax"), "config", None)
-    before = getattr(config, "jax_disable_most_optimizations", None)
-    if config is None or before is None:
+    if (jax := sys.modules.get("jax")) is None:
         yield
         return
-    config.update("jax_disable_most_optimizations", True)
+    before = jax.config.read(NO_OPTIMIZATIONS)
+    jax.config.update(NO_OPTIMIZATIONS, True)
     try:
         yield
     finally:
-        config.update("jax_disable_most_optimizations", before)
+        jax.config.update(NO_OPTIMIZATIONS, before)
 
 
 def load(spec: str, seconds: float) -> tuple[Any, Callable[[], Any] | None, Any]:
