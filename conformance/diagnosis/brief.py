@@ -10,7 +10,6 @@ from conformance.diagnosis.diagnose import ALL_NAN, Diagnosis
 from conformance.judging.nan_weights import CHANGES
 from conformance.kinds.made import is_measured
 from conformance.kinds.usual import FINITE
-from conformance.measure.search import EXTREME, LARGE, features_of
 from conformance.reports.brief import DETAIL, MEASURED, READINGS, Brief, Cause
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
@@ -66,8 +65,8 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     located = there.seen if there is not None and there.stage == diagnosis.first_step else ()
     fact = located if len(located) == 1 and located != (ALL_NAN,) else ()
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen, *fact))
-    if diagnosis.nans:
-        found = tuple(Cause("weights", words, CHANGES[words], label="Cause") for words in diagnosis.nans)
+    nans = tuple(Cause("weights", words, CHANGES[words], label="Cause") for words in diagnosis.nans)
+    found = found if diagnosis.partly or not nans else nans
     located = () if fact and any(one.what.startswith(FIRST) for one in found) else located
     # A shape or a dtype that is wrong is said as such, whatever its numbers are.
     formal = diagnosis.mismatch is not None and diagnosis.mismatch.index is None
@@ -84,7 +83,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         found = (Cause(stage, only + NO_CAUSE, advice),)
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
-    usual = any(EXTREME not in features_of(problem, LARGE) for one in asked for problem in one.differing)
+    usual = diagnosis.measured is not None and diagnosis.measured.is_usual
     huge = {2} if any(one.differing and one.probe.id == "excluded-large" for one in asked) else set()
     kinds = " or ".join(EXTREMES[one] for one in sorted(huge.union(diagnosis.only_extreme)) if diagnosis.only_extreme)
     extreme = [ONLY_EXTREME.format(kinds)] * (bool(kinds) and diagnosis.located is None and not usual)
@@ -94,6 +93,7 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         pairs = sorted(zip(common, found, strict=True), key=lambda pair: pair[0])
         found = tuple(replace(one, is_common=is_common) for is_common, one in pairs)
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
+    found = (*found, *nans) if diagnosis.partly else found  # of cases with a NaN alone
     tells = bool(diagnosis.failing and diagnosis.passing and not known)
     right_in = [f"Right in {listed(diagnosis.passing, text.CASES_SHOWN)}."] * tells
     again = f"Each called twice, the second calls differ in {text.cases(len(seen.failing))}."

@@ -66,11 +66,8 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     stages = [stage for stage, _ in found]
     scored = [one for outcome in measured.outcomes if outcome.probe.id == "scores" for one in outcome.differing][:1]
     behind = "values" not in stages or not {"queries", "keys", "scores"} & {*stages}
-    if (
-        {f"{FACTOR}output", "output", "values"} & {*stages}
-        and behind
-        and any(_weights_differ(evidence, one) for one in scored)
-    ):
+    of_output = {f"{FACTOR}output", "output", "values"} & {*stages}
+    if of_output and behind and any(_weights_differ(evidence, one) for one in scored):
         return Located("queries", scored[0], (COMMON,))
     if f"{FACTOR}values" in stages and "scores" in stages:  # one number in both
         return Located("queries", scored[0], (COMMON,))

@@ -86,6 +86,11 @@ class Measured:
         """Return the result of the first row in which the subject differs from the definition; None if none does."""
         return next((outcome for outcome in self.outcomes if outcome.differing), None)
 
+    @property
+    def is_usual(self) -> bool:
+        """Return whether the subject differs in a problem of ordinary numbers."""
+        return any(EXTREME not in features_of(one, LARGE) for row in self.outcomes for one in row.differing)
+
 
 @dataclass(frozen=True)
 class Located:
