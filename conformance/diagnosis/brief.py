@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from conformance.diagnosis import text
-from conformance.diagnosis.diagnose import ALL_NAN, Diagnosis
+from conformance.diagnosis.diagnose import ALL_NAN, STORED_IN, Diagnosis
 from conformance.judging.nan_weights import CHANGES
 from conformance.kinds.made import is_measured
 from conformance.kinds.usual import FINITE
@@ -83,10 +83,10 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         found = (Cause(stage, only + NO_CAUSE, advice),)
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
-    usual = diagnosis.measured is not None and diagnosis.measured.is_usual
     huge = {2} if any(one.differing and one.probe.id == "excluded-large" for one in asked) else set()
     kinds = " or ".join(EXTREMES[one] for one in sorted(huge.union(diagnosis.only_extreme)) if diagnosis.only_extreme)
-    extreme = [ONLY_EXTREME.format(kinds)] * (bool(kinds) and diagnosis.located is None and not usual)
+    is_named = bool(kinds) and diagnosis.located is None and not diagnosis.is_usual_beyond
+    extreme = [ONLY_EXTREME.format(kinds)] * is_named
     common = [COMMON.issuperset(one.bugs or (one.what,)) for one in found]
     alike = all(one.bugs and OWN_LAYERS.issuperset(one.bugs) for one in found)
     if any(common) and not all(common) and (diagnosis.explanations or diagnosis.ordinary):
@@ -151,7 +151,7 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
         hidden = step not in ("queries", "output") and diagnosis.visible == ("output",) and not diagnosis.recorded
         told_by = " that its output shows; an earlier one may be wrong instead" * hidden
         first = f"Only {diagnosis.alone} are wrong" if OR_WITH in alone else f"{FIRST}{told_by}{alone}"
-        told_all = bool(told) or "no attention" in fact
+        told_all = bool(told) or "no attention" in fact or STORED_IN.partition("{")[0] in fact
         what = " ".join(filter(None, (f"{first}.", fact.strip(), NO_CAUSE * (not told_all))))
         yield Cause(step, what, "" if told_all else _advice(diagnosis, step))
     for bug in sorted(common, key=lambda bug: (bug in told[0].late, _position(bug))):

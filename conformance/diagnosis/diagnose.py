@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
+from conformance.bounds.precision import stored_in
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.diagnosis.hypotheses import NAMED, SHOWN, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
@@ -41,6 +42,7 @@ from mha_core.parts import PARTS
 
 # A sentence in the place of a cause: whatever gives NaN would explain it.
 ALL_NAN = "Every number of every output is NaN or infinite."
+STORED_IN = "All its numbers are numbers of {0}: it is computed in {0}, or rounded to it."
 # Stage -> stages that are wrong where it is; their right numbers acquit it.
 LATER = {"queries": ("scores", "weights"), "keys": ("scores", "weights"), "scores": ("weights",), "values": ("heads",)}
 LONGEST = 600.0  # seconds that the search for a reason may take; what differs is said in any case
@@ -365,7 +367,12 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
 
         progress("looking for the first wrong step")
         failing = [one.wanted.problem for one in observations if one.mismatches and not one.case.expensive]
-        found = replace(found, located=localise(found.measured, failing))
+        located = localise(found.measured, failing)
+        stage = "" if located is None else located.stage
+        shown = [(one.arrays[stage], one.wanted.trace.arrays()[stage]) for one in observations if stage in one.arrays]
+        if located is not None and (dtype := stored_in(shown, subject.dtype)) is not None:
+            located = replace(located, seen=(f"  {STORED_IN.format(dtype)}",))
+        found = replace(found, located=located)
         yield found
         if found.remarks:
             return

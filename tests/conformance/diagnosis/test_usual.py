@@ -9,7 +9,7 @@ import pytest
 
 from conformance.cases.table import select
 from conformance.diagnosis.brief import ONLY_EXTREME, brief
-from conformance.diagnosis.diagnose import diagnose
+from conformance.diagnosis.diagnose import STORED_IN, diagnose
 from conformance.judging.nan_weights import EXCLUDED
 from conformance.kinds.usual import ADDED, FINITE, SENTENCE
 from conformance.measure.asker import Asker
@@ -18,6 +18,7 @@ from conformance.measure.search import Located
 from conformance.subjects.function import subject_from_function
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
+from mha_core.dtypes import round_to
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -149,6 +150,20 @@ def test_what_one_case_with_a_nan_shows_is_no_cause_of_what_ordinary_calls_show(
     assert found.failing == ("nan-in-open-key",)
     assert len(told.causes) == len(said)
     assert all(one.what.startswith(words) for one, words in zip(told.causes, said, strict=True)), told.text
+
+
+@pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
+def test_a_softmax_in_half_precision_is_named_though_its_rounding_is_its_own(narrow):
+    """The scores alone are rounded, and the weights: what is between is in float64."""
+
+    def weigh(scores, mask):
+        weights = beside_nan(round_to(scores, narrow).astype(np.float64), mask)
+        return round_to(weights, narrow).astype(np.float64)
+
+    subject = layer(weigh)
+    told = brief(diagnose(subject, select(SOME[:4]), experiments=Asker(subject, configs=CONFIGS[3:5])))
+    words = f"This is the first wrong step. {STORED_IN.format(narrow)}"
+    assert [(one.stage, one.what) for one in told.causes] == [("weights", words)], told.text
 
 
 def test_a_finite_number_is_named_beside_what_the_cases_show():
