@@ -144,6 +144,31 @@ def narrower(outputs: Sequence[NDArray], dtype: str) -> str | None:
     return None
 
 
+NEARLY = 16.0
+"""Roundoffs, of the mean number, that arrays may be off on average which differ by their dtype alone."""
+
+
+def stored_in(pairs: Sequence[tuple[NDArray, NDArray]], dtype: str) -> str | None:
+    """Return the narrowest dtype that holds arrays which are nearly the right ones; None if that is not below `dtype`.
+
+    Args:
+        pairs: arrays, each with the right one.
+        dtype: the dtype in which they should have been computed.
+
+    >>> third = np.array([1 / 3, 2 / 3])
+    >>> stored_in([(third.astype("float16").astype("float64"), third)], "float64")
+    'float16'
+    >>> stored_in([(np.round(third), third)], "float64")
+    """
+    found = narrower([own for own, _ in pairs], dtype)
+    if found is None or any(own.shape != right.shape for own, right in pairs):
+        return None
+    own, right = (np.concatenate([np.ravel(pair[at]) for pair in pairs]) for at in (0, 1))
+    finite = np.isfinite(own) & np.isfinite(right)
+    off, size = np.abs(own - right)[finite].sum(), np.abs(right[finite]).sum()
+    return found if off <= NEARLY * UNIT_ROUNDOFF[found] * size else None
+
+
 def _is_held_by(array: NDArray, dtype: str) -> bool:
     with any_numbers:
         return bool(np.array_equal(array, round_to(array, dtype).astype(np.float64), equal_nan=True))

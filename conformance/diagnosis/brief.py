@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from conformance.diagnosis import text
-from conformance.diagnosis.diagnose import ALL_NAN, Diagnosis
+from conformance.diagnosis.diagnose import ALL_NAN, STORED_IN, Diagnosis
 from conformance.judging.nan_weights import CHANGES
 from conformance.kinds.made import is_measured
 from conformance.kinds.usual import FINITE
-from conformance.measure.search import EXTREME, LARGE, features_of
 from conformance.reports.brief import DETAIL, MEASURED, READINGS, Brief, Cause
 from conformance.zoo.bug import Bug
 from mha_core import STAGES
@@ -66,8 +65,8 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
     located = there.seen if there is not None and there.stage == diagnosis.first_step else ()
     fact = located if len(located) == 1 and located != (ALL_NAN,) else ()
     found = (*_of_remarks(diagnosis), *_of_hypotheses(seen, *fact))
-    if diagnosis.nans:
-        found = tuple(Cause("weights", words, CHANGES[words], label="Cause") for words in diagnosis.nans)
+    nans = tuple(Cause("weights", words, CHANGES[words], label="Cause") for words in diagnosis.nans)
+    found = found if diagnosis.partly or not nans else nans
     located = () if fact and any(one.what.startswith(FIRST) for one in found) else located
     # A shape or a dtype that is wrong is said as such, whatever its numbers are.
     formal = diagnosis.mismatch is not None and diagnosis.mismatch.index is None
@@ -84,16 +83,17 @@ def brief(diagnosis: Diagnosis, *, details: bool = False) -> Brief:
         found = (Cause(stage, only + NO_CAUSE, advice),)
     # What an isolating problem has shown may be wrong in ordinary numbers that no case has.
     asked = () if diagnosis.measured is None else diagnosis.measured.outcomes
-    usual = any(EXTREME not in features_of(problem, LARGE) for one in asked for problem in one.differing)
     huge = {2} if any(one.differing and one.probe.id == "excluded-large" for one in asked) else set()
     kinds = " or ".join(EXTREMES[one] for one in sorted(huge.union(diagnosis.only_extreme)) if diagnosis.only_extreme)
-    extreme = [ONLY_EXTREME.format(kinds)] * (bool(kinds) and diagnosis.located is None and not usual)
+    is_named = bool(kinds) and diagnosis.located is None and not diagnosis.is_usual_beyond
+    extreme = [ONLY_EXTREME.format(kinds)] * is_named
     common = [COMMON.issuperset(one.bugs or (one.what,)) for one in found]
     alike = all(one.bugs and OWN_LAYERS.issuperset(one.bugs) for one in found)
     if any(common) and not all(common) and (diagnosis.explanations or diagnosis.ordinary):
         pairs = sorted(zip(common, found, strict=True), key=lambda pair: pair[0])
         found = tuple(replace(one, is_common=is_common) for is_common, one in pairs)
     extreme += [AS_OWN_LAYERS] * bool(diagnosis.explanations and found and alike and not extreme)
+    found = (*found, *nans) if diagnosis.partly else found  # of cases with a NaN alone
     tells = bool(diagnosis.failing and diagnosis.passing and not known)
     right_in = [f"Right in {listed(diagnosis.passing, text.CASES_SHOWN)}."] * tells
     again = f"Each called twice, the second calls differ in {text.cases(len(seen.failing))}."
@@ -151,7 +151,7 @@ def _of_hypotheses(diagnosis: Diagnosis, fact: str = "") -> Iterator[Cause]:
         hidden = step not in ("queries", "output") and diagnosis.visible == ("output",) and not diagnosis.recorded
         told_by = " that its output shows; an earlier one may be wrong instead" * hidden
         first = f"Only {diagnosis.alone} are wrong" if OR_WITH in alone else f"{FIRST}{told_by}{alone}"
-        told_all = bool(told) or "no attention" in fact
+        told_all = bool(told) or "no attention" in fact or STORED_IN.partition("{")[0] in fact
         what = " ".join(filter(None, (f"{first}.", fact.strip(), NO_CAUSE * (not told_all))))
         yield Cause(step, what, "" if told_all else _advice(diagnosis, step))
     for bug in sorted(common, key=lambda bug: (bug in told[0].late, _position(bug))):

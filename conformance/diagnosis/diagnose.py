@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.any_numbers import any_numbers
+from conformance.bounds.precision import stored_in
 from conformance.cases.case import Case
 from conformance.cases.problem import Problem
 from conformance.diagnosis.hypotheses import NAMED, SHOWN, Evidence, Hypothesis, Search, inside_of, preferred, stage_of
@@ -41,6 +42,7 @@ from mha_core.parts import PARTS
 
 # A sentence in the place of a cause: whatever gives NaN would explain it.
 ALL_NAN = "Every number of every output is NaN or infinite."
+STORED_IN = "All its numbers are numbers of {0}: it is computed in {0}, or rounded to it."
 # Stage -> stages that are wrong where it is; their right numbers acquit it.
 LATER = {"queries": ("scores", "weights"), "keys": ("scores", "weights"), "scores": ("weights",), "values": ("heads",)}
 LONGEST = 600.0  # seconds that the search for a reason may take; what differs is said in any case
@@ -135,6 +137,11 @@ class Diagnosis:
     def differs(self) -> bool:
         """Return whether there is something to explain."""
         return bool(self.failing or self.remarks or self.beyond is not None)
+
+    @property
+    def is_usual_beyond(self) -> bool:
+        """Return whether further calls of ordinary numbers differ, and of the cases only extreme ones do."""
+        return bool(self.only_extreme and self.measured and self.measured.is_usual)
 
     @property
     def beyond(self) -> ProbeResult | None:
@@ -284,11 +291,8 @@ def _zoo(found: Diagnosis, asked: _Asked, observations: Sequence[Observation]) -
     """Return the bugs on file that the observations may show."""
     with_parts = any(one.case.config.parts for one in observations)
     with_gradients = any(one.shows_gradients for one in observations)
-    zoo = [
-        bug
-        for bug in (bugs_of(parts=with_parts, gradients=with_gradients) if asked.bugs is None else asked.bugs)
-        if not bug.equivalent and (bug.forward or with_gradients)
-    ]
+    bugs = bugs_of(parts=with_parts, gradients=with_gradients) if asked.bugs is None else asked.bugs
+    zoo = [bug for bug in bugs if not bug.equivalent and (bug.forward or with_gradients)]
     zoo += (*with_padding_zeroed(zoo), *(usual() if asked.bugs is None else ()))
     return zoo if "keys" in found.visible else [of_mask(bug) for bug in zoo]
 
@@ -341,7 +345,7 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     if found.nans and not whole and not found.remarks and (found.measured is None or found.measured.first is None):
         yield found
         return
-    found = replace(found, nans=())
+    nans, found = found.nans, replace(found, nans=())
     if not whole and (found.measured is None or not found.measured.outcomes):
         progress("trying pairs of bugs")
         whole = search.wholly(search.pairs(zoo))
@@ -354,16 +358,21 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     if found.measured is not None and not found.remarks:
         plain = [one for one in observations if one.extremity == 0]
         usual, calls = probing.ordinary(Search(plain, search.evidence).explained)
-        if usual := [model for model in usual if search.hypothesis(model).failing]:
+        if usual := [model for model in usual if found.is_usual_beyond or search.hypothesis(model).failing]:
             told = tuple(map(search.hypothesis, preferred(usual)[:SHOWN]))
-            yield replace(found, partly=told, ordinary=calls)
+            yield replace(found, partly=told, ordinary=calls, nans=nans)
             return
     if found.measured is not None:
         from conformance.measure.localise import localise  # where nothing explains it
 
         progress("looking for the first wrong step")
         failing = [one.wanted.problem for one in observations if one.mismatches and not one.case.expensive]
-        found = replace(found, located=localise(found.measured, failing))
+        located = localise(found.measured, failing)
+        stage = "" if located is None else located.stage
+        shown = [(one.arrays[stage], one.wanted.trace.arrays()[stage]) for one in observations if stage in one.arrays]
+        if located is not None and (dtype := stored_in(shown, subject.dtype)) is not None:
+            located = replace(located, seen=(f"  {STORED_IN.format(dtype)}",))
+        found = replace(found, located=located)
         yield found
         if found.remarks:
             return
@@ -385,7 +394,7 @@ def _nearly(found: Diagnosis, search: Search, zoo: Sequence[Bug], progress: Call
     progress("looking for what explains the most")
     # Pairs that no problem isolates have been tried.
     best = search.closest(zoo, pairs=found.measured is None)
-    if best and search.gain(best[0].bugs) >= NAMED:
+    if best and search.gain(best[0].bugs) >= NAMED and not found.is_usual_beyond:  # which it leaves
         contradicted = found.measured is not None and found.measured.against is not None
         return replace(found, partly=tuple(best), located=found.located if contradicted else None)
     if search.only_large:
@@ -415,9 +424,5 @@ def _extremes(failing: Sequence[Observation], observations: Sequence[Observation
 
 def _alone(failing: Sequence[Observation], observations: Sequence[Observation]) -> str:
     """Return what the cases that fail have, and none of the others, in words; "" if nothing, or if it is a length."""
-    return in_common(
-        *(
-            [Setting.of(one.wanted.problem) for one in observations if (one in failing) is some]
-            for some in (True, False)
-        )
-    )
+    settings = [(one in failing, Setting.of(one.wanted.problem)) for one in observations]
+    return in_common(*([setting for fails, setting in settings if fails is some] for some in (True, False)))

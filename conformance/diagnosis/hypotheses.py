@@ -210,11 +210,6 @@ class Hypothesis:
         """Return the ids of the bugs, joined by " + "."""
         return " + ".join(bug.id for bug in self.bugs)
 
-    @property
-    def complete(self) -> bool:
-        """Return whether it explains every case."""
-        return self.explained == self.total
-
 
 def preferred(models: Iterable[Model]) -> list[Model]:
     """Return at most SHOWN of the best models: those with the fewest bugs, and of these with most from the zoo."""
@@ -353,9 +348,8 @@ class Search:
             ranked = self._ranked(self.pairs(zoo, ordinary=True)[:MOST_TRIED])[:MOST_RANKED]
         ranked += self._ranked(pair for base in ranked[:EXTENDED] for pair in self.helped(base, zoo))[:MOST_RANKED]
         found = sorted(map(self.hypothesis, ranked), key=lambda one: len(one.bugs) - one.explained)
-        return [one for one in found if one.explained == found[0].explained and len(one.bugs) == len(found[0].bugs)][
-            :SHOWN
-        ]
+        alike = [(one.explained, len(one.bugs)) == (found[0].explained, len(found[0].bugs)) for one in found]
+        return [one for one, is_alike in zip(found, alike, strict=True) if is_alike][:SHOWN]
 
     def helped(self, base: Model, zoo: Sequence[Bug]) -> Iterator[Model]:
         """Yield models, `base` with one bug more, that explain the first failing case that `base` does not."""

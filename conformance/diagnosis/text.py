@@ -106,7 +106,7 @@ def label(diagnosis: Diagnosis) -> str:
 
 def how_sure(diagnosis: Diagnosis) -> str:
     """Return one sentence on how sure the causes are, such as how many cases they explain; "" if there are none."""
-    if diagnosis.nans:
+    if diagnosis.nans and not diagnosis.partly:
         total = len(diagnosis.failing) + len(diagnosis.passing)
         return f"The output is right in {_all(total)}{_further(diagnosis)}: nothing else is wrong."
     return _wholly(diagnosis) if diagnosis.explanations else _nearly(diagnosis) if diagnosis.partly else ""
@@ -133,14 +133,15 @@ def _nearly(diagnosis: Diagnosis) -> str:
     best = diagnosis.partly[0]
     if diagnosis.ordinary:
         further = f"{diagnosis.ordinary} further calls confirm it"
-        return f"How sure: {further}; it explains {best.failing} of {best.of_failing} cases that fail."
+        explains = f"it explains {best.failing} of {best.of_failing}" if best.failing else "it shows in none of the"
+        return f"How sure: {further}; {explains} cases that fail."
     in_all = f", {best.explained} of {best.total} in all" if best.total > best.of_failing else ""
     head = f"How sure: this explains {best.failing} of {best.of_failing} failing cases{in_all}."
     if best.failing == best.of_failing and best.misses:
         passing = "1 case that passes" if len(best.misses) == 1 else f"{len(best.misses)} cases that pass"
         head = f"How sure: this explains what fails, though it would show in {passing} as well."
     against = None if diagnosis.measured is None else diagnosis.measured.against
-    if best.complete and against is not None:
+    if best.explained == best.total and against is not None:
         beyond = f"{against.probe.id}: {against.probe.says}"
         return f"How sure: this explains every case. Further calls differ: more is wrong, or another cause. ({beyond})"
     return head
@@ -152,7 +153,7 @@ KINDS = ("ordinary", "with a row without a key", "with NaN, infinity or a size o
 
 def unexplained(diagnosis: Diagnosis) -> list[str]:
     """Return one line about the failing cases that the likely cause does not explain; [] if there are none."""
-    told = () if diagnosis.explanations else diagnosis.partly
+    told = () if diagnosis.explanations or diagnosis.nans else diagnosis.partly
     missed = [miss for one in told[:1] for miss in one.misses if miss.case in diagnosis.failing]
     kinds = [[miss.case for miss in missed if miss.extremity == extremity] for extremity in range(len(KINDS))]
     each = [f"{len(ids)} {kind} ({listed(ids, CASES_SHOWN)})" for ids, kind in zip(kinds, KINDS, strict=True) if ids]

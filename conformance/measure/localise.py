@@ -20,7 +20,7 @@ from conformance.kinds.made import TROUBLE
 from conformance.kinds.places import PLACES
 from conformance.measure.designs import changed
 from conformance.measure.evidence import Evidence, PlacedCall
-from conformance.measure.readings import ROWS, drawn, fact
+from conformance.measure.readings import ROWS, TIMES, drawn, fact
 from conformance.measure.search import EXTREME, Located, Measured, ProbeResult, features_of
 from conformance.measure.solve import CODE, logs, read_weights, solved, weights_of
 from conformance.zoo.variants import Variants
@@ -66,11 +66,8 @@ def localise(measured: Measured, failing: Iterable[Problem] = ()) -> Located | N
     stages = [stage for stage, _ in found]
     scored = [one for outcome in measured.outcomes if outcome.probe.id == "scores" for one in outcome.differing][:1]
     behind = "values" not in stages or not {"queries", "keys", "scores"} & {*stages}
-    if (
-        {f"{FACTOR}output", "output", "values"} & {*stages}
-        and behind
-        and any(_weights_differ(evidence, one) for one in scored)
-    ):
+    of_output = {f"{FACTOR}output", "output", "values"} & {*stages}
+    if of_output and behind and any(_weights_differ(evidence, one) for one in scored):
         return Located("queries", scored[0], (COMMON,))
     if f"{FACTOR}values" in stages and "scores" in stages:  # one number in both
         return Located("queries", scored[0], (COMMON,))
@@ -96,7 +93,10 @@ def _seen(evidence: Evidence, stage: str, problems: Sequence[Problem]) -> Locate
     some = problems[: MOST_CASES if evidence.asker.slow else None] if stage == "weights" else ()
     drawings = [(one, lines) for one in some if (lines := drawn(evidence, one))]
     if not drawings:
-        return Located(stage, problems[0], tuple(fact(evidence, problems[0], stage)))
+        said = fact(evidence, problems[0], stage)
+        if TIMES in "".join(said) and any(fact(evidence, one, stage) != said for one in problems[1:]):
+            said = [one.replace("Every number of an", "In one call every number of the") for one in said]
+        return Located(stage, problems[0], tuple(said))
     # Of rows that are all alike two readings may be true: where most rows have keys of their own fewest are.
     problem, lines = max(drawings, key=lambda one: len({line.partition(":")[2] for line in one[1][1:]}))
     return Located(stage, problem, tuple(lines if len(lines) <= 1 + 2 * ROWS else [*lines[: 1 + ROWS], *lines[-ROWS:]]))

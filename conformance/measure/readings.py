@@ -32,6 +32,7 @@ from mha_core.reference.state import State
 
 TOLERANCE, LITTLE, ROUNDOFFS = 1e-8, 1e-9, 32.0
 """Relative differences up to which numbers are equal, weights up to which there is none, roundoffs in what is read."""
+TIMES = "the right one times"
 
 
 def readings(evidence: Evidence, probe: Probe) -> Iterator[Bug]:
@@ -219,7 +220,7 @@ def _facts(output: NDArray, right: NDArray, wrong: NDArray, ratio: NDArray, sums
     if not output.any():
         yield "Every number of an output is 0."
     elif np.isfinite(ratio).all() and np.ptp(ratio) <= TOLERANCE * np.abs(ratio).max():
-        yield f"Every number of an output is the right one times {ratio.flat[0]:.6g}."
+        yield f"Every number of an output is {TIMES} {ratio.flat[0]:.6g}."
     if sums is not None and (np.abs(sums - 1.0) > TOLERANCE).any():
         item, head, query = np.unravel_index(int(np.abs(sums - 1.0).argmax()), sums.shape)
         yield f"The weights of query {query}, head {head}, item {item} sum to {sums[item, head, query]:.6g}, not to 1."

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from conformance.cases.problem import Problem
-from conformance.kinds.change import MASKS, Setting
+from conformance.kinds.change import MASKS, Setting, conditions_of
 from conformance.kinds.made import TROUBLE, Model, is_measured, only_in, unwarned
 from conformance.measure.asker import Asker, Behaviour, observe
 from conformance.measure.evidence import Evidence, gives
@@ -85,6 +85,11 @@ class Measured:
     def first(self) -> ProbeResult | None:
         """Return the result of the first row in which the subject differs from the definition; None if none does."""
         return next((outcome for outcome in self.outcomes if outcome.differing), None)
+
+    @property
+    def is_usual(self) -> bool:
+        """Return whether the subject differs in a problem of ordinary numbers."""
+        return any(EXTREME not in features_of(one, LARGE) for row in self.outcomes for one in row.differing)
 
 
 @dataclass(frozen=True)
@@ -224,15 +229,13 @@ class Probing:
 
         Bugs on file come first, in all calls and then in some calls alone: to try them, nothing has to be measured.
         """
-        on_file: dict[Model, list[Model]] = {}
 
         def plain(base: Model) -> list[Model]:
             return self._extended(base, lambda base, outcome: iter([self.zoo]), conditions=False)
 
+        @cache
         def extended(base: Model) -> list[Model]:
-            if base not in on_file:
-                on_file[base] = self._extended(base, lambda base, outcome: iter([self.zoo]))
-            return on_file[base]
+            return self._extended(base, lambda base, outcome: iter([self.zoo]))
 
         def measured(base: Model) -> list[Model]:
             return self._extended(base, self._measured)
@@ -310,8 +313,6 @@ class Probing:
 
     def _conditioned(self, base: Model, bug: Bug, outcome: ProbeResult) -> Iterator[Model]:
         """Yield the models with a bug in calls like those that differ alone, told by those that it would break."""
-        from conformance.kinds.change import conditions_of
-
         wrong, right = [], []
         for one in self.outcomes:
             for problem in one.asked if not one.probe.gradients else ():

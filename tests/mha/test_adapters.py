@@ -57,6 +57,22 @@ def test_each_file_is_equal_as_it_is_written(framework, folder, backend_names):
     assert done.exit_code == 0
 
 
+def test_what_is_detached_has_the_gradient_0_and_its_outputs_are_judged(folder, backend_names):
+    if "torch" not in backend_names:
+        pytest.skip("torch is not among what is under test")
+    run("--new", "cut.py", "--framework", "torch")
+    text = (folder / "cut.py").read_text()
+    (folder / "cut.py").write_text(
+        text.replace("q, k, v = self.q_proj(queries), ", "q, k, v = self.q_proj(queries).detach(), ")
+    )
+    done = run(
+        "--subject", "cut:Layer", "--case", "prime", "--dtype", "float64", "--workers", "1", "--no-diagnosis", "-v"
+    )
+    assert done.exit_code == 1
+    assert "gradients.queries differs" in done.output
+    assert "output differs" not in done.output
+
+
 def test_a_file_that_is_there_is_not_overwritten(folder):
     (folder / "mine.py").write_text("precious = 1\n")
     done = run("--new", "mine.py")

@@ -92,7 +92,9 @@ class Layer:
             if inputs.cotangent is not None:
                 layer.zero_grad()  # it is asked several times, and gradients would add up
                 output.backward(tensor(inputs.cotangent))
-                gradients = {name: leaf.grad for name, leaf in (*given.items(), *layer.named_parameters())}
+                leaves = (*given.items(), *layer.named_parameters())
+                # None is 0: nothing came back, as where something is detached.
+                gradients = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves}
                 answer["gradients"] = {name: gradient.numpy() for name, gradient in gradients.items()}
             return answer
 

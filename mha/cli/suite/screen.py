@@ -58,6 +58,14 @@ OF_PRODUCT = re.compile(r"mismatch in its core dimension|shapes cannot be multip
 
 WHY_PRODUCT = "  If one of them is a weight: it is (out, in), so write x @ weight.T."
 
+OF_NONE = re.compile(r"'NoneType' object has no attribute '(numpy|detach|cpu|asnumpy)'")
+"""A pattern of errors of a gradient that no backward pass gave."""
+
+WHY_NONE = (
+    "  If that is a .grad: nothing came back to its array. Is something detached? Give zeros there, and the outputs "
+    "are judged too."
+)
+
 OF_STATE = (
     (
         re.compile(r'Unexpected key.*?"((?:q|k|v|out)_proj)\.bias"'),
@@ -273,6 +281,7 @@ def _raised(results: Sequence[Result]) -> list[str]:
         lines.append(f"Did not run: {shown(_why(plainest), 190)}, in {listed(names, NAMES)}")
         lines += [WHY_SIZE] * bool(OF_SIZE.search(ones[0].message))
         lines += [WHY_PRODUCT] * bool(OF_PRODUCT.search(ones[0].message))
+        lines += [WHY_NONE] * bool(OF_NONE.search(ones[0].message))
         lines += [f"{why}{WHY_STATE}".format(bias[1]) for of, why in OF_STATE if (bias := of.search(ones[0].message))]
         lines += [WHY_WRITES] * (WROTE in ones[0].message)
     more = len(ranked) - REASONS

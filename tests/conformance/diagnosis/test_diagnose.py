@@ -71,7 +71,7 @@ def test_every_forward_bug_is_named_from_outputs_alone(bug, runs):
         # Not every wrong stage moves the output: a key bias, for one, shifts every score of a row alike.
         found = diagnose(Showing(bug, stages=True), CASES, runs=runs)
     assert bug.id in [explanation.name for explanation in found.explanations]
-    assert all(explanation.complete for explanation in found.explanations)
+    assert all(explanation.explained == explanation.total for explanation in found.explanations)
 
 
 @pytest.mark.nightly("every bug on file is named", every=6)

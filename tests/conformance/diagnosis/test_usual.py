@@ -9,7 +9,8 @@ import pytest
 
 from conformance.cases.table import select
 from conformance.diagnosis.brief import ONLY_EXTREME, brief
-from conformance.diagnosis.diagnose import diagnose
+from conformance.diagnosis.diagnose import STORED_IN, diagnose
+from conformance.judging.nan_weights import EXCLUDED
 from conformance.kinds.usual import ADDED, FINITE, SENTENCE
 from conformance.measure.asker import Asker
 from conformance.measure.designs import CONFIGS
@@ -17,6 +18,7 @@ from conformance.measure.search import Located
 from conformance.subjects.function import subject_from_function
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import all_bugs
+from mha_core.dtypes import round_to
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -29,10 +31,13 @@ def softmax(scores):
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def layer(weigh, *, zeroed=True, merged=lambda heads: heads.swapaxes(1, 2), dtype="float64"):
-    """A right layer but for its weights, `weigh(scores, mask)`; with `zeroed` padding becomes 0."""
+def layer(weigh, *, zeroed=True, merged=lambda heads: heads.swapaxes(1, 2), dtype="float64", scaled=None):
+    """A right layer but for its weights, `weigh(scores, mask)`; with `zeroed` padding becomes 0.
 
-    def attention(weights, queries, keys, values, mask, *, num_heads, padding):
+    With `scaled` it takes a scale, and if it is given one, `scaled(scores, scale)` is what it uses.
+    """
+
+    def attention(weights, queries, keys, values, mask, *, num_heads, padding, scale=None):
         def heads(name, x):
             y = x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
             return y.reshape(*y.shape[:2], num_heads, y.shape[2] // num_heads).swapaxes(1, 2)
@@ -40,11 +45,15 @@ def layer(weigh, *, zeroed=True, merged=lambda heads: heads.swapaxes(1, 2), dtyp
         if zeroed:
             keys, values = (np.where(padding[..., None], 0.0, x) for x in (keys, values))
         q, k, v = heads("q_proj", queries), heads("k_proj", keys), heads("v_proj", values)
-        shown = weigh(q @ k.swapaxes(2, 3) * q.shape[3] ** -0.5, mask)
+        scores, usual = q @ k.swapaxes(2, 3), q.shape[3] ** -0.5
+        shown = weigh(scores * usual if scale in (None, usual) else scaled(scores, scale), mask)
         taken = merged(shown @ v).reshape(*queries.shape[:2], v.shape[1] * v.shape[3])
         return {"output": taken @ weights["out_proj.weight"].T + weights.get("out_proj.bias", 0.0), "weights": shown}
 
-    return subject_from_function(attention, name="layer", dtype=dtype)
+    def unscaled(weights, queries, keys, values, mask, *, num_heads, padding):
+        return attention(weights, queries, keys, values, mask, num_heads=num_heads, padding=padding)
+
+    return subject_from_function(unscaled if scaled is None else attention, name="layer", dtype=dtype)
 
 
 def of_rows(mask):
@@ -123,6 +132,38 @@ def test_weights_that_differ_beside_a_nan_are_said_as_such(weigh, said):
     assert found.failing == ("nan-in-open-key",)
     assert [(one.stage, one.what) for one in told.causes] == [("weights", said)]
     assert told.sure == "The output is right in all 4 cases: nothing else is wrong."
+
+
+@pytest.mark.parametrize(
+    ("scaled", "said"),
+    [
+        (lambda x, scale: x * np.float32(scale), ["Only in calls with a given scale: the scale is", EXCLUDED]),
+        (lambda x, scale: x * scale + 1e-6 * np.sin(9.0 * x) * (scale != 0.5), ["This is the first wrong step"]),
+    ],
+)
+def test_what_one_case_with_a_nan_shows_is_no_cause_of_what_ordinary_calls_show(scaled, said):
+    """Of the cases only the one with a NaN differs: a bug that explains it alone was called the likely cause."""
+    subject = layer(beside_nan, scaled=scaled)
+    cases = select((*BESIDE_NAN, "square-scale"))
+    found = diagnose(subject, cases, experiments=Asker(subject, configs=CONFIGS[3:5]))
+    told = brief(found)
+    assert found.failing == ("nan-in-open-key",)
+    assert len(told.causes) == len(said)
+    assert all(one.what.startswith(words) for one, words in zip(told.causes, said, strict=True)), told.text
+
+
+@pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
+def test_a_softmax_in_half_precision_is_named_though_its_rounding_is_its_own(narrow):
+    """The scores alone are rounded, and the weights: what is between is in float64."""
+
+    def weigh(scores, mask):
+        weights = beside_nan(round_to(scores, narrow).astype(np.float64), mask)
+        return round_to(weights, narrow).astype(np.float64)
+
+    subject = layer(weigh)
+    told = brief(diagnose(subject, select(SOME[:4]), experiments=Asker(subject, configs=CONFIGS[3:5])))
+    words = f"This is the first wrong step. {STORED_IN.format(narrow)}"
+    assert [(one.stage, one.what) for one in told.causes] == [("weights", words)], told.text
 
 
 def test_a_finite_number_is_named_beside_what_the_cases_show():

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conformance.measure.localise import localise
+from conformance.measure.asker import Asker
+from conformance.measure.designs import generic
+from conformance.measure.evidence import Evidence
+from conformance.measure.localise import _seen, localise
 from conformance.zoo.registry import all_bugs
-from tests.conformance.measure.wrong import measured, wrong_at
+from conformance.zoo.variants import Variants
+from tests.conformance.measure.wrong import FRESH, OutputAlone, measured, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -92,6 +96,19 @@ def test_of_a_mask_the_keys_that_have_a_weight_are_drawn():
         "    query 4:  ######.....   allowed: #####......",
         "    query 5:  #######....   allowed: ######.....",
     )
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [
+        (lambda length: 0.4, "  Every number of an output is the right one times 0.4."),
+        (lambda length: 1 / length, "  In one call every number of the output is the right one times 0.25."),
+    ],
+)
+def test_a_factor_is_said_of_all_outputs_only_if_all_calls_have_it(factor, said):
+    asker = Asker(OutputAlone(wrong_at("output", lambda s, x: x * factor(s.sizes.key_len))), configs=FRESH[1:])
+    problems = [generic(FRESH[1], key_len=length) for length in (4, 5)]
+    assert _seen(Evidence(asker, Variants()), "output", problems).seen == (said,)
 
 
 def test_of_a_right_layer_no_step_is_said():

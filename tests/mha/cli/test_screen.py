@@ -77,6 +77,12 @@ def test_a_bias_that_one_side_lacks_is_named_with_what_to_write(error, words):
     assert "make it with" not in said(failed('RuntimeError: Missing key(s) in state_dict: "norm.weight".'))
 
 
+def test_a_gradient_that_no_backward_pass_gave_is_named():
+    words = "If that is a .grad: nothing came back to its array. Is something detached? Give zeros there"
+    assert words in said(failed("AttributeError: 'NoneType' object has no attribute 'numpy' (mine.py:68 in run)"))
+    assert words not in said(failed("AttributeError: 'NoneType' object has no attribute 'shape'"))
+
+
 def test_of_what_is_written_into_the_call_that_tells_most_is_said():
     """In self-attention, queries, keys and values are one array."""
     text = said(
