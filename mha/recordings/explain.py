@@ -25,7 +25,7 @@ from mha.recordings.function_bugs import bugs_of_functions
 from mha.recordings.meant import Meant, meant_by
 from mha.recordings.origins import DIAGNOSED, WeightIndex, what_it_is
 from mha.recordings.packing_bugs import packing_bugs
-from mha.recordings.recording import RecordedCall, Recording
+from mha.recordings.recording import NAMED, RecordedCall, Recording
 from mha.recordings.replay import RecordedSubject, judge_recording, selected
 from mha.recordings.seam_bugs import bugs_of_lowest, bugs_of_seam
 from mha_core import Rotary, RotaryInputs, SpecError, Trace
@@ -104,9 +104,6 @@ def _masks_read_otherwise(recording: Recording) -> Recording:
         calls.append(call)
     return replace(recording, calls=tuple(calls))
 
-
-NAMED = 6
-"""Most layers that a sentence names."""
 
 MOST = 4
 """Most layers that all bugs are tried on, of those that differ each in its own way."""
