@@ -55,6 +55,18 @@ def test_a_hypothesis_must_fit_every_call():
     assert "lens-ignored" in fewer < names
 
 
+def test_a_layer_leaves_padded_rows_as_they_are():
+    """The definition sets them to 0, so that nothing of them reaches a result; in a wrong layer they may show."""
+    (after,), lens = select(("mask-after-softmax",)), AttentionMask(np.array([5, 3]), causal=True)
+    as_given = {"key_inputs": lambda state: state.inputs.keys, "value_inputs": lambda state: state.inputs.values}
+    left = replace(after, forward={**after.forward, **as_given})
+    for bug in (after, left):
+        (found,) = explain(recording_of(layer_of(), bug, masks=(lens,)))
+        assert [explanation.name for explanation in found.explanations] == ["mask-after-softmax"]
+    (found,) = explain(recording_of(layer_of(), replace(left, forward=as_given), masks=(lens,)))
+    assert not found.failing  # without the mistake it is right
+
+
 def test_pairs_are_found():
     (found,) = explain(recording_of(layer_of(), *select(("scale-missing", "out-proj-bias-missing"))))
     assert {"scale-missing", "out-proj-bias-missing"} in [{bug.id for bug in one.bugs} for one in found.explanations]
