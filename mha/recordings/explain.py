@@ -150,6 +150,7 @@ class LayersExplained:
         beyond: name of a layer that differs, and that no explanation in `found` fits -> the pattern of its calls. No
             other bug was tried on it, after MOST searches, or MOST_IN_VAIN that found nothing.
         otherwise: the names of layers in `found` whose masks hide the keys that they were taken to allow.
+        by_weights: the names of layers in `found` that are right by the weights that they hold.
     """
 
     found: tuple[tuple[tuple[str, ...], Diagnosis], ...]
@@ -157,6 +158,7 @@ class LayersExplained:
     after_nan: tuple[str, ...] = ()
     beyond: Mapping[str, str] = field(default_factory=dict)
     otherwise: tuple[str, ...] = ()
+    by_weights: tuple[str, ...] = ()
 
 
 def explain_layers(
@@ -277,7 +279,14 @@ def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[
         same = {BUT_FOR_BIASES[id] for id in held_ids & BUT_FOR_BIASES.keys()}
         return replace(diagnosis, explanations=tuple(one for one in told if same.isdisjoint(x.id for x in one.bugs)))
 
-    return [replace(one, found=tuple((names, without(names, each)) for names, each in one.found)) for one in found]
+    return [
+        replace(
+            one,
+            found=tuple((names, without(names, each)) for names, each in one.found),
+            by_weights=tuple(name for names, each in one.found if each.failing for name in names if name not in off),
+        )
+        for one in found
+    ]
 
 
 BUT_FOR_BIASES = {"q-k-weights-exchanged": "packed-order-kqv", "k-v-weights-exchanged": "packed-order-qvk"}

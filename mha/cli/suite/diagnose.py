@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
+BY_WEIGHTS = "It is right by the weights that it holds, so that these are the cause: see above which differ."
+
 OWN_WEIGHTS = (
     "That is by the weights that it holds. Of a port: mha diagnose {} --weights ORIGINAL (a recording of the original, "
     "or a file of its weights)."
@@ -232,7 +234,7 @@ def _assumed(recording: Recording, found: Sequence[LayersExplained]) -> Iterator
 
 def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[str]:
     """Return a text for each group of layers that differ alike, and one for the others."""
-    from conformance.diagnosis.brief import describe
+    from conformance.diagnosis.brief import NO_CAUSE, describe
     from mha.recordings.recording import NAMED
     from mha_core.errors import listed
 
@@ -242,7 +244,9 @@ def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[
     texts, rest = [], []
     for layers, diagnosis in explained.found:
         alike = f"{names(layers[:1])}, and likewise {names(layers[1:])}:\n" if diagnosis.differs and layers[1:] else ""
-        texts.append(alike + describe(diagnosis))
+        text = alike + describe(diagnosis)
+        held = set(layers) <= set(explained.by_weights)
+        texts.append(text.replace(NO_CAUSE, BY_WEIGHTS) if held else text)
     if explained.beyond:
         given = () if weights is None else ("--weights", weights)
         command = shlex.join(map(str, ("mha", "diagnose", file, *given, "-c", next(iter(explained.beyond.values())))))

@@ -324,6 +324,21 @@ def test_a_wrong_port_is_right_by_its_own_weights_and_wrong_by_the_intended_ones
     assert [explanation.name for explanation in found.explanations] == ["packed-per-head-read-as-thirds"]
 
 
+def test_weights_that_no_bug_exchanges_are_the_cause_of_a_layer_that_is_right_by_them(tmp_path):
+    original = layer_of()
+    held = {**original.weights, "v_proj.bias": original.weights["k_proj.bias"]}
+    recording_of(replace(original, weights=held)).save(tmp_path / "port.safetensors")
+    recording_of(original).save(tmp_path / "original.safetensors")
+    command = ["diagnose", str(tmp_path / "port.safetensors"), "--weights"]
+    result = CliRunner().invoke(main, [*command, str(tmp_path / "original.safetensors")])
+    assert result.exit_code == 1
+    assert "v_proj.bias holds the original's k_proj.bias" in " ".join(result.output.split())
+    assert "It is right by the weights that it holds, so that these are the cause" in result.output
+    assert "No known bug" not in result.output
+    result = CliRunner().invoke(main, [*command, str(tmp_path / "none.pt")])
+    assert (result.exit_code, result.output.strip()) == (2, f"Error: no such file: {tmp_path / 'none.pt'}")
+
+
 @pytest.mark.parametrize("bias", [0.0, 1.0])
 def test_what_is_held_rules_out_that_the_code_is_wrong(bias, tmp_path):
     """Scores that are transposed give what exchanged weights give; the weights that are held say that it is these."""
