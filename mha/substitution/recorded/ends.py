@@ -110,7 +110,8 @@ def _own_end(recording: Recording, position: int) -> RecordedEnd | None:
     calls = [one for one in range(len(recording.calls)) if recording.layer_of(one).name == layer.name]
     ends = [end for end in recording.ends or () if end.name == layer.name]
     end = ends[calls.index(position)] if len(calls) == len(ends) else None
-    first = None if end is None else next(iter(end.arrays), None)  # the others are weights or a cache
+    size = call.outputs["output"].size  # the other arrays are weights or a cache
+    first = None if end is None else next((place for place, one in end.arrays.items() if one.size == size), None)
     if end is None or first is None:
         return None
     return replace(end, arrays={"": end.arrays[first]}, dtypes={"": end.dtypes[first]})

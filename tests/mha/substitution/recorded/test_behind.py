@@ -40,6 +40,7 @@ BEHIND = {
     "minus": lambda y, x: y - x,
     "length first": lambda y, x: y.transpose(0, 1),
     "flat": lambda y, x: y.flatten(0, 1),
+    "named": lambda y, x: {"weights": torch.ones(2, 2, 5, 5), "hidden": y},
     "nothing known": lambda y, x: {"attention": object()},
 }
 GIVEN = torch.from_numpy(np.random.default_rng(3).normal(size=(2, 5, 6))).float()
@@ -79,7 +80,14 @@ def test_another_residual_is_a_difference(original, port):
 
 @pytest.mark.parametrize(
     ("original", "port"),
-    [("residual", "residual"), ("nothing", "length first"), ("nothing", "flat"), ("length first", "nothing")],
+    [
+        ("residual", "residual"),
+        ("nothing", "length first"),
+        ("nothing", "flat"),
+        ("nothing", "named"),
+        ("named", "named"),
+        ("length first", "nothing"),
+    ],
 )
 def test_what_is_the_same_behind_the_projection_is_equal(original, port):
     found, text = said(original, port)
