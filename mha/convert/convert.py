@@ -174,7 +174,9 @@ def convert(
             asked, call = from_layout or about.layout_of(layer) or None, calls.get(layer.prefix)
             groups = readings(layer) if call is not None and asked is None else []
             if len(groups) < 2:
-                groups = [settle_layout(layer, asked, framework_of(checkpoint.path))]
+                says = any(get(one).carries_heads for one in layer.layouts) or layer.prefix in checkpoint.configs
+                heads = says or bool(num_heads or about.facts(layer, layer.layouts[0]).num_heads)
+                groups = [settle_layout(layer, asked, framework_of(checkpoint.path), heads=heads)]
             several = []
             for layouts in groups:
                 facts = about.facts(layer, layouts[0].name)

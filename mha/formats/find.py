@@ -101,15 +101,14 @@ def choose(
     return list(found)
 
 
-def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[Layout]:
-    """Return the layouts to read a layer by, best first.
-
-    That is the one asked for, or all that fit if they read the layer in the same way. SpecError if they don't.
+def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads: bool = True) -> list[Layout]:
+    """Return the layouts to read a layer by, best first: the one asked for, or those that all read it in the same way.
 
     Args:
         layer: the layer.
         asked: the name of a layout, or None for the one that fits.
         framework: the framework of the file's format; its layout comes first.
+        heads: whether it is known how many heads there are, or the layouts say it.
     """
     if asked is not None:
         get(asked)
@@ -121,9 +120,10 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str) -> list[
         return [get(asked)]
     fitting, *others = readings(layer)
     if others:
+        more = "" if heads else ", and how many heads there are (--num-heads)"
         raise SpecError(
             f"the layer at prefix {layer.prefix!r} fits several layouts; say which (--from): "
-            f"{', '.join(layer.layouts)}. A recorded call of the original tells (--recorded)"
+            f"{', '.join(layer.layouts)}{more}. A recorded call of the original tells (--recorded)"
         )
     return sorted(fitting, key=lambda layout: layout.framework != framework)
 

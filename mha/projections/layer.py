@@ -157,6 +157,7 @@ class ProjectedLayer:
         nearest = (nearest[0], nearest[1] + scale)
         if not found and self.sure and closest is not None:
             self.doubt = f"it differs from its own weights: {nearest[1]}"
+            self._look_beyond(output, calls[self.said.output][0][1])
             assumed = "" if scale else self._assumed(*closest, arguments)
             self.doubt += f" (assumed: {assumed}; say it in mha.Projections)" if assumed else ""
             return closest[1]._replace(assumed=assumed)

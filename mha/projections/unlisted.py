@@ -32,6 +32,7 @@ class Unlisted:
         judge: compares a call with the reference.
 
     Attributes:
+        layers: the layers that are read by their projections.
         refused: layer name -> why it is not recorded, though the names of its projections were found.
         turning: name of a layer with rotary positions -> why it is not recorded.
     """
@@ -55,7 +56,7 @@ class Unlisted:
         self._named = dict(_inside(hooks, target))
         self._found: dict[str, Projections] = {}
         self._parts: dict[int, Part] = {}
-        self._layers: list[ProjectedLayer] = []
+        self.layers: list[ProjectedLayer] = []
         self.refused: dict[str, str] = {}
         self.turning: dict[str, str] = {}
         # The module that turns often stands beside the layers: then it is for all that its own parent holds.
@@ -92,7 +93,7 @@ class Unlisted:
             self.refused[name] = str(error)
             return None
         self._parts |= {id(part.module): part for part in layer.parts.values()}
-        self._layers.append(layer)
+        self.layers.append(layer)
         self._found[name] = replace(found, num_heads=layer.num_heads)
         return layer
 
@@ -127,7 +128,7 @@ class Unlisted:
     @property
     def as_they_are(self) -> str:
         """Return how to record a layer that was refused because it differs from its projections; "" if none was."""
-        name = next((layer.name for layer in self._layers if layer.differs and layer.name in self.refused), None)
+        name = next((layer.name for layer in self.layers if layer.differs and layer.name in self.refused), None)
         if name is None:
             return ""
         by_head = " and by_head=" * (len(self._found[name].names) < 4)  # of rows of several projections
@@ -181,7 +182,7 @@ class Unlisted:
     @property
     def beyond(self) -> str:
         """Return a note that names the layers whose output is not what their output projection gives; "" if none."""
-        names = [layer.name or "the model itself" for layer in self._layers if layer.beyond]
+        names = [layer.name or "the model itself" for layer in self.layers if layer.beyond]
         return (
             f"recorded up to the output projection, not what the layer does with it: {', '.join(names)}"
             if names

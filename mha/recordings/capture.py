@@ -65,6 +65,7 @@ class Capture:
             if hasattr(hooks, "as_array")
             else None
         )
+        self.by_projections: Sequence[ProjectedLayer] = ()
         self.versions = hooks.versions()
         self.survey = survey
         self.tokens = tokens
@@ -84,8 +85,10 @@ class Capture:
                 "program (jax.jit, tf.function, torch.compile, hybridize) can't be seen; run it without."
             )
         own = {layer.name for layer in self.layers}
-        ends = None if self.ends is None else tuple(end for end in self.ends.found if end.name not in own)
-        return Recording(tuple(self.layers), tuple(self.calls), self.versions, self.coverage.unread, self.tokens, ends)
+        behind = tuple(one.name for one in self.by_projections if one.beyond and one.name in own)
+        ends = None if self.ends is None else tuple(self.ends.besides(own - {*behind}, behind))
+        more = self.coverage.unread, self.tokens, ends, behind
+        return Recording(tuple(self.layers), tuple(self.calls), self.versions, *more)
 
     def add(self, name: str, kind: str, call: ReadCall) -> RecordedCall:
         """Record one call of a layer of this name and kind."""
@@ -298,6 +301,9 @@ def capture(
     survey = Survey(hooks.parts_of)
     recorder = Capture(hooks, survey, named, also, modules=modules)
     unlisted = Unlisted(hooks, target, said, is_known=lambda module: known(module) is not None, judge=_judged)
+    recorder.by_projections = unlisted.layers
+    if recorder.ends is not None:
+        recorder.ends.layers = unlisted.layers
     beside = Capture(hooks, survey, None, (), modules=True) if modules else None
     seam = SeamCalls(hooks, target, recorder, survey, layers, beside)
     none_found: NoneFoundError | None = None

@@ -6,7 +6,7 @@ or a head, shows in what the model gave: `mha where` of two recordings holds two
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from mha.coverage import kind_of
+from mha.projections.layer import ProjectedLayer
 from mha.recordings.modules.values import parts_of
 from mha_core import SpecError
 from mha_core.dtypes import DTYPES, check_dtype, check_held
@@ -77,21 +78,34 @@ class Ends:
     ) -> None:
         self._strict = strict
         self.found: list[RecordedEnd] = []
+        self.layers: Sequence[ProjectedLayer] = ()
+        """The layers that are recorded by their projections: what they give themselves may be something else."""
         self._as_array, self._also, self._called = as_array, also, called
         self._met: set[str] = set()
 
     def choose(self, name: str, module: Any) -> Ends | None:
         """Itself for the model and the modules of these names."""
-        matching = [pattern for pattern in self._also if fnmatchcase(name, pattern)]
-        self._met.update(matching)
-        return self if matching or not name else None
+        self._met.update(pattern for pattern in self._also if fnmatchcase(name, pattern))
+        return self if self._is_asked(name) or self._is_layer(name) else None
+
+    def besides(self, layers: Collection[str], behind: Collection[str]) -> Iterator[RecordedEnd]:
+        """Yield what was asked for, but of no attention layers; and what layers of `behind` gave themselves."""
+        for end in self.found:
+            if end.name in behind or (self._is_asked(end.name) and end.name not in layers):
+                yield end
+
+    def _is_asked(self, name: str) -> bool:
+        return not name or any(fnmatchcase(name, pattern) for pattern in self._also)
+
+    def _is_layer(self, name: str) -> bool:
+        return any(layer.name == name for layer in self.layers)
 
     def see(self, name: str, module: Any, arguments: Mapping[str, Any], output: Any) -> None:
         """Note one call."""
         try:
             found = dict(arrays_in(output, self._as_array))
         except SpecError:
-            if self._strict:
+            if self._strict and not self._is_layer(name):
                 raise
             return
         arrays = {place: array for place, (array, _) in found.items()}

@@ -19,6 +19,7 @@ from mha.recordings.replay import check_reproduced
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import round_to
 from mha_core.errors import shown
+from mha_core.files.mistaken import near_file
 from mha_core.layouts import get
 from mha_core.weights import Weights, check_weights
 
@@ -47,6 +48,8 @@ def meant_by(path: str | os.PathLike[str], recorded: Recording) -> Recording | M
         SpecError: the file is neither, or is a recording whose outputs are not those of its weights.
         FileNotFoundError: there is no such file.
     """
+    if not Path(path).exists():  # weights are as good as a recording
+        raise FileNotFoundError(f"no such file: {shown(path)}{near_file(Path(path))}")
     try:
         recording = Recording.load(path)
     except SpecError:

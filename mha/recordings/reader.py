@@ -47,7 +47,7 @@ def described_in(arrays: Mapping[str, NDArray], text: str) -> dict[str, Any]:
     calls = tuple(_call(call, len(layers), find) for call in description["calls"])
     versions = {_text("a package", name): _text("a version", of) for name, of in description["versions"].items()}
     # What a file of an older release lacks is None.
-    unread, tokens, ends = (description.get(name) for name in ("unread", "tokens", "ends"))
+    unread, tokens, ends, behind = (description.get(name) for name in ("unread", "tokens", "ends", "behind"))
     if unread is not None:
         unread = unread_of(unread)
         for one in unread:
@@ -59,6 +59,7 @@ def described_in(arrays: Mapping[str, NDArray], text: str) -> dict[str, Any]:
         "versions": versions,
         "unread": unread,
         "tokens": None if tokens is None else Tokens.of(tokens),
+        "behind": None if behind is None else tuple(_text("the name of a layer", name) for name in behind),
         "ends": None if ends is None else tuple(_end(end, len(calls), find) for end in ends),
     }
 

@@ -30,7 +30,7 @@ from mha.recordings.reader import described_in
 from mha.recordings.tokens import Tokens
 from mha_core import AttentionConfig, SpecError
 from mha_core.dtypes import check_dtype, check_held, round_to
-from mha_core.errors import one_line, shown
+from mha_core.errors import listed, one_line, shown
 from mha_core.files.mistaken import WEIGHTS
 from mha_core.files.tensorfile import read_header
 from mha_core.files.writing import check_output
@@ -38,6 +38,12 @@ from mha_core.weights import Weights, check_weights
 
 METADATA_KEY = "mha_recording"
 """Key of the file's metadata under which everything but the arrays stands, as JSON."""
+
+BEHIND = "behind the output projection (such as a residual or a norm), up to which the calls are recorded"
+"""What no reference judges, in words."""
+
+NAMED = 6
+"""Most layers that a sentence names."""
 
 HANDED_KEY = "mha_handed"
 """The same, of calls of attention functions inside layers that are recorded with their projections."""
@@ -56,6 +62,8 @@ class Recording:
         tokens: the text at each position, for `mha view`; None if none was given.
         ends: the outputs of the model itself, and of other chosen modules; None if they were not recorded, as in a file
             of an older release.
+        behind: the names of layers whose output is not that of their output projection, up to which they are recorded
+            (such as with a residual); `ends` has their outputs. None if that was not recorded.
 
     Raises:
         SpecError: there is no call; a layer or a call contradicts itself.
@@ -79,6 +87,7 @@ class Recording:
     unread: tuple[Unread, ...] | None = None
     tokens: Tokens | None = None
     ends: tuple[RecordedEnd, ...] | None = None
+    behind: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.calls:
@@ -115,6 +124,14 @@ class Recording:
         """Return which attention modules of the model were recorded and which not; None if the file does not say."""
         names = tuple(dict.fromkeys(layer.name for layer in self.layers))
         return None if self.unread is None else Coverage(names, self.unread)
+
+    @property
+    def not_behind(self) -> str:
+        """Return a line on what layers do behind their output projections, which no reference judges; "" if nothing."""
+        names = [name or "the layer" for name in self.behind or ()]
+        return (
+            f"Not judged: what {listed(names, NAMED)} {'does' if len(names) == 1 else 'do'} {BEHIND}." if names else ""
+        )
 
     def check_coverage(self) -> None:
         """Raise SpecError if modules that look like attention were left out, or if the file does not say."""
@@ -196,6 +213,8 @@ class Recording:
             description["unread"] = [asdict(one) for one in self.unread]
         if self.ends is not None:
             description["ends"] = [_describe_end(pool, f"ends.{i}", end) for i, end in enumerate(self.ends)]
+        if self.behind is not None:
+            description["behind"] = list(self.behind)
         if self.tokens is not None:
             description["tokens"] = self.tokens.to_dict()
         return json.dumps(description, allow_nan=False)

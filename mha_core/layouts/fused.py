@@ -97,6 +97,11 @@ class FusedLayout(Layout):
         columns, rows = found[out].shape[1], found[fused].shape[0]
         width = columns // heads
         groups = (rows - columns) // (2 * width) if width else 0
+        if columns % heads:
+            raise SpecError(
+                f"{fused} has {rows} rows and {out} {columns} columns: {columns} is no multiple of {heads} heads "
+                "(num_heads)."
+            )
         if columns != heads * width or groups < 1 or rows != (heads + 2 * groups) * width or heads % groups:
             raise SpecError(
                 f"{fused} must have rows for the queries, keys and values of heads that are {out}'s {columns} columns "

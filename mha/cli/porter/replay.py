@@ -116,7 +116,7 @@ def _print(console: Console, recording: Recording, outcome: Replay, asked: Repla
         if result.status in ("different", "failed"):
             say(console, _failure_text(result, asked.file, recorded=result in outcome.recorded))
     say(console, *report.unsupported_lines(outcome.results), report.verdict(outcome.everything))
-    say(console, *filter(None, [_left_open(recording, asked)]))
+    say(console, *filter(None, [_left_open(recording, asked), recording.not_behind]))
 
 
 def _failure_text(result: Result, file: Path, *, recorded: bool) -> str:

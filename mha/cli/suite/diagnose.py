@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
+BY_WEIGHTS = "It is right by the weights that it holds, so that these are the cause: see above which differ."
+
 OWN_WEIGHTS = (
     "That is by the weights that it holds. Of a port: mha diagnose {} --weights ORIGINAL (a recording of the original, "
     "or a file of its weights)."
@@ -123,8 +125,9 @@ def diagnose(asked: DiagnoseOptions) -> None:
         told = _of_subject(str(asked.spec), asked)
         click.echo(told.text if asked.details else "\n".join(told.rows(consoles()[0].width)))
         asked.end(told.status, [told.text])
-    found, compared, left, masks = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
+    found, compared, left, masks, behind = _of_file(asked.file, asked.weights, asked.patterns, asked.compare)
     texts = [text for one in found for text in _told(one, asked.file, asked.weights)]
+    texts += [behind] if behind else []
     texts = texts if len(masks) != 1 else [OF_ALLOWED.sub(f"{masks[0]} (read as `allowed`)", text) for text in texts]
     click.echo("\n\n".join(texts))
     differs = any(diagnosis.differs for one in found for _, diagnosis in one.found)
@@ -177,9 +180,10 @@ def _of_subject(spec: str, asked: DiagnoseOptions) -> Brief:
 
 def _of_file(
     file: Path, weights: Path | None, patterns: tuple[str, ...], compare: bool
-) -> tuple[list[LayersExplained], WhereReport | None, str, list[str]]:
+) -> tuple[list[LayersExplained], WhereReport | None, str, list[str], str]:
     """Return what explains the recorded calls, for each dtype; their comparison with the original's, or None; what was
-    not recorded, in a line, or ""; and the names of arguments that were read as the mask `allowed`.
+    not recorded, in a line, or ""; the names of arguments that were read as the mask `allowed`; and what no reference
+    judges, in a line, or "".
     """
     from mha.recordings.explain import explain_layers, intended, of_weights_alone
     from mha.recordings.recording import Recording
@@ -200,7 +204,8 @@ def _of_file(
     for line in _assumed(recording, found):
         click.echo(line)
     masks = [name[1] for call in held.calls if (name := MASK_NAMED.match(call.assumed))]
-    return found, compared, left, list(dict.fromkeys(masks))
+    behind = recording.not_behind if compared is None else ""
+    return found, compared, left, list(dict.fromkeys(masks)), behind
 
 
 def _assumed(recording: Recording, found: Sequence[LayersExplained]) -> Iterator[str]:
@@ -229,8 +234,8 @@ def _assumed(recording: Recording, found: Sequence[LayersExplained]) -> Iterator
 
 def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[str]:
     """Return a text for each group of layers that differ alike, and one for the others."""
-    from conformance.diagnosis.brief import describe
-    from mha.recordings.explain import NAMED
+    from conformance.diagnosis.brief import NO_CAUSE, describe
+    from mha.recordings.recording import NAMED
     from mha_core.errors import listed
 
     def names(layers: Iterable[str]) -> str:
@@ -239,7 +244,9 @@ def _told(explained: LayersExplained, file: Path, weights: Path | None) -> list[
     texts, rest = [], []
     for layers, diagnosis in explained.found:
         alike = f"{names(layers[:1])}, and likewise {names(layers[1:])}:\n" if diagnosis.differs and layers[1:] else ""
-        texts.append(alike + describe(diagnosis))
+        text = alike + describe(diagnosis)
+        held = set(layers) <= set(explained.by_weights)
+        texts.append(text.replace(NO_CAUSE, BY_WEIGHTS) if held else text)
     if explained.beyond:
         given = () if weights is None else ("--weights", weights)
         command = shlex.join(map(str, ("mha", "diagnose", file, *given, "-c", next(iter(explained.beyond.values())))))

@@ -7,7 +7,7 @@ allowance of the inputs of a next layer (docs/recordings.md).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,10 @@ from mha.substitution.recorded.arrays import Allowance
 from mha.substitution.recorded.pairs import Pairing
 from mha.substitution.reports.report import Difference, ModuleResult, Status
 
+BEHIND = "behind its output projection"
+
+PARTS_BEHIND = " (feed-forward layers, normalisation, a pooler, a head)"
+
 
 @dataclass
 class Before:
@@ -26,12 +30,33 @@ class Before:
     Attributes:
         carried: the largest relative difference so far, of inputs and outputs that agree; see `Allowance`.
         parted: True if outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
+        open: name of a call of the port -> whether both layers do something behind their output projections, where that
+            was not compared.
         rows: bool (B, L), True for queries of the last pair that are no padding; padding reaches no other row.
     """
 
     carried: float = 0.0
     parted: bool = False
+    open: dict[str, bool] = field(default_factory=dict)
     rows: NDArray[np.bool_] | None = None
+
+    def up_to(self, name: str) -> str:
+        """Return up to where the outputs of a call of the port agree with the original's, in words; "" if all do."""
+        return " up to its output projection" if name in self.open else ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences on what both layers of a pair do and was not compared."""
+        return tuple(
+            f"Not judged: what {name} does {BEHIND}, where both do something."
+            for name, both in self.open.items()
+            if both
+        )
+
+    @property
+    def alone(self) -> tuple[str, ...]:
+        """Return what one layer of a pair alone does, as far as is known, and was not compared."""
+        return tuple(f"what {name} does {BEHIND}" for name, both in self.open.items() if not both)
 
     def counted(self, array: NDArray) -> NDArray[np.bool_] | None:
         """Return bools: True for elements of an array that are in no row of padding. None if it has no such rows."""
@@ -47,10 +72,61 @@ def compare_ends(a: Recording, b: Recording, pairing: Pairing, before: Before) -
     Ends are the recorded outputs of the whole model, and of modules that are no attention layers (such as a pooler).
     """
     found = []
-    for name in dict.fromkeys(end.name for end in a.ends or ()):
+    layers = {*(a.behind or ()), *(b.behind or ())}
+    for name in dict.fromkeys(end.name for end in a.ends or () if end.name not in layers):
         for one, other in zip(_named(a, name), _named(b, name), strict=False):
-            found.append(_compared(one, other, _behind(a, b, pairing, (one.after, other.after)), before))
+            behind = f"{_behind(a, b, pairing, (one.after, other.after), before)}{PARTS_BEHIND}"
+            found.append(_compared(one, other, behind, before))
     return found
+
+
+def compare_behind(a: Recording, b: Recording, pair: tuple[int, int], before: Before) -> ModuleResult | None:
+    """Return what the layers of a pair of calls do behind their output projections, compared; None if neither does any.
+
+    Where both give something else than their projections, what they give is compared. Where one does, that is held
+    against what the other's projection gives, which is all that the other gives. What can't be compared is noted.
+    """
+    names = a.layer_of(pair[0]).name, b.layer_of(pair[1]).name
+    has = [name in (recording.behind or ()) for name, recording in zip(names, (a, b), strict=True)]
+    if not any(has):
+        return None
+    alone = "" if all(has) else f", where the {'original' if has[0] else 'port'}'s layer alone does something"
+    where = f"{BEHIND} (such as a residual or a norm){alone}"
+    own, theirs = (_own_end(recording, at) for recording, at in zip((a, b), pair, strict=True))
+    if own is not None and theirs is not None and None not in (a.behind, b.behind):
+        each = [_compared(own, one, where, before) for one in _orders(theirs, own)]
+        found = next((one for one in each if one.status == "equal"), each[0])
+        if found.bound is not None:
+            before.parted |= found.status == "wrong"
+            name, original = b.names[pair[1]], a.names[pair[0]]
+            return replace(found, name=name, original=original, depth=1, reason=BEHIND)
+    before.open[b.names[pair[1]]] = all(has)
+    return None
+
+
+def _own_end(recording: Recording, position: int) -> RecordedEnd | None:
+    """Return what the layer of a call gave itself; None if that was not recorded."""
+    layer, call = recording.layer_of(position), recording.calls[position]
+    if layer.name not in (recording.behind or ()):
+        arrays = {"": call.outputs["output"]}
+        return RecordedEnd(layer.name, layer.kind, position + 1, arrays, {"": layer.dtype})
+    calls = [one for one in range(len(recording.calls)) if recording.layer_of(one).name == layer.name]
+    ends = [end for end in recording.ends or () if end.name == layer.name]
+    end = ends[calls.index(position)] if len(calls) == len(ends) else None
+    size = call.outputs["output"].size  # the other arrays are weights or a cache
+    first = None if end is None else next((place for place, one in end.arrays.items() if one.size == size), None)
+    if end is None or first is None:
+        return None
+    return replace(end, arrays={"": end.arrays[first]}, dtypes={"": end.dtypes[first]})
+
+
+def _orders(end: RecordedEnd, like: RecordedEnd) -> list[RecordedEnd]:
+    """Return the end with its one array in the shape of `like`, and where it fits with batch and length exchanged."""
+    (array,), shape = end.arrays.values(), next(iter(like.arrays.values())).shape
+    found = [array.reshape(shape)] if array.size == np.prod(shape) and array.ndim != len(shape) else [array]
+    if array.ndim == len(shape) == 3 and array.shape[1::-1] == shape[:2]:
+        found = [array, array.swapaxes(0, 1)] if array.shape == shape else [array.swapaxes(0, 1)]
+    return [replace(end, arrays={"": one}) for one in found]
 
 
 def unjudged(a: Recording, b: Recording, ends: Sequence[ModuleResult]) -> Iterator[str]:
@@ -64,7 +140,8 @@ def unjudged(a: Recording, b: Recording, ends: Sequence[ModuleResult]) -> Iterat
         if end.uncompared:
             names = ", ".join(map(repr, end.uncompared))
             yield f"Not judged: {names} of what {end.name or 'the model'} gave, which have no partner."
-    own, other = ({end.words for end in one.ends or ()} for one in (a, b))
+    layers = {*(a.behind or ()), *(b.behind or ())}
+    own, other = ({end.words for end in one.ends or () if end.name not in layers} for one in (a, b))
     for name in sorted(own ^ other):
         if name != "the model":
             yield f"Not judged: {name}, of which one recording alone holds what it gave."
@@ -74,14 +151,16 @@ def _named(recording: Recording, name: str) -> list[RecordedEnd]:
     return [end for end in recording.ends or () if end.name == name]
 
 
-def _behind(a: Recording, b: Recording, pairing: Pairing, until: tuple[int, int]) -> str:
+def _behind(a: Recording, b: Recording, pairing: Pairing, until: tuple[int, int], before: Before) -> str:
     """Where to look if two ends differ and no call of attention before them does."""
     last, skipped = pairing.stands_before(a, b, until)
     if skipped:
         return (
             f"nothing was compared at attention that may stand before it ({skipped}): look there first, then elsewhere"
         )
-    return f"{a.names[last[0]]}'s outputs agree: look behind it" if last else "no attention layer stands before it"
+    if last is None:
+        return "no attention layer stands before it"
+    return f"{a.names[last[0]]}'s outputs agree{before.up_to(b.names[last[1]])}: look behind it"
 
 
 def _compared(a: RecordedEnd, b: RecordedEnd, behind: str, before: Before) -> ModuleResult:
@@ -96,7 +175,7 @@ def _compared(a: RecordedEnd, b: RecordedEnd, behind: str, before: Before) -> Mo
             words.append(f"{own or 'its output'} {allowance.words(distance, 'its')}")
     left = dict.fromkeys(own for own in a.arrays if own not in pairs)
     left |= dict.fromkeys(own for own in b.arrays if own not in pairs.values())
-    message = f"{behind} (feed-forward layers, normalisation, a pooler, a head): {'; '.join(words)}"
+    message = f"{behind}: {'; '.join(words)}"
     status: Status = "equal" if pairs and not words else "wrong" if pairs and not before.parted else "caused upstream"
     return ModuleResult(
         b.name,

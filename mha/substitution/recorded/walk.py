@@ -16,7 +16,7 @@ from mha.recordings.recording import Recording
 from mha.recordings.replay import matching
 from mha.substitution.recorded.arrays import Allowance, apart
 from mha.substitution.recorded.call import FIELDS, ComparedCall, calls_part, moves, outputs_apart, own_differences
-from mha.substitution.recorded.ends import Before, compare_ends, unjudged
+from mha.substitution.recorded.ends import Before, compare_behind, compare_ends, unjudged
 from mha.substitution.recorded.masks import FINITE
 from mha.substitution.recorded.pairs import Pairing, pair_calls
 from mha.substitution.recorded.weights import layer_differences
@@ -71,18 +71,26 @@ def recordings_apart(
     for position, partner in pairing.pairs:
         progress(f"comparing {port.names[partner]}")
         results.append(walk.compare(position, partner))
+        if (behind := compare_behind(original, port, (position, partner), walk.before)) is not None:
+            results.append(behind)
     results = [one for one in results if {one.name, one.original} & chosen]
     ends = compare_ends(original, port, pairing, walk.before)
     left = pairing.left(original, port, chosen)
     dtypes = dict.fromkeys((original.layer_of(a).dtype, port.layer_of(b).dtype) for a, b in pairing.pairs)
     report = WhereReport(
         (*results, *ends),
-        tuple(name for names in left.values() for name in names),
+        (*(name for names in left.values() for name in names), *walk.before.alone),
         port.layers[0].dtype,
         port.versions,
         {original.layer_of(a).name or "layer": port.layer_of(b).name or "layer" for a, b in pairing.pairs},
         original="recording",
-        notes=(*_unread(original, port), *pairing.notes(left), *_dtypes(dtypes), *unjudged(original, port, ends)),
+        notes=(
+            *_unread(original, port),
+            *pairing.notes(left),
+            *_dtypes(dtypes),
+            *walk.before.notes,
+            *unjudged(original, port, ends),
+        ),
     )
     names = {one.name for one in results}
     found = undetectable_bugs(port, names, progress=progress) if unseen and report.equal else None
@@ -179,7 +187,8 @@ class _Walk:
         elif last is None:
             where = "and it is the first call: look before it"
         else:
-            where = f"{self.port.names[last[1]]}'s outputs agree: look between them"
+            name = self.port.names[last[1]]
+            where = f"{name}'s outputs agree{self.before.up_to(name)}: look between them"
         return replace(one, message=f"{where}. Its {one.message}")
 
 

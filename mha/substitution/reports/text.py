@@ -8,6 +8,7 @@ from math import isinf
 
 from mha.substitution.allowance import FACTOR, number, times_rounding
 from mha.substitution.pairing.pairs import plain_kind
+from mha.substitution.recorded.ends import BEHIND
 from mha.substitution.reports.report import Backward, Difference, ModuleResult, WhereReport
 from mha_core.errors import listed, shown
 
@@ -271,7 +272,10 @@ def _last_of_recordings(report: WhereReport) -> str:
         return f"Wrong: {_name(one.name)} is the first of {many} to differ, in {each.part}{name}.{left}"
     if report.uncovered:
         return f"Open: {many} agree, and {_some(report.uncovered)} has no partner."
-    return f"Equal: {many} agree, in inputs, masks, settings, weights and outputs."
+    behind = "".join(f" {note}" for note in report.notes if BEHIND in note)
+    return (
+        f"Equal: {many} agree, in inputs, masks, settings, weights and outputs{behind and ' of projections'}.{behind}"
+    )
 
 
 def _backward(one: ModuleResult) -> str:

@@ -249,6 +249,14 @@ def test_heads_that_the_arrays_can_not_tell(name):
     assert "Got 77." in said
 
 
+def test_heads_that_do_not_divide_the_columns_of_a_fused_layout():
+    arrays, _ = of_layout("nanogpt")
+    columns = arrays["c_proj.weight"].shape[1]
+    assert f"{columns} is no multiple of {columns + 1} heads (num_heads)" in refused(
+        "nanogpt", arrays, num_heads=columns + 1
+    )
+
+
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if get(name).carries_heads])
 def test_heads_that_contradict_the_arrays(name):
     arrays, heads = of_layout(name)

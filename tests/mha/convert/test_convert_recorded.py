@@ -85,7 +85,11 @@ def test_of_layouts_that_names_leave_open_the_one_that_gives_what_was_recorded_i
     arguments = (tmp_path / "a.safetensors", "--all", "--to", "bert", "--out", tmp_path / "b.npz")
     result = mha(*arguments, "--moved", "--num-heads", 3)
     assert result.exit_code == 2
-    assert "fits several layouts; say which (--from): gpt-bigcode, nanogpt" in result.output
+    assert "fits several layouts; say which (--from): gpt-bigcode, nanogpt. A recorded call" in result.output
+    result = mha(*arguments, "--moved")
+    assert (
+        "(--from): gpt-bigcode, nanogpt, and how many heads there are (--num-heads). A recorded call" in result.output
+    )
     calls = record(tmp_path / "calls.safetensors", (PREFIXES[1], 1), (PREFIXES[0], 0))
     result = mha(*arguments, "--recorded", calls)
     assert result.exit_code == 0, result.output

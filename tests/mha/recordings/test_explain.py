@@ -55,6 +55,18 @@ def test_a_hypothesis_must_fit_every_call():
     assert "lens-ignored" in fewer < names
 
 
+def test_a_layer_leaves_padded_rows_as_they_are():
+    """The definition sets them to 0, so that nothing of them reaches a result; in a wrong layer they may show."""
+    (after,), lens = select(("mask-after-softmax",)), AttentionMask(np.array([5, 3]), causal=True)
+    as_given = {"key_inputs": lambda state: state.inputs.keys, "value_inputs": lambda state: state.inputs.values}
+    left = replace(after, forward={**after.forward, **as_given})
+    for bug in (after, left):
+        (found,) = explain(recording_of(layer_of(), bug, masks=(lens,)))
+        assert [explanation.name for explanation in found.explanations] == ["mask-after-softmax"]
+    (found,) = explain(recording_of(layer_of(), replace(left, forward=as_given), masks=(lens,)))
+    assert not found.failing  # without the mistake it is right
+
+
 def test_pairs_are_found():
     (found,) = explain(recording_of(layer_of(), *select(("scale-missing", "out-proj-bias-missing"))))
     assert {"scale-missing", "out-proj-bias-missing"} in [{bug.id for bug in one.bugs} for one in found.explanations]
@@ -310,6 +322,21 @@ def test_a_wrong_port_is_right_by_its_own_weights_and_wrong_by_the_intended_ones
     )
     (found,) = explain(meant)
     assert [explanation.name for explanation in found.explanations] == ["packed-per-head-read-as-thirds"]
+
+
+def test_weights_that_no_bug_exchanges_are_the_cause_of_a_layer_that_is_right_by_them(tmp_path):
+    original = layer_of()
+    held = {**original.weights, "v_proj.bias": original.weights["k_proj.bias"]}
+    recording_of(replace(original, weights=held)).save(tmp_path / "port.safetensors")
+    recording_of(original).save(tmp_path / "original.safetensors")
+    command = ["diagnose", str(tmp_path / "port.safetensors"), "--weights"]
+    result = CliRunner().invoke(main, [*command, str(tmp_path / "original.safetensors")])
+    assert result.exit_code == 1
+    assert "v_proj.bias holds the original's k_proj.bias" in " ".join(result.output.split())
+    assert "It is right by the weights that it holds, so that these are the cause" in result.output
+    assert "No known bug" not in result.output
+    result = CliRunner().invoke(main, [*command, str(tmp_path / "none.pt")])
+    assert (result.exit_code, result.output.strip()) == (2, f"Error: no such file: {tmp_path / 'none.pt'}")
 
 
 @pytest.mark.parametrize("bias", [0.0, 1.0])
