@@ -35,15 +35,15 @@ def diagnosed(
     *,
     progress: Progress = lambda what: None,
 ) -> Brief:
-    """Return what is said of a subject; its `status` is 1 if it differs, 2 if it could not be judged, else 0.
+    """Return a Brief about a subject. Its `status` is 1 if the subject differs, 2 if it was not judged, else 0.
 
     A subject that is right when asked once is asked again, as `mha check` does: 0 means that it was right then too.
 
     Args:
         subject, experiments, progress: as of `conformance.diagnosis.diagnose.diagnose`.
-        cases: the ids of its cases, of the table or of random ones, and of sequences.
-        table: the known deviations; what they account for is no bug.
-        details: also what each isolating problem showed.
+        cases: the ids of what the subject is asked: cases of the suite, random cases and sequences of calls.
+        table: the known deviations. A difference that one of them explains is no bug.
+        details: whether the Brief also says what each isolating problem showed.
 
     Raises:
         SpecError: the subject could not run a single case.

@@ -22,7 +22,7 @@ from mha_core.stages import is_gradient
 
 @dataclass(eq=False)
 class Evidence:
-    """One subject, a runner of models of it, and the model (the bugs in the reference) that is known so far."""
+    """A subject (in `asker`), a runner of the reference with bugs, and the bugs that are known to be in the subject."""
 
     asker: Asker
     variants: Variants

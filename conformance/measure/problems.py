@@ -29,7 +29,7 @@ SMALL, WIDE, SQUARE, LARGE, ONE = (3, 5), (4, 7), (4, 4), (6, 11), (1, 5)  # (Lq
 
 
 def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Problems:
-    """Return a function: asker -> a problem for each layer; lengths differ, to show what depends on them."""
+    """Return a function of an asker. It makes a problem of each config that the asker has, with the lengths in turn."""
 
     @lru_cache(maxsize=64)
     def made(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
