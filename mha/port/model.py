@@ -145,7 +145,7 @@ class TrainedModel:
         it returns, one after the other, with 0 where `attention_mask` has padding.
 
         Raises:
-            SpecError: the model can't be run on the batch, or an output is not a finite number.
+            SpecError: the model can't be run on the batch, or returns no floating-point array.
         """
         import torch
 

@@ -57,7 +57,7 @@ def mask_readings(
 
 
 def distance(call: ReadCall) -> tuple[float, str]:
-    """Return how far the reference's output is off: its largest error / the largest element; and the same in words."""
+    """Return how far the layer's and the reference's outputs differ, as a part of the largest element; and in words."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:
@@ -70,7 +70,7 @@ def distance(call: ReadCall) -> tuple[float, str]:
 
 
 def begins_right(call: ReadCall) -> bool:
-    """Return whether the reference is right for the first query of each item, within 1/1000 of the largest element."""
+    """Return whether the reference gives each item's first row of the output, to 1/1000 of the largest element."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:

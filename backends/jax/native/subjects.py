@@ -68,7 +68,7 @@ class LinenMultiHeadDotProductAttentionSowedSubject(LinenMultiHeadDotProductAtte
 
 
 class NnxMultiHeadAttentionSubject(JaxSubject):
-    """flax.nnx.MultiHeadAttention without dropout: jax.nn.dot_product_attention does its arithmetic."""
+    """flax.nnx.MultiHeadAttention without dropout; it computes by jax.nn.dot_product_attention."""
 
     name = "flax.nnx.MultiHeadAttention"
     capabilities = Capabilities("head_dim", *WIDTHS)
@@ -104,14 +104,14 @@ def _capture(layer: Any, *inputs: Array, **options: Any) -> tuple[Array, Any]:
 
 
 class NnxMultiHeadAttentionSowedSubject(NnxMultiHeadAttentionSubject):
-    """flax.nnx.MultiHeadAttention with sow_weights=True, which exposes the weights and has arithmetic of its own."""
+    """flax.nnx.MultiHeadAttention with sow_weights=True, which exposes the weights and computes in another way."""
 
     name = "flax.nnx.MultiHeadAttention (sow_weights)"
     sow_weights = True
 
 
 class NnxMultiHeadAttentionDropoutSubject(NnxMultiHeadAttentionSubject):
-    """flax.nnx.MultiHeadAttention with an inactive dropout rate (deterministic=True), which changes its arithmetic."""
+    """flax.nnx.MultiHeadAttention with inactive dropout (deterministic=True), which makes it compute in another way."""
 
     name = "flax.nnx.MultiHeadAttention (dropout_rate, deterministic)"
 
@@ -241,7 +241,7 @@ class DotProductAttentionCausalSubject(_OwnWordsSubject):
 
 
 class DotProductAttentionWindowSubject(_OwnWordsSubject):
-    """jax.nn.dot_product_attention(local_window_size=...), causal masks and offsets in it too."""
+    """jax.nn.dot_product_attention(local_window_size=...); its window expresses causal masks and offsets too."""
 
     name = "jax.nn.dot_product_attention (local_window_size)"
 
