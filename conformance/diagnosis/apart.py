@@ -79,11 +79,11 @@ SHOWN = 3  # most cases that are named
 
 
 def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> Brief:
-    """Return the Brief of `way(subject, *arguments)`, which explains a verdict; if it raises, one line about that.
+    """Return the Brief that `way(subject, *arguments)` returns; if that raises, a Brief with a line about the error.
 
     Args:
-        way: what is called, such as `diagnosed`.
-        subject, arguments: its arguments.
+        way: the function to call, such as `diagnosed`.
+        subject, arguments: the arguments of the function.
     """
     try:
         return way(subject, *arguments)
@@ -95,7 +95,7 @@ def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> B
 def beside_no_subject(
     settings: Settings, progress: Progress, function: Callable[..., Answer], *arguments: Any
 ) -> Answer:
-    """Return `function(*arguments)`, called in this process, or in another one if subjects run in this process."""
+    """Return `function(*arguments)`. If subjects run in this process (`settings.here`), it is called in another one."""
     if settings.here:
         found: Answer = call(settings, function, *arguments)
         return found
