@@ -68,8 +68,8 @@ class Observed:
     def usable_rows(self) -> list[tuple[int, int, int]]:
         """Return (item, query, number of keys) of each query that can be used.
 
-        Its row of the inputs and its row of the output are finite, and each possible mask allows it a key in each head.
-        The number is the smallest one: the mask and the head that allow the fewest keys have it.
+        Such a query and its row of the output are finite, and each possible mask allows it a key in every head. The
+        number is the smallest over all masks and heads.
         """
         counts = [allowed.sum(axis=-1).min(axis=1) for allowed in self.allowed.values()]
         fewest = np.min(counts, axis=0)  # (B, Lq)

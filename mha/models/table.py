@@ -25,7 +25,7 @@ class ModelType:
         classes: the names of its model classes.
         prefixes: the prefixes, such as "bert", that the main model's arrays may have in a model with a head.
         body: the names of the main model's arrays, without such a prefix; "#" stands for a number.
-        heads: the names of all other arrays: they belong to heads for tasks, such as classification.
+        heads: the names of all other arrays. They belong to heads for tasks, such as classification.
     """
 
     config: str

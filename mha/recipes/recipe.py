@@ -58,8 +58,8 @@ class Recipe:
         only: the attention implementation that it always runs; "" if its config says which one.
         needs_mask: whether "eager" can't be called without a mask.
         scales_mask: whether a mask is added before the scores are scaled, so that a bias is scaled too.
-        sees: (core, Lq, Lk) -> bool (Lq, Lk): the keys that `core` lets each query see, whatever a call's mask says;
-            None if it lets them see all.
+        sees: (core, Lq, Lk) -> bool (Lq, Lk): the keys that `core` lets each query see; a call's mask can only exclude
+            more. None if `core` lets queries see all keys.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
         turn: how it turns queries and keys; None if it has no rotary positions.
         norms: its query-key norm; None without one.
