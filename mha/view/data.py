@@ -28,15 +28,15 @@ RECORDED = "recorded"
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """What the page shows of one item of the batch in one part.
+    """The numbers that the page shows for one item of the batch in one part.
 
     Attributes:
         weights: (H, Lq, Lk), the weights of the heads that are shown; 0 where a query may not attend to a key.
         where: bool (H, Lq, Lk), which keys each query may attend to.
         queries, keys: (H, Lq, d) and (G, Lk, d), the queries and keys of these heads.
         measures: name -> a number for each head.
-        shares: (H, Lq, Lk), the weights that these are compared with minus these, divided by what rounding allows both;
-            None if they are compared with none.
+        shares: (H, Lq, Lk), (other weights - these weights) / the difference that rounding allows; None if these
+            weights are compared with no others.
     """
 
     part: Part
@@ -59,7 +59,7 @@ class Nearness:
         messages: RECORDED or a backend -> sentences about what is over its bound.
         keyless: how many rows (item, head and query) may attend to no key; the recorded output is not compared there.
         not_numbers: how many of the shown weights are NaN.
-        apart: the largest |difference| / allowed of the weights from those that they are compared with; or None.
+        apart: the largest |difference| / allowed difference between these weights and others; None without others.
     """
 
     ratios: dict[str, float] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from mha_core.files.writing import write_whole
 
 @dataclass(frozen=True)
 class About:
-    """Where the numbers of a page come from; the page says so.
+    """A note in the page that says where its numbers come from.
 
     Args:
         name: the name of the model or the file.

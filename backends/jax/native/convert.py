@@ -80,7 +80,9 @@ def to_native(
 def from_native(
     layer: nn.Module | nnx.Module, *, variables: Variables | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return a layer's config and canonical weights, by `from_linen`, `from_nnx` or `from_d2l`.
+    """Return a layer's config and canonical weights (read-only NumPy copies).
+
+    `from_linen`, `from_nnx` or `from_d2l` does it, as the kind of layer asks for.
 
     Args:
         layer: a flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention or a d2l.ai layer.

@@ -78,13 +78,13 @@ def additive_score(queries: Array, keys: Array, vector: Array, *, precision: Pre
 
 
 def cap(similarity: Array, rule: AttentionConfig | Score) -> Array:
-    """(B, H, Lq, Lk): c * tanh(similarity / c) for the softcap c of the rule; the similarity itself without one."""
+    """Return (B, H, Lq, Lk): c * tanh(similarity / c) for the rule's softcap c; without one, the similarity itself."""
     c = rule.softcap
     return similarity if c is None else c * jnp.tanh(similarity / c)
 
 
 def add_bias(scores: Array, mask: Mask) -> Array:
-    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
+    """Return (B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
     bias = additive_bias(mask)
     return scores if bias is None else scores + bias
 

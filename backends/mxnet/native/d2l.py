@@ -18,7 +18,7 @@ FILL = -1e6
 
 @mx.util.use_np
 def masked_softmax(scores: mx.np.ndarray, valid_lens: mx.np.ndarray | None) -> mx.np.ndarray:
-    """Softmax over the keys of (N, Lq, Lk); valid_lens is (N,) or (N, Lq).
+    """Return the softmax over the keys of scores (N, Lq, Lk); valid_lens is (N,) or (N, Lq).
 
     >>> weights = masked_softmax(mx.np.zeros((2, 1, 4)), mx.np.array([2, 0]))
     >>> weights[:, 0].asnumpy().tolist()

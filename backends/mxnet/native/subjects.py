@@ -120,7 +120,7 @@ class FoldedSubject(GluonSubject):
 
 
 class D2lMultiHeadAttentionSubject(FoldedSubject):
-    """d2l.ai's layer, which takes the number of valid keys of each item, or of each query."""
+    """A subject: d2l.ai's layer. Its mask is the number of valid keys of each item, or of each query."""
 
     name: ClassVar[str] = "d2l MultiHeadAttention (MXNet)"
     layer = "d2l-mxnet"
@@ -135,7 +135,7 @@ class D2lMultiHeadAttentionSubject(FoldedSubject):
 
 
 class DenseAttentionSubject(FoldedSubject):
-    """Gluon Dense projections and GluonNLP's masked softmax, which takes any mask of ones and zeros."""
+    """A subject: Gluon's Dense projections and GluonNLP's masked softmax. Its mask is any array of ones and zeros."""
 
     name: ClassVar[str] = "Gluon Dense, GluonNLP softmax"
     layer = "gluon"
@@ -188,7 +188,7 @@ class InterleavedSubject(GluonSubject):
 
 
 class InterleavedSelfAttentionSubject(InterleavedSubject):
-    """The operators contrib.interleaved_matmul_selfatt_qk and _valatt, as in Sockeye's MultiHeadSelfAttention."""
+    """A subject: contrib.interleaved_matmul_selfatt_qk and _valatt, as in Sockeye's MultiHeadSelfAttention."""
 
     name: ClassVar[str] = "MXNet interleaved selfatt"
     layer = "mxnet-selfatt"
@@ -207,7 +207,7 @@ class InterleavedSelfAttentionSubject(InterleavedSubject):
 
 
 class InterleavedEncDecAttentionSubject(InterleavedSubject):
-    """The operators contrib.interleaved_matmul_encdec_qk and _valatt, as in Sockeye's MultiHeadAttention."""
+    """A subject: contrib.interleaved_matmul_encdec_qk and _valatt, as in Sockeye's MultiHeadAttention."""
 
     name: ClassVar[str] = "MXNet interleaved encdec"
     layer = "mxnet-encdec"

@@ -88,7 +88,7 @@ def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.nd
 
 @mx.util.use_np
 def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): c * tanh(similarity / c) for the softcap c of the rule; the similarity itself without one."""
+    """Return (B, H, Lq, Lk): c * tanh(similarity / c) for the rule's softcap c; without one, the similarity itself."""
     c = rule.softcap
     return similarity if c is None else mx.np.tanh(similarity / c) * c
 
@@ -113,7 +113,7 @@ def cap_gradient(d_capped: mx.np.ndarray, tanh: mx.np.ndarray | None) -> mx.np.n
 
 @mx.util.use_np
 def add_bias(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
+    """Return (B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
     if mask.bias is None:
         return scores
     return scores + (additive_bias(mask) if scores.size else nothing(scores.shape, mask.bias))
