@@ -159,7 +159,7 @@ def _program(
 
 @cache
 def options_for(platform: str) -> CompilerOptions | None:
-    """Return the compiler options for a platform that this jaxlib knows; None to keep JAX's own settings."""
+    """Return a platform's compiler options, without any that this jaxlib lacks; None to keep JAX's own settings."""
     options = COMPILER_OPTIONS.get(platform)
     return None if options is None else accepted(options)
 

@@ -127,7 +127,7 @@ def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
 
 
 def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask that allows a query one key: it scores -3.6e7, all others +3.6e7 (3.6e9 after item 0)."""
+    """Return a mask that allows a query one key: it scores -3.6e7, all others +3.6e7 (after item 0, 3.6e9)."""
     chosen = rng.integers(case.key_len, size=(case.batch, 1, case.query_len, 1))
     is_open = np.arange(case.key_len) == chosen
     size = np.where(np.arange(case.batch) == 0, 3.6e7, 3.6e9)[:, None, None, None]

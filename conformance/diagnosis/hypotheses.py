@@ -31,7 +31,7 @@ LAST_PLACES = 4.0
 
 @dataclass(frozen=True)
 class Miss:
-    """A case that a hypothesis does not explain; the first array that differs, where most, and the `extremity`."""
+    """A case that a hypothesis does not explain, the first array that differs, where it does, and the `extremity`."""
 
     case: str
     array: str

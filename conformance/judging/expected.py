@@ -190,7 +190,8 @@ _shelf: Shelf | None = None
 def keep_answers(shelf: Shelf | None) -> None:
     """Set the shelf where this process keeps the reference's answers; None: it keeps none.
 
-    `expected` looks there first, and puts there what it had to compute. The setting lasts until the next call.
+    `expected` looks there first, and puts there what it had to compute. The setting lasts until this function is
+    called again.
     """
     global _shelf
     _shelf = shelf

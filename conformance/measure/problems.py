@@ -167,7 +167,7 @@ def allowed(config: AttentionConfig) -> Masks:
 
 
 def two_sources(config: AttentionConfig) -> Masks:
-    """Return masks of each two sources, and of all. Each source excludes keys that others allow; queries keep some."""
+    """Return masks of each two sources, and of all. Each source excludes keys that others allow; no row is empty."""
     array = pattern((1, config.num_heads, *WIDE))
     kept = np.arange(WIDE[1]) == np.minimum(np.arange(WIDE[0]), 2)[:, None]
     given: dict[str, Any] = {

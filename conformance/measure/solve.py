@@ -315,7 +315,7 @@ _weights: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem], NDArray
 
 
 def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
-    """Return the measured weights (B, H, Lq, Lk); None if they can't be measured. Fixed layers' are less exact."""
+    """Return the measured weights (B, H, Lq, Lk); None if they can't be. Those of fixed layers are less exact."""
     known = _weights.setdefault(evidence.asker, {})
     key = tuple(bug.id for bug in evidence.model), problem
     if key not in known:

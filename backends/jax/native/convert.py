@@ -82,7 +82,7 @@ def from_native(
 ) -> tuple[AttentionConfig, Weights]:
     """Return a layer's config and canonical weights (read-only NumPy copies).
 
-    `from_linen`, `from_nnx` or `from_d2l` does it, as the kind of layer asks for.
+    The kind of layer decides whether `from_linen`, `from_nnx` or `from_d2l` reads it.
 
     Args:
         layer: a flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention or a d2l.ai layer.

@@ -241,7 +241,7 @@ class DotProductAttentionCausalSubject(_OwnWordsSubject):
 
 
 class DotProductAttentionWindowSubject(_OwnWordsSubject):
-    """A subject: jax.nn.dot_product_attention(local_window_size=...). The window says causal masks and offsets too."""
+    """A subject: jax.nn.dot_product_attention(local_window_size=...), whose window expresses causal masks too."""
 
     name = "jax.nn.dot_product_attention (local_window_size)"
 

@@ -66,7 +66,7 @@ def _zero_rows(x: Array, padding: Array) -> Array:
 
 
 def dot_score(queries: Array, keys: Array, scale: float, *, precision: PrecisionLike = "highest") -> Array:
-    """Return (B, H, Lq, Lk): q.k * scale. The queries are scaled, so that products do not overflow in float16."""
+    """Return (B, H, Lq, Lk): q.k * scale. The queries are scaled first: float16 has more room for that."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return jnp.matmul(queries * scale, keys.swapaxes(-2, -1), precision=precision)
 

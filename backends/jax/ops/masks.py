@@ -143,7 +143,7 @@ def part_of(mask: Mask, block: Block | None) -> Mask:
 
 
 def with_keys(mask: Mask, start: int | Array, key_len: int) -> Mask:
-    """Return the mask of the `key_len` keys from `start` on. JAX may trace `start`, as a slice can't be traced.
+    """Return the mask of the `key_len` keys from `start` on. `start` may be traced, unlike a bound of a slice.
 
     The mask's arrays may have any number of axes before the axis of the keys.
     """

@@ -63,7 +63,10 @@ def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> 
 
 
 def rotate(x: Array, table: Table | None, settings: Rotary | None) -> Array:
-    """Return x (B, heads, L, d), turned: pairs (a, b) of channels become (a cos - b sin, b cos + a sin)."""
+    """Return x (B, heads, L, d), turned: pairs (a, b) of channels become (a cos - b sin, b cos + a sin).
+
+    Channels that belong to no pair stay as they are.
+    """
     if table is None or settings is None:
         return x
     cos, sin = table.cos[:, None], table.sin[:, None]  # (B, 1, L, r / 2)

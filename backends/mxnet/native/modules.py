@@ -41,7 +41,7 @@ def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.g
 
 @contextmanager
 def computing(held: mx.gluon.Block, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context that gives the block as a function, with its parameters cast to `dtype`, and restores them.
+    """Return a context that gives the block as a function; its parameters are cast to `dtype` until the context ends.
 
     The function takes keywords too, which Gluon's blocks do not.
     """

@@ -162,7 +162,10 @@ class InterleavedSubject(GluonSubject):
     capabilities: ClassVar[Capabilities] = Capabilities("bias", "head_dim", *WIDTHS)
 
     def masks(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> tuple[Any, Any]:
-        """Return lengths, int32 (B * H, Lq), from valid_lens, and a bias (B * H, Lq, Lk) from all else; or None."""
+        """Return valid_lens as lengths, int32 (B * H, Lq), and all else as a bias (B * H, Lq, Lk).
+
+        Either is None if there is nothing to say.
+        """
         heads, (batch, query_len) = config.num_heads, inputs.queries.shape[:2]
         mask = inputs.mask
         lengths = None

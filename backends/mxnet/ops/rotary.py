@@ -47,7 +47,8 @@ def rotary_tables(call: Call[mx.np.ndarray], settings: Rotary | None) -> Tables:
 def rotate(x: mx.np.ndarray, table: Table | None, settings: Rotary | None) -> mx.np.ndarray:
     """Return x (B, heads, L, d), turned: pairs (a, b) of channels become (a cos - b sin, b cos + a sin).
 
-    The gradient is computed by turning back: MXNet's own would join and sum along the last axis, where it is slowest.
+    Channels that belong to no pair stay as they are. The gradient is computed by turning back: MXNet's own would join
+    and sum along the last axis, where it is slowest.
     """
     if table is None or settings is None or x.size == 0:
         return x

@@ -33,7 +33,7 @@ def parts_of_a_step(rng: Rng, case: Case) -> AttentionMask:
 
 
 def masks_of_the_long(rng: Rng, case: Case) -> AttentionMask:
-    """Return a mask with a window that moves along the keys, and lengths that end before, in or behind the window."""
+    """Return a mask: a window moves along the keys, lengths end before, in or behind it, some queries have no key."""
     offset = np.array([40, 25, 12])
     position = offset[:, None] + np.arange(case.query_len)
     lens = (position + rng.integers(-30, 12, size=position.shape)).clip(0, case.key_len)
