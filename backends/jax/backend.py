@@ -56,7 +56,7 @@ COMPILER_OPTIONS: dict[str, CompilerOptions] = {
 
 
 class JaxBackend(Backend):
-    """backends.jax.MultiHeadAttention behind the contract: under jax.jit as its users run it, or op by op, slowly."""
+    """The backend that runs backends.jax.MultiHeadAttention: under jax.jit, as its users do, or slowly, op by op."""
 
     name = "jax"
     slow_to_prepare = True
@@ -159,7 +159,7 @@ def _program(
 
 @cache
 def options_for(platform: str) -> CompilerOptions | None:
-    """Return the compiler options for a platform, of which this jaxlib knows each; None for JAX's own settings."""
+    """Return a platform's compiler options, without any that this jaxlib lacks; None to keep JAX's own settings."""
     options = COMPILER_OPTIONS.get(platform)
     return None if options is None else accepted(options)
 

@@ -48,12 +48,12 @@ class MultiHeadAttention(nn.Module):
         embed_dim, num_heads, dropout, bias, and the keywords up to `query_key_norm`: see
             `mha_core.AttentionConfig`. Where `query_dim`, `key_dim` or `value_dim` is None, the
             first call decides it, as in every linen layer.
-        dtype, param_dtype, precision: as in `flax.linen.Dense`, but for two things. Only a given
-            `dtype` casts: without one, inputs must have the dtype of the parameters. And precision
-            "highest" lets no accelerator round float32 inside a matrix product.
+        dtype, param_dtype, precision: as in `flax.linen.Dense`, but for two things. If `dtype` is None, nothing is
+            cast: inputs must have the dtype of the parameters. And the default precision "highest" keeps accelerators
+            from rounding float32 inside a matrix product.
 
     Raises:
-        SpecError: sizes that contradict each other; later, a call that does not fit them.
+        SpecError: the sizes contradict each other; later, a call does not fit them.
 
     >>> import jax
     >>> layer = MultiHeadAttention(100, 5, dropout=0.5)
@@ -181,7 +181,7 @@ class MultiHeadAttention(nn.Module):
         Args:
             call, deterministic: as for `stages`.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv).
-            query_block: most queries that are computed at once. None: as many as the budget has room for.
+            query_block: the most queries to compute at once. None: as many as the budget has room for.
         """
         query_block = None if query_block is None else check_size("query_block", query_block)
         training = not deterministic

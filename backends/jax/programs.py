@@ -54,14 +54,14 @@ runs here. None if it can't be read: programs are then found by their texts alon
 
 
 class KeptProgram:
-    """A compiled function whose programs are kept. It is called as the function is, and gives the same, to the bit.
+    """A compiled function whose programs are kept on disk. Called with the same arguments, it gives the same bits.
 
     Args:
         compiled: `jax.jit` of a function whose arguments `static` are static.
         static: positions of the static arguments; all others are pytrees of arrays.
         device: the device that it runs on.
         kept: the store of programs.
-        origin: what the function is traced from, as `origin` returns it; None if that can't be said.
+        origin: the text for what the function is traced from, which `origin` returns; None if there is no such text.
         options: the compiler's options; None for JAX's own settings.
     """
 
@@ -134,7 +134,7 @@ class KeptProgram:
 
 
 def written(program: jax.stages.Compiled) -> bytes:
-    """Return a program as bytes. TypeError if it takes or gives anything but arrays in dicts and tuples."""
+    """Return a program as bytes. TypeError if it takes or returns anything but arrays in dicts and tuples."""
     inside: Any = program
     if getattr(inside._params, "const_args", None):
         raise TypeError("a program with arrays of its own")
@@ -150,7 +150,7 @@ def written(program: jax.stages.Compiled) -> bytes:
 
 
 def read(data: bytes, device: jax.Device) -> Callable[..., Any]:
-    """Return the program in some bytes, for a device: a function of trees of arrays that gives a tree of arrays."""
+    """Return the program in `data`, loaded for a device: a function that takes and returns trees of arrays."""
     from jax._src.lib import xla_client
 
     line, _, packed = data.partition(b"\n")
@@ -217,9 +217,9 @@ def text_key(text: str) -> str:
 
 
 def origin(layer: Any, path: str) -> str | None:
-    """Return as text what a layer's program for `path` is traced from: the layer, all code, and Python.
+    """Return a text for what a layer's program is traced from: `path`, the layer, all code, and Python.
 
-    Its arguments are not in it. None if a field of the layer has no exact text (see `exact`), or code can't be read.
+    It does not hold the arguments. None if a field of the layer has no exact text (see `exact`), or code can't be read.
     """
     if CODE is None:
         return None
@@ -238,7 +238,7 @@ def libraries() -> str:
 
 
 def exact(value: Any) -> str:
-    """Return a text that no other value has. TypeError for a value of which no such text is known.
+    """Return a text that tells a value from all others. TypeError for a value that has no such text.
 
     >>> exact((1, 1.0, True, "1", None))
     "(1,1.0,True,'1',None,)"
@@ -263,6 +263,6 @@ def exact(value: Any) -> str:
 
 
 def kept_in(folder: Path, versions: dict[str, str], options: object) -> Kept:
-    """Return the store in `folder` of programs by these versions, with these options and flags, on this machine."""
+    """Return the store in `folder` for programs of these versions and options, on this machine in this environment."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(SETTINGS))
     return Kept(folder / folder_for({PROJECT: version(PROJECT), **versions}, (repr(options), *settings, machine())))

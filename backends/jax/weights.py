@@ -36,8 +36,8 @@ def from_weights(
         dtype: the dtype of the parameters. Default: the dtype of the arrays.
 
     Raises:
-        SpecError: the weights do not fit the config; they would be float64 while JAX's 64-bit types
-            are off; no dtype is given and the arrays differ in theirs.
+        SpecError: the weights do not fit the config; they would be float64 while JAX's 64-bit types are off; or no
+            dtype is given and the arrays have several.
 
     >>> import numpy as np
     >>> from mha_core import AttentionConfig, init_weights
@@ -75,7 +75,7 @@ def to_weights(variables: Variables) -> Weights:
 
 
 def to_canonical(params: Mapping[str, Any]) -> dict[str, NDArray]:
-    """Parameters, or their gradients, as NumPy arrays of canonical name and shape."""
+    """Return parameters, or their gradients, as NumPy arrays with canonical names and shapes."""
     flat = flatten_dict(params)
     return {name: to_numpy(flat[_path(name)]).T for name in _NAMES if _path(name) in flat}
 

@@ -40,7 +40,7 @@ class MultiHeadAttention(KeywordBlock):
 
     Args:
         embed_dim, num_heads, dropout, bias: see `mha_core.AttentionConfig`.
-        dtype: of the parameters: "float32" or "float64".
+        dtype: the dtype of the parameters: "float32" or "float64".
         prefix, params: as in every Block.
         options: the other keywords of `mha_core.AttentionConfig`, such as `num_kv_heads` and `score`. Where
             `query_dim`, `key_dim` or `value_dim` is None, the first call decides it, as in `gluon.nn.Dense`.
@@ -195,7 +195,7 @@ class MultiHeadAttention(KeywordBlock):
         """Attend from queries (B, Lq, Dq) to keys (B, Lk, Dk) and values (B, Lk, Dv).
 
         Args:
-            queries, keys, values: of the parameters' dtype and context; mx.np arrays, legacy ones, or NumPy's.
+            queries, keys, values: arrays of mx.np, mx.nd or NumPy, with the parameters' dtype and context.
             valid_lens, allowed, bias, causal, query_offset, window: see `mha_core.AttentionMask`;
                 arrays of MXNet or NumPy, or lists. Note that `mx.np.array([3, 2])` is float32:
                 integers need `dtype="int64"`, and booleans `dtype="bool"`.
@@ -206,7 +206,7 @@ class MultiHeadAttention(KeywordBlock):
             positions: integers from 0, (L,) or (B, L): positions of queries and new keys, in a layer with rotary
                 positions; a tuple of two if they differ. Default: query_offset + i, and Lp + j.
             rotary: in place of positions, the tuple (cos, sin) of their angles, each (L, r / 2) or (B, L, r / 2); or
-                two such tuples in one, for queries and new keys.
+                a tuple of two such tuples, for queries and for new keys.
             return_weights: also return the weights (B, H, Lq, Lk), per head and before dropout.
             return_present: also return the pair keys (B, G, Lk, d), values (B, G, Lk, dv): the next past.
 

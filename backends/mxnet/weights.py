@@ -30,7 +30,7 @@ def from_weights(
         ctx: where the parameters live. Default: the current context.
 
     Raises:
-        SpecError: the weights do not fit the config; no dtype is given and the arrays differ in theirs.
+        SpecError: the weights do not fit the config; or no dtype is given and the arrays have several.
         BackendError: a dtype that MXNet does not compute in.
 
     >>> from mha_core import AttentionConfig, init_weights
@@ -63,5 +63,5 @@ def to_weights(layer: MultiHeadAttention) -> Weights:
 
 
 def named_parameters(layer: MultiHeadAttention) -> dict[str, mx.gluon.Parameter]:
-    """Canonical name -> parameter: the names that `save_parameters` writes, for which Gluon has no public function."""
+    """Return canonical name -> parameter. `save_parameters` writes these names, which Gluon has no function for."""
     return layer._collect_params_with_prefix()

@@ -33,17 +33,18 @@ class Case:
         config: the layer.
         batch, query_len, key_len: B, Lq, Lk.
         past_len: Lp, how many of the Lk keys a decoding cache holds already.
-        split: whether queries, keys and values are given split into heads (a config without projections).
-        mask: makes the mask from a random generator and the case.
-        positions: makes positions, or tables of angles, in a layer with rotary positions. Default: they are counted.
+        split: whether queries, keys and values are given split into heads (for a config without projections).
+        mask: (random generator, case) -> the mask.
+        positions: (random generator, case) -> positions or tables of angles, for a layer with rotary positions.
+            Default: positions are counted.
         training: whether it is a training step, for which a keep-mask of dropout is drawn.
         weight_scale, input_scale: factors on standard weights and on standard normal inputs.
         change: a function that makes the final Problem, where the fields above do not suffice.
-        same_sizes: why two sizes may be equal. Empty: they may not.
-        trivial_mask: why the mask may exclude nothing or everything. Empty: it may not.
+        same_sizes: the reason why two sizes may be equal; "" if they may not.
+        trivial_mask: the reason why the mask may exclude nothing or everything; "" if it may not.
         source: where the Problem comes from if it is not drawn at random.
-        expensive: whether searches over many hypotheses should do without it.
-        as_users_run: whether a framework that compiles uses its own compiler settings here, in float32.
+        expensive: whether it takes so long that searches over many hypotheses should leave it out.
+        as_users_run: whether a framework that compiles runs it in float32 with its own compiler settings.
     """
 
     id: str
@@ -68,7 +69,7 @@ class Case:
 
     @classmethod
     def of_problem(cls, id: str, catches: str, problem: Problem, why: str) -> Case:
-        """Return a case of one given problem, whose sizes and mask may be any, for the reason `why`."""
+        """Return a case of a given problem. Its sizes and its mask may be any; `why` is the reason for that."""
         sizes = problem.sizes
         return cls(
             id,

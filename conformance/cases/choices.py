@@ -71,7 +71,7 @@ def even_widths(made: Made) -> Sequence[int]:
 
 
 def ways_to_stand(made: Made) -> Sequence[str]:
-    """Return how a call may have positions: "counted" (unless a query offset is negative), or given in some form."""
+    """Return the ways to give positions that a call may have; "counted" is one unless a query offset is negative."""
     offsets = [value for name, value in made.items() if name.startswith("query_offset")]
     is_negative = any(value != "per item" and value < 0 for value in offsets)
     of_all = () if made.get("rotary.sections") else ("positions", "tables")
@@ -80,7 +80,7 @@ def ways_to_stand(made: Made) -> Sequence[str]:
 
 
 def weights_of_scope(made: Made) -> Sequence[str]:
-    """Return the shapes that the weight of a query-key norm may have."""
+    """Return the names of the shapes that the weight of a query-key norm may have, by the scope of the norm."""
     return ("per_head", "none") if made["norm.scope"] == "all" else ("shared", "per_head", "none")
 
 
@@ -173,8 +173,8 @@ class Asker:
 def describe(choose: Choose) -> Description:
     """Ask for everything that one problem needs.
 
-    The order in which choices are asked for is part of the name of a random case: `random-SEED-INDEX`
-    takes them from a stream. A new choice comes last, where `conformance.cases.random` asks for it by another name.
+    The order of the choices must not change: a random case called `random-SEED-INDEX` takes them from a stream. A new
+    choice comes last, where `conformance.cases.random` asks for it by another name.
 
     >>> description = describe(lambda name, options: options[0])
     >>> description.sizes.key_len, description.config.num_heads, description.made["causal"]

@@ -17,7 +17,7 @@ MakeMask = Callable[[Rng, Case], AttentionMask]
 
 
 def prime_config(**changes: Any) -> AttentionConfig:
-    """Return a config of different sizes: H 3, d 11, dv 13, widths 17, 19, 23 in and 29 out, all with biases."""
+    """Return a config whose sizes all differ: H 3, d 11, dv 13, widths 17, 19, 23 in and 29 out; it has all biases."""
     sizes: dict[str, Any] = {
         "embed_dim": 33,
         "num_heads": 3,
@@ -42,7 +42,7 @@ FINFO_MIN = -float(np.finfo(np.float32).max)
 
 
 def fixed(**sources: Any) -> MakeMask:
-    """Return a maker of masks that ignores the random generator: always these sources; lists become arrays."""
+    """Return a function for `Case.mask` that always returns a mask of these sources; lists become arrays."""
     sources |= {name: np.array(value) for name, value in sources.items() if isinstance(value, list)}
     return lambda rng, case: AttentionMask(**sources)
 
@@ -86,7 +86,7 @@ def bare_case(id: str, catches: str, **settings: Any) -> Case:
 
 
 def random_allowed(rng: Rng, case: Case, *, heads: int | None = None) -> NDArray[np.bool_]:
-    """Return bools (B, 1 or H, Lq, Lk) that let about two of three keys through."""
+    """Return bools (B, 1 or H, Lq, Lk) that allow about two of three keys."""
     return rng.random((case.batch, heads or 1, case.query_len, case.key_len)) < 0.67
 
 
@@ -122,12 +122,12 @@ def every_source(rng: Rng, case: Case) -> AttentionMask:
 
 
 def shifted_scores(rng: Rng, case: Case) -> AttentionMask:
-    """Return a bias of -1000 plus a small random number for each key, which the softmax must not lose."""
+    """Return a bias for each key: -1000 plus a small random number, which must not get lost in the softmax."""
     return AttentionMask(bias=np.full((1, 1, 1, case.key_len), -1.0e3) + rng.normal(size=case.key_len))
 
 
 def lone_open_key(rng: Rng, case: Case) -> AttentionMask:
-    """Allow each query one key, which scores -3.6e7 where all others score +3.6e7 (-3.6e9 and +3.6e9 after item 0)."""
+    """Return a mask that allows a query one key: it scores -3.6e7, all others +3.6e7 (after item 0, 3.6e9)."""
     chosen = rng.integers(case.key_len, size=(case.batch, 1, case.query_len, 1))
     is_open = np.arange(case.key_len) == chosen
     size = np.where(np.arange(case.batch) == 0, 3.6e7, 3.6e9)[:, None, None, None]

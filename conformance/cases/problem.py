@@ -18,9 +18,9 @@ from mha_core.weights import Weights, check_weights, rounded_weights
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A config, weights and inputs that fit it; and, for trained weights, what the original implementation computed.
+    """A config, weights and inputs that fit it; for trained weights also what the original implementation computed.
 
-    All of this is checked when the Problem is made, and needs no further check.
+    Whether they fit is checked when the Problem is made, and need not be checked again.
 
     Args:
         config, weights, inputs: the layer and the call.
@@ -44,7 +44,7 @@ class Problem:
         object.__setattr__(self, "sizes", self.inputs.check(self.config))  # the dataclass is frozen
 
     def rounded(self, dtype: str) -> Problem:
-        """Return it with weights and inputs rounded to `dtype`: subject and reference start from the same numbers."""
+        """Return the problem with weights and inputs rounded to `dtype`: subject and reference get the same numbers."""
         weights = rounded_weights(self.config, self.weights, dtype)
         return replace(self, weights=weights, inputs=self.inputs.rounded(dtype))
 

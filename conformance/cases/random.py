@@ -102,11 +102,11 @@ def shrink(case: Case, fails: Callable[[Case], bool], *, limit: int = 300) -> Ca
 
     Args:
         case: a random case that fails.
-        fails: whether a case fails; deterministic. It sees each case once.
-        limit: after so many cases, take the simplest failing one so far.
+        fails: case -> whether it fails. It must be deterministic, and is called once for each case.
+        limit: how many cases are tried at most; then the simplest failing one so far is taken.
 
     Returns:
-        A case whose id describes it whole: what `case_from_text` and `mha check --case` take.
+        A case whose id describes it completely. `case_from_text` and `mha check --case` take such an id.
 
     >>> found = shrink(random_cases(1, seed=1)[0], lambda case: case.key_len > 2)
     >>> found.id

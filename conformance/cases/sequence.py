@@ -35,16 +35,16 @@ class Step:
 
     Args:
         case: the call.
-        words: what sets it apart from those before, such as "fewer keys".
-        layer: which of several prepared layers is asked.
+        words: how it differs from the steps before it, such as "fewer keys".
+        layer: the number of the prepared layer that is asked; a sequence may have several.
         thread: 1 asks from a second thread.
         beside: a call that a second thread makes at the same time.
-        times: how often the call, and the one in `beside`, is asked.
-        same_arrays: whether the arrays of the step before are handed out again, with other contents.
+        times: how often this call, and the call in `beside`, is asked.
+        same_arrays: whether the layer gets the array objects of the step before again, with other contents.
         spoil: whether other numbers are written into what the layer returned, as the caller may do.
-        reweighted: how the layer gets the weights of `case`, if it has others so far: "set" by its own `set_weights`;
-            by writing them into the arrays that `prepare` was given ("in place"); "prepared anew" from these arrays.
-        instead: another call whose answer is right too: a layer may have copied the arrays that `prepare` was given.
+        reweighted: how the layer gets the weights of `case` if it has others so far. "set": by its own `set_weights`;
+            "in place": they are written into the arrays that `prepare` was given; "prepared anew": from these arrays.
+        instead: a call whose answer is right too, because a layer may have copied the arrays that `prepare` was given.
     """
 
     case: Case
@@ -74,8 +74,8 @@ class CallSequence:
 
     Args:
         id, catches, config: as of a `Case`; a step may have another config.
-        make: makes the steps.
-        one_path: whether a run asks it on one path, unless it asks everything.
+        make: a function that makes the steps.
+        one_path: whether a run asks it only on the fast path, if there is one, unless the run asks everything.
     """
 
     id: str
@@ -136,7 +136,7 @@ class PreparedLayer:
         self.weights: Weights = init_weights(config, seed=zlib.crc32(f"{id} {seed}".encode()), bias_scale=1.0)
 
     def drawn(self, name: str, letter: str, *shape: int) -> NDArray:
-        """Return standard normal numbers; larger arrays of this name and letter begin with them (axes 0 and -2)."""
+        """Return standard normal numbers: the beginning (axes 0 and -2) of one large array for this name and letter."""
         rng = np.random.default_rng([zlib.crc32(f"{self.id} {name} {letter}".encode()), *shape[1:-2], shape[-1]])
         longest = max(self.longest, *shape[:1], *shape[-2:-1])
         whole = rng.normal(size=(self.longest, *shape[1:-2], longest, shape[-1]))
@@ -161,15 +161,15 @@ class PreparedLayer:
         """Return a step.
 
         Args:
-            words: what sets the call apart, such as "fewer keys".
+            words: how the call differs from those before it, such as "fewer keys".
             batch, query_len, key_len: B, Lq and the number of new keys.
             mask: its mask.
-            contents: a letter for each of queries, keys and values.
-            gradients: whether gradients are asked for. Default: as in other calls.
+            contents: three letters, for queries, keys and values. Arrays with the same letter have the same numbers.
+            gradients: whether gradients are asked for. Default: what the layer says.
             one_array: whether the queries are the keys and the values as well.
             past: keys and values of a decoding cache, which `key_len` does not count; None: no cache.
-            weights: in place of the layer's.
-            change: is applied to the finished inputs.
+            weights: the weights of the call. Default: those of the layer.
+            change: a function that is applied to the finished inputs.
             step: other fields of the `Step`.
         """
         config, gradients = self.config, self.gradients if gradients is None else gradients
@@ -238,13 +238,13 @@ class Base:
     """The layer of most sequences, and the usual call of it.
 
     It has one width for all inputs and a bias in every projection, as every framework's own layer can have. It is
-    small; with `few_shapes` it is the layer of the cases "square-...", with gradients as in these, because a framework
-    that compiles for each new shape has compiled those already.
+    small. With `few_shapes`, it is the layer of the cases "square-...", and asks for gradients as they do: a framework
+    that compiles for each new shape has compiled these already.
 
     Attributes:
-        id: of the sequence.
-        few_shapes: whether each new shape costs the subject a compilation. If so, not arrays grow from call to call but
-            the lengths in a mask, as users of such frameworks do it.
+        id: the id of the sequence.
+        few_shapes: whether each new shape costs the subject a compilation. If so, arrays keep their shapes from call to
+            call, and the lengths in a mask grow, as users of such frameworks do it.
     """
 
     id: str
@@ -283,7 +283,7 @@ class SequenceTable(list[CallSequence]):
     def of(
         self, id: str, catches: str, config: AttentionConfig = SMALL, *, one_path: bool = False
     ) -> Callable[[Make], Make]:
-        """Return a decorator that adds a sequence; the function that it decorates makes the steps."""
+        """Return a decorator that adds a sequence to the table. The decorated function makes the steps."""
 
         def add(make: Make) -> Make:
             self.append(CallSequence(id, catches, config, make, one_path=one_path))

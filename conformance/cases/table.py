@@ -12,7 +12,7 @@ from conformance.discovery import members, select_by_id
 
 @cache
 def all_cases() -> tuple[Case, ...]:
-    """Return every case of one call; a new module in `topics` is found by being there."""
+    """Return every case of one call, from all modules in `topics`; a new module needs no registration."""
     return tuple(case for topic in members(topics) for case in topic.CASES)
 
 

@@ -35,15 +35,15 @@ def diagnosed(
     *,
     progress: Progress = lambda what: None,
 ) -> Brief:
-    """Return what is said of a subject; its `status` is 1 if it differs, 2 if it could not be judged, else 0.
+    """Return a Brief about a subject. Its `status` is 1 if the subject differs, 2 if it was not judged, else 0.
 
     A subject that is right when asked once is asked again, as `mha check` does: 0 means that it was right then too.
 
     Args:
         subject, experiments, progress: as of `conformance.diagnosis.diagnose.diagnose`.
-        cases: the ids of its cases, of the table or of random ones, and of sequences.
-        table: the known deviations; what they account for is no bug.
-        details: also what each isolating problem showed.
+        cases: the ids of what the subject is asked: cases of the suite, random cases and sequences of calls.
+        table: the known deviations. A difference that one of them explains is no bug.
+        details: whether the Brief also says what each isolating problem showed.
 
     Raises:
         SpecError: the subject could not run a single case.
@@ -79,11 +79,11 @@ SHOWN = 3  # most cases that are named
 
 
 def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> Brief:
-    """Return the Brief of `way(subject, *arguments)`, which explains a verdict; if it raises, one line about that.
+    """Return the Brief that `way(subject, *arguments)` returns; if that raises, a Brief with a line about the error.
 
     Args:
-        way: what is called, such as `diagnosed`.
-        subject, arguments: its arguments.
+        way: the function to call, such as `diagnosed`.
+        subject, arguments: the arguments of the function.
     """
     try:
         return way(subject, *arguments)
@@ -95,7 +95,7 @@ def explained(way: Callable[..., Brief], subject: Subject, *arguments: Any) -> B
 def beside_no_subject(
     settings: Settings, progress: Progress, function: Callable[..., Answer], *arguments: Any
 ) -> Answer:
-    """Return `function(*arguments)`, called in this process, or in another one if subjects run in this process."""
+    """Return `function(*arguments)`. If subjects run in this process (`settings.here`), it is called in another one."""
     if settings.here:
         found: Answer = call(settings, function, *arguments)
         return found

@@ -63,9 +63,9 @@ class Diagnosis:
         left_out: case id -> why it could not be judged.
         unasked: the parts of a layer that every failing case has; isolating problems have none of them.
         raised: ids of the cases in `left_out` in which the subject failed without saying that it can't express them.
-        mismatch: the first array over its bound, in the plainest of the failing cases that show it earliest.
+        mismatch: the first array over its bound, in the plainest of the failing cases that are wrong earliest.
         case: the id of that case; "" if none fails.
-        alone: what all failing cases have and no passing one, in words; "" if nothing.
+        alone: in words, what all failing cases have in common but no passing case has; "" if nothing.
         visible: the names of the arrays that the subject exposes.
         recorded: whether it only gives what was recorded, and can't be asked more.
         nans: how its weights differ beside a NaN, in sentences, if nothing else differs (see `nan_weights`).
@@ -74,11 +74,11 @@ class Diagnosis:
         rounds: whether only its scores or softmax, not all of its numbers, are seen to be in that dtype.
         explanations: hypotheses that explain every case and every answer; several, if nothing tells them apart.
         partly: if `explanations` is empty, hypotheses that explain nearly all failing cases, and the other cases.
-        ordinary: how many further calls those in `partly` explain, if they explain everything ordinary; else 0.
+        ordinary: if the hypotheses in `partly` explain all that is ordinary, how many further calls; else 0.
         closest: if `partly` is empty too, hypotheses that explain some failing cases, best first.
         measured: what isolating problems showed; None if the subject was not asked more than the cases.
         located: the first wrong step, if nothing explains everything and the step could be found.
-        again: the diagnosis of second calls, of a subject that is right only when it is asked once.
+        again: the diagnosis of second calls, if the subject is right only in the first call; else None.
         form, formed: if all outputs have another form: that form, and the diagnosis of the outputs as (B, Lq, Do).
     """
 
@@ -167,14 +167,14 @@ def diagnose(
 
     Args:
         subject: what to diagnose; anything with `prepare(config, weights) -> run(inputs) -> Trace`.
-        cases: at least one of them; the more, the fewer hypotheses are left. Expensive ones may be among them:
-            hypotheses are tried on those last, and on a passing one only if everything else leaves them.
+        cases: at least one case; the more there are, the fewer hypotheses are left. Hypotheses are tried on expensive
+            cases last; and on an expensive case that passes, only if they fit all other cases.
         bugs: the zoo to choose from. Default: all of it.
         runs: the runs of hypotheses from an earlier diagnosis with equal cases and dtype.
         experiments: whether the subject is asked more than the cases; or the Asker that asks it. A subject that only
             gives what was recorded is not asked.
-        known: gives the listed deviations that account for a case; what they account for is no bug.
-        progress: is told what is being done.
+        known: observation -> ids of the listed deviations that account for it; such a difference is no bug.
+        progress: is called with a text on what is being done.
 
     Raises:
         SpecError: the subject could not run a single case.

@@ -31,7 +31,7 @@ LAST_PLACES = 4.0
 
 @dataclass(frozen=True)
 class Miss:
-    """A case that a hypothesis does not explain, the first array that shows it, its worst element, and `extremity`."""
+    """A case that a hypothesis does not explain, the first array that differs, where it does, and the `extremity`."""
 
     case: str
     array: str
@@ -43,9 +43,9 @@ class Evidence:
     """A measure of how well hypotheses fit each case of one subject.
 
     Args:
-        runs: runs hypotheses.
+        runs: runs the hypotheses.
         dtype: the subject's dtype.
-        inside: the dtype in which it really computes, if that is another; the bounds are then those of this dtype.
+        inside: the dtype in which it really computes, if that is another one; then the bounds are for this dtype.
     """
 
     def __init__(self, runs: Runs, dtype: str, inside: str | None = None) -> None:
@@ -100,7 +100,7 @@ class Evidence:
         return self._are_close(observation, ["output", *(gradients if "output" not in wrong else ())], arrays)
 
     def miss(self, observation: Observation, bugs: tuple[Bug, ...]) -> Miss:
-        """Return the first array by which these bugs fail to explain a case: the output, a stage or a gradient."""
+        """Return the Miss of these bugs in a case: the first array (output, stage, gradient) they don't explain."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None:
             return Miss(observation.case.id, "output", "where it cannot be made", observation.extremity)
@@ -110,7 +110,7 @@ class Evidence:
         return Miss(observation.case.id, name, message, observation.extremity)
 
     def others(self, observation: Observation, bugs: tuple[Bug, ...]) -> list[str]:
-        """Return the names of arrays that differ with these bugs from the subject's, in a case that they explain."""
+        """Return the names of the arrays in which these bugs differ from the subject, in a case that they explain."""
         arrays = self.runs.arrays(observation, bugs)
         if arrays is None or self.whole(observation, bugs):
             return []
@@ -135,7 +135,7 @@ class Evidence:
         return all(name in arrays and self.close(observation, name, arrays[name]) for name in names)
 
     def close(self, observation: Observation, name: str, array: NDArray, other: NDArray | None = None) -> bool:
-        """Return whether two arrays of one name are equal within rounding; `other` is the subject's by default."""
+        """Return whether two arrays called `name` are equal within rounding. `other` is the subject's by default."""
         other = observation.arrays[name] if other is None else other
         counts = observation.wanted.where if name == "scores" else None
         return self.nearness.near(array, other, self._bound(observation, name), counts)
@@ -261,7 +261,7 @@ class Search:
 
     @property
     def only_large(self) -> bool:
-        """Return whether only expensive cases fail, as for a bug that acts in large cases alone."""
+        """Return whether only expensive cases fail, as with a bug that acts only in large cases."""
         return all(one.case.expensive for one in self.failing)
 
     def wholly(self, candidates: Iterable[Model]) -> list[Model]:
@@ -282,9 +282,9 @@ class Search:
         return not (self.failing and bugs) or any(self._explains(one, bugs) for one in self._numbers)
 
     def pairs(self, zoo: Sequence[Bug], *, ordinary: bool = False) -> list[Model]:
-        """Return pairs of bugs that together change every failing case, those that change few passing ones first.
+        """Return pairs of bugs that together change every failing case; pairs that change few passing ones come first.
 
-        With `ordinary` only the ordinary cases count: a layer may differ in extreme ones for reasons of its own.
+        With `ordinary`, only ordinary cases count: a layer may differ in extreme cases for another reason.
         """
         some = self._decisive if ordinary else self.failing
         failing, needed = (
@@ -316,7 +316,7 @@ class Search:
         return frozenset(index for index, one in enumerate(self._telling) if self.evidence.changes(one, bug))
 
     def acting(self, bugs: Model) -> Model:
-        """Return those of the bugs without which some case or further call is not explained."""
+        """Return the bugs that are needed: without one of them, some case or further call would not be explained."""
         for bug in bugs if len(bugs) > 1 else ():
             rest = tuple(other for other in bugs if other is not bug)
             if self.further(rest) and self.wholly([rest]):
@@ -326,7 +326,7 @@ class Search:
     def least(self, models: Sequence[Model]) -> list[Model]:
         """Return the models whose bugs change not much more than the bugs of the model that changes least.
 
-        A causal mask inverted and transposed is causal without the diagonal, the plainer model with the same numbers.
+        For example, a causal mask that is inverted and transposed is the causal mask without its diagonal: one bug.
         """
 
         def change(bug: Bug) -> float:

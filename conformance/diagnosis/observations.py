@@ -49,7 +49,7 @@ class Observation:
 
     @property
     def has_other_shape(self) -> bool:
-        """Return whether the output has another shape than the right one, which is reported as that."""
+        """Return whether the output has another shape than the right one."""
         return self.arrays["output"].shape != self.wanted.trace.arrays()["output"].shape
 
     @cached_property
@@ -73,8 +73,8 @@ class Runs:
     def arrays(self, observation: Observation, bugs: tuple[Bug, ...]) -> Arrays:
         """Return every stage, and every gradient if the subject shows some; None where the bugs can't be put in.
 
-        If one of several can't be put in (a bias, without projections), the others are; {} if they contradict each
-        other. Of a recorded call, only the stages that were recorded are returned.
+        If one of several bugs can't be put in (one of a bias, without projections), the others are. The result is {} if
+        bugs contradict each other. For a recorded call, only the stages that were recorded are returned.
         """
         with_gradients = observation.shows_gradients
         problem = observation.wanted.problem
@@ -96,7 +96,7 @@ class Runs:
         return self._latest[1]
 
     def is_unchanged(self, observation: Observation, arrays: Arrays) -> bool:
-        """Return whether `arrays` of a run are known to be those without a bug, which most bugs give in most cases."""
+        """Return whether the arrays are the same objects that the run without a bug gave; in most cases they are."""
         gradients = observation.shows_gradients
         return arrays is not None and arrays is self._variants.kept(observation.wanted.problem, gradients=gradients)
 

@@ -76,7 +76,7 @@ def shown(mismatch: Mismatch) -> str:
 def example(diagnosis: Diagnosis) -> list[str]:
     """Return a line about a plain case that differs; [] if none does.
 
-    If one case alone fails, and nothing explains it, the line also says what no other case has.
+    If only one case fails, and nothing explains it, the line also says what this case has and no other.
     """
     if diagnosis.mismatch is None and diagnosis.measured is not None and diagnosis.beyond is not None:
         return [f"Example: {_row(diagnosis.measured, diagnosis.beyond)}."]

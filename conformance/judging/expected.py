@@ -188,7 +188,11 @@ _shelf: Shelf | None = None
 
 
 def keep_answers(shelf: Shelf | None) -> None:
-    """Look for answers on a shelf before they are computed, in this process; None: always compute them."""
+    """Set the shelf where this process keeps the reference's answers; None: it keeps none.
+
+    `expected` looks there first, and puts there what it had to compute. The setting lasts until this function is
+    called again.
+    """
     global _shelf
     _shelf = shelf
 

@@ -49,7 +49,7 @@ class Asker:
         configs: the configs that it may be asked with. Default: those of CONFIGS that it takes.
 
     Attributes:
-        precision: the arithmetic that the bounds are for; narrower than the subject declares once that is seen.
+        precision: the arithmetic that the bounds are for. It becomes narrower if the subject is seen to compute so.
         inside: the narrower dtype, if one was seen, or None.
         refused: reason why a question had no answer -> how often.
         questions: how many were asked.
@@ -77,14 +77,14 @@ class Asker:
             self.configs = self._accepted()
 
     def learn(self, taken: Sequence[Problem]) -> None:
-        """Take the configs of a restrictive subject from calls that it has answered."""
+        """Set `configs`, if there are none so far, to those of calls that a restrictive subject has answered."""
         if not self.configs:
             configs = dict.fromkeys(problem.config for problem in taken)
             asked = ((one, self.made(lambda _, one=one: [generic(one)])) for one in configs)  # type: ignore[misc]
             self.configs = tuple(one for one, call in asked if call and self.ask(call[0]) is not None)[:MOST_CONFIGS]
 
     def made(self, problems: Callable[[Asker], Sequence[Problem]]) -> Sequence[Problem]:
-        """Return the problems; [] if a layer has no such call, with the reason noted in `refused`."""
+        """Return the problems that the function makes; [] if it raises SpecError, which `refused` then counts."""
         try:
             return problems(self)
         except SpecError as error:
@@ -108,7 +108,7 @@ class Asker:
 
     @property
     def slow(self) -> bool:
-        """Return whether the subject's calls take so long that it is asked less."""
+        """Return whether the subject's calls take so long that it should be asked fewer questions."""
         return self.spent - self._longest > SLOW * self.questions
 
     @property
@@ -270,7 +270,7 @@ class Behaviour:
     Attributes:
         remarks: sentences about equal questions that had different answers.
         is_function: whether equal questions to a layer prepared anew have equal answers: else nothing can be measured.
-        shared: the stage whose numbers layers of equal shapes share, so that no layer can be measured alone; else None.
+        shared: the stage whose numbers layers of equal shapes share, so that nothing can be measured; or None.
     """
 
     remarks: tuple[str, ...] = ()
@@ -294,7 +294,7 @@ def observe(asker: Asker) -> Behaviour:
 def rounds_inside(asker: Asker, model: Callable[[Problem], NDArray | None] | None = None) -> bool:
     """Return whether a float64 subject, or a model of it, rounds to about float32 what it computes from its queries.
 
-    If so, its answer moves in proportion to small moves of the queries, but not with a move too small for float32.
+    If it does, a small change of the queries changes its answer in proportion, but one too small for float32 does not.
     """
     if asker.subject.dtype != "float64" or not asker.configs:
         return False

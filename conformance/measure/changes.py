@@ -22,14 +22,14 @@ APART = 1000.0  # roundoffs of the largest number that two numbers may be apart 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Two arrays of one shape.
+    """What was measured at one place of a call, beside what was expected there.
 
     Args:
-        measured, expected: equal shapes. A NaN in either is an element that was not measured.
+        measured, expected: two arrays of the same shape. An element that was not measured is NaN.
         axes: the name of each axis: "item", "head", "query", "key", "channel", "input channel", ...
-        setting: of the problem that they are from.
-        unit: the relative error of what was measured.
-        least: a lower limit of the absolute error within which numbers are equal.
+        setting: the Setting of the problem that the arrays are from.
+        unit: the relative error of `measured`.
+        least: the smallest value that `tolerance` may have.
     """
 
     measured: NDArray
@@ -56,11 +56,11 @@ class Sample:
         return max(self.least, APART * self.unit * float(measured[np.isfinite(measured)].max(initial=0.0)))
 
     def is_given_by(self, array: NDArray) -> bool:
-        """Return whether an array equals the measured one within its error, wherever that is known."""
+        """Return whether an array equals `measured`, within `tolerance`, in all known elements."""
         return array.shape == self.measured.shape and not bool(self.off(array).any())
 
     def off(self, array: NDArray) -> NDArray[np.bool_]:
-        """Return where an array is known not to be the measured one."""
+        """Return bools: the known elements in which an array differs from `measured`."""
         with any_numbers:
             near = (np.abs(array - self.measured) <= self.tolerance) | (array == self.measured)
         return ~near & self.known
@@ -84,8 +84,8 @@ def fit(samples: Sequence[Sample], gauge: int | None = None) -> list[Change]:
     """Return the changes that turn all expected arrays into the measured ones, the simplest first.
 
     Args:
-        samples: at several sizes, and with generic numbers: else several changes fit.
-        gauge: an axis along which the arrays are known up to a number; None: they are known wholly.
+        samples: samples of several sizes, with generic numbers. Otherwise several changes would fit.
+        gauge: an axis along which a constant may be added to the arrays unnoticed; None: there is no such axis.
     """
     if not any(sample.differs for sample in samples):
         return []
@@ -170,7 +170,7 @@ def times(number: Expression) -> Change:
 
 
 def table_of_heads(read: Sequence[Sequence[float | None]]) -> list[float]:
-    """Return one number for each head, as read in layers of few and many heads; [] if they differ or one is None."""
+    """Return a number for each head, from the layer with most heads; [] if layers contradict that, or all are equal."""
     longest = max(read, key=len)
     if any(number is None for row in read for number in row):
         return []
@@ -316,7 +316,7 @@ def _gauged(samples: Sequence[Sample], axis: int) -> Iterator[list[Sample]]:
 
 
 def order_changes(samples: Sequence[Sample]) -> Iterator[Change]:
-    """Yield the changes that reorder one axis and fit slices of every sample; the caller checks the whole arrays."""
+    """Yield changes that reorder one axis. They fit slices of every sample; the caller must check the whole arrays."""
     for position, name in enumerate(samples[0].axes):
         axis = position - len(samples[0].axes)
         read = [(one.setting, *_matches(one, axis)) for one in samples]

@@ -22,14 +22,14 @@ from mha_core.stages import is_gradient
 
 @dataclass(eq=False)
 class Evidence:
-    """One subject, a runner of models of it, and the model (the bugs in the reference) that is known so far."""
+    """A subject (in `asker`), a runner of the reference with bugs, and the bugs that are known to be in the subject."""
 
     asker: Asker
     variants: Variants
     model: Model = ()
 
     def allowed(self, wanted: NDArray) -> float:
-        """Return how far an output may be from the wanted one for an array to count as its solution."""
+        """Return how far an output may be from the wanted one: an array that brings it so near counts as a solution."""
         return max(LEFT, ROUNDOFFS * self.asker.unit) * float(np.abs(wanted).max(initial=1e-300))
 
 
@@ -40,8 +40,8 @@ LEFT, ROUNDOFFS = 1e-9, 2000.0
 def gives(asker: Asker, variants: Variants, problem: Problem, model: Model, *, gradients: bool = False) -> bool:
     """Return whether a model gives what the subject gives for a problem: its output, or with `gradients` its gradients.
 
-    A model without bugs must be right within the bounds, as in the suite; another within `Asker.nearness`. The
-    result is False too where the model has no meaning, having been measured in calls unlike this one.
+    A model without bugs must be right within the bounds, as in the suite; any other within `Asker.nearness`. The
+    result is False too if the model has no meaning for this problem, because it was measured in other calls.
     """
     if not (model or gradients):
         return asker.is_right(problem)
@@ -88,15 +88,15 @@ def _hangs_on_rounding(made: Mapping[str, NDArray], unit: float) -> bool:
 
 @dataclass(eq=False)
 class PlacedCall:
-    """One call, and the model's run of it.
+    """One call that the model has run, and a place in it where the model's array can be replaced by another one.
 
     Args:
         evidence: has the subject and the model.
         problem: the call.
-        place: where another array may stand.
+        place: the place.
 
     Attributes:
-        own: the model's own array there, float64; None if there is none, or the model has no meaning for the call.
+        own: the model's own array at the place, float64; None if there is none, or the model does not fit the call.
         state: the model's run.
     """
 
@@ -126,11 +126,11 @@ class PlacedCall:
 
     @property
     def is_of_items(self) -> bool:
-        """Return True if the array has a part for each item, so that several can be run as items of one call."""
+        """Return whether the array has a part for each item, so that several arrays can be run as items of one call."""
         return self.place.axes[0] == "item" and not self.place.id.startswith("past")
 
     def given(self, arrays: NDArray, step: str = "output") -> NDArray:
-        """Return (n, ...): the result of `step` with each of n arrays, in turn, in the place of the model's own."""
+        """Return (n, ...): n results of `step`, each with one of the n arrays in place of the model's own."""
         if not self.is_of_items:
             return np.stack([self._with(self.state, array)[step] for array in arrays])
         count, batch = arrays.shape[:2]

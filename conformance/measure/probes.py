@@ -19,8 +19,8 @@ class Probe:
         id: its name, in kebab-case.
         says: in words, what its problems make harmless, so that only some steps can be wrong in them.
         problems: its problems; those that the subject refuses are left out.
-        stage: the first wrong stage if this is the first row that differs; "": `localise` finds it.
-        places: where arrays are solved for if it differs, the likeliest first, by name with a space between.
+        stage: if this is the first row that differs, the stage that is wrong; "": `localise` must find it.
+        places: if it differs, the places to solve arrays for: names with spaces between, the likeliest first.
         gradients: whether gradients are compared instead of outputs.
     """
 

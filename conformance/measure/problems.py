@@ -29,7 +29,7 @@ SMALL, WIDE, SQUARE, LARGE, ONE = (3, 5), (4, 7), (4, 4), (6, 11), (1, 5)  # (Lq
 
 
 def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Problems:
-    """Return a function: asker -> a problem for each layer; lengths differ, to show what depends on them."""
+    """Return a function of an asker. It makes a problem of each config that the asker has, with the lengths in turn."""
 
     @lru_cache(maxsize=64)
     def made(config: AttentionConfig, query_len: int, key_len: int) -> Problem:
@@ -41,7 +41,7 @@ def each_layer(make: Callable[..., Problem], *lengths: tuple[int, int]) -> Probl
 def of_layer(
     make: Callable[..., Problem], query_len: int, key_len: int, config: AttentionConfig = MANY_HEADS
 ) -> Problems:
-    """Return a function: asker -> a problem of a layer, by default of 12 heads; none if its sizes are fixed."""
+    """Return a function: asker -> [a problem of one layer, by default of 12 heads]; [] if the weights are fixed."""
     made = partial(make, config, query_len=query_len, key_len=key_len)
     return lambda asker: [] if asker.fixed_weights is not None else [made()]
 
@@ -61,7 +61,7 @@ def bias_alone(name: str) -> Problems:
 
 
 def scored(config: AttentionConfig, query_len: int, key_len: int, *, weights: Any = NO_BIASES, **how: Any) -> Problem:
-    """Return a call with more queries and keys than a head has channels; key 0 scores 0, and rows differ in size."""
+    """Return a call with more queries and keys than a head has channels. Key 0 scores 0; queries differ in size."""
     lengths: dict[str, Any] = {
         "query_len": max(query_len, config.head_dim + 3),
         "key_len": max(key_len, config.head_dim + 3),
@@ -101,7 +101,7 @@ def batches(asker: Asker) -> list[Problem]:
 
 
 def long(asker: Asker) -> list[Problem]:
-    """Return problems with more queries or keys than blocks of 16, 32, 64 and 128 have."""
+    """Return problems with a few more queries or keys than fit into a block of 16, 32, 64 or 128."""
     lengths = ((17, 33), (65, 5), (3, 130), (130, 3))
     return [generic(config, query_len=a, key_len=b) for config in asker.configs[:1] for a, b in lengths]
 
@@ -118,7 +118,7 @@ EQUAL: dict[str, Any] = {"queries": 0.0, "weights": NO_BIASES}  # what makes all
 
 
 def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) -> Problems:
-    """Return a function: asker -> calls of some layers with each mask. Scores are equal unless `how` says otherwise."""
+    """Return a function: asker -> a call of each of `most` layers with each mask; all scores are equal by default."""
     return lambda asker: [
         generic(config, query_len=lengths[0], key_len=lengths[1], mask=AttentionMask(**fields), **{**EQUAL, **how})
         for config in asker.configs[:most]
@@ -127,7 +127,7 @@ def masked(rows: Callable[[AttentionConfig], Masks], most: int = 2, **how: Any) 
 
 
 def pattern(shape: tuple[int, ...], seed: int = 0) -> NDArray[np.bool_]:
-    """Return bools of a shape whose last axis has keys: each row lets in at least two and keeps out at least one."""
+    """Return random bools. The last axis has keys: each row allows at least two keys and excludes at least one."""
     rng = np.random.default_rng([seed, *shape])
     order = rng.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1)
     return np.asarray(order < rng.integers(2, shape[-1], size=shape[:-1])[..., None])
@@ -167,7 +167,7 @@ def allowed(config: AttentionConfig) -> Masks:
 
 
 def two_sources(config: AttentionConfig) -> Masks:
-    """Return masks of every two sources, and of all; each source excludes keys that the others allow, and some stay."""
+    """Return masks of each two sources, and of all. Each source excludes keys that others allow; no row is empty."""
     array = pattern((1, config.num_heads, *WIDE))
     kept = np.arange(WIDE[1]) == np.minimum(np.arange(WIDE[0]), 2)[:, None]
     given: dict[str, Any] = {
@@ -227,7 +227,7 @@ def biases_of_items(asker: Asker) -> list[Problem]:
 
 
 def bare_with(*rows: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Problems:
-    """Return calls of layers whose inputs are the heads, for each (fields of the layer, fields of the mask)."""
+    """Return a function: asker -> a call without projections for each row: (config's fields, mask's fields)."""
 
     def problems(asker: Asker) -> list[Problem]:
         some = rows if asker.fixed_weights is None else ()
@@ -274,7 +274,7 @@ SCALES, CAPS, RATES = (0.31, 1.7, 0.83), (0.8, 1.3, 0.6), (0.25, 0.4, 0.3)
 
 
 def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problems:
-    """Return a function: asker -> a call for each layer, with other fields of its config."""
+    """Return a function: asker -> a call of each layer, with one of the given values in each field of its config."""
 
     def problems(asker: Asker) -> list[Problem]:
         found = []
@@ -290,7 +290,7 @@ def with_fields(*, weights: Any = NO_BIASES, **fields: Sequence[Any]) -> Problem
 
 
 def dropped(config: AttentionConfig, rate: float, batch: int, *, training: bool = True) -> Problem:
-    """Return a call of a layer with dropout, with a keep-mask or without one."""
+    """Return a call of a layer with dropout; `training`: whether the call has a keep-mask."""
     shape = (batch, config.num_heads, *SMALL)
     keep = np.random.default_rng(batch).random(shape) >= max(rate, 0.3) if training else None
     return generic(replace(config, dropout=rate), seed=1, batch=batch, dropout_keep=keep)
@@ -305,7 +305,7 @@ def with_dropout(*batches: int, training: bool = True) -> Problems:
 
 
 def masked_dropout(asker: Asker) -> list[Problem]:
-    """Return a keep-mask beside each source of a mask."""
+    """Return calls that have a keep-mask of dropout, and beside it a mask of one source."""
     found = []
     for config, rate in zip(asker.configs[:2], RATES, strict=False):
         keep = np.random.default_rng(0).random((1, config.num_heads, *SMALL)) >= rate
@@ -318,7 +318,7 @@ def masked_dropout(asker: Asker) -> list[Problem]:
 def with_past(
     config: AttentionConfig, past: int, new: int, batch: int = 1, mask: AttentionMask | None = None, **how: Any
 ) -> Problem:
-    """Return a call of random numbers with a past of this length (0: none); by default Lq is Lk, past and new keys."""
+    """Return a random call with `past` keys of the past (0: none) and `new` new ones; by default Lq is their sum."""
     problem = generic(config, batch=batch, **{"query_len": past + new, **how}, key_len=new)
     rng = np.random.default_rng([past, new, batch])
     of_each = (batch, config.num_kv_heads, past)

@@ -136,7 +136,7 @@ LONGEST, ROWS = 12, 2  # most keys of a drawing, and most queries from either en
 
 
 def drawn(evidence: Evidence, problem: Problem) -> list[str]:
-    """Return lines that show which keys each query attends to, beside those that are allowed; [] if they are the same.
+    """Return a drawing of the keys that each query attends to, beside those that it may attend to; [] if they agree.
 
     "#" is a key with a weight, "." one without.
     """

@@ -51,9 +51,9 @@ class ProbeResult:
 
     Attributes:
         probe: the row of problems.
-        asked: the problems that the subject answered; none if it refused all of them.
-        differing: those of `asked` in which its answer is not that of the definition.
-        refused: whether there was a problem that it did not answer.
+        asked: the problems that the subject answered; empty if it refused them all.
+        differing: the problems in `asked` whose answer is not that of the definition.
+        refused: whether the subject refused any problem.
     """
 
     probe: Probe
@@ -115,7 +115,7 @@ class Probing:
         asker: asks the subject.
         zoo: the bugs on file.
         suffices: model -> whether it also agrees with all else that is known of the subject.
-        like: the isolating problems have only features, such as a past, that these problems have; None: any feature.
+        like: problems; an isolating problem is asked only if they have all its features, such as a past. None: any is.
         progress: is called with a text on what is being done.
         known: (model, problem, kind of arrays) -> whether the model gives the subject's arrays of that kind.
         nearly: the models that give every answer, but for which `suffices` is False.
@@ -137,7 +137,7 @@ class Probing:
 
     @unwarned()
     def run(self, start: Sequence[Model] = (), probes: Sequence[Probe] = PROBES) -> Measured:
-        """Ask the problems, and return the models that give all answers: models of `start`, or else models it finds."""
+        """Ask the problems. Return what they show, and which models give all answers: from `start`, else searched."""
         self.progress("asking the same again")
         behaviour = observe(self.asker)
         if not behaviour.is_function:
@@ -201,9 +201,9 @@ class Probing:
     def ordinary(self, suffices: Callable[[Model], bool]) -> tuple[list[Model], int]:
         """Return the models of bugs on file that give every ordinary answer, and the number of these answers.
 
-        Models that give every answer are returned instead, if there are any for which `suffices` holds. A bug of rows
-        without a key is added to a model if both together give more answers. The result is ([], 0) if no ordinary
-        answer differs from the definition's, or no extreme one.
+        If some models give every answer and `suffices` holds for them, they are returned instead. A bug of rows without
+        a key is added to a model if both together give more answers. The result is ([], 0) if no ordinary answer
+        differs from the definition's, or no extreme one does.
         """
         if nearly := list(filter(suffices, dict.fromkeys(self.nearly))):
             return nearly, sum(len(row.asked) for row in self.outcomes)
@@ -240,7 +240,8 @@ class Probing:
         def measured(base: Model) -> list[Model]:
             return self._extended(base, self._measured)
 
-        for ways in ((plain,), (extended,), (extended, measured))[: 3 if measuring else 2]:
+        orders: tuple[tuple[Callable[[Model], list[Model]], ...], ...] = ((plain,), (extended,), (extended, measured))
+        for ways in orders[: 3 if measuring else 2]:
             bases: list[Model] = [()]
             for size in range(1, MOST_BUGS + 1):
                 self.progress(f"trying {size} at once")

@@ -36,7 +36,7 @@ AGAIN = 0.03  # while a step leaves less than this of what was left, the next on
 
 
 class Descent(NamedTuple):
-    """The unknowns (G, U), the rest of each equation (G, E), and which unknowns the equations determine (G, U)."""
+    """The unknowns that were found (G, U), what is left of each equation (G, E), and which unknowns are determined."""
 
     found: NDArray
     left: NDArray
@@ -44,13 +44,13 @@ class Descent(NamedTuple):
 
 
 def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArray, fixed: NDArray) -> Descent | None:
-    """Return the unknowns with which equations give what is wanted; None if they don't come closer.
+    """Return the unknowns that make `made` give what is wanted, by Newton steps; None if these don't come closer.
 
     Args:
-        made: unknowns (n, G, U) -> results (n, G, E) of n choices. Group g of a result depends on group g alone.
-        start: (G, U).
-        wanted: (G, E).
-        fixed: (k, U): sums of a group's unknowns that stay as they are.
+        made: n choices of the unknowns (n, G, U) -> their results (n, G, E). Group g depends on nothing but group g.
+        start: (G, U), the unknowns to start from.
+        wanted: (G, E), the wanted results.
+        fixed: (k, U), factors: these k weighted sums of each group's unknowns stay as they are.
     """
     groups, unknowns = start.shape
     width = 1e-6 * max(1e-3, float(np.abs(start).max(initial=0.0)))
@@ -91,7 +91,7 @@ def descended(made: Callable[[NDArray], NDArray], start: NDArray, wanted: NDArra
 
 
 def sums(shape: tuple[int, ...], axis: int | None) -> NDArray:
-    """Return (k, elements) of 0 and 1: the elements in each of k sums along an axis; k is 0 without an axis."""
+    """Return (k, elements): 1 where an element belongs to one of the k sums along an axis, else 0. None: k is 0."""
     size = int(np.prod(shape))
     if axis is None:
         return np.zeros((0, size))
@@ -103,7 +103,7 @@ CODE = 2.0**-4
 
 
 def read_weights(answer: Callable[[Problem], NDArray | None], problem: Problem, code: float = CODE) -> NDArray | None:
-    """Return (B, H, Lq, Lk): the weights by which outputs sum the values. `answer`: problem -> output; None: refused.
+    """Return the weights (B, H, Lq, Lk), read from outputs for unit vectors as values. `answer`: problem -> output.
 
     >>> from conformance.measure.designs import CONFIGS, generic
     >>> from mha_core import reference
@@ -170,10 +170,10 @@ Solved = tuple[NDArray, NDArray]
 
 
 def solved(evidence: Evidence, problem: Problem, place: Place) -> Solved | None:
-    """Return the array at `place` with which the model gives what the subject gives, and the model's own array.
+    """Return the array at `place` that makes the model give the subject's output; and the model's own array there.
 
-    Further calls in which the array is the same are asked as needed. The result is None if no such array is found, or
-    it has too many elements. Results are kept for each model: several probes of one step ask for the same.
+    More calls that have the same array are asked if needed. The result is None if no such array is found, or if it has
+    too many elements. Results are kept for each model, because several probes ask for the same ones.
     """
     known = _found.setdefault(evidence.asker, {})
     key = tuple(bug.id for bug in evidence.model), problem, place.id
@@ -315,7 +315,7 @@ _weights: WeakKeyDictionary[Asker, dict[tuple[tuple[str, ...], Problem], NDArray
 
 
 def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
-    """Return the measured weights (B, H, Lq, Lk), or None; small ones are exact too if values can be unit vectors."""
+    """Return the measured weights (B, H, Lq, Lk); None if they can't be. Those of fixed layers are less exact."""
     known = _weights.setdefault(evidence.asker, {})
     key = tuple(bug.id for bug in evidence.model), problem
     if key not in known:
@@ -328,7 +328,7 @@ def weights_of(evidence: Evidence, problem: Problem) -> NDArray | None:
 
 
 def samples_of(evidence: Evidence, problems: Iterable[Problem], place: Place) -> list[Sample]:
-    """Return a Sample for each problem with an array at `place`: what `solved` finds; [] if it finds none in one."""
+    """Return a Sample of what `solved` finds in each problem that has `place`; [] if it finds nothing in one."""
     found = []
     for problem in problems:
         own = PlacedCall(evidence, problem, place).own

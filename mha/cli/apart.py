@@ -132,7 +132,7 @@ class Apart(Options):
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Return a context that ends, when it ends, the processes that were started."""
+        """Return a context. When it is left, the idle worker processes that this process has started are ended."""
         from conformance.workers.execute import end_idle
 
         try:

@@ -34,7 +34,7 @@ CALLS = {
 
 
 def causal_call(layout: Layout) -> str:
-    """Return what a call of such a layer needs so that no query attends to a later key, in words.
+    """Return in words what a call of a layer with this layout needs so that no query attends to a later key.
 
     >>> from mha_core.layouts import get
     >>> causal_call(get("keras"))

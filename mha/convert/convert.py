@@ -46,10 +46,10 @@ class ConvertedLayer:
         from_layout: the layout by which it was read.
         config: the config that was read.
         dtype: the dtype of the arrays that were written.
-        source, target: which subject ran either side, and its distance from the reference.
-        standing: whether the original computes what the layout says: proved, known, or moved (`mha.models.standing`);
-            and whether it calls the layer causally.
-        causal_call: what a call of the target's layer needs to be causal, in words; "" unless the original's is.
+        source, target: for the layer as read from each file, who ran it, and how far it was from the reference.
+        standing: the word for what is known of the original (proved, known or moved: see `mha.models.standing`), and
+            whether the original calls the layer causally.
+        causal_call: what a call of the target's layer needs to be causal, in words; "" unless the original's call is.
         notes: remarks for the report, such as biases filled with zeros and arrays that were left out.
     """
 
@@ -71,12 +71,12 @@ class Conversion:
 
     Attributes:
         source, out: the files.
-        to_layout: the layout written.
+        to_layout: the layout that was written.
         layers: every layer, in the order of the model.
         size: bytes of the file that was written.
         seconds: duration of the conversion.
         survey: everything in `source` that looks like attention, converted or not.
-        unseen: what the recorded calls that prove layers would not have shown; None if none is proved, or nobody asked.
+        unseen: the bugs that the recorded calls would not have shown; None if no layer is proved, or nobody asked.
     """
 
     source: Path
@@ -118,40 +118,41 @@ def convert(
     unseen: bool = False,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Conversion:
-    """Convert attention layers of one file into another, verified before the file is there.
+    """Convert attention layers of one file, verify the result, and write it to another file.
 
-    A layer is converted if what the original computes of its arrays is proved by a recorded call, or known
-    (`mha.models.standing`); or with `moved`, which claims nothing about the original. Every array is read back and
-    must be the same to the bit; and both sides run a random problem and must agree with the reference under the
-    computed bounds, which shows that source and target are one layer, but nothing about the original. If anything
-    fails, no file is written.
+    A layer is converted if a recorded call proves what the original computes with its arrays, or if that is known
+    (`mha.models.standing`). With `moved`, any layer is converted, and nothing is claimed about the original.
+
+    Every array is read back and must be the same to the bit. Both sides run a random problem and must agree with the
+    reference within the computed bounds: this shows that source and target are the same layer, but nothing about the
+    original. If anything fails, no file is written.
 
     Args:
-        source: a file, whose suffix says its format (see `mha.formats.FORMATS`), the index of a model in several
-            files, or the folder of one.
-        out: a file.
+        source: a file, whose suffix says its format (see `mha.formats.FORMATS`); or the index or the folder of a model
+            in several files.
+        out: the file to write.
         from_layout: a name of `mha_core.layouts.LAYOUTS`. Default: the one that fits.
-        to_layout: a name of the same table.
+        to_layout: a name of the same table: the layout to write.
         prefix: the prefix of the one layer to take. If the file has several, give this or `every`.
         every: take all layers (of `from_layout`, if that is given).
         num_heads, num_kv_heads: H and G, where neither the layout nor the file's metadata says them.
         dtype: the dtype to cast arrays to. Default: they stay as they are.
-        to_prefix: what the names in `out` begin with; "{prefix}" in it is the source's prefix, "{index}" the
-            layer's number from 0 among all in the file (of `from_layout`, if that is given with `every`), and
-            "{_index}" nothing for the first and "_1", "_2" for the others, as Keras counts. Default: the source's
-            prefix if `every`, else the top level.
+        to_prefix: what the names in `out` begin with. "{prefix}" in it stands for the source's prefix. "{index}" stands
+            for the layer's number from 0 among all in the file (of `from_layout`, if that is given with `every`).
+            "{_index}" stands for nothing in the first layer, and for "_1", "_2" in the others, as Keras counts.
+            Default: the source's prefix if `every`, else the top level.
         recorded: one or several files of recorded calls of the original (see `mha.convert.original.load_recorded`).
-        moved: convert what is neither proved nor known as well.
-        leave: patterns of names of arrays to leave behind. Below a layer's prefix: arrays that are no part of its
-            layout; the layer is no longer known then. Elsewhere: arrays that have no place in a model of
-            config.json's type; at your word, no attention layer reads them.
+        moved: convert layers that are neither proved nor known as well.
+        leave: patterns of names of arrays to leave behind. Below a layer's prefix they may name arrays that are no part
+            of its layout; the layer is no longer known then. Elsewhere they may name arrays that have no place in a
+            model of config.json's type; you vouch that no attention layer reads them.
         force: replace a file that is there.
-        unseen: whether to find out what the recorded calls would not have shown.
+        unseen: whether to find out which bugs the recorded calls would not have shown.
         progress: called with what is being done, the number of layers done, and the number of all layers.
 
     Raises:
-        SpecError: source, choice or target do not fit, or a layer is neither proved nor known; the message says what
-            and which choices there are. Also where a layer lacks arrays, unless `prefix` names one that is whole.
+        SpecError: source, choice or target do not fit, or a layer is neither proved nor known; the message says why,
+            and which choices there are. Or a layer lacks arrays, unless `prefix` names a layer that is whole.
         VerificationFailed: a layer does not give the recorded outputs of the original, or a side computes something
             else than the reference.
     """
@@ -274,7 +275,7 @@ def _verify(job: Job, written: Checkpoint, target: Layout, standing: Standing) -
 def check_choices(
     name: str, out: Path, from_layout: str | None = None, dtype: str | None = None
 ) -> tuple[Layout, Format]:
-    """Return the layout to write and the format of the file. Raises SpecError if one has no place in the other."""
+    """Return the layout to write and the format of the file. SpecError if there is none, or they don't go together."""
     target, form = get(name), format_of(out)
     if from_layout is not None:
         get(from_layout)

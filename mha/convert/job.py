@@ -63,7 +63,7 @@ class Job:
 
     @property
     def needs_heads(self) -> bool:
-        """Return whether nothing that is known says how many heads the layer has."""
+        """Return whether the caller has to say how many heads the layer has, because nothing else says it."""
         said = self._heads() or self.facts.decoder or self.prefix in self.checkpoint.configs
         return not said and not any(layout.carries_heads for layout in self.layouts)
 
@@ -78,10 +78,10 @@ class Job:
                 raise SpecError(f"{label} of {self.at} must be {said}, as the model's config says{where}. Got {asked}.")
 
     def read(self, dtype: str | None = None) -> tuple[Layout, AttentionConfig, Weights, str]:
-        """Return the layout that reads it, its config, its canonical weights, and their dtype.
+        """Return the layout by which the layer was read, its config, its canonical weights, and their dtype.
 
         Args:
-            dtype: read in this dtype instead of the one that was asked for.
+            dtype: the dtype to cast the weights to. None: the one that the caller of the conversion asked for.
         """
         if self.facts.decoder is not None:
             return self._of_decoder(self.facts.decoder, dtype or self.dtype)
@@ -119,7 +119,7 @@ class Job:
         return get(self.facts.layout), config, {k: x.astype(storage_dtype(held)) for k, x in weights.items()}, held
 
     def settle(self) -> tuple[Standing, Proof | None]:
-        """Return the layer's Standing (proved, known, or moved, and why it is neither), and the proof or None.
+        """Return the layer's Standing: proved, known or moved, and why. Return the proof too; None if it is not proved.
 
         Raises:
             VerificationFailed: the layer does not give the recorded outputs of the original.
@@ -149,12 +149,13 @@ class Job:
 
 
 def by_recording(jobs: Sequence[Job]) -> Job:
-    """Return the one of several readings of a layer, which its names leave open, that gives what was recorded.
+    """Return the job that gives the recorded outputs; if no job does, the first one, whose error is then reported.
 
-    If none does: the first, whose refusal is said then.
+    Args:
+        jobs: the same layer, read in each way that the names of its arrays allow.
 
     Raises:
-        SpecError: several do.
+        SpecError: several jobs give the recorded outputs.
     """
     if len(jobs) == 1:
         return jobs[0]
@@ -170,11 +171,11 @@ def by_recording(jobs: Sequence[Job]) -> Job:
 
 
 def settle(jobs: Sequence[Job], source: Path, *, moved: bool, command: str) -> tuple[dict[str, Standing], list[Proof]]:
-    """Return the Standing of every layer, by its prefix in the target; and the proofs of those that are proved.
+    """Return prefix in the target -> Standing, for every layer; and the proofs of the layers that are proved.
 
     Raises:
         SpecError: a layer is neither proved nor known, and `moved` is False; or there are arrays below its prefix that
-            are no part of its layout, and that nobody has named to be left out.
+            are no part of its layout, and that the user does not leave out.
         VerificationFailed: a layer does not give the recorded outputs of the original.
     """
     if not moved:
@@ -193,8 +194,8 @@ def command_of(source: Path, to_layout: str, out: Path, **options: Any) -> str:
     """Return the command line that asks for a conversion.
 
     Args:
-        source, to_layout, out: as given.
-        options: the others by the names that they have on the command line; what is None, False or empty is left out.
+        source, to_layout, out: the arguments that every conversion has.
+        options: name of an option -> its value. An option that is None, False or empty is left out.
 
     >>> command_of(Path("my model.pt"), "bert", Path("b.npz"), all=True, num_heads=3, leave=["norm.*"], prefix=None)
     "mha convert 'my model.pt' --to bert --out b.npz --all --num-heads 3 --leave 'norm.*'"

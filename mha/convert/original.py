@@ -28,7 +28,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True, eq=False)
 class OriginalCall:
-    """One recorded call: its inputs with each possible mask, by the name of the mask; and its outputs by stage."""
+    """One recorded call: name of each mask that it may have had -> its inputs with it; and stage -> its output."""
 
     name: str
     inputs: Mapping[str, AttentionInputs]
@@ -54,7 +54,7 @@ class OriginalLayer:
 
 
 def load_recorded(*paths: str | Path) -> list[OriginalLayer]:
-    """Read files of recorded calls; calls of a layer that several of them hold come together.
+    """Return the layers in files of recorded calls; calls of one layer in several files are put together.
 
     Args:
         paths: what `mha.capture` wrote; or an .npz or safetensors file of arrays, either of one call (`queries`,
@@ -101,14 +101,14 @@ def _is_same(one: OriginalLayer, other: OriginalLayer) -> bool:
 
 
 def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str, OriginalLayer]:
-    """Pair layers of a file with recorded layers: prefix -> recorded layer; prefixes without calls are left out.
+    """Return prefix of a layer in a file -> the recorded layer that belongs to it; prefixes without one are left out.
 
-    Names belong together if their parts are equal, or if one ends with the parts of the other; "/" counts as ".":
-    the model that was captured may be a part of the one that was saved. If no name belongs to any, layers go by
-    their order, as many as there are.
+    Two names belong together if their parts are equal, or if one ends with the parts of the other, because the model
+    that was captured may be a part of the saved one. "/" counts as ".". If no two names belong together, the layers are
+    paired in their order, provided that there are as many recorded ones.
 
     Raises:
-        SpecError: names and numbers fit nothing, or a layer could be several.
+        SpecError: layers can't be paired by names or by order, or a layer belongs to several.
 
     >>> calls = [OriginalLayer("layer.1.attn", "float32", ()), OriginalLayer("layer.0.attn", "float32", ())]
     >>> {prefix: layer.name for prefix, layer in pair(calls, ["encoder/layer/0/attn", "encoder/layer/1/attn"]).items()}
@@ -138,7 +138,7 @@ def pair(recorded: Sequence[OriginalLayer], prefixes: Sequence[str]) -> dict[str
 
 
 def as_recorded(config: AttentionConfig, layer: OriginalLayer) -> AttentionConfig:
-    """Return the config with the recorded settings that change what is computed and that no array shows."""
+    """Return the config, completed by recorded settings that change what is computed but show in no array."""
     if layer.config is None:
         return config
     return replace(config, **{name: getattr(layer.config, name) for name in arithmetic_fields()})
@@ -204,10 +204,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def observed_in(path: Path) -> Observed:
-    """Return the call in a recording of one layer, without what it holds of the layer's weights.
+    """Return the first call in a recording of one layer, without the layer's weights.
 
     Raises:
-        SpecError: it holds several layers, or a call with past keys or rotary positions.
+        SpecError: the recording holds several layers, or the call has past keys or rotary positions.
     """
     recording = Recording.load(path)
     names = [layer.name for layer in recording.layers]

@@ -48,10 +48,10 @@ class Proof:
     """The result of `prove`: the layer reproduces the recorded calls.
 
     Attributes:
-        layer: as it was read, in the dtype in which the original computed.
-        calls: the calls, each with the mask that fits.
+        layer: the layer as it was read, in the dtype in which the original computed.
+        calls: the recorded calls, each with a mask that gives its output.
         ratio: the worst error / allowed error.
-        mask: the masks that fit, where the record does not say which they were; else "".
+        mask: the names of these masks, if the record does not say which masks the calls had; else "".
     """
 
     layer: RecordedLayer

@@ -26,7 +26,7 @@ CAUSAL = 8
 
 
 def print_report(console: Console, done: Conversion, *, unseen: bool = True) -> None:
-    """Print a table with a row for each layer, and the explanations of `lines` below it."""
+    """Print a table with a row for each layer, and below it what `lines` returns."""
     causal = any(layer.standing.causal for layer in done.layers)
     table = Table(*COLUMNS, *(["causal"] if causal else []), box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in table.columns:
@@ -50,7 +50,7 @@ def print_report(console: Console, done: Conversion, *, unseen: bool = True) -> 
 
 
 def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
-    """Return the lines below the table: what words mean, who computed, remarks; with `unseen`, bugs by name."""
+    """Return the lines below the table: what its words mean, who computed, remarks; with `unseen`, bugs by name."""
     words = Counter(layer.standing.word for layer in done.layers)
     found = [f"{words[word]} x {word}: {meaning}" for word, meaning in MEANING.items() if words[word]]
     reasons = Counter((layer.standing.word, layer.standing.why) for layer in done.layers)
@@ -88,8 +88,8 @@ def lines(done: Conversion, *, unseen: bool = True) -> list[str]:
 def to_dict(done: Conversion) -> dict[str, Any]:
     """Return the conversion as a dict of JSON values.
 
-    `standing` is the word of all layers, or "mixed"; each layer has its own, and `why`. `causal` is null where nobody
-    says whether the original calls the layer causally.
+    `standing` is the word that all layers have in common, or "mixed"; each layer has its own word, and `why`. `causal`
+    is null where nothing says whether the original calls the layer causally.
     """
     words = {layer.standing.word for layer in done.layers}
     return {

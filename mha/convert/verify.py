@@ -53,7 +53,7 @@ class VerificationFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class SideResult:
-    """The result of one side: who ran it, in which dtype, its worst error / allowed error, and a remark or ""."""
+    """The result of one side (source or target): who ran it, the dtype, worst error / allowed error, and a remark."""
 
     engine: str
     dtype: str
@@ -81,12 +81,12 @@ def verify_sides(
     *,
     causal: bool = False,
 ) -> tuple[SideResult, SideResult]:
-    """Run both sides on one problem and judge each against the reference for the source's weights.
+    """Run source and target on one problem, and compare both with the reference, run with the source's weights.
 
     Args:
         where: the layer's name, which also seeds the problem.
         source, target: layout, config and canonical weights as they were read from either file.
-        causal: whether the original calls the layer causally; then so do the problems.
+        causal: whether the original calls the layer causally; if so, the problem is causal too.
 
     Raises:
         VerificationFailed: a side differs by more than the bound.

@@ -66,7 +66,11 @@ class Observed:
 
     @cached_property
     def usable_rows(self) -> list[tuple[int, int, int]]:
-        """Return (item, query, number of keys) of every query with a finite output and, under each mask, a key."""
+        """Return (item, query, number of keys) of each query that can be used.
+
+        Such a query and its row of the output are finite, and each possible mask allows it a key in every head. The
+        number is the smallest over all masks and heads.
+        """
         counts = [allowed.sum(axis=-1).min(axis=1) for allowed in self.allowed.values()]
         fewest = np.min(counts, axis=0)  # (B, Lq)
         finite = np.isfinite(self.output).all(axis=-1) & np.isfinite(self.queries).all(axis=-1)

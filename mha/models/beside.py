@@ -74,7 +74,7 @@ READ = ("modules.json", "bert_config.json", "ds_config*.json", "deepspeed_config
 
 
 def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
-    """Return the config beside a file of weights; or None, and why there is none."""
+    """Return the config beside a file of weights and ""; or None and the reason why there is none, in words."""
     path = source.parent / FILE
     if not path.is_file():
         return None, f"there is no {FILE} beside it"
@@ -88,11 +88,11 @@ def beside_file(source: Path) -> tuple[ModelConfig | None, str]:
 
 
 def of_other_file(source: Path) -> str:
-    """Return why the config beside a file of weights belongs to another one, in words; "" if it is this file's.
+    """Return why the config beside a file of weights belongs to another file, in words; "" if it belongs to this one.
 
-    It belongs to the files that transformers loads with it (`MODEL_FILES`, also in another precision): the whole file,
-    or where there is none, the index with all the shards that it names. Where none of these is there, it belongs to the
-    only file of weights in the folder, whatever its name.
+    The config belongs to the files that transformers loads with it (`MODEL_FILES`, also in another precision): the one
+    file of the model or, if that is missing, the index and all shards that it names. If none of these is there, the
+    config belongs to the only file of weights in the folder, whatever its name.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
@@ -135,7 +135,7 @@ def _shards_of(index: Path) -> set[str]:
 
 
 def strange_files(folder: Path, model_type: str) -> dict[str, str]:
-    """Return the files in a model's folder that may say something else of the model: name -> a sentence.
+    """Return name -> a sentence, for each file in a model's folder that may contradict what the config says.
 
     Args:
         folder: the folder; folders in it are not looked at.

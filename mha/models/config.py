@@ -33,7 +33,7 @@ class ModelConfig:
     Args:
         path: the file.
         content: the JSON object in it.
-        of_other_file: why it is not the config of the file of weights that is read, in words; "" if it is.
+        of_other_file: why the config does not belong to the file of weights that is read, in words; "" if it does.
     """
 
     path: Path
@@ -47,10 +47,10 @@ class ModelConfig:
         return found if isinstance(found, str) else ""
 
     def heads(self, prefix: str) -> tuple[str, int] | None:
-        """(key, number of heads) of the layer at `prefix`; None where the config has no such key.
+        """Return (key, number of heads) of the layer at `prefix`; None if the config has no such key.
 
-        Encoder and decoder may each have their own key: then the prefix decides. A config of several models has
-        no key for their layers.
+        Encoder and decoder may each have a key of their own: then the prefix decides. The config of several models is
+        not read here, because each of these models has its own keys.
 
         Raises:
             SpecError: the value is no positive integer.
@@ -71,15 +71,15 @@ class ModelConfig:
         return self._first(HEAD_KEYS)
 
     def kv_heads(self) -> tuple[str, int] | None:
-        """(key, number of key and value heads); None where the config has no such key."""
+        """Return (key, number of key and value heads); None if the config has no such key."""
         return self._first(("num_key_value_heads",))
 
     def width(self) -> tuple[str, int] | None:
-        """(key, width of the hidden states); None where the config has no such key."""
+        """Return (key, width of the hidden states); None if the config has no such key."""
         return self._first(WIDTH_KEYS)
 
     def depth(self, prefix: str) -> tuple[str, int] | None:
-        """(key, number of layers) of this side of the model; None where the config has no such key."""
+        """Return (key, number of layers) of the encoder or decoder at `prefix`; None if the config has no such key."""
         side = side_of(prefix)
         if side is not None and self.content.get(f"{side}_layers") is not None:
             return f"{side}_layers", self.count(f"{side}_layers")
@@ -100,7 +100,7 @@ class ModelConfig:
 
 
 def contradiction(content: Mapping[str, Any]) -> str:
-    """Return the keys of a config with different numbers of heads, or widths, in words; "" if all agree.
+    """Return in words which keys of a config give different numbers of heads, or different widths; "" if none do.
 
     >>> contradiction({"num_attention_heads": 3, "n_head": 6}), contradiction({"encoder_attention_heads": 3})
     ('num_attention_heads=3 and n_head=6 contradict each other', '')
@@ -114,6 +114,6 @@ def contradiction(content: Mapping[str, Any]) -> str:
 
 
 def side_of(prefix: str) -> str | None:
-    """Return the one of SIDES that the prefix names; None if it names none or both."""
+    """Return the side, one of SIDES, that the prefix names; None if it names none or both."""
     named = [side for side in SIDES if side in prefix.replace("/", ".").split(".")]
     return named[-1] if len(named) == 1 else None

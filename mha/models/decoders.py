@@ -47,7 +47,7 @@ CONSTANTS = ("inv_freq", "masked_bias", "attention.bias", "attn.bias")
 
 
 def is_decoder(model_type: Any) -> bool:
-    """Return whether a recipe reads live models of this type, no family of files does, and it is a language model.
+    """Return whether models of this type are language models that a recipe reads, and belong to no Family.
 
     >>> [is_decoder(name) for name in ("mistral", "gptj", "bert", "modernbert", "roformer")]
     [True, True, False, False, False]
@@ -63,10 +63,11 @@ def is_decoder(model_type: Any) -> bool:
 
 
 def read_config(said: Mapping[str, Any]) -> Any:
-    """Return the config of a decoder as the class of transformers reads the content of its config.json.
+    """Return the config object that transformers makes of the content of a decoder's config.json.
 
     Raises:
-        SpecError: a key that the class does not have, or reads as something else; or values that it refuses.
+        SpecError: the content has a key that the config's class does not have or reads as another value, or values that
+            the class refuses.
     """
     import transformers
     from transformers import AutoConfig
@@ -145,8 +146,8 @@ class DecoderLayers:
     """The attention layers of a decoder in a file.
 
     Attributes:
-        sites: the prefix of each layer in the file -> the layer of the model without numbers.
-        model: the model.
+        sites: the prefix of each layer in the file -> the same layer in `model`.
+        model: the model that transformers makes of the config; its parameters have no numbers.
     """
 
     sites: Mapping[str, Site]
@@ -156,14 +157,14 @@ class DecoderLayers:
 
     @classmethod
     def of(cls, names: Iterable[str], said: Mapping[str, Any]) -> DecoderLayers:
-        """Return the layers among the names of a file's arrays.
+        """Return the attention layers that a file holds, found by the names of its arrays.
 
         Args:
-            names: of all arrays.
+            names: the names of all arrays.
             said: the content of the config.json beside it.
 
         Raises:
-            SpecError: `read_config` refuses the config; or a layer lacks arrays, or has others.
+            SpecError: `read_config` refuses the config; or a layer lacks arrays, or has arrays that the model lacks.
         """
         from transformers import AutoModelForCausalLM
 
@@ -182,11 +183,15 @@ class DecoderLayers:
         return cls(sites, model)
 
     def read(self, arrays: Mapping[str, NDArray], prefix: str) -> tuple[AttentionConfig, Weights]:
-        """Return config and canonical weights of a layer, bit for bit; the module is run to see that it computes this.
+        """Return a layer's config and canonical weights, bit for bit. Its module is run to see that it computes this.
+
+        Args:
+            arrays: name in the file -> array, of the layer and of the constants beside it.
+            prefix: the layer's prefix in the file.
 
         Raises:
-            SpecError: its arrays have other shapes, or constants beside them are others; the model turns otherwise than
-                the layer's config says; or the module computes something else than its recipe reads.
+            SpecError: an array has another shape than in the model; the model, or constants in the file, turn positions
+                by other angles than the layer's config says; or the module does not compute what its recipe reads.
         """
         import torch
 
@@ -214,7 +219,7 @@ class DecoderLayers:
             module.load_state_dict(before, assign=True, strict=False)
 
     def doubt(self, prefix: str, layouts: Iterable[str]) -> str:
-        """Return why a layer that was found in the file is none of these, in words; "" if it is one."""
+        """Return why the layer at `prefix` can't be read here by one of these layouts, in words; "" if it can."""
         site = self.sites.get(prefix)
         if site is None:
             return f"the config has no place for a layer {prefix!r}"
@@ -224,7 +229,7 @@ class DecoderLayers:
         return "" if own in layouts else f"layers of such a model have layout {own!r}"
 
     def sees(self, prefix: str) -> str:
-        """Return which window of keys a layer sees, in words, which a call must say; "" if it sees all earlier keys."""
+        """Return in words the window of keys that a call of the layer must be given; "" if it sees all earlier keys."""
         site, config = self.sites[prefix], self.model.config
         types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
         kind = types[getattr(site.core, site.recipe.place)] if types else "sliding"
@@ -292,12 +297,12 @@ def _parameters_without_numbers() -> Iterator[None]:
 
 
 def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[[str], bool]) -> DecoderLayers | str:
-    """Return the layers of the decoder that the config beside a file describes; or, in words, why there are none.
+    """Return the attention layers of the decoder in a file; or in words why the config beside it does not give them.
 
     Args:
-        config: its `model_type` is that of a decoder.
-        names: of the file's arrays.
-        is_left: whether the user leaves out a file of this name in the folder.
+        config: the config beside the file; its `model_type` is that of a decoder.
+        names: the names of the arrays in the file.
+        is_left: name of a file in the folder -> whether the user leaves it out.
     """
     folder = config.path.parent
     if (folder / ADAPTER).exists():
@@ -312,7 +317,7 @@ def decoder_beside(config: ModelConfig, names: Iterable[str], is_left: Callable[
 
 
 def is_constant_name(name: str) -> bool:
-    """Return whether an array below a layer is a constant of earlier releases, by its name."""
+    """Return whether an array below a layer has the name of a constant that earlier releases wrote there."""
     return name.endswith(tuple(f".{last}" for last in CONSTANTS))
 
 

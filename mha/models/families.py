@@ -41,12 +41,13 @@ class Family:
         name: the family's name.
         model_types: the `model_type` of their configs.
         layouts: the layouts that their arrays may have.
-        where: regular expression of its attention layers' prefixes, with "." between names.
-        settings: the settings of a config that matter, in words, for the documentation.
+        where: a regular expression for the prefixes of its attention layers, with "." between names.
+        settings: in words, for the documentation, the settings of a config that matter.
         scale: (config, prefix, head width) -> the factor of the scores; None: 1 / sqrt(head width).
-        causal: (config, prefix) -> whether the model calls this layer causally; None if it calls no layer so.
-        head_keys: the config's keys for the number of heads; its classes read no other key. "{side}" is
-            "encoder" or "decoder", by the prefix.
+        causal: (config, prefix) -> whether the model calls this layer causally; None for a family that calls no layer
+            causally.
+        head_keys: the keys of a config from which the family's classes read the number of heads. "{side}" stands for
+            "encoder" or "decoder", as the prefix says.
     """
 
     name: str
@@ -145,7 +146,7 @@ MODEL_TYPES: Mapping[str, Family] = {model_type: family for family in FAMILIES f
 
 @dataclass(frozen=True)
 class KnownLayer:
-    """The facts from a config about one layer whose arithmetic is known.
+    """Facts about one layer, from a config that makes its arithmetic known.
 
     Attributes:
         family: the model's family.
@@ -161,7 +162,7 @@ class KnownLayer:
 
 
 def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows: int, inputs: int) -> KnownLayer | str:
-    """Return the facts about the layer at `prefix`; or a text that says why the config does not make them known.
+    """Return what the config says of the layer at `prefix`; or why it does not make the arithmetic known, in words.
 
     Call `changed` first: if it returns a reason, the config does not say what the layer computes.
 
@@ -169,7 +170,7 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
         config: the model's config.
         prefix: the layer's prefix.
         layouts: names of the layouts that its arrays fit.
-        rows, inputs: sizes of its query projection: the width of all heads together, and the input width.
+        rows, inputs: the sizes of its query projection: the width of all heads together, and the width of its input.
 
     Raises:
         SpecError: the config contradicts itself or the layer.
@@ -211,7 +212,7 @@ def known_layer(config: ModelConfig, prefix: str, layouts: tuple[str, ...], rows
 
 
 def place_of(family: Family, prefix: str) -> str:
-    """Return the end of a prefix that names an attention layer of this family, without the model's path; "" if none.
+    """Return the end of a prefix, from where it names an attention layer of this family; "" if it names none.
 
     >>> place_of(MODEL_TYPES["bert"], "text.bert.encoder.layer.3.attention")
     'layer.3.attention'
@@ -229,7 +230,7 @@ def _heads_in_doubt(config: ModelConfig, family: Family, prefix: str, key: str) 
 
 
 def where_in_words(family: Family) -> str:
-    """Return the prefixes of a family's attention layers as a pattern for messages.
+    """Return a pattern, for messages, that shows what prefixes the family's attention layers have.
 
     >>> where_in_words(MODEL_TYPES["bert"])
     '...layer.N.(attention|crossattention)'
@@ -240,13 +241,13 @@ def where_in_words(family: Family) -> str:
 def changed(
     config: Mapping[str, Any], family: Family, folder: Path, is_left: Callable[[str], bool] = lambda name: False
 ) -> str:
-    """Return in words what in a config, or beside it, may change the family's arithmetic; "" if nothing does.
+    """Return in words what may change the family's arithmetic, in a config or in files beside it; "" if nothing may.
 
     Args:
         config: the content of config.json; its `model_type` is one of the family's.
         family: the family.
         folder: the folder of the file.
-        is_left: name of a file in it -> whether the user leaves out that file.
+        is_left: name of a file in that folder -> whether the user leaves it out.
     """
     strange = strange_setting(config, config["model_type"])
     if strange:
@@ -271,6 +272,6 @@ def changed(
 
 
 def of_own_code(auto_map: Any) -> str:
-    """Return the sentence about an `auto_map`, with which a folder brings code of its own."""
+    """Return the sentence for messages about an `auto_map`: the setting that says that a folder has its own code."""
     named = ", ".join(map(str, auto_map.values())) if isinstance(auto_map, dict) else str(auto_map)
     return f"auto_map says that code of its own computes this model ({shown(named)}); it is never run here"

@@ -51,10 +51,10 @@ class KerasLayer:
     """One attention layer of an archive.
 
     Attributes:
-        layout: the layout of its arrays, by its class; "" for a class that is not in keras.layers.
-        changed: the setting with which it computes something else than its layout means; "" if there is none.
+        layout: the layout that its class gives to its arrays; "" for a class that is not in keras.layers.
+        changed: the setting that makes it compute something else than its layout means; "" if there is none.
         heads: (number of query heads, width of keys), which the arrays must have too; () where that is unknown.
-        causal: whether the model calls it with use_causal_mask; None if it does so in some of its calls alone.
+        causal: whether the model calls it with use_causal_mask; None if some of its calls do and others don't.
     """
 
     layout: str
@@ -64,7 +64,7 @@ class KerasLayer:
 
 
 def archive_layers(path: Path) -> tuple[dict[str, KerasLayer], str]:
-    """Path of the arrays -> the layer; and the reason why a layer is not listed, in words."""
+    """Return path of its arrays -> layer, for each attention layer; and in words why any other layer is not there."""
     try:
         with open_zip(path) as archive:
             if archive.getinfo(FILE).file_size > LARGEST:

@@ -48,9 +48,9 @@ class Neighbours:
         self._names, self._prefixes = sorted(self._order), sorted(prefixes)
 
     def of(self, prefix: str, layout: Layout) -> list[str]:
-        """Return the names below a layer's prefix that its layout does not have, relative to it, in the file's order.
+        """Return the names below a layer's prefix, without the prefix, that its layout lacks; in the file's order.
 
-        At the top level these are all names in the file. Names that belong to another layer are left out.
+        Every name in the file is below the prefix of a layer at the top level. Names of other layers are left out.
         """
         start = prefix + layout.separator if prefix else ""
         own = {*layout.required, *layout.optional}
@@ -63,7 +63,7 @@ class Neighbours:
 
 
 def refuse_unknown(names: Sequence[str], prefix: str) -> None:
-    """Raise SpecError if `names` has an unknown array below a layer's prefix; with its likely meaning, if known."""
+    """Raise SpecError if there are `names` of unknown arrays below a prefix; the message guesses what they mean."""
     if not names:
         return
     options = " ".join(f"--leave '{shown(name)}'" for name in names[:MOST_NAMED])

@@ -59,7 +59,7 @@ TF_CLASS = re.compile(r"tf[a-z0-9_]*")
 
 
 def dotted(name: str) -> str:
-    """Return a name in TensorFlow or Flax with the parts that it has in PyTorch.
+    """Return the name that an array of TensorFlow or Flax would have in PyTorch: its parts, joined by ".".
 
     >>> dotted("encoder/layer_._0/attention"), dotted("mlm___cls/predictions")
     ('encoder.layer.0.attention', 'cls.predictions')
@@ -70,11 +70,11 @@ def dotted(name: str) -> str:
 
 
 def kind_of(name: str, of: str) -> Kind:
-    """Return what an array of this name is in models of a type: "body", "head" or "buffer"; "" if it has no place.
+    """Return where an array belongs in a model: "body", "head" or "buffer"; "" if the model has no array of this name.
 
     Args:
         name: the array's name in the file, of any framework.
-        of: the `model_type`, one of `mha.models.families.MODEL_TYPES`.
+        of: the model's `model_type`, one of `mha.models.families.MODEL_TYPES`.
 
     >>> kind_of("bert.encoder.layer.3.attention.self.query.weight", "bert"), kind_of("score.weight", "bert")
     ('body', 'head')
@@ -105,7 +105,7 @@ def kind_of(name: str, of: str) -> Kind:
 
 
 def is_constant(name: str, entry: Entry) -> bool:
-    """Return whether a buffer holds the constants of transformers' classes: position numbers, or a causal mask."""
+    """Return whether a buffer holds the constant that transformers writes there: position numbers, or a causal mask."""
     last = _parts(name)[-1]
     if last == "position_ids":
         numbers = entry.load().reshape(-1)
@@ -117,7 +117,7 @@ def is_constant(name: str, entry: Entry) -> bool:
 
 
 def strange_arrays(entries: Mapping[str, Entry], of: str) -> list[str]:
-    """Return the arrays of a file that have no place in the models of a type, in the file's order."""
+    """Return the names of the arrays, in the file's order, that have no place in a model of type `of`."""
     found = []
     for name, entry in entries.items():
         kind = kind_of(name, of)

@@ -21,11 +21,11 @@ Fits = Callable[[Any, Mapping[str, Any]], bool]
 
 @dataclass(frozen=True)
 class Reviewed:
-    """A set of keys that transformers' class does not have, and that change nothing in attention.
+    """A set of keys that change nothing in attention, although transformers' class does not have them.
 
     Attributes:
-        keys: the keys, in one text.
-        why: the reason; if only some values fit, which ones, as the end of a message.
+        keys: the keys, in one text, with spaces between them.
+        why: the reason; or, if some values change something, the end of a message that says which values don't.
         fits: (value, config) -> whether this value changes nothing. Default: every value fits.
     """
 
@@ -35,7 +35,7 @@ class Reviewed:
 
 
 def one_of(*values: Any) -> Fits:
-    """Return a Fits for these values alone; the type counts as well: True is not 1."""
+    """Return a Fits that accepts these values and no others; their types count too: True is not 1."""
     return lambda value, config: any(type(value) is type(one) and value == one for one in values)
 
 
@@ -170,7 +170,7 @@ _BY_KEY: Mapping[str, Reviewed] = {key: row for row in reversed(REVIEWED) for ke
 
 
 def strange_setting(config: Mapping[str, Any], name: str) -> str:
-    """Return the first key of a config that may change what attention computes, in words; "" if there is none.
+    """Return a sentence about the first key of a config that may change what attention computes; "" without one.
 
     Args:
         config: the content of config.json.
@@ -187,7 +187,7 @@ def strange_setting(config: Mapping[str, Any], name: str) -> str:
 
 
 def strange_key(key: str, value: Any, config: Mapping[str, Any], settings: Collection[str], kind: str) -> str:
-    """Return how one key of a config may change what attention computes, in words; "" if it does not.
+    """Return a sentence about one key of a config, if it may change what attention computes; else "".
 
     Args:
         key, value, config: the key, its value, and the whole config.

@@ -44,7 +44,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Standing:
-    """One of the three words, the reason for it, and whether the original calls the layer causally (None: unknown)."""
+    """A word (proved, known, moved), the reason, and whether the original calls the layer causally (None: unknown)."""
 
     word: str
     why: str
@@ -64,8 +64,8 @@ class LayerFacts:
         layout: the layout of its class; "" where the class is unknown.
         causal: whether its model calls it causally; None where that is unknown.
         left: names below its prefix that are left out.
-        strays: names below its prefix that are no part of its layout, and that nobody has named to be left out.
-        decoder: what reads it, if it is a layer of a decoder.
+        strays: names below its prefix that are no part of its layout, and that the user does not leave out.
+        decoder: the layers of the decoder that it belongs to, which read it; None for any other layer.
     """
 
     known: str
@@ -139,7 +139,7 @@ class About:
             layout: the name of the layout.
 
         Raises:
-            SpecError: the files beside it contradict it.
+            SpecError: the files beside the file of weights contradict the layer.
         """
         facts, harmless = self._facts(layer, layout)
         if facts.known and facts.layout not in ("", layout):
@@ -297,7 +297,7 @@ def _is_generator(name: str) -> bool:
 
 
 def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str]:
-    """Return the metadata that `mha convert` writes, so that a conversion of its file keeps the standings."""
+    """Return the metadata that `mha convert` writes. They keep the standings if the written file is converted again."""
     return {
         f"{STANDING_KEY}:{prefix}" if prefix else STANDING_KEY: json.dumps(
             {"standing": standing.word, "layout": layout, "why": standing.why, "causal": standing.causal}
@@ -307,13 +307,13 @@ def metadata_of(standings: Mapping[str, Standing], layout: str) -> dict[str, str
 
 
 def refusal(source: Path, unsettled: Mapping[str, str], command: str, *, needs_heads: bool = False) -> SpecError:
-    """Return the SpecError for layers that are neither proved nor known: why, and which options would change that.
+    """Return the SpecError for layers that are neither proved nor known. It says why, and which options would help.
 
     Args:
         source: the file.
         unsettled: prefix -> why it is not known.
         command: the command line that was given, to be completed by the user.
-        needs_heads: whether nothing says how many heads a layer has, which moving asks for.
+        needs_heads: whether the user must say how many heads a layer has to move it, because nothing else does.
     """
     moved = "--moved --num-heads H, since nothing here says how many there are" if needs_heads else "--moved"
     prefix, why = next(iter(unsettled.items()))

@@ -21,11 +21,11 @@ class ModelType:
 
     Attributes:
         config: the name of its config class.
-        settings: the keys of that class, in its signature or written by it.
+        settings: the keys that this class takes or writes.
         classes: the names of its model classes.
-        prefixes: what the names of the main model's arrays may begin with in a model with a head: "bert".
+        prefixes: the prefixes, such as "bert", that the main model's arrays may have in a model with a head.
         body: the names of the main model's arrays, without such a prefix; "#" stands for a number.
-        heads: the names of all other arrays, those of the heads of its tasks.
+        heads: the names of all other arrays. They belong to heads for tasks, such as classification.
     """
 
     config: str
@@ -68,7 +68,7 @@ def has_row(name: str) -> bool:
 
 @cache
 def generation_settings() -> frozenset[str]:
-    """Return the keys of a config that transformers hands to text generation."""
+    """Return the keys that transformers takes from a config for the generation of text."""
     return frozenset(_table()["generation"])
 
 

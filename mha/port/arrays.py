@@ -41,12 +41,12 @@ class LoadedArrays:
     """An account of where each parameter of a loaded model comes from.
 
     Attributes:
-        held: parameter -> the array of the file that it equals, bit for bit after the cast to its dtype; of one that
-            transformers makes of several arrays, each of them -> itself.
-        unused: names of the file that the embeddings do not depend on: heads, position numbers.
-        drawn: parameters that the embeddings do not depend on and the file lacks, so that they are random.
-        left: what the user leaves out: arrays that no model of its type has, and other files of the folder.
-        how: in which sense each parameter is its array.
+        held: name of a parameter -> name of the file's array that it equals, bit for bit after the cast to its dtype.
+            Where transformers makes one parameter of several arrays, it has each array's name -> the same name.
+        unused: names of arrays in the file that the embeddings do not depend on, such as heads and position numbers.
+        drawn: names of parameters that are random: the file lacks them, and the embeddings do not depend on them.
+        left: names that the user leaves out: arrays that no model of its type has, and other files in the folder.
+        how: how exactly each parameter equals its array, in words.
     """
 
     held: Mapping[str, str]
@@ -62,10 +62,10 @@ class LoadedArrays:
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Return name of an array -> the safetensors file that holds it; that file, or the shards that an index names.
+    """Return name of an array -> the safetensors file that holds it: the only file, or a shard that an index names.
 
     Raises:
-        SpecError: there is none, a file is not whole, or the index and the shards contradict each other.
+        SpecError: there is no such file, a file is not whole, or the index and the shards contradict each other.
     """
     if (folder / SINGLE).is_file():
         return dict.fromkeys(_names(folder / SINGLE), folder / SINGLE)

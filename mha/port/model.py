@@ -52,7 +52,7 @@ class TrainedModel:
     Attributes:
         name: the name that the user gave.
         model: a PyTorch module of transformers, in evaluation mode.
-        tokenizer: its tokenizer; None: it takes arrays alone.
+        tokenizer: its tokenizer; None for a model that takes arrays instead of texts.
         arrays: the arrays of its files that its parameters come from; None for a live model, which has no files.
         outputs: what it gives: EMBEDDINGS, LOGITS or OUTPUTS.
     """
@@ -77,8 +77,8 @@ class TrainedModel:
         """Return the texts as token ids and attention mask, padded together; of a decoder on the left.
 
         Raises:
-            SpecError: there is no tokenizer or no text, a text is empty, has more tokens than the model has positions,
-                or words of which the tokenizer knows none; the tokenizer gives ids that the model does not have.
+            SpecError: there is no tokenizer or no text; a text is empty, has more tokens than the model has positions,
+                or has no word that the tokenizer knows; or the tokenizer gives ids that the model does not have.
         """
         if self.tokenizer is None:
             raise SpecError(f"{self.name} has no tokenizer: give it arrays by its arguments' names, --inputs FILE.npz")
@@ -110,7 +110,7 @@ class TrainedModel:
                 )
 
     def given(self, arrays: Mapping[str, NDArray]) -> Mapping[str, Any]:
-        """These arrays as the model's arguments, floating-point ones in its dtype. SpecError for unknown names."""
+        """Return the arrays as the model's arguments, floating-point ones in its dtype. SpecError for unknown names."""
         import torch
 
         names = self._arguments()
@@ -138,13 +138,14 @@ class TrainedModel:
         return {name: value for name, value in found.items() if name not in batch}
 
     def run(self, batch: Mapping[str, Any]) -> NDArray[np.float64]:
-        """Return the outputs of the model, a row an item.
+        """Return the outputs of the model as float64, one row for each item.
 
-        Sentence embeddings (B, E) are the mean over each text's tokens, of length 1; logits (B, vocabulary) those after
-        the last token. Of other models it is every floating-point array, with 0 where `attention_mask` has padding.
+        `outputs` says which. Sentence embeddings (B, E) are the means over each text's tokens, scaled to length 1.
+        Logits (B, vocabulary) are those after the last token. Any other model's row has all floating-point arrays that
+        it returns, one after the other, with 0 where `attention_mask` has padding.
 
         Raises:
-            SpecError: the model can't be run on what it is given, or gives what is no number.
+            SpecError: the model can't be run on the batch, or returns no floating-point array.
         """
         import torch
 
@@ -174,7 +175,7 @@ class TrainedModel:
         return self.outputs == LOGITS and self.tokenizer is not None
 
     def continued(self, batch: Mapping[str, Any], tokens: int) -> tuple[str, ...]:
-        """Return how the model continues each text: by so many likeliest tokens, one at a time, with a cache."""
+        """Return how the model continues each text: it adds the likeliest token `tokens` times, with a cache."""
         import torch
 
         token = self.tokenizer.pad_token_id
@@ -215,9 +216,9 @@ def load_trained(name: str, dtype: str = "float32", leave: Collection[str] = ())
 
     Raises:
         NotInstalled: a package that it needs is not there.
-        SpecError: there is no such model; it computes something else than its class (code of its own, an adapter,
-            settings that transformers passes over); or its files are not whole: an array that the results depend on is
-            missing, surplus, of another shape, or not what was loaded.
+        SpecError: there is no such model; it computes something else than its class does (code of its own, an adapter,
+            settings that transformers ignores); or its files are not whole: an array that the results depend on is
+            missing, is not needed, has another shape, or is not what was loaded.
     """
     if name in DECODERS:
         return _packaged_decoder(name, dtype)

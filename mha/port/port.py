@@ -86,13 +86,13 @@ class LayerResult:
 
 @dataclass(frozen=True)
 class EmbeddingResult:
-    """A comparison of the model's outputs with one backend's attention in it and its outputs by itself.
+    """A comparison of two outputs of a model: with one backend's attention in it, and with its own attention.
 
     Attributes:
         by: the backend.
-        difference: the largest difference of any number in the outputs.
-        allowed: how far errors within the bounds of all calls move the outputs.
-        cosine: the smallest cosine between the two output rows of an item.
+        difference: the largest difference between two numbers of the outputs.
+        allowed: how much the outputs may differ if the error in each call is within its bound.
+        cosine: the smallest cosine, over all items, between an item's two rows of outputs.
     """
 
     by: str
@@ -114,15 +114,15 @@ class PortReport:
         tokens: the number of tokens of each text; empty where arrays were given.
         arrays: where each parameter of the model comes from, and which arrays of its files were left out; None for a
             live model.
-        coverage: which modules that look like attention were seen at their attention function, and which were not.
+        coverage: of all modules that look like attention, which ones called an attention function that was seen.
         unread: name of a module -> why a call of its attention function was not read; it stays the model's own.
         rows_without_key: how many rows of queries may attend to no key, and are not compared in the model's own calls.
         failed: backend -> why it gave no answer.
-        diagnoses: ORIGINAL or backend that differs -> which stage and which bug explains it, in words.
+        diagnoses: ORIGINAL or backend, if it differs -> the stage that is wrong and the bug that explains it, in words.
         versions: ORIGINAL or backend -> package -> version.
         unseen: which bugs these calls would not have shown; None if they were not looked for.
         outputs: what the model gives: sentence embeddings, logits of the last token, or outputs.
-        continued: ORIGINAL or backend -> what it goes on with after each text; empty for an encoder.
+        continued: ORIGINAL or backend -> the continuation of each text with it; empty for an encoder.
         interrupted: whether the user ended it before it was complete.
     """
 
@@ -147,7 +147,7 @@ class PortReport:
 
     @property
     def equal(self) -> bool:
-        """Return whether all layers and embeddings are equal within their bounds, and all continued texts equal."""
+        """Return whether all layers and embeddings are equal within their bounds, and all continuations the same."""
         within = all(one.equal for one in self.layers) and all(one.equal for one in self.embeddings)
         return within and len(set(self.continued.values())) <= 1
 
@@ -221,9 +221,9 @@ def port(
     progress: Callable[[str], None] = lambda text: None,
     verdicts: Callable[[str], None] = lambda line: None,
 ) -> PortReport:
-    """Port what every attention function of a model computes into every backend, on these texts or arrays.
+    """Run a model on texts or arrays with each backend's attention in place of its own, and compare what they give.
 
-    An interrupt by the user, once the model's own calls are judged, ends it with what is there.
+    If the user interrupts it after the model's own calls are judged, the report has what was done so far.
 
     Args:
         trained: the model, loaded in `dtype`.

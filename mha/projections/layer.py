@@ -35,7 +35,7 @@ Judge = Callable[[str, ReadCall], str | None]
 
 
 class Parts(Protocol):
-    """The functions of a framework's hooks that reading by projections needs."""
+    """The functions of a framework's hooks that are needed to read a layer by its projections."""
 
     def modules_in(self, module: Any) -> Iterable[tuple[str, Any]]:
         """Return (name, module) of all modules inside; names are relative to this one."""
@@ -56,7 +56,7 @@ COUNTS = (*HEADS, "h", "H", "nh", "nheads", "num_head", "_num_heads", "_n_heads"
 
 @dataclass(eq=False)
 class Part:
-    """A projection inside a layer that is recorded: it notes its calls. It stands where `watch` has an adapter."""
+    """A projection inside a recorded layer. It keeps copies of its calls, and is given to `watch` as an adapter is."""
 
     layer: ProjectedLayer
     name: str
@@ -85,11 +85,12 @@ class ProjectedLayer:
         name: the layer's name in the model.
         layer: the layer.
         said: where its projections are.
-        judge: compares a call with the reference.
-        sure: whether somebody said where they are; else they were found by their names.
+        judge: a function that compares a call with the reference.
+        sure: True if the user said where the projections are; False if they were found by their names.
 
     Attributes:
-        differs: whether a call was refused that would be recorded, with a doubt, if it were sure where they are.
+        differs: whether a call was refused because it differs and `sure` is False. If the user says where the
+            projections are, such a call is recorded, with a doubt.
 
     Raises:
         SpecError: there is no projection of such a name, or nothing says how many heads there are.
@@ -119,8 +120,8 @@ class ProjectedLayer:
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
         """Return the one reading of a call that the reference confirms. SpecError if there is none, or more than one.
 
-        Where it is sure which the projections are and nothing confirms a call, the nearest possibility is given, and
-        `doubt` says how far it is off: the layer differs from its own weights.
+        If the reference confirms none but the user said where the projections are (`sure`), the nearest reading is
+        returned, and `doubt` says how far its numbers are off: the layer does not compute what its weights say.
         """
         calls = {name: list(part.calls) for name, part in self.parts.items()}
         for part in self.parts.values():
@@ -276,17 +277,17 @@ class ProjectedLayer:
 
 
 def split_rows(rows: NDArray, roles: list[str], columns: int, num_heads: int, *, by_head: bool) -> list[NDArray]:
-    """Return the rows of each of q, k and v in one projection.
+    """Return the rows of each role in a projection that computes several of queries, keys and values.
 
     Args:
-        rows: of all of them, or its outputs, with their channels first.
-        roles: of which it has rows, in their order.
-        columns: the rows of the queries, those of all heads.
+        rows: (rows, ...): all rows of the projection's matrix, or of its outputs with the channels as the first axis.
+        roles: "q", "k" and "v", or two of them, in the order of their rows.
+        columns: how many rows belong to the queries of all heads.
         num_heads: H.
-        by_head: whether they stand head by head.
+        by_head: whether the rows stand head by head, else role by role.
 
     Raises:
-        SpecError: they can't be split so.
+        SpecError: the rows can't be split in this way.
     """
     if len(roles) == 1:
         return [rows]
@@ -312,7 +313,7 @@ def _own_names(inside: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def heads_of(layer: Any) -> int:
-    """Return the number of heads that an attribute of a layer has. SpecError where none does."""
+    """Return the number of heads, read from an attribute of the layer. SpecError if it has no such attribute."""
     for name in COUNTS:
         value = getattr(layer, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

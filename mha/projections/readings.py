@@ -24,7 +24,7 @@ def in_order(array: NDArray, *, batch_first: bool) -> NDArray:
 def mask_readings(
     held: tuple[NDArray, str] | None, full: tuple[int, ...], hides: bool | None = None
 ) -> list[dict[str, Any]]:
-    """Return the meanings of an argument as a mask of (B, H, Lq, Lk): keys allowed, excluded, added, or lengths.
+    """Return the masks that an argument may mean: bools of allowed or of excluded keys, an added bias, or lengths.
 
     Args:
         held: the argument and its dtype; None where it holds no array.
@@ -57,7 +57,7 @@ def mask_readings(
 
 
 def distance(call: ReadCall) -> tuple[float, str]:
-    """Return the largest error of the reference's output / the largest element, and the same in words."""
+    """Return how far the layer's and the reference's outputs differ, over the largest element; and where, in words."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:
@@ -70,7 +70,7 @@ def distance(call: ReadCall) -> tuple[float, str]:
 
 
 def begins_right(call: ReadCall) -> bool:
-    """Return whether the reference is right for the first query of each item, to 1/1000 of the largest element."""
+    """Return whether the reference gives each item's first row of the output, to 1/1000 of the largest element."""
     wanted = reference.run(call.config, call.weights, call.inputs).output
     given = call.outputs["output"].astype(np.float64)
     if wanted is None or wanted.shape != given.shape:
@@ -81,7 +81,8 @@ def begins_right(call: ReadCall) -> bool:
 def is_same(one: ReadCall, other: ReadCall) -> bool:
     """Return whether two readings of a call have the same parameters and inputs, and give each key the same weight.
 
-    So a mask that is added and the word causal beside it are one reading, if the mask excludes the later keys itself.
+    So a layer with an added mask is read in one way, whether it is called causal or not, if the mask itself excludes
+    the later keys.
     """
 
     def numbers(call: ReadCall) -> list[NDArray]:

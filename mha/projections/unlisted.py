@@ -22,19 +22,19 @@ OPEN = "..."
 
 
 class Unlisted:
-    """A chooser of the layers that are recorded by their projections; it says why it refuses others.
+    """A chooser of the layers that are recorded by their projections. It says why it refuses a layer.
 
     Args:
         hooks: the functions of the framework.
         target: the model.
         said: pattern of layer names -> where the projections of those layers are.
-        is_known: whether a module is of a listed class.
-        judge: compares a call with the reference.
+        is_known: module -> whether its class is listed.
+        judge: a function that compares a call with the reference.
 
     Attributes:
         layers: the layers that are read by their projections.
-        refused: layer name -> why it is not recorded, though the names of its projections were found.
-        turning: name of a layer with rotary positions -> why it is not recorded.
+        refused: layer name -> why the layer is not recorded, although its projections were found by their names.
+        turning: name of a layer with rotary positions -> why the layer is not recorded.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Unlisted:
         self._turned = {name[: -len(last)]: name for name, last in _rotary_in(hooks, target)}
 
     def part(self, module: Any) -> Part | None:
-        """Return the projection of a chosen layer that this module is; None if it is none."""
+        """Return the Part for a module that is a projection of a chosen layer; None for any other module."""
         return self._parts.get(id(module))
 
     def choose(self, name: str, module: Any) -> ProjectedLayer | None:
         """Return the adapter of a module if its class is not listed or the user named its projections; else None.
 
         Raises:
-            SpecError: the user named its projections, and it can't be recorded by them.
+            SpecError: the user named its projections, but they don't allow recording it.
         """
         said = next((one for pattern, one in self._said.items() if fnmatchcase(name, pattern)), None)
         inside = _inside(self._hooks, module)
@@ -127,7 +127,7 @@ class Unlisted:
 
     @property
     def as_they_are(self) -> str:
-        """Return how to record a layer that was refused because it differs from its projections; "" if none was."""
+        """Return how to record a layer that was refused because its weights give another output; "" if none was."""
         name = next((layer.name for layer in self.layers if layer.differs and layer.name in self.refused), None)
         if name is None:
             return ""
@@ -181,7 +181,7 @@ class Unlisted:
 
     @property
     def beyond(self) -> str:
-        """Return a note that names the layers whose output is not what their output projection gives; "" if none."""
+        """Return a note with the layers that return something else than their output projection gives; "" if none."""
         names = [layer.name or "the model itself" for layer in self.layers if layer.beyond]
         return (
             f"recorded up to the output projection, not what the layer does with it: {', '.join(names)}"

@@ -23,7 +23,7 @@ from mha_core.capture import ReadCall
 
 
 class RecipeAdapter:
-    """A recipe with the interface of `mha.recordings.capture.Adapter`."""
+    """A recipe in the form of an adapter: it has the interface of `mha.recordings.capture.Adapter`."""
 
     has_seam = True
     """What can't be read by a recipe is recorded at its attention function, if it calls one."""
@@ -39,7 +39,7 @@ class RecipeAdapter:
         return self.recipe.matches(layer)
 
     def check(self, layer: Any) -> None:
-        """Raise SpecError if the module can't be read, or runs an implementation that is not understood."""
+        """Raise SpecError if the module can't be read, or if its attention implementation is unknown."""
         site = Site("", layer, self.recipe)
         _ = site.config, site.implementation
 
@@ -49,7 +49,7 @@ class RecipeAdapter:
 
     @contextmanager
     def watching(self, layer: Any) -> Iterator[RecipeAdapter]:
-        """Yield an adapter of one layer, which sees inside it meanwhile if a block hides its output projection."""
+        """Yield an adapter for one layer. If a block hides the output projection, it watches calls inside the layer."""
         site, own = Site("", layer, self.recipe), RecipeAdapter(self.recipe)
         if not site.out_is_separate:
             yield own
@@ -58,7 +58,7 @@ class RecipeAdapter:
             yield own
 
     def read(self, layer: Any, arguments: Mapping[str, Any], output: Any) -> ReadCall:
-        """Read one call; of a layer whose output projection is hidden, the last one that was seen inside it."""
+        """Return one call, read. If the output projection is hidden, it is the last call seen inside the layer."""
         seen = self.seen[-1] if self.seen else None
         self.seen.clear()
         if isinstance(seen, SpecError):

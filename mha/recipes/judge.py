@@ -23,7 +23,7 @@ class Judgement:
         ratios: stage -> worst error / allowed error; at most 1 where equal.
         error: the largest difference of the output from the reference.
         mismatches: every stage that is over its bound.
-        rows_without_key: rows (item, head and query) that may attend to nothing and were left out.
+        rows_without_key: how many rows (item, head and query) may attend to no key, and were not compared.
     """
 
     ratios: dict[str, float]
@@ -64,10 +64,10 @@ def judge_recorded(
 
 
 def judge_original(problem: Problem, precision: Precision, wanted: Expected | None = None) -> Judgement:
-    """Compare the outputs that a module itself computed in a recorded call with the reference.
+    """Compare the outputs in a recorded call, which the module itself computed, with the reference.
 
-    Rows that may attend to no key are left out and counted: the definition gives them the output bias, and modules NaN
-    or something else.
+    Rows that may attend to no key are left out and counted: the definition gives them the output bias, but modules give
+    them NaN or something else.
     """
     wanted = answer(problem, precision) if wanted is None else wanted
     keyless = ~wanted.where.any(axis=-1)  # (B, H, Lq)

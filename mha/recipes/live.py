@@ -22,11 +22,11 @@ Result = TypeVar("Result")
 
 
 def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, dict[str, list[Problem]]]:
-    """Run `call`, and record every call of these layers in it.
+    """Run `call`, and record each call of these layers that it makes.
 
     Returns:
-        The result of `call`, and the name of each layer -> its calls, in order. `recorded` of each Problem
-        holds the stages that the module itself computed: heads and output, and weights where it returns them.
+        The result of `call`, and name of a layer -> its calls, in order. `recorded` of each Problem has the stages that
+        the module itself computed: heads, output, and the weights if the module returns them.
 
     Raises:
         SpecError: a layer was called in a way that has no translation.
@@ -43,9 +43,9 @@ def record(sites: Iterable[Site], call: Callable[[], Result]) -> tuple[Result, d
 def watched(
     site: Site, found: Callable[[Problem], None], refused: Callable[[SpecError], None] | None = None
 ) -> Iterator[None]:
-    """Return a context in which `found` is told of each call of the layer, and `refused` why one can't be read.
+    """Return a context in which `found` is called with each call of the layer that can be read.
 
-    Without `refused`, the call itself raises that SpecError.
+    For any other call, `refused` is called with the SpecError that says why; without `refused`, the call raises it.
     """
     calls: list[dict[str, Any]] = []
 
@@ -100,7 +100,7 @@ def watched(
 
 
 def dtype_of(site: Site, *tensors: Any) -> str:
-    """Return the one dtype, by name, of a layer's parameters and of these tensors. SpecError if there are several."""
+    """Return the name of the dtype that a layer's parameters and these tensors have. SpecError if there are several."""
     from mha_core.capture import one_dtype
 
     layout = site.recipe.layout(site.module)
@@ -111,7 +111,7 @@ def dtype_of(site: Site, *tensors: Any) -> str:
 
 @contextmanager
 def spec_errors(site: Site) -> Iterator[None]:
-    """Return a context that turns any exception while a call is read into a SpecError that names the layer."""
+    """Return a context that turns any exception inside it into a SpecError that names the layer."""
     try:
         yield
     except Exception as error:  # of a module that is not what its class promises

@@ -23,8 +23,8 @@ from mha_core.live.probe import Reading, Words, cannot_run, check_reading
 def check_site(site: Site) -> None:
     """Raise SpecError unless a layer of a live model computes what its recipe reads.
 
-    The recipe decides what belongs to the layer: of BERT's block, the attention and the output projection, without the
-    residual and the normalisation after them. Masks are given as floats, which "eager" and "sdpa" read alike.
+    The recipe decides what belongs to the layer. In BERT's block these are the attention and the output projection, but
+    not the residual and the normalisation after them. Masks are given as floats, which "eager" and "sdpa" read alike.
     """
     import torch
 

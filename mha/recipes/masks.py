@@ -22,19 +22,19 @@ def mask_of(
 ) -> AttentionMask:
     """Translate the mask of a module's call into an AttentionMask.
 
-    A float entry that is the lowest number of its dtype, or -inf, excludes its key; any other number, -10000 as well,
-    is a bias. In a row of excluded keys alone the lowest number is a bias: it swallows all scores alike, and softmax
-    gives the mean over all values.
+    A float that is -inf or the lowest number of its dtype excludes its key. Any other number is a bias, -10000 too. In
+    a row that has nothing but such keys, the lowest number is a bias: all scores are lost in it, so that softmax gives
+    the mean over all values.
 
     Args:
         mask: bool or float, broadcastable to (B, H, Lq, Lk), or None.
         dtype: the name of its dtype; "bfloat16" arrives as a float32 array.
         implementation: one of IMPLEMENTATIONS.
         is_causal: whether the module is causal where it is given no mask.
-        query_len: Lq. A single query sees all keys even then, because it is the last one of a sequence.
+        query_len: Lq. A single query sees all keys even if `is_causal`, because it is the last one of a sequence.
 
     Raises:
-        SpecError: another implementation, or a mask that this implementation does not read so.
+        SpecError: the implementation is another one, or does not read such a mask in this way.
 
     >>> found = mask_of(np.array([[0.0, -0.5, np.finfo(np.float32).min]], np.float32), "float32", "eager")
     >>> found.allowed, found.bias

@@ -23,10 +23,10 @@ class Norms:
     """The query-key norm of a family.
 
     Attributes:
-        settings: all but eps, which a module has.
-        queries, keys: the names of the modules that norm them.
-        eps: the attribute of such a module, at which it is found.
-        on: the attribute of an attention module, or of its config, that says whether it has them; "" if all have.
+        settings: the settings of the norm, all but eps, which each module has.
+        queries, keys: the names of the modules that norm queries and keys.
+        eps: the attribute of these modules that holds eps.
+        on: the attribute of an attention module, or of its config, that says whether it norms; "" if all modules do.
     """
 
     settings: QueryKeyNorm
@@ -42,30 +42,32 @@ class Recipe:
 
     Attributes:
         family: its name.
-        summary: its particulars, in a line.
-        classes: names of its attention modules, whose code differs in names alone.
-        model_types: the `model_type` of the configs whose checkpoints hold such layers.
-        layouts: the layout of a live module; then that of a cross-attention, if it has another.
+        summary: what is special about it, in a line.
+        classes: the class names of its attention modules; their code is the same but for names.
+        model_types: the `model_type` of configs of models that have such layers.
+        layouts: the layout of a live module; and the layout of a cross-attention, if that is another.
         heads: the attribute of `core` with the number of heads.
         dropout_key: the key of a model's config for the dropout of the attention weights.
         out: the path of the output projection in a module: the merged heads go into it, the output comes out.
-        core: the path of the part that is called with the hidden states and the mask; "" for the module.
+        core: the path of the part that is called with the hidden states and the mask; "" for the module itself.
         other_states: the argument that holds the inputs of keys and values of a cross-attention.
         other_mask: the argument that holds the mask of a cross-attention.
         cache: the argument that holds the cache.
-        place: the attribute of `core` with its place in the cache.
+        place: the attribute of `core` that says which entry of the cache is the layer's.
         repeated: whether the cache of a module holds a key and a value for each query head.
-        only: the attention implementation that it computes by whatever its config says; "" if it asks the config.
+        only: the attention implementation that it always runs; "" if its config says which one.
         needs_mask: whether "eager" can't be called without a mask.
         scales_mask: whether a mask is added before the scores are scaled, so that a bias is scaled too.
-        sees: the keys that `core` lets Lq queries see of Lk keys, bool (Lq, Lk), besides the mask of a call.
+        sees: (core, Lq, Lk) -> bool (Lq, Lk): the keys that `core` lets each query see; a call's mask can only exclude
+            more. None if `core` lets queries see all keys.
         softmax_in_float32: whether "eager" computes its softmax in float32 in every dtype.
         turn: how it turns queries and keys; None if it has no rotary positions.
         norms: its query-key norm; None without one.
-        softcap: the attribute of `core` with the softcap of the scores; "" if it has none, or does not use it.
-        refused: settings of a module or of the model's config that ask for something else -> the value that does not.
-        scale: the settings that make the factor of the scores another one than 1 / sqrt(d); "" for none.
-        scale_of: that factor, of a live module.
+        softcap: the attribute of `core` with the softcap of the scores; "" if it has no softcap, or does not use it.
+        refused: setting of a module or of the model's config -> its value in the layers that the recipe reads. A layer
+            with another value computes something else, and is refused.
+        scale: the settings, in words, that replace the factor 1 / sqrt(d) of the scores; "" for none.
+        scale_of: live module -> the factor of its scores.
         models: published models whose layers it reads.
     """
 
@@ -97,7 +99,7 @@ class Recipe:
     models: tuple[str, ...] = ()
 
     def matches(self, module: Any) -> bool:
-        """Return whether this recipe is for `module`: by its very class, because a subclass may compute anything."""
+        """Return whether this recipe is for `module`. The exact class decides: a subclass may compute anything."""
         kind = type(part(module, self.core))
         known = kind.__name__ in self.classes and kind.__module__.startswith("transformers.models.")
         return known and part(module, self.out) is not None
@@ -108,14 +110,14 @@ class Recipe:
         return layouts.get(self.layouts[is_cross])
 
     def positions(self, core: Any) -> int | None:
-        """Return how many positions a module has, whose own tables end there; None if it has none."""
+        """Return how many positions a module has, if its own tables or masks end there; else None."""
         if self.turn is not None and self.turn.ends:
             return len(core.embed_positions)
         return None if self.sees is None else int(core.config.max_position_embeddings)
 
 
 def part(module: Any, path: str) -> Any:
-    """Return the part of a module at a path such as "output.dense", or None; "" is the module itself."""
+    """Return the part of a module at a path such as "output.dense"; None if there is none. "" is the module itself."""
     for name in path.split(".") if path else ():
         module = getattr(module, name, None)
     return module
@@ -127,7 +129,7 @@ def setting(core: Any, name: str, default: Any = None) -> Any:
 
 
 def completed(config: AttentionConfig, scale: float, dropout: float) -> AttentionConfig:
-    """Return the config with scale and dropout filled in; the scale only where it is not 1 / sqrt(head_dim).
+    """Return the config with this scale and dropout; its scale is None where it is 1 / sqrt(head_dim).
 
     >>> completed(AttentionConfig(8, 2), 0.5, 0.1).scale is None, completed(AttentionConfig(8, 2), 1.0, 0.1).scale
     (True, 1.0)

@@ -20,20 +20,20 @@ def recipe_for(module: Any) -> Recipe | None:
 
 
 def attention_layers(model: Any, *, strict: bool = False, probe: bool = True) -> list[Site]:
-    """Return every attention layer of a live model that there is a recipe for, in the model's order.
+    """Return the attention layers of a live model, in its order: all for which there is a recipe.
 
     Other modules that look like attention are named in a warning (`mha.coverage.UnreadWarning`).
 
     Args:
         model: a PyTorch module of transformers, or one that contains some; in any mode, dtype and place.
-        strict: whether such others are an error.
-        probe: whether each layer is run, a few small calls in its own dtype, to see that it computes what its
-            recipe reads: a hook, a replaced forward, an adapter (LoRA) may have it compute something else. Hooks
-            are on meanwhile. The model is left as it was. False takes the weights at their word.
+        strict: whether it is an error if there are such other modules.
+        probe: whether each layer is run, a few small calls in its own dtype, to see that it computes what its recipe
+            reads: a hook, a replaced forward or an adapter (LoRA) can change that. Hooks run too. The model is left as
+            it was. With False, no layer is run.
 
     Raises:
-        SpecError: there is none; or, with `strict`, there are others; or, unless probe=False, one computes something
-            else or can't be run (on the meta device, with an attention implementation that is not understood).
+        SpecError: no layer has a recipe; with `strict`, other modules look like attention; or, unless probe=False, a
+            layer computes something else or can't be run (as on the meta device).
     """
     sites, found = survey(model, probe=probe)
     if strict:
@@ -47,7 +47,7 @@ def survey(model: Any, *, probe: bool = True) -> tuple[list[Site], Coverage]:
     """Return the attention layers of a live model, and a Coverage of all modules in it that look like attention.
 
     Raises:
-        SpecError: there is no layer with a recipe; or one does not compute what it reads, unless probe=False.
+        SpecError: no layer has a recipe; or, unless probe=False, a layer does not compute what its recipe reads.
     """
     from backends.torch.native.capture import parts_of
 

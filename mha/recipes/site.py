@@ -67,7 +67,7 @@ class Site:
 
     @property
     def weights(self) -> Weights:
-        """Return its canonical weights, bit for bit (bfloat16: as float32, which holds them)."""
+        """Return its canonical weights, bit for bit. bfloat16 becomes float32, which holds each number exactly."""
         return self._read()[1]
 
     @property
@@ -81,7 +81,7 @@ class Site:
 
     @property
     def implementation(self) -> str:
-        """Return the attention implementation that it runs; SpecError if it is not understood."""
+        """Return the name of the attention implementation that it runs. SpecError if it is an unknown one."""
         return self.recipe.only or check_implementation(str(self.core.config._attn_implementation))
 
     def put(self, weights: Mapping[str, NDArray]) -> None:
@@ -100,12 +100,12 @@ class Site:
         """Translate the arguments of a call of `core` into the terms of the definition.
 
         Args:
-            args, kwargs: of the call.
-            ran: whether it has run, so that a cache holds its own keys and values too.
+            args, kwargs: the arguments of the call.
+            ran: whether the call has run, so that a cache holds its keys and values too.
 
         Raises:
-            SpecError: the module is in training mode with dropout, the call has an argument or a cache that has no
-                translation, or runs an attention implementation that is not understood.
+            SpecError: the module is in training mode with dropout, its attention implementation is unknown, or the call
+                has an argument or a cache that has no translation.
         """
         from backends.torch.ops.framework import refuse_autocast
         from mha.recipes.torch_arrays import dtype_name, to_array
@@ -150,7 +150,7 @@ class Site:
         return inputs
 
     def tables(self, inputs: AttentionInputs) -> Mapping[str, Any]:
-        """Return the arguments by which a model hands the tables of a call's queries to its modules, as arrays."""
+        """Return the arguments, as arrays, in which a model gives its modules the rotary tables of a call's queries."""
         turn, config = self.recipe.turn, self.config
         if turn is None:
             return {}
@@ -159,7 +159,7 @@ class Site:
         return turn.give(self.core, made.cos, made.sin)
 
     def precision(self, dtype: str) -> Precision:
-        """Return the Precision with which it computes, from which its bounds follow."""
+        """Return the Precision with which it computes in this dtype. The bounds on its errors follow from that."""
         precision = Precision.of(dtype)
         if self.implementation == "sdpa":
             # PyTorch's fused kernel for CPUs: an online softmax over blocks of 512 keys, with a faster exp.
@@ -167,7 +167,7 @@ class Site:
         return replace(precision, softmax="float32") if self.recipe.softmax_in_float32 else precision
 
     def still(self) -> Site:
-        """Return the same, with config and weights read once, as they are now."""
+        """Return a copy of this Site whose config and weights are read once and stay as they are now."""
         return _StillSite(self.name, self.module, self.recipe)
 
     def _read(self) -> tuple[AttentionConfig, Weights]:

@@ -12,7 +12,7 @@ from mha_core import SpecError
 
 
 def to_array(tensor: Any) -> NDArray:
-    """Return a NumPy copy of a tensor, bfloat16 as float32. SpecError for other objects and tensors without numbers."""
+    """Return a NumPy copy of a tensor; bfloat16 becomes float32. SpecError if it is no tensor, or has no numbers."""
     import torch
 
     from backends.torch.ops.framework import copied
@@ -23,12 +23,12 @@ def to_array(tensor: Any) -> NDArray:
 
 
 def dtype_name(tensor: Any) -> str:
-    """Return the name without "torch."; that of torch.float32 is "float32"."""
+    """Return the name of a tensor's dtype, such as "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def arrays_of(module: Any, names: Iterable[str]) -> dict[str, NDArray]:
-    """Return the parameters of these names that `module` has; they may share its memory."""
+    """Return name -> array, for each of these names that is a parameter of `module`. Arrays may share its memory."""
     from backends.torch.ops.framework import to_numpy
 
     parameters = dict(module.named_parameters())
@@ -39,10 +39,10 @@ def arrays_of(module: Any, names: Iterable[str]) -> dict[str, NDArray]:
 
 
 def assign(module: Any, arrays: Mapping[str, NDArray]) -> None:
-    """Write arrays into the parameters of these names, in place; all names and shapes are checked first.
+    """Write arrays into the parameters that have their names, in place. All names and shapes are checked first.
 
     Raises:
-        SpecError: there is no such parameter, or it has another shape; nothing is written.
+        SpecError: there is no such parameter, or it has another shape. Then nothing is written.
     """
     import torch
 

@@ -15,17 +15,17 @@ from mha_core.parts.frequencies import RULES, LongRope
 
 @dataclass(frozen=True)
 class Turn:
-    """A rule: queries and keys turn by the tables (cos, sin) that the model gives each call as `position_embeddings`.
+    """A rule that queries and keys turn by tables (cos, sin), given to each call as `position_embeddings`.
 
     Attributes:
         interleaved: whether channels (2 k, 2 k + 1) are a pair, else (k, k + r / 2).
-        doubled: how the tables (B, L, r) have each number twice: as "halves" (all, then all again) or as "pairs".
-        acts: whether a module turns at all; some layers of a model may not.
-        backwards: whether it turns by the negative angles.
-        patches_alone: whether tables are of the last tokens alone, and the first ones do not turn.
-        share: the setting that says how much of a head turns; "" where all of it does.
-        in_config: whether a layer's settings say how its positions turn; else by angles of its own.
-        ends: whether the module keeps the tables, which end at a position.
+        doubled: how the tables (B, L, r) hold each number twice: as "halves" (all numbers, then all again) or "pairs".
+        acts: module -> whether it turns at all; some layers of a model may not.
+        backwards: whether a module turns by the negative angles.
+        patches_alone: whether the tables belong to the last tokens, and the first ones do not turn.
+        share: the setting that says how much of a head turns; "" if all of it does.
+        in_config: whether a layer's settings say its angles; if not, it has angles of its own.
+        ends: whether the module keeps the tables itself. They end at a largest position.
     """
 
     interleaved: bool = False
@@ -38,9 +38,9 @@ class Turn:
     ends: bool = False
 
     def settings(self, core: Any, head_dim: int) -> Rotary:
-        """Return the rotary settings of a module; base and rule come from its config, if they are of a known kind.
+        """Return the rotary settings of a module. Base and rule come from its config, if the config has a known form.
 
-        A call has the tables that the model made, which need not be those: `mha_core.parts.angles` compares them.
+        The model may make other tables for a call than follow from these: `mha_core.parts.angles` compares them.
         """
         layout = Rotary(self._width(core, head_dim), self.interleaved)
         own = {**_parameters(core)}
@@ -67,7 +67,7 @@ class Turn:
         return int(head_dim * (1.0 if share is None else float(share)))
 
     def take(self, core: Any, given: dict[str, Any], length: int) -> RotaryInputs | None:
-        """Take the argument with the tables out of `given`, and return the tables; None if the module does not turn.
+        """Remove the argument with the tables from `given`, and return the tables; None if the module does not turn.
 
         Args:
             core: the module.
@@ -75,7 +75,7 @@ class Turn:
             length: how many queries it has.
 
         Raises:
-            SpecError: the tables are not a pair (cos, sin) in which both channels of a pair have the same number.
+            SpecError: the tables are not (cos, sin), or differ between the two channels of a pair.
         """
         tables = given.pop("position_embeddings", None)
         if not self.acts(core):
@@ -117,7 +117,7 @@ def _parameters(core: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class SinusoidalTurn(Turn):
-    """The model hands down one table `sinusoidal_pos` (1, 1, L, d): all sines, then all cosines."""
+    """A rule that the model gives its modules one table `sinusoidal_pos` (1, 1, L, d): all sines, then all cosines."""
 
     interleaved: bool = True
     share: str = ""
@@ -136,7 +136,7 @@ class SinusoidalTurn(Turn):
 
 @dataclass(frozen=True)
 class OwnTables(Turn):
-    """The module itself keeps `embed_positions` (positions, r), sines before cosines, and is given `position_ids`."""
+    """A rule that the module keeps `embed_positions` (positions, r), sines before cosines, and gets `position_ids`."""
 
     interleaved: bool = True
     share: str = "rotary_dim"

@@ -34,7 +34,11 @@ class Tokens:
 
     @classmethod
     def of(cls, given: Any) -> Tokens:
-        """Return the Tokens in what a user gives, whose forms FORM names. Raises SpecError for anything else."""
+        """Return Tokens made of what a user gave. It must be Tokens already, or have one of the forms that FORM lists.
+
+        Raises:
+            SpecError: `given` has another form, or a token is longer than LONGEST_TOKEN characters.
+        """
         if isinstance(given, Tokens):
             return given
         if isinstance(given, Mapping):

@@ -29,7 +29,7 @@ Prepare = Callable[[AttentionConfig, str], Run]
 
 
 def prepare_with(name: str, bug: str | None = None) -> Prepare:
-    """Return what makes the attention of a backend, of the reference, or of the reference with a bug.
+    """Return a function that makes the attention of a backend, of the reference, or of the reference with a bug.
 
     Raises:
         SpecError, BackendError: no backend, or no bug, has this name.
@@ -56,7 +56,7 @@ def attention_function(name: str = REFERENCE, *, bug: str | None = None) -> Call
         bug: a bug of the zoo (`mha bugs`) that is put into the reference: would a test of the model notice it?
 
     Raises:
-        SpecError, BackendError: no backend, or no bug, has this name; at a call, if it has no translation.
+        SpecError, BackendError: no backend, or no bug, has this name; later, at a call that has no translation.
 
     >>> import torch
     >>> attend = attention_function()
@@ -81,7 +81,12 @@ def _never() -> None:
 
 
 def computed_by(prepare: Prepare, but: Collection[str] = ()) -> Handle:
-    """Return what computes each call of an attention function in its place, `but` those of modules of these names."""
+    """Return a handler that computes the calls of an attention function in its place.
+
+    Args:
+        prepare: a function that makes the attention that computes.
+        but: names of modules whose calls the attention function itself computes.
+    """
     runs: dict[tuple[AttentionConfig, str], Run] = {}
 
     def handle(call: AttentionCall) -> Any:

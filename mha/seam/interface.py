@@ -41,7 +41,7 @@ _ARGUMENTS = inspect.signature(
 def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
     """Have `handle` take each call of an attention function that the target, a model of transformers, looks up.
 
-    Nothing is done where no model of transformers can be there, since its classes are not imported.
+    Nothing is done if the classes of transformers are not imported: then the target holds no such model.
     """
     if "transformers.modeling_utils" not in sys.modules:
         yield
@@ -79,7 +79,7 @@ def intercept_interface(target: Any, handle: Handle) -> Iterator[None]:
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an attention function's call by name; those that only some have stand among them."""
+    """Return all arguments in a call of an attention function, by name; also those that it takes as keywords."""
     bound = _ARGUMENTS.bind(*args, **kwargs)
     bound.apply_defaults()
     return {**bound.arguments.pop("kwargs"), **bound.arguments}
@@ -93,10 +93,10 @@ def give(given: Mapping[str, Any], output: NDArray) -> tuple[Any, None]:
 
 
 def read(given: Mapping[str, Any], eager: bool) -> Callable[[Any], Handover]:
-    """Copy what a call is handed, and return what makes a Handover of its result.
+    """Copy the arguments of a call, and return a function: result of the call -> Handover.
 
     Raises:
-        SpecError: what is handed over has no translation.
+        SpecError: the arguments have no translation.
     """
     from backends.torch.native.seam import handed
 

@@ -37,15 +37,16 @@ class Audit:
 
     Attributes:
         comparison: the comparison in words.
-        passed: ids of the bugs that pass it in every call, and leave the bound in one; the largest change first.
-        caught: ids of the bugs that leave the bound and fail the comparison.
-        untried: ids of the bugs that leave the bound and for which there was no time to compare.
-        unseen: what even the bounds would not have shown.
-        late: whether time was up before every bug had been compared in every call.
-        shown_in: id of a case -> bugs in `passed` that the comparison shows in it: the smallest cases of the suite,
-            each with the bugs that no case before it showed.
-        strict: the largest error that the bound allows where the comparison does not, so that right layers may fail
-            it; 0.0 if there is none, and for a comparison of whole outputs.
+        passed: ids of the bugs that pass the comparison in every call, though they exceed the bound in one; the largest
+            change comes first.
+        caught: ids of the bugs that exceed the bound and fail the comparison.
+        untried: ids of the bugs that exceed the bound, but for which there was no time to compare.
+        unseen: the bugs that even the bounds would not have shown.
+        late: whether the time was up before every bug had been compared in every call.
+        shown_in: id of a case of the suite -> the bugs in `passed` that the comparison would show in it. The smallest
+            cases come first, and each has the bugs that no case before it shows.
+        strict: the largest error that the bound allows but the comparison does not: with it, a right layer fails. It is
+            0.0 if there is no such error, and for a comparison of whole outputs.
     """
 
     comparison: str
@@ -71,7 +72,7 @@ class Audit:
         }
 
     def text(self) -> str:
-        """Return the result in words: what passes, and what even the bounds would not show."""
+        """Return the result in words: which bugs pass, and which ones even the bounds would not show."""
         calls = "this call" if self.unseen.calls == 1 else f"these {self.unseen.calls} calls"
         seen = len(self.unseen.seen)
         lines = [
@@ -153,7 +154,7 @@ def audit(
 ) -> Audit:
     """Run the reference with each bug of the zoo on the recorded inputs, and compare its outputs with the right ones.
 
-    Both the bounds and the comparison see the output alone, rounded to the dtype of its call.
+    The bounds and the comparison see nothing but the outputs, each rounded to the dtype of its call.
 
     Args:
         recording: the recorded calls.
@@ -163,7 +164,7 @@ def audit(
         progress: is told what is being done.
 
     Raises:
-        SpecError: `seconds` is no time.
+        SpecError: `seconds` is negative or NaN.
     """
     calls = tuple(replace(call, outputs={"output": call.outputs["output"]}) for call in recording.calls)
     outputs = replace(recording, calls=calls)

@@ -17,9 +17,9 @@ class Comparison:
     """A comparison by which a test holds an output against the right one.
 
     Attributes:
-        words: as it is printed, such as "allclose(atol=0.001, rtol=0)".
-        passes: (output, right one), both in float64 and of one shape -> whether the test passes.
-        each: whether each element is compared by itself, so that a part that fails makes the whole fail.
+        words: what is printed for it, such as "allclose(atol=0.001, rtol=0)".
+        passes: (output, right output), both float64 of the same shape -> whether the test passes.
+        each: whether each element is compared by itself, so that the whole fails if a part of it does.
     """
 
     words: str
@@ -30,10 +30,10 @@ class Comparison:
 def chosen(
     atol: float | None = None, rtol: float | None = None, cosine: float | None = None, kl: float | None = None
 ) -> Comparison:
-    """Return the one comparison that is asked for.
+    """Return the comparison that the user asks for by one of these kinds of limits.
 
     Raises:
-        SpecError: none or several are, or a number makes no sense.
+        SpecError: no kind of limit is given, or several are; or a number makes no sense.
 
     >>> chosen(atol=0.1).passes(np.array([1.05]), np.array([1.0])), chosen(cosine=1).words
     (True, 'cosine >= 1')
@@ -73,7 +73,7 @@ def cosine_of(one: NDArray, right: NDArray) -> float:
 
 
 def divergence(one: NDArray, right: NDArray) -> float:
-    """Return the mean Kullback-Leibler divergence of the softmax of each row from that of the right one, in nats."""
+    """Return the mean, over all rows, of the Kullback-Leibler divergence D(softmax(right) || softmax(one)), in nats."""
     if not right.size:
         return 0.0
     with any_numbers:

@@ -29,7 +29,7 @@ class Tolerance:
     Attributes:
         stage: "output", another stage's name, or "gradients.NAME".
         dtype: the dtype in which the judged layer computes.
-        answer: all stages of the reference's run and their bounds; its `problem` has weights and inputs in `dtype`.
+        answer: the reference's stages and their bounds, for weights and inputs that were rounded to `dtype`.
     """
 
     stage: str
@@ -49,20 +49,20 @@ class Tolerance:
 
     @property
     def expected(self) -> NDArray[np.float64]:
-        """Return what the reference computes in float64 from the numbers in `dtype`."""
+        """Return the right numbers: what the reference computes in float64 from weights and inputs in `dtype`."""
         return self.answer.trace.arrays()[self.stage]
 
     @property
     def allowed(self) -> NDArray[np.float64]:
         """Return the allowed error of each element; 0 where the definition says "exactly".
 
-        It is infinity for an excluded score, which has no meaning and may be anything.
+        It is infinity for the score of an excluded key, which has no meaning and may be anything.
         """
         found = self.answer.allowed_error[self.stage]
         return np.where(self.answer.where, found, np.inf) if self.stage == "scores" else found
 
     def assert_close(self, actual: Any) -> None:
-        """Raise AssertionError, with the line that `mha check` prints, if an element is further off than is allowed.
+        """Raise AssertionError if an element is further off than is allowed; the message is the line of `mha check`.
 
         A NaN or infinity is equal only to its like.
 

@@ -28,14 +28,15 @@ RECORDED = "recorded"
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One item of the batch in one part.
+    """The numbers that the page shows for one item of the batch in one part.
 
     Attributes:
-        weights: (H, Lq, Lk), of the heads that are shown; 0 where they may not attend.
+        weights: (H, Lq, Lk), the weights of the heads that are shown; 0 where a query may not attend to a key.
         where: bool (H, Lq, Lk), which keys each query may attend to.
-        queries, keys: (H, Lq, d) and (G, Lk, d), of these heads.
+        queries, keys: (H, Lq, d) and (G, Lk, d), the queries and keys of these heads.
         measures: name -> a number for each head.
-        shares: (H, Lq, Lk), the other's weights minus these, over what rounding allows both; None if there is no other.
+        shares: (H, Lq, Lk), (other weights - these weights) / the difference that rounding allows; None if these
+            weights are compared with no others.
     """
 
     part: Part
@@ -53,11 +54,12 @@ class Nearness:
     """A measure of how near a part is to the definition.
 
     Attributes:
-        ratios: RECORDED or a backend -> worst error / allowed error; recorded outputs, all stages of a backend.
-        messages: the same names -> what is over its bound.
-        keyless: rows (item, head and query) that may attend to nothing; the recorded output is not compared there.
+        ratios: RECORDED or a backend -> worst error / allowed error, over the recorded outputs or all stages of the
+            backend.
+        messages: RECORDED or a backend -> sentences about what is over its bound.
+        keyless: how many rows (item, head and query) may attend to no key; the recorded output is not compared there.
         not_numbers: how many of the shown weights are NaN.
-        apart: the largest |difference| / allowed of the other's weights; None if there is no other.
+        apart: the largest |difference| / allowed difference between these weights and others; None without others.
     """
 
     ratios: dict[str, float] = field(default_factory=dict)
@@ -86,8 +88,9 @@ class Sources:
     """A record of who computes what is shown.
 
     Args:
-        backends: none: the definition. One: it, beside the definition. More: the second beside the first.
-        compared: another recording with its calls by position; the definition computes both.
+        backends: who computes. If there are none, the definition does. One backend is shown beside the definition; of
+            two, the second is shown beside the first.
+        compared: another recording, whose calls belong to these by position; the definition computes both.
     """
 
     backends: tuple[Backend, ...] = ()

@@ -13,10 +13,10 @@ LARGEST_FILE = 16 * 2**20
 
 
 def read_tokens(path: Path) -> Tokens:
-    """Tokens from a file: JSON, or one token a line.
+    """Return the Tokens in a file of JSON, or of text with one token in each line.
 
     Raises:
-        SpecError: there is no such file, it is no text, too large, empty, or JSON of another form.
+        SpecError: there is no such file; or it is too large, is empty, is no text, or is JSON of another form.
     """
     try:
         if path.stat().st_size > LARGEST_FILE:
@@ -36,15 +36,15 @@ def read_tokens(path: Path) -> Tokens:
 
 
 class Labels:
-    """The labels of all parts.
+    """The labels of queries and keys in all parts: the user's tokens, or positions.
 
     Args:
-        parts: what is shown.
-        tokens: what was given; None: positions.
+        parts: the parts that are shown.
+        tokens: the tokens that the user gave; None: labels are positions.
         source: where the tokens are from, for messages.
 
     Raises:
-        SpecError: there are tokens, and a part has another number of keys or queries, or of rows.
+        SpecError: the tokens do not fit a part: it has another number of keys, of queries, or of rows.
     """
 
     def __init__(self, parts: tuple[Part, ...], tokens: Tokens | None, source: str) -> None:

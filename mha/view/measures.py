@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure. A head's number is the mean over its queries; queries without a key count nowhere.
+    """A function of the weights of a query. A head's number is its mean over all queries that have a key.
 
     Attributes:
-        words: what it says.
-        of: weights (H, Lq, Lk) and the distance of each key from its query (Lq, Lk), positive after it -> (H, Lq).
-        by_position: whether queries and keys must be positions of one text.
-        edge: the query that has no such neighbour, and does not count; None if all do.
+        words: what the number says.
+        of: (weights (H, Lq, Lk), offsets (Lq, Lk)) -> (H, Lq). An offset is key position - query position.
+        by_position: whether queries and keys must be positions of the same text.
+        edge: the index of the query that has no neighbour to look at, and is left out; None if there is none.
     """
 
     words: str
@@ -27,14 +27,14 @@ class Measure:
 
 
 def entropy(weights: NDArray, offsets: NDArray) -> NDArray:
-    """Return the entropy in bits: 0 where one key gets all, log2(Lk) where all get the same."""
+    """Return the entropy of each query's weights in bits: 0 if one key has all, log2(Lk) if all have the same."""
     with np.errstate(divide="ignore", invalid="ignore"):
         bits = np.where(weights == 0.0, 0.0, weights * np.log2(weights))
     return 0.0 - bits.sum(axis=-1)
 
 
 def at(offset: int) -> Callable[[NDArray, NDArray], NDArray]:
-    """Return the weight of the key so many positions after the query."""
+    """Return a function as in `Measure.of`: it gives the weight of the key that stands `offset` after the query."""
     return lambda weights, offsets: np.where(offsets == offset, weights, 0.0).sum(axis=-1)
 
 
@@ -61,7 +61,7 @@ def measured(weights: NDArray, where: NDArray[np.bool_], *, is_cross: bool) -> d
         is_cross: whether queries and keys are positions of different texts.
 
     Returns:
-        Name -> a number for each head; None where it has none. NaN stays NaN.
+        Name of a measure -> a number for each head; None where a head has no such number. NaN stays NaN.
 
     >>> before = np.eye(4, k=-1)[None]
     >>> before[0, 0, 0] = 1.0

@@ -18,16 +18,16 @@ def record_encoder(
     dtype: str,
     check: Callable[[Sequence[tuple[str, AttentionConfig]], Sequence[int]], None] = lambda layers, lengths: None,
 ) -> Recording:
-    """Record every attention layer of an encoder, with the texts' tokens.
+    """Record every attention layer of an encoder in its run on these texts. Return the recording, with their tokens.
 
     Args:
-        encoder: loaded in `dtype`.
-        texts: each is a pass of its own, without padding.
-        dtype: what it computes in.
-        check: is told the layers and the texts' lengths before the model is run.
+        encoder: the encoder, loaded in `dtype`.
+        texts: the texts. The model is run on each of them by itself, without padding.
+        dtype: the dtype that the encoder computes in.
+        check: is called with the layers and the texts' lengths before the model is run.
 
     Raises:
-        SpecError: a text or the model can't be used; what `check` raises.
+        SpecError: a text or the model can't be used, or `check` raises it.
     """
     batches = [encoder.batch([text]) for text in texts]
     sites, coverage = survey(encoder.model)

@@ -47,7 +47,7 @@ class Pack:
         return base64.b64encode(zlib.compress(bytes(self._bytes), 9)).decode()
 
     def picture(self, picture: Picture) -> dict[str, Any]:
-        """Append the arrays of a picture; their positions by name, and the steps of queries and keys by head."""
+        """Append the arrays of a picture. Return name -> position in the pack, and the steps of queries and keys."""
         if not picture.part.is_exact:
             return {"blocks": self.add(blocks(picture.weights, block(picture.part)).tobytes())}
         where = picture.where
@@ -66,7 +66,7 @@ class Pack:
 
 
 def halves(array: NDArray) -> bytes:
-    """(H, ...) as float16, head by head, low bytes first. What is beyond its range becomes infinite."""
+    """Return an array (H, ...) as float16: head by head, low bytes first. Numbers beyond its range become infinite."""
     with np.errstate(over="ignore", under="ignore"):
         narrow = array.astype("<f2")
     return _planes(narrow)
@@ -79,7 +79,7 @@ def _planes(array: NDArray) -> bytes:
 
 
 def multiples(array: NDArray) -> tuple[bytes, list[float]]:
-    """(H, ...) as multiples of a step, plus 256, head by head; and the step of each head. 65535 is no finite number.
+    """Return (H, ...) as 16-bit integers, round(x / step) + 256 or 65535 if not finite; and the step of each head.
 
     >>> data, steps = multiples(np.array([[255.0, -2.0, np.nan]]))
     >>> np.frombuffer(data, np.uint8).reshape(2, 3).tolist(), steps
@@ -94,7 +94,7 @@ def multiples(array: NDArray) -> tuple[bytes, list[float]]:
 
 
 def codes(shares: NDArray) -> NDArray[np.int8]:
-    """Shares of what is allowed, as one byte each, with their signs; within 10 %.
+    """Return shares (error / allowed error) as logarithms in one byte each, with their signs, to within 10 %.
 
     >>> codes(np.array([0.0, 1.0, -0.1, 1e-9, 100.0, np.nan])).tolist()
     [0, 96, -84, 60, 120, -128]
@@ -107,7 +107,7 @@ def codes(shares: NDArray) -> NDArray[np.int8]:
 
 
 def blocks(weights: NDArray, side: int) -> NDArray[np.uint8]:
-    """Return the largest weight of each block of (H, Lq, Lk), as its square root in 255 steps; 255 also for NaN."""
+    """Return the largest weight w of each block of (H, Lq, Lk), as round(255 * sqrt(w)); NaN counts as 1."""
     heads, *lengths = weights.shape
     room = [(0, 0), *((0, -length % side) for length in lengths)]
     padded = np.pad(np.nan_to_num(weights, nan=1.0), room)

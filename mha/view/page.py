@@ -24,13 +24,13 @@ from mha_core.files.writing import write_whole
 
 @dataclass(frozen=True)
 class About:
-    """A note of the page on where its numbers are from.
+    """A note in the page that says where its numbers come from.
 
     Args:
         name: the name of the model or the file.
         made_with: versions that recorded it.
         notes: further remarks, such as which modules were not read.
-        texts: a name for each pass of the model; passes beyond are numbered.
+        texts: a name for each pass of the model; further passes are numbered.
     """
 
     name: str
@@ -40,7 +40,7 @@ class About:
 
 
 def write_page(path: Path, seen: Iterable[Seen], about: About, sources: Sources, labels: Labels) -> tuple[Line, int]:
-    """Write the page, atomically; the verdict on what it shows, and its bytes."""
+    """Write the page, whole or not at all. Return the verdict on what it shows, and its size in bytes."""
     parts, pack, tokens, pictures = [], Pack(), _Tokens(), []
     for one in seen:
         parts.append(one)

@@ -28,15 +28,15 @@ TOKEN = 24
 
 
 def block(part: Part) -> int:
-    """Return how many queries and keys share one number where weights are not exact."""
+    """Return the side of a block of queries and keys whose weights are shown as one number; 1 if they are exact."""
     return 1 if part.is_exact else ceil(max(part.query_len, part.key_len) / EXACT_UP_TO)
 
 
 def data_bytes(part: Part, *, has_other: bool) -> int:
-    """Bytes of the numbers of one part, for each item of the batch.
+    """Return how many bytes the numbers of one part take, for each item of the batch.
 
-    Exact: two for a weight, one for its difference where there are two of them, two for each channel of a query or
-    key, a bit for the mask of each weight. Else one for each block.
+    If weights are exact, each takes two bytes, one byte more for its difference from another, and a bit for its mask;
+    each channel of a query or key takes two bytes. If not, each block takes a byte.
     """
     if not part.is_exact:
         side = block(part)
@@ -57,7 +57,7 @@ def page_bytes(parts: Sequence[Part], *, has_other: bool) -> int:
 
 
 def check_size(parts: Sequence[Part], *, has_other: bool) -> int:
-    """`page_bytes`. Raises SpecError where the page is too large, with what to choose."""
+    """Return what `page_bytes` does. SpecError if the page is too large; the message says how to choose less."""
     first = [part for part in parts if part.number == 0]
     heads = sum(len(part.heads) for part in first)
     layers = f"{len(first)} layers with {heads} heads"

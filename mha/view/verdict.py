@@ -11,7 +11,7 @@ from mha_core.errors import shown
 
 @dataclass(frozen=True)
 class Line:
-    """A sentence, and whether what it speaks of is within its bounds."""
+    """A sentence about numbers, and whether they are within their bounds."""
 
     is_good: bool
     text: str
@@ -23,7 +23,7 @@ class LayerLine:
 
     Attributes:
         cells: RECORDED or a backend -> error / allowed in words, and whether it is at most 1.
-        apart: the largest difference of what is compared, in words; empty if nothing is.
+        apart: in words, the largest difference / allowed difference of weights that are compared; "" if none are.
         notes: remarks, such as rows without a key.
     """
 

@@ -205,7 +205,10 @@ def padding_keys(mask: AttentionMask, sizes: CallSizes) -> NDArray[np.bool_]:
 
 
 def additive_bias(mask: AttentionMask) -> NDArray:
-    """Return the bias to add to the scores, rank 4: `mask.bias` with 0 where -inf only excludes."""
+    """Return the bias to add to the scores: `mask.bias` with rank 4, and 0 in place of each -inf.
+
+    A -inf excludes a key, which is done elsewhere (`allowed_keys`). The mask must have a bias.
+    """
     bias = _as_rank_4(np.asarray(mask.bias))
     return np.where(np.isneginf(bias), 0.0, bias)
 

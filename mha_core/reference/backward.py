@@ -140,7 +140,15 @@ NORMED = {
 
 
 def through_norm(state: State, order: str, name: str) -> NormGradients:
-    """Return the gradients of a norm's input and parameters; the layer must norm in this order."""
+    """Return the gradients of a norm's input and parameters.
+
+    The layer must have a query-key norm that acts in this order; this is an assertion.
+
+    Args:
+        state: the run so far.
+        order: "before" or "after": whether the norm acts before the rotation of queries and keys or after it.
+        name: "q_norm" or "k_norm".
+    """
     settings, (given, made) = state.config.query_key_norm, NORMED[order, name]
     steps = normed(state, name, state[given])
     assert settings is not None

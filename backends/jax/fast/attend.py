@@ -34,14 +34,14 @@ def attend_in_blocks(
     """Return heads (B, H, Lq, dv), without an array of all scores.
 
     Args:
-        operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv), each in one part, or in a past
-            and the new ones, which are joined only where there are several blocks to read them.
+        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values are in one
+            part, or in two (the past and the new ones); two parts are joined only if there are several blocks.
         score: how the operands are scored.
-        mask: of the call.
-        dropout: the layer; it acts in training alone.
+        mask: the mask of the call.
+        dropout: the dropout layer; it acts only in training.
         training: whether this is training.
-        query_block: how many queries to compute at once, at most. None: as many as fit the budget.
-        precision: as in the layer.
+        query_block: the most queries to compute at once. None: as many as fit the budget.
+        precision: the precision of matrix products, as in the layer.
     """
     batch, num_heads, query_len, width = operands.queries.shape
     groups, value_width = operands.values[0].shape[1], operands.values[0].shape[-1]

@@ -32,11 +32,11 @@ Starts = dict[int, Any]
 
 
 class Static(NamedTuple):
-    """Arguments of a call that are no arrays: a program is compiled for each combination of them.
+    """The arguments of a call that are no arrays: a program is compiled for each combination of them.
 
-    score: of the layer, without its vector.
-    rate: of dropout; 0 outside training.
-    precision: as in the layer.
+    score: the score function of the layer, without its vector.
+    rate: the rate of dropout; 0 outside training.
+    precision: the precision of matrix products, as in the layer.
     """
 
     score: Score
@@ -45,12 +45,12 @@ class Static(NamedTuple):
 
 
 class Floats(NamedTuple):
-    """The arrays that can have gradients, of a call or of a part of one; or the tangents of each of them.
+    """The arrays that can have gradients, in a call or in a part of one; or their tangents in the same places.
 
-    queries: (B, G, R, Lq, d), scaled.
+    queries: (B, G, R, Lq, d), the scaled queries; R is how many query heads read a key head.
     keys, values: (B, G, 1, 1, d, Lk), (B, G, 1, 1, dv, Lk), in parts that stand one after the other.
-    vector: (1, 1, 1, 1, S), of the additive score; None for a dot product.
-    bias: (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk), that of the mask; None without one.
+    vector: (1, 1, 1, 1, S), the vector of the additive score; None for a dot product.
+    bias: (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk), the bias of the mask; None without one.
     """
 
     queries: Array
@@ -60,17 +60,17 @@ class Floats(NamedTuple):
     bias: Array | None
 
     def with_keys(self, start: Array, key_len: int) -> Floats:
-        """These Floats with keys, values and bias cut to the `key_len` keys from `start` on."""
+        """Return these Floats with keys, values and bias cut to the `key_len` keys from `start` on."""
         keys, values, bias = jax.tree.map(lambda x: cut_keys(x, start, key_len), (self.keys, self.values, self.bias))
         return self._replace(keys=keys, values=values, bias=bias)
 
 
 class Constants(NamedTuple):
-    """The arrays that have no gradients, of a call or of a block of one.
+    """The arrays that have no gradients, in a call or in a block of one.
 
-    mask: without its bias; arrays (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk).
-    rng, number: the random key of dropout, and a different integer for each block; None if it does not draw.
-    starts: axis -> where the block begins in it; of a block whose mask is that of the call.
+    mask: the mask without its bias; its arrays are (1 or B, 1 or G, 1 or R, 1 or Lq, 1 or Lk).
+    rng, number: the random key of dropout, and an integer that differs from block to block; None if nothing is drawn.
+    starts: axis -> where the block begins in it, for a block that still has the mask of the whole call.
     """
 
     mask: Mask
@@ -79,7 +79,7 @@ class Constants(NamedTuple):
     starts: Starts
 
     def of_block(self, sizes: tuple[int, ...]) -> Constants:
-        """These Constants with the mask cut to a block of these sizes (B, G, R, Lq)."""
+        """Return these Constants with the mask cut to a block of these sizes (B, G, R, Lq)."""
 
         def cut(x: Array) -> Array:
             axes = [axis for axis in self.starts if x.shape[axis] not in (1, sizes[axis])]
@@ -90,7 +90,7 @@ class Constants(NamedTuple):
         return self._replace(mask=jax.tree.map(cut, self.mask), starts={})
 
     def with_keys(self, start: Array, key_len: int) -> Constants:
-        """These Constants with the mask cut to the `key_len` keys from `start` on."""
+        """Return these Constants with the mask cut to the `key_len` keys from `start` on."""
         return self._replace(mask=with_keys(self.mask, start, key_len))
 
 

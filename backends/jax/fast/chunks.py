@@ -25,7 +25,7 @@ Compute = Callable[[Starts, Floats], Array]
 
 
 class Chunks(NamedTuple):
-    """The numbers of queries, groups of heads and items that are computed at once."""
+    """How many queries, groups of heads (those that read one key head) and items are computed at once."""
 
     queries: int
     groups: int
@@ -33,7 +33,10 @@ class Chunks(NamedTuple):
 
 
 def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> Chunks:
-    """Return chunks with as many queries as fit the budget, and all groups, and all items, if they fit, else one."""
+    """Return how much is computed at once, so that it fits the budget.
+
+    Queries: as many as fit. Groups: all of an item's if they fit, else one. Items: all if they fit, else one.
+    """
     of_item = bytes_per_query * query_len * groups
     return Chunks(
         fitting_block(query_len, bytes_per_query, BUDGET),
@@ -43,7 +46,7 @@ def chunks_of(batch: int, groups: int, query_len: int, bytes_per_query: int) -> 
 
 
 def in_chunks(compute: Compute, chunks: Chunks, floats: Floats) -> Array:
-    """`compute({}, floats)` of a whole call, one chunk after the other."""
+    """Return what `compute({}, floats)` gives for a whole call; it is computed one chunk after the other."""
     compute = partial(_in_a_loop, compute, (QUERIES,), chunks.queries)  # the innermost
     # The gradient of a bias of all items or of all groups is a sum over the others: these have a loop of their own.
     mixed = floats.bias is not None and floats.bias.shape[:2] not in ((1, 1), floats.queries.shape[:2])

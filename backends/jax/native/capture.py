@@ -69,10 +69,10 @@ def watch(
 ) -> Iterator[None]:
     """Return a context in which every call of a chosen module ends with seen(name, module, arguments by name, output).
 
-    What `seen` returns takes the place of the output, unless it is None. A call starts with begun(name, module,
-    arguments as they are given).
+    What `seen` returns takes the place of the output, unless it is None. If there is `begun`, a call starts with
+    begun(name, module, arguments as they are given).
 
-    The modules in a linen model are made anew in each call, so they are chosen when they are called.
+    A linen model makes its modules anew in each call, so they are chosen when they are called.
     """
     watching = _watch_nnx if isinstance(target, nnx.Module) else _watch_linen
     with watching(target, choose, seen, begun):
@@ -205,12 +205,12 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -
 
 
 class FlaxLayer:
-    """A base of the adapters of flax.linen and flax.nnx: their calls have equal arguments, with True = attend."""
+    """A base of the adapters of flax.linen and flax.nnx: they read the same arguments. In masks, True = attend."""
 
     kind: str
 
     def check(self, layer: Any) -> None:
-        """Refuse nothing here: the conversion to canonical weights refuses layers that can't be expressed."""
+        """Do nothing: the conversion to canonical weights refuses layers that can't be expressed."""
 
     def inputs(self, arguments: Mapping[str, Any], dtype: str) -> AttentionInputs:
         queries = arguments["inputs_q"]
@@ -225,7 +225,7 @@ class FlaxLayer:
         return AttentionInputs(queries, keys, values, AttentionMask(allowed=mask))
 
     def dtypes(self, layer: Any, params: Any, arguments: Mapping[str, Any], output: Any) -> tuple[str, str]:
-        """Return the dtype that the layer computes in, and that of its parameters."""
+        """Return the name of the dtype that the layer computes in, and the name of its parameters' dtype."""
         given = [arguments[name] for name in ("inputs_q", "inputs_k", "inputs_v") if arguments.get(name) is not None]
         return _dtypes(layer, params, given, output)
 

@@ -49,17 +49,17 @@ def to_native(
     dtype: DTypeLike | None = None,
     **options: Any,
 ) -> nn.Module | nnx.Module:
-    """Somebody else's layer that holds copies of these weights.
+    """Return a layer of Flax or of d2l.ai that holds copies of these weights.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
         layout: "linen" for flax.linen.MultiHeadDotProductAttention, "nnx" for flax.nnx.MultiHeadAttention, "d2l-jax"
-            for d2l.ai's layer. Those of linen are bound to their variables: `layer.unbind()` gives layer and variables.
+            for d2l.ai's layer. Linen layers are bound to their variables: `layer.unbind()` gives layer and variables.
         dtype: the dtype of the parameters. Default: the dtype of the arrays.
         options: what else the layer takes, such as `precision`.
 
     Raises:
-        SpecError: such a layer can't hold these weights, or the layout is of no layer here.
+        SpecError: such a layer can't hold these weights, or no layer here has this layout.
 
     >>> import numpy as np
     >>> from mha_core import AttentionConfig, init_weights
@@ -80,16 +80,18 @@ def to_native(
 def from_native(
     layer: nn.Module | nnx.Module, *, variables: Variables | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return a layer's config and canonical weights (read-only NumPy copies): `from_linen`, `from_nnx`, `from_d2l`.
+    """Return a layer's config and canonical weights (read-only NumPy copies).
+
+    The kind of layer decides whether `from_linen`, `from_nnx` or `from_d2l` reads it.
 
     Args:
         layer: a flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention or a d2l.ai layer.
-        variables: of a layer of linen, as `layer.apply` takes them. Default: those that it is bound to.
+        variables: the variables of a layer of linen, as `layer.apply` takes them. Default: those that it is bound to.
         probe: as in `from_linen`.
 
     Raises:
-        SpecError: it is no such layer; a layer of linen that is bound to no variables was given none, or one of nnx was
-            given some; or as the function of its kind.
+        SpecError: it is no such layer; a linen layer has no variables, neither bound nor given; an nnx layer has been
+            given variables; or the function for this kind of layer raises it.
     """
     kind = layout_of(layer)
     if isinstance(layer, nnx.MultiHeadAttention):
@@ -105,7 +107,7 @@ def from_native(
 
 
 def layout_of(layer: nn.Module | nnx.Module) -> Layout:
-    """Return the layout of a layer's parameters. SpecError if it is of no kind that can be read.
+    """Return the layout of a layer's parameters. SpecError for a kind of layer that can't be read.
 
     >>> layout_of(nn.MultiHeadDotProductAttention(2)).name
     'linen'
@@ -130,7 +132,7 @@ def to_linen(
 ) -> tuple[nn.MultiHeadDotProductAttention, Variables]:
     """Return a flax.linen.MultiHeadDotProductAttention, and the variables to apply it with.
 
-    It gets zeros for biases that the config does not have while it has others: there is one switch for all.
+    The layer has one switch for all biases: if the config has some of them, the others are zeros.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`.
@@ -138,7 +140,7 @@ def to_linen(
         options: further fields of the layer, such as `precision`.
 
     Raises:
-        SpecError: such a layer can't have these sizes, score or heads; or as `backends.jax.from_weights`.
+        SpecError: such a layer can't have these sizes, score or heads; or `backends.jax.from_weights` would raise it.
 
     >>> import jax, numpy as np
     >>> from mha_core import AttentionConfig, init_weights
@@ -173,12 +175,12 @@ def from_linen(
     Args:
         layer, variables: as `layer.apply` takes them.
         probe: whether the layer is run, a few small calls in the dtype that it computes in, to see that it computes
-            what its weights say: a subclass or a function of one's own (attention_fn, qkv_dot_general) may have it
-            compute something else. With False it is not run.
+            what its weights say: a subclass or a custom function (attention_fn, qkv_dot_general) can change that. With
+            False it is not run.
 
     Raises:
-        SpecError: the layer normalises queries and keys or decodes, which the weights can't tell; or the variables
-            do not fit it; or, unless probe=False, it computes something else or can't be run (while JAX traces).
+        SpecError: the layer normalises queries and keys or decodes, which canonical weights can't say; the variables do
+            not fit it; or, unless probe=False, it computes something else or can't be run (as while JAX traces).
     """
     _refuse(layer, normalize_qk=False, decode=False)
     config, weights = LINEN.read(_arrays_of(variables), num_heads=layer.num_heads)
@@ -196,10 +198,10 @@ def from_linen(
 def to_nnx(
     config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: DTypeLike | None = None, **options: Any
 ) -> nnx.MultiHeadAttention:
-    """Return a flax.nnx.MultiHeadAttention with these weights; as `to_linen`, but keys and values are equally wide.
+    """Return a flax.nnx.MultiHeadAttention with these weights; its keys and values must have the same width.
 
     Raises:
-        SpecError: as `to_linen`, or key_dim and value_dim differ.
+        SpecError: key_dim and value_dim differ, or `to_linen` would raise it.
 
     >>> import numpy as np
     >>> from mha_core import AttentionConfig, init_weights
@@ -236,7 +238,7 @@ def to_nnx(
 def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[AttentionConfig, Weights]:
     """Return config and canonical weights of an nnx layer, as read-only NumPy copies.
 
-    `probe` and errors are those of `from_linen`; the layer stays as it is, a copy of it is run.
+    `probe` and errors are those of `from_linen`. The layer itself stays as it is: a copy is run.
     """
     _refuse(layer, normalize_qk=False, decode=False)
     params = trees.pure_dict(nnx.state(layer, nnx.Param))
@@ -258,10 +260,10 @@ def from_nnx(layer: nnx.MultiHeadAttention, *, probe: bool = True) -> tuple[Atte
 def to_d2l(
     config: AttentionConfig, weights: Mapping[str, NDArray], *, dtype: DTypeLike | None = None
 ) -> tuple[D2lMultiHeadAttention, Variables]:
-    """d2l.ai's layer (see `backends.jax.native.d2l`), and the variables to apply it with.
+    """Return d2l.ai's layer (see `backends.jax.native.d2l`), and the variables to apply it with.
 
     Raises:
-        SpecError: as `to_linen`; or a width is not num_hiddens, which all four projections make.
+        SpecError: `to_linen` would raise it; or a projection's output is not as wide as the layer (num_hiddens).
     """
     hiddens = one_width("d2l.ai's layer", config)
     arrays, param_dtype = _layer_arrays(D2L, config, weights, dtype)
@@ -280,8 +282,8 @@ def from_d2l(
         probe: as in `from_linen`.
 
     Raises:
-        SpecError: the variables do not fit the layer; or, unless probe=False, it computes something else than they
-            say or can't be run.
+        SpecError: the variables do not fit the layer; or, unless probe=False, the layer computes something else than
+            they say, or can't be run.
     """
     config, weights = D2L.read(_arrays_of(variables), num_heads=layer.num_heads)
     for projection in PROJECTIONS:
@@ -300,7 +302,7 @@ MAKERS: dict[str, Callable[..., Any]] = {"linen": to_linen, "nnx": to_nnx, "d2l-
 
 
 def flat_arrays(tree: Any) -> dict[str, NDArray]:
-    """Return a tree of parameters, or of their gradients, as NumPy arrays by the names of a layout: "query/kernel"."""
+    """Return name -> NumPy array, for a tree of parameters or of their gradients. Names are like "query/kernel"."""
     return {name: to_numpy(array) for name, array in flatten_dict(tree, sep="/").items()}
 
 

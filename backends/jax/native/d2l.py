@@ -68,7 +68,7 @@ class D2lMultiHeadAttention(nn.Module):
 
 
 def masked_softmax(scores: Array, valid_lens: Array | None) -> Array:
-    """Softmax over the last axis of (N, Lq, Lk), with FILL from `valid_lens` (N,) or (N, Lq) on.
+    """Return the softmax over the keys of scores (N, Lq, Lk), which are FILL from key `valid_lens` (N,) or (N, Lq) on.
 
     >>> masked_softmax(jnp.zeros((1, 1, 4)), jnp.array([0]))  # nothing is allowed: a uniform row
     Array([[[0.25, 0.25, 0.25, 0.25]]], dtype=float32)

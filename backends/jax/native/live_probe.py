@@ -39,12 +39,12 @@ _probing: ContextVar[bool] = ContextVar("_probing", default=False)
 
 
 def is_probing() -> bool:
-    """Return whether a layer is being run on a probe, so that this call is not recorded as one of its model."""
+    """Return whether a layer is being probed right now; such calls are not recorded as calls of the model."""
     return _probing.get()
 
 
 def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
-    """Raise SpecError unless a linen layer called (inputs_q, inputs_k, inputs_v) computes what its variables say."""
+    """Raise SpecError unless a linen layer (inputs_q, inputs_k, inputs_v) computes by its variables."""
     own, cross = layer.clone(parent=None), not isinstance(layer, nn.SelfAttention)
     # It may be said to the layer or in the call, and not in both.
     told: dict[str, Any] = {"deterministic": True} if layer.deterministic is None else {}
@@ -57,7 +57,7 @@ def check_linen(layer: nn.Module, config: AttentionConfig, weights: Weights, var
 
 
 def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> None:
-    """SpecError unless an nnx layer called (inputs_q, inputs_k, inputs_v) computes by its weights; a copy is run."""
+    """Raise SpecError unless an nnx layer (inputs_q, inputs_k, inputs_v) computes by its weights. A copy is run."""
     graph, state = nnx.split(layer)
 
     def program(state: Any, mask: Array | None, *inputs: Array) -> Any:
@@ -70,7 +70,7 @@ def check_nnx(layer: nnx.Module, config: AttentionConfig, weights: Weights) -> N
 
 
 def check_d2l(layer: nn.Module, config: AttentionConfig, weights: Weights, variables: Variables) -> None:
-    """Raise SpecError unless a linen layer (queries, keys, values, valid_lens) computes what its variables say."""
+    """Raise SpecError unless a linen layer (queries, keys, values, valid_lens) computes by its variables."""
     own = layer.clone(parent=None)
 
     def program(variables: Any, lens: Array | None, *inputs: Array) -> Any:

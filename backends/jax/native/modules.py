@@ -23,7 +23,7 @@ from mha_core.errors import SpecError
 
 
 class HeldLinen(NamedTuple):
-    """A module of linen without the call in which it was made: itself, its variables and its place in the model."""
+    """A copy of a linen module that outlives the call that made it; with its variables and its path in the model."""
 
     module: nn.Module
     variables: Mapping[str, Any]
@@ -31,7 +31,7 @@ class HeldLinen(NamedTuple):
 
 
 def hold(module: Any) -> Any:
-    """Return what keeps a module beyond its call: a HeldLinen for one of linen, the module itself for one of nnx."""
+    """Return an object that keeps a module beyond its call: a HeldLinen for linen, the module itself for nnx."""
     if not isinstance(module, nn.Module):
         return module
     variables = jax.tree.map(valued, module.variables)
@@ -50,7 +50,7 @@ def numbers_in(parameter: jax.Array) -> NDArray:
 
 
 def is_training(module: Any) -> bool:
-    """Return whether a call of the module may draw random numbers: one of linen, if it is given a key for dropout."""
+    """Return whether a call of the module may draw random numbers. A linen module may if it has a key for dropout."""
     if isinstance(module, nn.Module):
         return bool(getattr(module.scope, "rngs", {}).get("dropout")) if module.scope is not None else False
     parts = (node for _, node in nnx.iter_graph(module) if isinstance(node, nnx.Dropout))
@@ -65,13 +65,13 @@ def is_part(held: Any, outer: Any, name: str, module: Any) -> bool:
 
 
 def eagerly() -> Any:
-    """Return a context in which each turn of a scan is a call of its own, with numbers to see."""
+    """Return a context without jit: each turn of a scan is a call of its own, whose numbers can be read."""
     return jax.disable_jit()
 
 
 @contextmanager
 def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context that gives the module as a function which computes in `dtype`, with its variables cast to it."""
+    """Return a context that gives the module as a function. It computes in `dtype`, with variables cast to it."""
     with scope(dtype, device_of("cpu")):
         if isinstance(held, HeldLinen):
             module, variables = (
@@ -96,7 +96,7 @@ def computing(held: Any, dtype: str) -> Iterator[Callable[..., Any]]:
 
 
 def to_native(array: NDArray, dtype: str | None) -> jax.Array:
-    """Return the array as one of JAX; floating-point numbers in `dtype`."""
+    """Return the array as a JAX array; floating-point numbers are cast to `dtype`, unless it is None."""
     return jnp.asarray(array, dtype=dtype if dtype is not None and array.dtype.kind == "f" else None)
 
 
@@ -126,7 +126,7 @@ differentiated: list[bool] = []
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Meanwhile calls are recorded whose arrays are `jax.grad`'s tracers, which have values; those of `jit` do not."""
+    """Return a context in which calls inside `jax.grad` are recorded too. Its tracers have values; jit's have none."""
     differentiated.append(True)
     try:
         yield
@@ -161,7 +161,7 @@ _identity.defvjp(_identity_forward, _identity_backward)
 
 
 def valued(value: Any) -> Any:
-    """Return the array behind a tracer of `jax.grad` or `jax.vjp`, all else as it is. SpecError if there is none."""
+    """Return the array behind a tracer of `jax.grad` or `jax.vjp`; all else as it is. SpecError for other tracers."""
     if not isinstance(value, jax.core.Tracer):
         return value
     seen: list[Any] = []
@@ -172,7 +172,7 @@ def valued(value: Any) -> Any:
 
 
 def tapped(value: jax.Array, note: Callable[[jax.Array], None]) -> jax.Array | None:
-    """Return a copy of the array that calls `note` with its gradient; None if the array gets no gradient."""
+    """Return a copy of the array, with `note` called with its gradient later; None if the array gets no gradient."""
 
     def told(gradient: jax.Array) -> None:
         if isinstance(gradient, jax.core.Tracer):
@@ -192,14 +192,14 @@ def pulled(
     inputs: Mapping[Any, jax.Array],
     cotangents: Mapping[Any, NDArray],
 ) -> Pulled:
-    """Run a module forward and backward by itself.
+    """Run one module forward and backward. Return its outputs, and the gradients of inputs and parameters.
 
     Args:
-        held: the module.
-        dtype: the dtype of its variables meanwhile; None: their own.
-        call: (the module as a function, inputs) -> its outputs by place.
-        inputs: the inputs, by which it is differentiated.
-        cotangents: gradients of some loss by outputs, by place; an output that is not there has 0.
+        held: the module, as `hold` returns it.
+        dtype: the dtype that its variables have in this run; None: their own.
+        call: (the module as a function, inputs) -> place -> output.
+        inputs: place -> input. Their gradients are computed.
+        cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
     """
     within: Any = nullcontext(_as_function(held)) if dtype is None else computing(held, dtype)
     with within as run:
@@ -238,7 +238,7 @@ def _as_function(held: Any) -> Callable[..., Any]:
 def parts_of(module: Any) -> tuple[list[str], Callable[[], list[int]] | None]:
     """Return the names of the direct parts that hold parameters, and a function that lists `id` of each module inside.
 
-    It is None for linen, which makes its modules anew in each call: only their names show which is inside which.
+    The function is None for linen, which makes modules anew in each call: there only names say what is inside what.
     """
     if isinstance(module, nn.Module):
         return list(module.variables.get("params", {})) if module.scope is not None else [], None

@@ -30,7 +30,7 @@ Forward = Callable[..., Stages]
 
 
 class JaxSubject(NativeSubject):
-    """Base of JAX's subjects: runs a layer, compiled with its gradients, with NumPy arrays in and out."""
+    """A base of JAX's subjects. It runs a layer, compiled together with its gradients; arrays are NumPy's."""
 
     def __init__(self, dtype: str = "float64") -> None:
         super().__init__(dtype)
@@ -45,7 +45,7 @@ class JaxSubject(NativeSubject):
         """Return the gradients of the parameters by canonical name."""
 
     def tell(self, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, Any]:
-        """Return the layer's keyword arguments for the mask: NumPy arrays are traced, all other values are static."""
+        """Return the layer's keyword arguments for the mask. JAX traces NumPy arrays; all other values are static."""
         return {"mask": bool_mask(config, inputs)}
 
     def prepare(self, config: AttentionConfig, weights: Weights) -> Run:
@@ -97,6 +97,6 @@ def _compiled(forward: Forward, device: jax.Device) -> Any:
 
 
 def bool_mask(config: AttentionConfig, inputs: AttentionInputs, mask: AttentionMask | None = None) -> NDArray | None:
-    """Bool (B, H, Lq, Lk), True = may attend, as in JAX and Flax; None if all keys are allowed."""
+    """Return bools (B, H, Lq, Lk), True = may attend, as JAX and Flax read them; None if all keys are allowed."""
     allowed = allowed_keys(inputs.mask if mask is None else mask, inputs.check(config), config.num_heads)
     return None if allowed.all() else allowed

@@ -40,12 +40,12 @@ def root_of(module: nn.Module) -> nn.Module:
 
 
 def is_lifted(root: nn.Module) -> bool:
-    """Return whether a root was lifted out of a model that is being watched and runs."""
+    """Return whether a root is a part of a running model, taken out of it by a lifted transform such as scan."""
     return bool(root.path) and bool(_running)
 
 
 def place_of(module: nn.Module) -> Path:
-    """Return the path of a module in its model, with the number of the turn where a scan stacks its parameters."""
+    """Return the path of a module in its model. In a scan over stacked parameters, it has the number of the turn."""
     root = root_of(module)
     around = next((one for one in reversed(_running) if one.root is root), None)
     return module.path if around is None else (*around.place, *module.path[len(root.path) :])

@@ -29,7 +29,7 @@ _SIGNATURE = inspect.signature(_FUNCTION)
 def intercept_attention(target: Any, handle: Handle) -> Iterator[None]:
     """Have `handle` take each call of `jax.nn.dot_product_attention` while the target runs.
 
-    The call belongs to the innermost module of Flax that is running.
+    A call is reported as one of the innermost Flax module that is running.
     """
     names = {}
     if isinstance(target, nnx.Module):

@@ -58,7 +58,7 @@ class LinenMultiHeadDotProductAttentionSubject(JaxSubject):
 
 
 class LinenMultiHeadDotProductAttentionSowedSubject(LinenMultiHeadDotProductAttentionSubject):
-    """flax.linen.MultiHeadDotProductAttention with sow_weights=True, which exposes the weights."""
+    """A subject: flax.linen.MultiHeadDotProductAttention with sow_weights=True, which exposes the weights."""
 
     name = "flax.linen.MultiHeadDotProductAttention (sow_weights)"
 
@@ -68,7 +68,7 @@ class LinenMultiHeadDotProductAttentionSowedSubject(LinenMultiHeadDotProductAtte
 
 
 class NnxMultiHeadAttentionSubject(JaxSubject):
-    """flax.nnx.MultiHeadAttention without dropout: jax.nn.dot_product_attention does its arithmetic."""
+    """A subject: flax.nnx.MultiHeadAttention without dropout. It computes by jax.nn.dot_product_attention."""
 
     name = "flax.nnx.MultiHeadAttention"
     capabilities = Capabilities("head_dim", *WIDTHS)
@@ -104,14 +104,14 @@ def _capture(layer: Any, *inputs: Array, **options: Any) -> tuple[Array, Any]:
 
 
 class NnxMultiHeadAttentionSowedSubject(NnxMultiHeadAttentionSubject):
-    """flax.nnx.MultiHeadAttention with sow_weights=True, which exposes the weights and has arithmetic of its own."""
+    """A subject: flax.nnx.MultiHeadAttention with sow_weights=True. It shows the weights, and computes otherwise."""
 
     name = "flax.nnx.MultiHeadAttention (sow_weights)"
     sow_weights = True
 
 
 class NnxMultiHeadAttentionDropoutSubject(NnxMultiHeadAttentionSubject):
-    """flax.nnx.MultiHeadAttention with an inactive dropout rate (deterministic=True), which changes its arithmetic."""
+    """A subject: flax.nnx.MultiHeadAttention with inactive dropout (deterministic=True). It computes in another way."""
 
     name = "flax.nnx.MultiHeadAttention (dropout_rate, deterministic)"
 
@@ -120,7 +120,7 @@ class NnxMultiHeadAttentionDropoutSubject(NnxMultiHeadAttentionSubject):
 
 
 class D2lMultiHeadAttentionSubject(JaxSubject):
-    """The layer of `backends.jax.native.d2l`; every mask is expressed as valid_lens."""
+    """A subject: the layer of `backends.jax.native.d2l`. Every mask is given to it as valid_lens."""
 
     name = "d2l.ai MultiHeadAttention in Flax"
     capabilities = Capabilities("head_dim", *WIDTHS, only_lengths=True)
@@ -241,7 +241,7 @@ class DotProductAttentionCausalSubject(_OwnWordsSubject):
 
 
 class DotProductAttentionWindowSubject(_OwnWordsSubject):
-    """jax.nn.dot_product_attention(local_window_size=...), causal masks and offsets in it too."""
+    """A subject: jax.nn.dot_product_attention(local_window_size=...), whose window expresses causal masks too."""
 
     name = "jax.nn.dot_product_attention (local_window_size)"
 

@@ -22,7 +22,7 @@ class Score(NamedTuple):
     """The score function of a layer, as the fast path computes it block by block.
 
     scale: the factor of a dot product.
-    vector: (S,), w of the additive score, which is given A q and C k of width S; None for a dot product.
+    vector: (S,), the vector w of the additive score; its queries A q and keys C k have width S. None: a dot product.
     softcap: c in c * tanh(x / c); None without one.
     """
 
@@ -36,17 +36,17 @@ class Score(NamedTuple):
 
 
 def zero_padding(x: Array, mask: Mask) -> Array:
-    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that no query can attend to, whatever was there."""
+    """Return x, (B, L, width) or (B, G, L, width), with 0 in the rows of new keys that no query can attend to."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 def after_past(past: Array | None, new: Array, mask: Mask) -> Array:
-    """(B, G, Lk, width): the keys or values of the past, 0 where no query can attend to them, and then the new ones."""
+    """Return (B, G, Lk, width): past keys or values, with 0 where no query can attend to them; then the new ones."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 def parts_of(past: Array | None, new: Array, mask: Mask, *, join: bool) -> tuple[Array, ...]:
-    """Return `after_past` in two parts, so that nothing is copied; in one part with `join`, or without a past."""
+    """Return what `after_past` does, but in two parts, so that nothing is copied. One part: with `join`, or no past."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -56,7 +56,7 @@ def parts_of(past: Array | None, new: Array, mask: Mask, *, join: bool) -> tuple
 
 
 def joined(parts: tuple[Array, ...]) -> Array:
-    """(B, G, Lk, width) of the parts that stand one after the other; a single one as it is."""
+    """Return (B, G, Lk, width): the parts (B, G, L, width) one after the other; a single part as it is."""
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
 
 
@@ -66,25 +66,25 @@ def _zero_rows(x: Array, padding: Array) -> Array:
 
 
 def dot_score(queries: Array, keys: Array, scale: float, *, precision: PrecisionLike = "highest") -> Array:
-    """(B, H, Lq, Lk): q.k * scale. The scale goes on the queries, where float16 has room for it."""
+    """Return (B, H, Lq, Lk): q.k * scale. The queries are scaled first: float16 has more room for that."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return jnp.matmul(queries * scale, keys.swapaxes(-2, -1), precision=precision)
 
 
 def additive_score(queries: Array, keys: Array, vector: Array, *, precision: PrecisionLike = "highest") -> Array:
-    """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are S wide already."""
+    """Return (B, H, Lq, Lk): w . tanh(q + k), for queries and keys that are already S wide."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     return jnp.matmul(jnp.tanh(queries[:, :, :, None] + keys[:, :, None]), vector, precision=precision)
 
 
 def cap(similarity: Array, rule: AttentionConfig | Score) -> Array:
-    """(B, H, Lq, Lk): c * tanh(similarity / c) for the softcap c of the rule; the similarity itself without one."""
+    """Return (B, H, Lq, Lk): c * tanh(similarity / c) for the rule's softcap c; without one, the similarity itself."""
     c = rule.softcap
     return similarity if c is None else c * jnp.tanh(similarity / c)
 
 
 def add_bias(scores: Array, mask: Mask) -> Array:
-    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
+    """Return (B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
     bias = additive_bias(mask)
     return scores if bias is None else scores + bias
 
@@ -108,13 +108,13 @@ def masked_softmax(scores: Array, mask: Mask) -> Array:
 
 
 def drop(weights: Array, mask: Mask, dropout: nn.Dropout, training: bool) -> Array:
-    """(B, H, Lq, Lk): the weights after dropout, by the mask's keep-mask if it has one, else by the layer `dropout`."""
+    """Return the weights (B, H, Lq, Lk) after dropout: by the mask's keep-mask if it has one, else by `dropout`."""
     if mask.keep is not None:
         return weights * mask.keep / (1.0 - dropout.rate)
     return dropout(weights, deterministic=not training)
 
 
 def weighted_sum(weights: Array, values: Array, *, precision: PrecisionLike = "highest") -> Array:
-    """(B, H, Lq, dv), in the dtype of the values, which a wider additive bias does not change."""
+    """Return weights @ values, (B, H, Lq, dv), in the dtype of the values even if a bias has made the weights wider."""
     values = repeat_kv_heads(values, weights.shape[1])
     return jnp.matmul(weights.astype(values.dtype), values, precision=precision)

@@ -37,13 +37,13 @@ def device_of(name: str) -> jax.Device:
 
 
 def dtypes(device: str) -> tuple[str, ...]:
-    """Return the dtypes that JAX computes in on a device itself; it emulates the others there."""
+    """Return the names of the dtypes that a device itself computes in; JAX emulates the others there."""
     return DTYPES if device.split(":")[0] in ("cpu", "gpu") else ("float32", "bfloat16")
 
 
 @contextmanager
 def scope(dtype: str, device: jax.Device) -> Iterator[None]:
-    """Return a context in which new arrays stand on `device`, and float64 exists if `dtype` asks for it."""
+    """Return a context in which new arrays are on `device`, and float64 is enabled if `dtype` is "float64"."""
     with jax.default_device(device):
         if dtype == "float64":
             with _enable_x64(True):
@@ -53,7 +53,7 @@ def scope(dtype: str, device: jax.Device) -> Iterator[None]:
 
 
 def any_rank(method: Method) -> Method:
-    """Return a method in which arrays of any rank broadcast: jax_numpy_rank_promotion is about the user's own code."""
+    """Return the method with broadcasting between ranks allowed, whatever the user sets jax_numpy_rank_promotion to."""
 
     @wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ def describe(array: Any) -> ArraySpec | None:
 
 
 def numbers(array: Any) -> NDArray | None:
-    """Return an array in NumPy; None if reading it would wait for a device, or while JAX traces."""
+    """Return an array in NumPy; None if JAX traces it, or if reading it would wait for a device."""
     if isinstance(array, np.ndarray):
         return array
     is_near = has_values(array) and all(device.platform == "cpu" for device in array.devices())
@@ -129,7 +129,7 @@ def numbers(array: Any) -> NDArray | None:
 
 
 def has_values(array: Any) -> bool:
-    """Return whether the numbers of all arrays in it can be read, which they can't while JAX traces."""
+    """Return whether the numbers of all arrays in a tree can be read: while JAX traces, they can't."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(array))
 
 

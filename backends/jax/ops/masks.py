@@ -27,14 +27,14 @@ INTEGERS = ("valid_lens", "query_offset", "positions", "key_positions")
 class Mask(struct.PyTreeNode):
     """The mask of a call, or of a `Block` of one, in JAX. A field is None where the call has no such source.
 
-    key_len: Lk, of the past and the new keys; static, where the rest are leaves of a pytree.
+    key_len: Lk, how many past and new keys there are. It is static; all other fields are leaves of a pytree.
     first, stop: integers >= 0, broadcastable to (B, 1, Lq, 1): the keys first <= j < stop are what valid_lens, causal
         and window leave to a query. `first` is None where it is 0 for all.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that no query can attend to.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): which new keys, and which past
+        keys, no query can attend to.
     """
 
     key_len: int = struct.field(pytree_node=False)
@@ -119,7 +119,7 @@ def allowed_keys(mask: Mask, block: Block | None = None) -> Array | None:
 
 
 def has_key(mask: Mask, allowed: Array) -> Array:
-    """Bool, broadcastable to (B, H, Lq, 1): whether a query has any key, where `allowed_keys` gave `allowed`."""
+    """Return bools, broadcastable to (B, H, Lq, 1): which queries have a key. `allowed`: as from `allowed_keys`."""
     if mask.allowed is not None or mask.bias is not None or mask.stop is None:
         return allowed.any(axis=-1, keepdims=True)
     return mask.stop > (0 if mask.first is None else mask.first)
@@ -131,7 +131,7 @@ def additive_bias(mask: Mask) -> Array | None:
 
 
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block (None: of the whole call), without the padding, which only whole calls need."""
+    """Return the mask of a block, without its padding, which only whole calls need. Block None: the mask as it is."""
     if block is None:
         return mask
     first, stop, allowed, bias, keep = (
@@ -143,9 +143,9 @@ def part_of(mask: Mask, block: Block | None) -> Mask:
 
 
 def with_keys(mask: Mask, start: int | Array, key_len: int) -> Mask:
-    """Return the mask of the `key_len` keys from `start` on, which may be traced, unlike the end of a slice.
+    """Return the mask of the `key_len` keys from `start` on. `start` may be traced, unlike a bound of a slice.
 
-    Its arrays may have any number of axes before that of the keys.
+    The mask's arrays may have any number of axes before the axis of the keys.
     """
     if key_len == mask.key_len:
         return mask
@@ -198,7 +198,7 @@ def _interval(mask: AttentionMask, sizes: CallSizes) -> tuple[Array | None, Arra
 
 
 def within(integers: Any, limits: tuple[int, int], is_checked: bool) -> Any:
-    """Return the integers in JAX's default integer dtype; clipped to the limits if their numbers could not be read."""
+    """Return the integers in JAX's default integer dtype. Unless they were checked, they are clipped to the limits."""
     if isinstance(integers, int):
         return integers
     integers = jnp.asarray(integers)

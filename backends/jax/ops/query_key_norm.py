@@ -27,7 +27,7 @@ class HeadNorm(nn.Module):
     Attributes:
         settings: the layer's query-key norm.
         size: the shape of weight and bias, (d,) or (heads * d,); None without them.
-        param_dtype: of the parameters.
+        param_dtype: the dtype of the parameters.
     """
 
     settings: QueryKeyNorm

@@ -31,16 +31,16 @@ LAST = 2**31 - 1
 
 
 def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> Tables:
-    """Cosine and sine of the positions of queries and new keys.
+    """Return the tables (cosine and sine) for the positions of queries and of new keys.
 
     Args:
         call: as `placed` gives it, and checked.
         settings: the layer's rotary settings; None gives no tables.
-        dtype: of the tables: that of projected queries and keys, which a layer with a `dtype` casts.
+        dtype: the dtype of the tables, which must be the dtype of the projected queries and keys.
 
     Raises:
-        SpecError: a position that is out of range, where its number can be read; positions that JAX traces, in a layer
-            whose frequencies depend on the length.
+        SpecError: a position can be read and is out of range; or JAX traces positions, and the layer's frequencies
+            depend on the length.
     """
     if settings is None:
         return Tables()
@@ -63,7 +63,10 @@ def rotary_tables(call: Call[Any], settings: Rotary | None, *, dtype: Dtype) -> 
 
 
 def rotate(x: Array, table: Table | None, settings: Rotary | None) -> Array:
-    """(B, heads, L, d): each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin); the others stay."""
+    """Return x (B, heads, L, d), turned: pairs (a, b) of channels become (a cos - b sin, b cos + a sin).
+
+    Channels that belong to no pair stay as they are.
+    """
     if table is None or settings is None:
         return x
     cos, sin = table.cos[:, None], table.sin[:, None]  # (B, 1, L, r / 2)

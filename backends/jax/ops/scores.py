@@ -19,7 +19,7 @@ from backends.jax.ops.attention import Score, additive_score, dot_score
 
 @dataclass(frozen=True)
 class DotScore:
-    """q.k * scale: (B, H, Lq, d) and (B, G, Lk, d) -> (B, H, Lq, Lk)."""
+    """A score function, q.k * scale: (B, H, Lq, d) and (B, G, Lk, d) -> (B, H, Lq, Lk)."""
 
     scale: float
     _: KW_ONLY
@@ -29,7 +29,7 @@ class DotScore:
         return dot_score(queries, keys, self.scale, precision=self.precision)
 
     def operands(self, queries: Array, keys: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
-        """Queries and keys, in parts, as they are."""
+        """Return queries, and keys in their parts, as they are."""
         return queries, keys
 
     def in_blocks(self) -> Score:
@@ -38,9 +38,9 @@ class DotScore:
 
 
 class AdditiveScore(nn.Module):
-    """w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk).
+    """A score function with parameters, w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk).
 
-    Its parts are `query` (A), `key` (C), and `vector` (w), which is used in the dtype of their outputs.
+    Its parts are `query` (A), `key` (C) and `vector` (w). The vector is cast to the dtype of the others' outputs.
     """
 
     score_dim: int

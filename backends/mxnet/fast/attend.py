@@ -47,8 +47,10 @@ _slice, _cut, _assign = operator("slice_axis"), operator("slice"), operator("_sl
 class Floats(NamedTuple):
     """The arrays of one call that can have gradients; or one item, such as a gradient or a flag, for each of them.
 
-    queries: one, (B, H, Lq, d). keys, values: their parts, (B, G, L, d) and (B, G, L, dv).
-    vector, bias: that of the score and that of the mask; empty without one.
+    queries: the one array (B, H, Lq, d).
+    keys, values: one or two parts (the past, the new ones), (B, G, L, d) and (B, G, L, dv).
+    vector: the vector of the additive score; empty for a dot product.
+    bias: the bias of the mask; empty without one.
     """
 
     queries: tuple[Any, ...]
@@ -63,7 +65,7 @@ class Floats(NamedTuple):
         return list(chain(*self))
 
     def grouped(self, in_a_row: Sequence[Any]) -> Floats:
-        """Return the inverse of `in_a_row`: a Floats whose tuples, as long as these, hold the items of a list."""
+        """Return the items of a list as Floats whose tuples are as long as these: the inverse of `in_a_row`."""
         stops = accumulate(map(len, self))
         return Floats(*(tuple(in_a_row[stop - len(kind) : stop]) for kind, stop in zip(self, stops, strict=True)))
 
@@ -81,10 +83,11 @@ def attend_in_blocks(
     """Return heads (B, H, Lq, dv), without an array of all scores.
 
     Args:
-        operands: queries (B, H, Lq, d); keys (B, G, L, d) and values (B, G, L, dv) in their parts.
+        operands: queries (B, H, Lq, d), keys (B, G, L, d) and values (B, G, L, dv). Keys and values may be in two
+            parts, the past and the new ones.
         score: how the operands are scored.
-        mask: of the call.
-        dropout: the rate; it acts in training alone.
+        mask: the mask of the call.
+        dropout: the rate of dropout; it acts only in training.
         training: whether this is training.
         query_block: how many queries to compute at once. None: as many as `BUDGET` says.
     """
@@ -144,11 +147,11 @@ def _seed(mask: Mask, dropout: float, training: bool) -> int | None:
 
 
 class Rules(NamedTuple):
-    """The mask, score function and dropout of a call, from which each block gets its own.
+    """The mask, score function and dropout of a call. `of` makes those of a block from them.
 
-    dropout: its rate; 0 outside training.
-    seed: of the random numbers of dropout; None if it draws none.
-    dtype: of the scores.
+    dropout: the rate of dropout; 0 outside training.
+    seed: the seed of dropout's random numbers; None if it draws none.
+    dtype: the name of the scores' dtype.
     """
 
     mask: Mask
@@ -159,18 +162,18 @@ class Rules(NamedTuple):
 
     @property
     def differ_by_head(self) -> bool:
-        """Return whether the scores of one head and those of another are masked differently."""
+        """Return whether the mask may differ from head to head."""
         sources = (self.mask.allowed, self.mask.bias)
         return any(source is not None and source.shape[1] > 1 for source in sources)
 
     def of(self, block: Block | None) -> BlockAttention:
-        """Return the attention of a block; None: of the whole call as one block."""
+        """Return the BlockAttention of a block. Block None: the whole call is one block."""
         mask = part_of(self.mask._replace(keep=None), block)
         keep = self._keep(mask.shape, block)
         return BlockAttention(mask.shape, self.score, exclusion_of(mask), mask.bias, keep, self.dropout)
 
     def of_next_head(self, attention: BlockAttention, block: Block) -> BlockAttention:
-        """Return the attention of a block, from that of the same items, queries and keys in the head before it."""
+        """Return the BlockAttention of a block. `attention` is the one of the same block in the head before it."""
         if self.differ_by_head:
             return self.of(block)
         drops = self.mask.keep is not None or self.seed is not None

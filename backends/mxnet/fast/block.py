@@ -36,10 +36,10 @@ _slice = operator("slice_axis", axis=-1)
 
 
 class Gradients(NamedTuple):
-    """The gradients of a block's queries, of its keys and values in their parts, and of its scores.
+    """The gradients of a block's queries, keys, values and scores; keys and values have one for each of their parts.
 
-    scores: of the shape of the scores; summed over the axes along which the bias is broadcast, it is the bias's.
-    vector: of the additive score; None without one.
+    scores: the gradient of the scores. Summed over the axes along which the bias is broadcast, it is the bias's.
+    vector: the gradient of the additive score's vector; None for a dot product.
     """
 
     queries: Array
@@ -51,12 +51,15 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True)
 class Exclusion:
-    """The keys of a block that its queries may not attend to; rows are all but the last axis, folded.
+    """The keys of a block that its queries may not attend to; the other keys are called open.
 
-    stop: int32 (rows,), where the open keys of each row end, counted from `start`: those before are open to all.
-    open: (rows, keys), 1 where a key is open, else 0; in place of `stop`.
+    A row is one query of one head and item: the first three axes of the scores are folded into one.
+
+    stop: int32 (rows,), where the open keys of each row end, counted from `start`.
+    open: (rows, keys), 1 where a key is open, else 0; either this or `stop` is given.
+    start: all keys before this one are open in every row.
     empty: whether some row may have no open key.
-    fillings: arrays of one number each, of the shape of `open`, that `fill` has used.
+    fillings: the constant arrays, with the shape of `open`, that `fill` has made so far.
     """
 
     stop: Array | None = None
@@ -66,7 +69,7 @@ class Exclusion:
     fillings: dict[tuple[float, str], Array] = field(default_factory=dict)
 
     def fill(self, x: Array, value: float) -> Array:
-        """X (..., m) with `value` at the excluded keys; x itself may be overwritten."""
+        """Return x (..., keys) with `value` at the excluded keys; x itself may be overwritten."""
         shape = x.shape
         rows = view(x, (-1, shape[-1]))
         if self.open is not None:
@@ -106,14 +109,14 @@ def exclusion_of(mask: Mask) -> Exclusion | None:
 
 @dataclass(frozen=True)
 class BlockAttention:
-    """The attention of one block: score, `cap`, bias, exclusion, softmax, dropout, and their gradients.
+    """The attention of one block, forward and backward: score, softcap, bias, exclusion, softmax, dropout.
 
-    shape: (items, heads, queries, keys) of its scores.
-    score: how queries are scored against keys; the scale is in the queries already.
-    exclusion: of keys; None without one.
-    bias: additive, broadcastable to `shape`; -inf in it stands only where `exclusion` excludes.
-    keep: 1 where dropout keeps a weight, else 0; (rows, keys), as in `Exclusion`.
-    dropout: its rate.
+    shape: (items, heads, queries, keys), the shape of its scores.
+    score: how queries are scored against keys; the queries are scaled already.
+    exclusion: the keys that are excluded; None without any.
+    bias: the additive bias, broadcastable to `shape`; where it is -inf, `exclusion` excludes the key. None without one.
+    keep: (rows, keys), 1 where dropout keeps a weight, else 0; rows are those of `Exclusion`. None without dropout.
+    dropout: the rate of dropout.
     """
 
     shape: tuple[int, ...]
@@ -137,7 +140,7 @@ class BlockAttention:
         return summed(parts[0], values[0]) + summed(parts[1], values[1])
 
     def backward(self, cotangent: Array, queries: Array, keys: Sequence[Array], values: Sequence[Array]) -> Gradients:
-        """Return the gradients, from the `cotangent` of the heads; the weights are computed again."""
+        """Return the gradients, given the gradient of the heads (`cotangent`). The weights are computed again."""
         scores, tanh = self._scores(queries, keys)
         weights = _softmax(scores, out=scores)
         if self.exclusion is None:

@@ -40,7 +40,7 @@ from_native = native.from_native
 
 
 def parts_of(block: mx.gluon.Block) -> tuple[list[str], Callable[[], list[int]]]:
-    """Return the names of a block's direct parts with parameters, and a function that gives all its blocks' ids."""
+    """Return the names of direct parts with parameters, and a function that lists `id` of this block and all in it."""
     parts = [name for name, child in block._children.items() if child.collect_params().keys()]
     return [*parts, *block._reg_params], lambda: [id(part) for _, part in _blocks("", block)]
 
@@ -74,11 +74,11 @@ def watch(
 ) -> Iterator[None]:
     """Return a context in which every call of a chosen block ends with seen(name, block, arguments by name, output).
 
-    What `seen` returns takes the place of the output, unless it is None. A call starts with begun(name, block,
-    arguments as they are given).
+    What `seen` returns takes the place of the output, unless it is None. If there is `begun`, a call starts with
+    begun(name, block, arguments as they are given).
 
-    Gluon's own hooks do not see keywords: in the context, each chosen block has a `forward` of its own in
-    place of its class's.
+    Gluon's own hooks do not see keywords. So each chosen block is given a `forward` of its own in the context, in place
+    of the one of its class.
     """
     chosen = list(outermost(_blocks("", target), choose, "."))
     if not chosen:

@@ -27,7 +27,7 @@ OPERATORS = mx.nd.contrib
 
 
 def legacy(function: Function) -> Function:
-    """Return the function, run with the semantics of `mx.nd` whatever the caller has set."""
+    """Return a function that runs this one with the semantics of `mx.nd`, whatever the caller has set."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -43,9 +43,9 @@ def dense(units: int, in_units: int, use_bias: bool) -> mx.gluon.nn.Dense:
 
 
 class DenseAttention(mx.gluon.Block):
-    """Four Dense projections of any widths; softmax as in GluonNLP: -1e18 where masked, and times the mask after it.
+    """Four Dense projections of any widths, with GluonNLP's softmax: masked scores are -1e18, masked weights 0.
 
-    It keeps its last queries, scores, weights and heads, each with the heads folded into the batch.
+    It keeps the queries, scores, weights and heads of its last call, each with the heads folded into the batch.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DenseAttention(mx.gluon.Block):
             setattr(self, name, dense(rows, width, use_bias))
 
     def forward(self, queries: Array, keys: Array, values: Array, mask: Array | None) -> Array:
-        """(B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv), ones and zeros (B * H, Lq, Lk) -> (B, Lq, Do)."""
+        """(B, Lq, Dq), (B, Lk, Dk), (B, Lk, Dv) -> (B, Lq, Do); mask (B * H, Lq, Lk): 1 where a key is allowed."""
         heads = self.num_heads
         split = [self._split(x) for x in (self.W_q(queries), self.W_k(keys), self.W_v(values))]
         scores = mx.nd.batch_dot(OPERATORS.div_sqrt_dim(split[0]), split[1], transpose_b=True)
@@ -84,7 +84,7 @@ class DenseAttention(mx.gluon.Block):
 
 
 class InterleavedAttention(mx.gluon.Block):
-    """Base of Sockeye's two layers: softmax with lengths and an additive bias, dropout, the output projection."""
+    """The base of Sockeye's two layers: softmax with lengths and an additive bias, dropout, the output projection."""
 
     def __init__(self, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class InterleavedAttention(mx.gluon.Block):
         self.shown: dict[str, Array] = {}
 
     def softmax(self, scores: Array, lengths: Array | None, bias: Array | None) -> Array:
-        """(B * H, Lq, Lk) -> the weights: lengths are int32 (B * H, Lq), the bias is broadcast and added."""
+        """Return the weights (B * H, Lq, Lk). Lengths are int32 (B * H, Lq); the bias is broadcast and added."""
         if bias is not None:
             scores = mx.nd.broadcast_add(scores, bias)
         if lengths is None:
@@ -104,7 +104,7 @@ class InterleavedAttention(mx.gluon.Block):
 
 
 class InterleavedSelfAttention(InterleavedAttention):
-    """`ff_in` makes queries, keys and values of one input, head by head: the rows are (H, 3, d).
+    """A layer whose `ff_in` makes queries, keys and values of one input, head by head: its rows are (H, 3, d).
 
     >>> layer = InterleavedSelfAttention(6, 2, units=8)
     >>> layer.initialize()
@@ -140,7 +140,7 @@ class InterleavedSelfAttention(InterleavedAttention):
 
 
 class InterleavedEncDecAttention(InterleavedAttention):
-    """`ff_q` makes the queries, `ff_kv` keys and values of another input, head by head: the rows are (H, 2, d).
+    """A layer whose `ff_q` makes queries, and `ff_kv` keys and values of another input, head by head: rows (H, 2, d).
 
     >>> layer = InterleavedEncDecAttention((6, 5), 2, units=8)
     >>> layer.initialize()

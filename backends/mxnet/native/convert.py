@@ -35,7 +35,7 @@ def to_native(
     dtype: Any = None,
     ctx: mx.Context | None = None,
 ) -> mx.gluon.Block:
-    """Somebody else's layer, initialised, that holds copies of these weights.
+    """Return an initialised layer of another design (`layout`) that holds copies of these weights.
 
     Args:
         config, weights: see `mha_core.AttentionConfig` and `mha_core.check_weights`. A layer that has one
@@ -46,7 +46,7 @@ def to_native(
         ctx: where the parameters live. Default: the current context.
 
     Raises:
-        SpecError: such a layer can't hold these weights, or the layout is of no layer here.
+        SpecError: such a layer can't hold these weights, or no layer here has this layout.
         BackendError: a dtype that MXNet does not compute in.
 
     >>> from mha_core import AttentionConfig, init_weights
@@ -74,22 +74,22 @@ def to_native(
 def from_native(
     layer: mx.gluon.Block, *, layout: str | None = None, num_heads: int | None = None, probe: bool = True
 ) -> tuple[AttentionConfig, Weights]:
-    """Return config and canonical weights of any Gluon block with such parameters; the arrays are read-only copies.
+    """Return config and canonical weights of a Gluon block with the parameters of a layout, as read-only copies.
 
-    Beside the sizes, the config has the number of heads, and `dropout` where the layer has one.
+    The config has the sizes and the number of heads, and `dropout` if the layer has one.
 
     Args:
-        layer: a block whose parameters have a layout's names below it, such as W_q.weight.
+        layer: a block whose parameters have the names of a layout, such as W_q.weight.
         layout: one of LAYOUTS. Default: the one whose names the parameters have.
         num_heads: H. Default: the layer's own `num_heads`.
-        probe: whether the block is run, a few small calls in its own dtype, to see that it computes what its
-            weights say: that its parameters have these names says little. Hooks are on meanwhile. It is left as
-            it was. With False it is not run.
+        probe: whether the block is run, a few small calls in its own dtype, to see that it computes what its weights
+            say: the names of its parameters prove little. Hooks run too. The block is left as it was. With False it is
+            not run.
 
     Raises:
-        SpecError: its parameters fit no layout, have no size yet, or are not finite; or the number of heads
-            is not known; or, unless probe=False, it computes something else or can't be run (its forward has
-            other arguments than the layers here; the interleaved operators have no float64).
+        SpecError: the parameters fit no layout, have no size yet, or are not finite; the number of heads is not known;
+            or, unless probe=False, the block computes something else or can't be run (its forward has other arguments
+            than the layers here; the interleaved operators have no float64).
 
     >>> from mha_core import AttentionConfig, init_weights
     >>> config = AttentionConfig(6, 2, head_dim=5, bias={"q_proj": True, "k_proj": True, "v_proj": True})
@@ -138,9 +138,9 @@ def read_block(layer: mx.gluon.Block) -> dict[str, NDArray]:
 
 
 def write_block(layer: mx.gluon.Block, arrays: Mapping[str, NDArray], *, ctx: mx.Context | None = None) -> None:
-    """Give a block's parameters these values, by name; it is initialised if it was not.
+    """Set a block's parameters to these arrays, by name. A block that was not initialised is initialised.
 
-    They become arrays of `mx.np` or `mx.nd`, as `npx.is_np_array()` says.
+    The parameters become arrays of `mx.np` if `npx.is_np_array()`, else of `mx.nd`.
     """
     ctx = mx.current_context() if ctx is None else ctx
     for name, parameter in _parameters(layer).items():

@@ -18,7 +18,7 @@ FILL = -1e6
 
 @mx.util.use_np
 def masked_softmax(scores: mx.np.ndarray, valid_lens: mx.np.ndarray | None) -> mx.np.ndarray:
-    """Softmax over the keys of (N, Lq, Lk); valid_lens is (N,) or (N, Lq).
+    """Return the softmax over the keys of scores (N, Lq, Lk); valid_lens is (N,) or (N, Lq).
 
     >>> weights = masked_softmax(mx.np.zeros((2, 1, 4)), mx.np.array([2, 0]))
     >>> weights[:, 0].asnumpy().tolist()
@@ -36,7 +36,7 @@ def masked_softmax(scores: mx.np.ndarray, valid_lens: mx.np.ndarray | None) -> m
 class D2lMultiHeadAttention(mx.gluon.Block):
     """Multi-head attention, `num_hiddens` wide, whose only mask is valid_lens; the first call decides input widths.
 
-    It keeps its last queries, scores, weights and heads, each with the heads folded into the batch.
+    It keeps the queries, scores, weights and heads of its last call, each with the heads folded into the batch.
 
     >>> layer = D2lMultiHeadAttention(100, 5, 0.5)
     >>> layer.initialize()

@@ -26,7 +26,7 @@ Call = Callable[[Any, AttentionConfig, AttentionInputs, ToArray], Any]
 
 
 def check_block(block: mx.gluon.Block, config: AttentionConfig, weights: Weights) -> None:
-    """Raise SpecError unless a block, called as its `forward` names its arguments, computes what its weights say."""
+    """Raise SpecError unless a block computes what its weights say. It is called as its `forward` names arguments."""
     name = type(block).__name__
     told = _arguments(block)
     found = next((way for way in WAYS if told[: len(way)] == way), None)
@@ -63,7 +63,7 @@ def _arguments(block: mx.gluon.Block) -> tuple[str, ...]:
 
 @contextmanager
 def as_found(block: mx.gluon.Block) -> Iterator[None]:
-    """Inside, the mode is evaluation without gradients; afterwards the block's state is put back."""
+    """Return a context in evaluation mode without gradients; when it ends, the block's attributes are put back."""
     parts: list[mx.gluon.Block] = []
     block.apply(parts.append)
     kept = [(part, dict(vars(part))) for part in parts]

@@ -41,9 +41,9 @@ def is_part(held: mx.gluon.Block, outer: mx.gluon.Block, name: str, module: mx.g
 
 @contextmanager
 def computing(held: mx.gluon.Block, dtype: str) -> Iterator[Callable[..., Any]]:
-    """Return a context that gives the block as a function, with its parameters in `dtype`; they are put back after.
+    """Return a context that gives the block as a function; its parameters are cast to `dtype` until the context ends.
 
-    It takes keywords too, which Gluon's blocks do not.
+    The function takes keywords too, which Gluon's blocks do not.
     """
     before = {id(one): (one, one.dtype, one.data()) for one in held.collect_params().values()}
     try:
@@ -58,7 +58,7 @@ def computing(held: mx.gluon.Block, dtype: str) -> Iterator[Callable[..., Any]]:
 
 
 def called(held: mx.gluon.Block) -> Callable[..., Any]:
-    """Return the block as a function that takes keywords too; it passes them on by position where it can."""
+    """Return the block as a function that takes keywords too. It passes them on by position where that is possible."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(held.forward).bind(*args, **kwargs)
@@ -69,7 +69,7 @@ def called(held: mx.gluon.Block) -> Callable[..., Any]:
 
 @mx.util.use_np
 def to_native(array: NDArray, dtype: str | None) -> Any:
-    """Return the array as one of MXNet; floating-point numbers in `dtype`."""
+    """Return the array as an mx.np array; floating-point numbers are cast to `dtype`, unless it is None."""
     return mx.np.array(array, dtype=dtype if dtype is not None and array.dtype.kind == "f" else array.dtype)
 
 
@@ -100,7 +100,7 @@ class _Joined(mx.autograd.Function):
 
 
 def tapped(value: Any, note: Callable[[Any], None]) -> Any:
-    """Return a copy of the array that calls `note` with its gradient; None if nothing is being recorded."""
+    """Return a copy of the array, with `note` called with its gradient later; None if autograd does not record."""
     return _Tap(note)(value) if mx.autograd.is_recording() else None
 
 
@@ -116,14 +116,14 @@ def pulled(
     inputs: Mapping[Any, Any],
     cotangents: Mapping[Any, NDArray],
 ) -> Pulled:
-    """Run a block forward and backward by itself.
+    """Run one block forward and backward. Return its outputs, and the gradients of inputs and parameters.
 
     Args:
         held: the block.
-        dtype: the dtype of its parameters meanwhile; None: their own.
-        call: runs it: is given the block as a function and the inputs, and returns its outputs by place.
-        inputs: the inputs, by which it is differentiated.
-        cotangents: gradients of some loss by outputs, by place; an output that is not there has 0.
+        dtype: the dtype that its parameters have in this run; None: their own.
+        call: (the block as a function, inputs) -> place -> output.
+        inputs: place -> input. Their gradients are computed.
+        cotangents: place of an output -> gradient of some loss with respect to it; 0 for any other output.
     """
     with nullcontext(held) if dtype is None else computing(held, dtype) as run:
         try:

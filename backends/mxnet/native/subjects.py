@@ -36,11 +36,11 @@ NO_ELEMENTS = "arrays without elements"
 
 
 class GluonSubject(NativeSubject):
-    """Base of MXNet's subjects: runs a layer under autograd.record, with NumPy arrays in and out.
+    """A base of MXNet's subjects. It runs a layer under autograd.record; it takes and returns NumPy arrays.
 
     Attributes:
         layer: the name of the layer in `backends.mxnet.native.convert`.
-        semantics: of the arrays that it takes: `mx.util.use_np`, or `legacy`.
+        semantics: the semantics of the arrays that the layer takes: `mx.util.use_np`, or `legacy`.
     """
 
     layer: ClassVar[str]
@@ -48,11 +48,11 @@ class GluonSubject(NativeSubject):
 
     @abstractmethod
     def call(self, block: Any, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> Any:
-        """Return the output (B, Lq, Do) of the layer; `stages` are read after it."""
+        """Call the layer and return its output (B, Lq, Do); `stages` then reads the other stages of this call."""
 
     @abstractmethod
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
-        """Return the other stages that the layer exposes of its last call, by name, in the definition's shapes."""
+        """Return stage -> array, in the definition's shape, for the other stages that the layer keeps of a call."""
 
     def supports(self, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
         reason = super().supports(config, inputs)
@@ -107,10 +107,10 @@ def _allowed(config: AttentionConfig, inputs: AttentionInputs) -> NDArray[np.boo
 
 
 class FoldedSubject(GluonSubject):
-    """A layer that keeps its stages with the heads folded into the batch.
+    """A base of subjects whose layer keeps its stages, with the heads folded into the batch.
 
-    Its keys and values are not compared: such a layer does not replace padding by 0, and padding that reaches no
-    other stage does not matter.
+    Keys and values are not compared: such a layer does not replace padding by 0, which does not matter as long as
+    padding reaches no other stage.
     """
 
     def stages(self, block: Any, config: AttentionConfig, inputs: AttentionInputs) -> dict[str, NDArray]:
@@ -120,7 +120,7 @@ class FoldedSubject(GluonSubject):
 
 
 class D2lMultiHeadAttentionSubject(FoldedSubject):
-    """d2l.ai's layer, which takes the number of valid keys of each item, or of each query."""
+    """A subject: d2l.ai's layer. Its mask is the number of valid keys of each item, or of each query."""
 
     name: ClassVar[str] = "d2l MultiHeadAttention (MXNet)"
     layer = "d2l-mxnet"
@@ -135,7 +135,7 @@ class D2lMultiHeadAttentionSubject(FoldedSubject):
 
 
 class DenseAttentionSubject(FoldedSubject):
-    """Gluon Dense projections and GluonNLP's masked softmax, which takes any mask of ones and zeros."""
+    """A subject: Gluon's Dense projections and GluonNLP's masked softmax. Its mask is any array of ones and zeros."""
 
     name: ClassVar[str] = "Gluon Dense, GluonNLP softmax"
     layer = "gluon"
@@ -151,18 +151,21 @@ class DenseAttentionSubject(FoldedSubject):
 
 
 class InterleavedSubject(GluonSubject):
-    """Sockeye's way to call the interleaved operators: time-major, lengths in the softmax, everything else a bias.
+    """The interleaved operators, called as Sockeye does: time-major, with lengths in the softmax and all else a bias.
 
-    Queries, keys and values of a case are different inputs, but the layer has one matrix for several of them: it is
-    applied to each input, and the rows of that input's projection are taken. With one input for all, this equals
-    the layer.
+    A case has different inputs for queries, keys and values, but the layer has one matrix for several of them. So the
+    whole matrix is applied to each input, and the rows of that input's projection are taken. If all inputs are the
+    same, this is what the layer does.
     """
 
     dtypes = ("float32",)
     capabilities: ClassVar[Capabilities] = Capabilities("bias", "head_dim", *WIDTHS)
 
     def masks(self, config: AttentionConfig, inputs: AttentionInputs, leaves: Leaves) -> tuple[Any, Any]:
-        """Lengths int32 (B * H, Lq) from valid_lens, and a bias (B * H, Lq, Lk) from the other sources."""
+        """Return valid_lens as lengths, int32 (B * H, Lq), and all else as a bias (B * H, Lq, Lk).
+
+        Either is None if there is nothing to say.
+        """
         heads, (batch, query_len) = config.num_heads, inputs.queries.shape[:2]
         mask = inputs.mask
         lengths = None
@@ -188,7 +191,7 @@ class InterleavedSubject(GluonSubject):
 
 
 class InterleavedSelfAttentionSubject(InterleavedSubject):
-    """contrib.interleaved_matmul_selfatt_qk and _valatt, as in Sockeye's MultiHeadSelfAttention."""
+    """A subject: contrib.interleaved_matmul_selfatt_qk and _valatt, as in Sockeye's MultiHeadSelfAttention."""
 
     name: ClassVar[str] = "MXNet interleaved selfatt"
     layer = "mxnet-selfatt"
@@ -207,7 +210,7 @@ class InterleavedSelfAttentionSubject(InterleavedSubject):
 
 
 class InterleavedEncDecAttentionSubject(InterleavedSubject):
-    """contrib.interleaved_matmul_encdec_qk and _valatt, as in Sockeye's MultiHeadAttention."""
+    """A subject: contrib.interleaved_matmul_encdec_qk and _valatt, as in Sockeye's MultiHeadAttention."""
 
     name: ClassVar[str] = "MXNet interleaved encdec"
     layer = "mxnet-encdec"

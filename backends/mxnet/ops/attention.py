@@ -23,7 +23,7 @@ class Score(NamedTuple):
     """The score function of a layer, as the fast path computes it block by block.
 
     scale: the factor of a dot product.
-    vector: (S,), w of the additive score, which is given A q and C k of width S; None for a dot product.
+    vector: (S,), the vector w of the additive score; its queries A q and keys C k have width S. None: a dot product.
     softcap: c in c * tanh(x / c); None without one.
     """
 
@@ -38,19 +38,19 @@ class Score(NamedTuple):
 
 @mx.util.use_np
 def zero_padding(x: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """(B, L, width) or (B, G, L, width): 0 in the rows of new keys that no query can attend to, whatever was there."""
+    """Return x, (B, L, width) or (B, G, L, width), with 0 in the rows of new keys that no query can attend to."""
     return x if mask.padding is None else _zero_rows(x, mask.padding)
 
 
 @mx.util.use_np
 def after_past(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """(B, G, Lk, width): the keys or values of the past, 0 where no query can attend to them, and then the new ones."""
+    """Return (B, G, Lk, width): past keys or values, with 0 where no query can attend to them; then the new ones."""
     return parts_of(past, new, mask, join=True)[0]
 
 
 @mx.util.use_np
 def parts_of(past: mx.np.ndarray | None, new: mx.np.ndarray, mask: Mask, *, join: bool) -> tuple[mx.np.ndarray, ...]:
-    """Return `after_past` in two parts, so that nothing is copied; in one part with `join`, or without a past."""
+    """Return what `after_past` does, but in two parts, so that nothing is copied. One part: with `join`, or no past."""
     if past is None:
         return (new,)
     if mask.past_padding is not None:
@@ -78,7 +78,7 @@ def dot_score(queries: mx.np.ndarray, keys: mx.np.ndarray, scale: float) -> mx.n
 
 @mx.util.use_np
 def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.ndarray) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): w . tanh(q + k), of queries and keys that are already S wide."""
+    """Return (B, H, Lq, Lk): w . tanh(q + k), for queries and keys that are already S wide."""
     keys = repeat_kv_heads(keys, queries.shape[1])
     if queries.size == 0 or keys.size == 0:
         return nothing((*queries.shape[:3], keys.shape[2]), queries, keys, vector)
@@ -88,7 +88,7 @@ def additive_score(queries: mx.np.ndarray, keys: mx.np.ndarray, vector: mx.np.nd
 
 @mx.util.use_np
 def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): c * tanh(similarity / c) for the softcap c of the rule; the similarity itself without one."""
+    """Return (B, H, Lq, Lk): c * tanh(similarity / c) for the rule's softcap c; without one, the similarity itself."""
     c = rule.softcap
     return similarity if c is None else mx.np.tanh(similarity / c) * c
 
@@ -97,7 +97,7 @@ def cap(similarity: mx.np.ndarray, rule: AttentionConfig | Score) -> mx.np.ndarr
 def cap_and_tanh(
     similarity: mx.np.ndarray, rule: AttentionConfig | Score
 ) -> tuple[mx.np.ndarray, mx.np.ndarray | None]:
-    """Return what `cap` gives, and tanh(similarity / c), which `cap_gradient` needs; None without a softcap."""
+    """Return what `cap` gives; and tanh(similarity / c), which `cap_gradient` needs, or None without a softcap."""
     c = rule.softcap
     if c is None:
         return similarity, None
@@ -107,13 +107,13 @@ def cap_and_tanh(
 
 @mx.util.use_np
 def cap_gradient(d_capped: mx.np.ndarray, tanh: mx.np.ndarray | None) -> mx.np.ndarray:
-    """Return the gradient of the similarity from that of the first result of `cap_and_tanh`; `tanh` is the second."""
+    """Return the gradient of the similarity, given the capped one's. `tanh` is the second result of `cap_and_tanh`."""
     return d_capped if tanh is None else d_capped * (1.0 - tanh * tanh)
 
 
 @mx.util.use_np
 def add_bias(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
+    """Return (B, H, Lq, Lk): the scores plus the additive bias, if there is one."""
     if mask.bias is None:
         return scores
     return scores + (additive_bias(mask) if scores.size else nothing(scores.shape, mask.bias))
@@ -126,7 +126,7 @@ def masked_softmax(scores: mx.np.ndarray, mask: Mask) -> mx.np.ndarray:
     A row without an allowed key is given finite scores before the softmax, and zeros after it,
     so no NaN arises, forward or backward.
 
-    Not npx.softmax: in float32 on a CPU it turns a row with a NaN score into zeros beside that one NaN.
+    npx.softmax is not used: in float32 on a CPU, a row with one NaN score gets zeros everywhere else.
     """
     if scores.size == 0:
         return scores
@@ -145,7 +145,7 @@ def _softmax(scores: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 def drop(weights: mx.np.ndarray, mask: Mask, dropout: float, training: bool) -> mx.np.ndarray:
-    """(B, H, Lq, Lk): the weights after dropout, by the mask's keep-mask if it has one, else random."""
+    """Return the weights (B, H, Lq, Lk) after dropout: by the mask's keep-mask if it has one, else at random."""
     if mask.keep is not None:
         return drop_by(weights, mask.keep, dropout)
     return drop_at_random(weights, dropout, training)
@@ -153,7 +153,7 @@ def drop(weights: mx.np.ndarray, mask: Mask, dropout: float, training: bool) -> 
 
 @mx.util.use_np
 def drop_at_random(x: mx.np.ndarray, dropout: float, training: bool) -> mx.np.ndarray:
-    """X, of any shape, after dropout of this rate; x itself outside training."""
+    """Return x, of any shape, after dropout at this rate; outside training x itself."""
     if dropout == 0.0 or not training:
         return x
     # npx.dropout only chooses: its own factor 1 / (1 - p) is a float32 whatever it multiplies.

@@ -27,12 +27,12 @@ def numpy_version() -> str:
 
 
 def has_distutils() -> bool:
-    """Return whether distutils can be imported: Python 3.12 took it out, setuptools brings it back."""
+    """Return whether distutils can be imported. Python 3.12 has none, but setuptools brings it back."""
     return sys.version_info < (3, 12) or importlib.util.find_spec("distutils") is not None
 
 
 def check_preconditions() -> None:
-    """Raise BackendError if MXNet is installed beside something that it cannot be imported with."""
+    """Raise BackendError if MXNet is installed beside packages with which it can't be imported."""
     if int(numpy_version().split(".")[0]) >= 2:
         raise BackendError(
             f"MXNet 1.9.1 runs on numpy < 2. Got numpy {numpy_version()}. Install another with: pip install 'numpy<2'"
@@ -74,7 +74,7 @@ def context_of(name: str) -> mx.Context:
 
 
 def check_computes(name: str, dtype: Any) -> str:
-    """Return the name of `dtype`, that of argument `name`; BackendError if MXNet does not compute in it."""
+    """Return the name of the dtype of argument `name`. BackendError if MXNet does not compute in it."""
     dtype_name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if dtype_name not in MXNET_DTYPES:
         raise BackendError(
@@ -106,8 +106,8 @@ def to_array(array: NDArray, dtype: str, ctx: mx.Context) -> mx.np.ndarray:
 def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
     """Return a legacy array with its gradient, a NumPy array, or a list of arrays as an mx.np array on `ctx`.
 
-    It has `dtype`, or its own dtype. Anything else comes back as it is, also arrays that `mha_core` refuses, or whose
-    dtype MXNet lacks.
+    The new array has `dtype`; with None, it keeps its dtype. Anything else comes back as it is, also arrays that
+    `mha_core` refuses, or whose dtype MXNet lacks.
     """
     if isinstance(array, mx.nd.NDArray):
         return (array if isinstance(array, mx.np.ndarray) else array.as_np_ndarray()).as_in_ctx(ctx)
@@ -119,7 +119,7 @@ def as_mxnet(array: Any, ctx: mx.Context, dtype: str | None = None) -> Any:
 
 
 def numbers(array: Any) -> Any:
-    """Return an array of integers in NumPy; an integer of Python as it is."""
+    """Return integers in NumPy if they are an MXNet array; anything else as it is."""
     return to_numpy(array) if isinstance(array, mx.nd.NDArray) else array
 
 
@@ -135,7 +135,7 @@ def context_of_call(layer: mx.gluon.Block, *inputs: Any) -> mx.Context:
 def first_parameter(layer: mx.gluon.Block) -> mx.gluon.Parameter | None:
     """Return a parameter of a layer or of the blocks in it; None where they have none.
 
-    It is not found by `collect_params`, which makes a dict of all: in every call, that takes as long as ten operators.
+    `collect_params` is not used: it makes a dict of all parameters, which takes as long as ten operators in each call.
     """
     for parameter in layer._reg_params.values():
         return parameter
@@ -148,10 +148,10 @@ def first_parameter(layer: mx.gluon.Block) -> mx.gluon.Parameter | None:
 
 @mx.util.use_np
 def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.np.ndarray:
-    """Return `x` where `condition` holds, else a constant; forward and backward by selecting.
+    """Return `x` where `condition` holds, else a constant. The gradient is selected too: it is 0 elsewhere.
 
-    The constant is an array because the gradient of `where` with a Python number multiplies by the
-    condition instead, and 0 * NaN is NaN. Without elements, `where` ends the process.
+    The constant is made an array: with a Python number, the gradient of `where` would be multiplied by the condition,
+    and 0 * NaN is NaN. Arrays without elements do not come to `where`, which would end the process.
     """
     if x.size == 0:
         return x
@@ -160,10 +160,10 @@ def select(condition: mx.np.ndarray, x: mx.np.ndarray, otherwise: float) -> mx.n
 
 @mx.util.use_np
 def nothing(shape: tuple[int, ...], *sources: mx.np.ndarray) -> mx.np.ndarray:
-    """Return an array of `shape`, which has no elements, that sends a gradient of zeros to every source.
+    """Return an array of `shape`, without elements, that sends a gradient of zeros to every source.
 
-    It replaces operations on empty arrays, and broadcasts to empty shapes: there MXNet leaves some gradients
-    unwritten, with random memory in them, and fails at others. Those of `matmul` are right.
+    It replaces operations on empty arrays and broadcasts to empty shapes. There MXNet leaves some gradients unwritten,
+    with random memory in them, and fails at others; the gradients of `matmul` are right.
     """
     total = mx.np.zeros(shape, dtype=sources[0].dtype, ctx=sources[0].ctx)
     for x in sources:
@@ -175,7 +175,7 @@ def nothing(shape: tuple[int, ...], *sources: mx.np.ndarray) -> mx.np.ndarray:
 
 @mx.util.use_np
 class Dense(mx.gluon.nn.Dense):
-    """A Dense like Gluon's, with a gradient of zeros for an input without elements: in float32 Gluon's has none."""
+    """A Dense that gives an input without elements a gradient of zeros: in float32, Gluon's Dense gives it none."""
 
     def forward(self, x: mx.np.ndarray) -> mx.np.ndarray:
         if x.size:
@@ -187,7 +187,7 @@ class Dense(mx.gluon.nn.Dense):
 
 @mx.util.use_np
 class KeywordBlock(mx.gluon.Block):
-    """A Block whose call takes keywords: Gluon's own passes on positional arguments only, also to hooks."""
+    """A Block whose call takes keywords. Gluon's own Block passes only positional arguments to `forward` and hooks."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for hook in self._forward_pre_hooks.values():
@@ -198,7 +198,7 @@ class KeywordBlock(mx.gluon.Block):
         return result
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
-        """Say that this changes nothing: what the layer computes hangs on numbers of its masks, which no graph has."""
+        """Warn that this changes nothing: what the layer does depends on numbers in its masks, which no graph knows."""
         if active:
             warnings.warn(
                 f"hybridize() changes nothing of {type(self).__name__}, which has no symbolic graph", stacklevel=2

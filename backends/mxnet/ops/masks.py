@@ -36,14 +36,14 @@ class Mask(NamedTuple):
 
     Its memory grows with Lq + Lk, apart from the arrays that the caller gave.
 
-    shape: (B, H, Lq, Lk), of all scores or those of the block.
-    ctx: where its arrays are.
+    shape: (B, H, Lq, Lk), the shape of all scores, or of those in the block.
+    ctx: the context where its arrays are.
     reach: the keys that valid_lens, causal and window leave to each query, in NumPy; None also if they leave all.
     allowed: bool, as it was given but of rank 4; True = may attend.
     bias: as it was given but of rank 4; -inf excludes.
     keep: bool (B, H, Lq, Lk), the dropout keep-mask.
-    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): new keys, and keys of the
-        past, that no query can attend to. Of a call; that of a block has none.
+    padding, past_padding: bool, broadcastable to (B, Lk - Lp) and (B, Lp): which new keys, and which past
+        keys, no query can attend to. The mask of a block has none.
     """
 
     shape: tuple[int, ...]
@@ -58,10 +58,10 @@ class Mask(NamedTuple):
 
 @mx.util.use_np
 def placed(call: Call[Any], layer: mx.gluon.Block) -> Call[Any]:
-    """Return the call with arrays of MXNet in place of lists, numbers and NumPy's arrays, where it is computed.
+    """Return the call with MXNet arrays, in one context, in place of lists, numbers and NumPy's arrays.
 
-    That is where its first array of MXNet is, or else the layer's parameters. The mask's integers stay in NumPy if
-    they are, because `build_mask` needs them there. Anything that `check_call` refuses stays as it is, too.
+    The context is that of the call's first MXNet array, else of the layer's parameters. The mask's integers stay in
+    NumPy if they are there, because `build_mask` needs them so. What `check_call` refuses stays as it is, too.
     """
     ctx = context_of_call(layer, call.queries, call.keys, call.values)
     call = call.map(lambda _, array: as_mxnet(array, ctx))
@@ -130,7 +130,7 @@ def additive_bias(mask: Mask) -> mx.np.ndarray | None:
 
 @mx.util.use_np
 def part_of(mask: Mask, block: Block | None) -> Mask:
-    """Return the mask of a block, None for everything; without lengths and positions that leave it all its keys."""
+    """Return the mask of a block, without a `reach` that allows all its keys. Block None: the mask as it is."""
     if block is None:
         return mask
     within = mask.reach
@@ -160,7 +160,7 @@ def place(block: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]
 
 
 def expected_dtype(layer: mx.gluon.Block) -> str | None:
-    """Return the dtype that a layer's inputs must have: that of its parameters; None without any."""
+    """Return the dtype that a layer's inputs must have: that of its parameters. None if it has no parameters."""
     parameter = first_parameter(layer)
     return None if parameter is None else np.dtype(parameter.dtype).name
 

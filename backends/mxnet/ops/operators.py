@@ -22,10 +22,10 @@ Backward = Callable[[Sequence[mx.np.ndarray], Sequence[bool]], Sequence[mx.np.nd
 
 
 def operator(name: str, **attributes: Any) -> Callable[..., Any]:
-    """Return a function of mx.np arrays: one of MXNet's operators, by its own name.
+    """Return a function of mx.np arrays that runs the operator of MXNet with this name.
 
-    Keywords of its calls are further attributes; `out` is the array, or the list of arrays, to write into. It calls
-    the library as MXNet's own function does, which encodes all attributes again in every call.
+    Keywords of its calls are further attributes; `out` is the array, or the list of arrays, to write into. It is faster
+    than MXNet's own function, which encodes all attributes again in every call.
     """
     handle = ctypes.c_void_p()
     check_call(_LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
@@ -67,7 +67,7 @@ def _encoded(names: tuple[str, ...], texts: tuple[str, ...]) -> tuple[Any, Any]:
 
 
 def view(x: mx.np.ndarray, shape: tuple[int, ...]) -> mx.np.ndarray:
-    """X in another shape, without a copy, which `x.reshape` would make. Not for arrays without elements."""
+    """Return x in another shape without a copy; `x.reshape` would make one. x must have elements."""
     handle = NDArrayHandle()
     sizes = (ctypes.c_int64 * len(shape))(*shape)
     check_call(_LIB.MXNDArrayReshape64(x.handle, len(shape), sizes, False, ctypes.byref(handle)))
@@ -75,7 +75,7 @@ def view(x: mx.np.ndarray, shape: tuple[int, ...]) -> mx.np.ndarray:
 
 
 def row_range(x: mx.np.ndarray, start: int, stop: int) -> mx.np.ndarray:
-    """`x[start:stop]`, a view of some elements of the first axis, for 0 <= start < stop."""
+    """Return `x[start:stop]` as a view, for 0 <= start < stop."""
     handle = NDArrayHandle()
     check_call(_LIB.MXNDArraySlice(x.handle, start, stop, ctypes.byref(handle)))
     return mx.np.ndarray(handle, writable=x.writable)
@@ -83,7 +83,7 @@ def row_range(x: mx.np.ndarray, start: int, stop: int) -> mx.np.ndarray:
 
 @mx.util.use_np
 def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
-    """Return an array to write into. Its memory is allocated when it is written, not at once, as by `mx.np.empty`.
+    """Return an array to write into. Its memory is allocated when it is written; `mx.np.empty` allocates at once.
 
     This matters because Python may queue the operators of many blocks before the first one runs.
     """
@@ -94,8 +94,8 @@ def unwritten(like: mx.np.ndarray) -> mx.np.ndarray:
 def record(inputs: Sequence[mx.np.ndarray], outputs: Sequence[mx.np.ndarray], backward: Backward) -> None:
     """While autograd records, let the gradients of `outputs` flow to `inputs` through `backward`.
 
-    Used in place of mx.autograd.Function, which stops at the first input that needs no gradient, and overwrites a
-    gradient that is to be added to. `backward` runs in a thread of the library's, with its own settings.
+    It takes the place of mx.autograd.Function, which stops at the first input that needs no gradient, and overwrites
+    gradients that should be added to. `backward` runs in a thread of MXNet, which has settings of its own.
     """
     if not mx.autograd.is_recording():
         return

@@ -29,7 +29,7 @@ class HeadNorm(mx.gluon.Block):
     Args:
         settings: the layer's query-key norm.
         size: the shape of weight and bias, (d,) or (heads * d,); None without them.
-        dtype: of the parameters.
+        dtype: the dtype of the parameters.
         **kwargs: `prefix` and `params`, as of every Block.
     """
 
@@ -45,7 +45,7 @@ class HeadNorm(mx.gluon.Block):
                 self.bias = self.params.get("bias", shape=(size,), init=mx.init.Zero(), dtype=dtype)
 
     def forward(self, x: mx.np.ndarray, order: Order) -> mx.np.ndarray:
-        """(B, heads, L, d): x normed, if the layer norms in this order: "before" or "after" the rotation; else x."""
+        """Return x (B, heads, L, d), normed if the layer norms in this order ("before" or "after" rotation); else x."""
         settings = self.settings
         if settings.order != order:
             return x

@@ -18,7 +18,7 @@ _multiply, _add, _subtract = operator("_npi_multiply"), operator("_npi_add"), op
 
 @mx.util.use_np
 def rotary_tables(call: Call[mx.np.ndarray], settings: Rotary | None) -> Tables:
-    """Return cosine and sine of the positions of queries and new keys, in the dtype of the queries, in their context.
+    """Return the tables (cosine, sine) for queries and for new keys, with the queries' dtype and context.
 
     Args:
         call: as `placed` gives it, and checked.
@@ -45,9 +45,10 @@ def rotary_tables(call: Call[mx.np.ndarray], settings: Rotary | None) -> Tables:
 
 @mx.util.use_np
 def rotate(x: mx.np.ndarray, table: Table | None, settings: Rotary | None) -> mx.np.ndarray:
-    """(B, heads, L, d): each pair (a, b) of channels becomes (a cos - b sin, b cos + a sin); the others stay.
+    """Return x (B, heads, L, d), turned: pairs (a, b) of channels become (a cos - b sin, b cos + a sin).
 
-    Its gradient is the turn back: MXNet's own would join and sum along the last axis, where it is slowest.
+    Channels that belong to no pair stay as they are. The gradient is computed by turning back: MXNet's own would join
+    and sum along the last axis, where it is slowest.
     """
     if table is None or settings is None or x.size == 0:
         return x

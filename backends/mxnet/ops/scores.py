@@ -15,7 +15,7 @@ from backends.mxnet.ops.framework import dense, mx
 
 @dataclass(frozen=True)
 class DotScore:
-    """q.k * scale: (B, H, Lq, d) and (B, G, Lk, d) -> (B, H, Lq, Lk)."""
+    """A score function, q.k * scale: (B, H, Lq, d) and (B, G, Lk, d) -> (B, H, Lq, Lk)."""
 
     scale: float
 
@@ -25,7 +25,7 @@ class DotScore:
     def operands(
         self, queries: mx.np.ndarray, keys: tuple[mx.np.ndarray, ...]
     ) -> tuple[mx.np.ndarray, tuple[mx.np.ndarray, ...]]:
-        """Queries and keys, in parts, as they are."""
+        """Return queries, and keys in their parts, as they are."""
         return queries, keys
 
     def in_blocks(self) -> Score:
@@ -35,7 +35,7 @@ class DotScore:
 
 @mx.util.use_np
 class AdditiveScore(mx.gluon.Block):
-    """w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk)."""
+    """A score function with parameters, w . tanh(A q + C k): (B, H, Lq, Dq) and (B, G, Lk, Dk) -> (B, H, Lq, Lk)."""
 
     def __init__(
         self,

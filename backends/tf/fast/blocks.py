@@ -159,7 +159,13 @@ def chunks_of(
 
 
 def joined(parts: Sequence[Sequence[tf.Tensor]], shape: tf.TensorShape) -> tf.Tensor:
-    """Return one array of `shape` (B or 1, heads or 1, ...) from chunks, which are summed along an axis of size 1."""
+    """Return one array from the arrays of all chunks: they are put side by side, or added where the array broadcasts.
+
+    Args:
+        parts: a list for each span of items; each list has an array for each span of key heads.
+        shape: the shape of the whole array, (B or 1, heads or 1, ...). All chunks share an axis of size 1: they are
+            added along it.
+    """
     rows = [tf.add_n(row) if shape[1] == 1 else concat(row, 1) for row in parts]
     return tf.add_n(rows) if shape[0] == 1 else concat(rows, 0)
 

@@ -99,7 +99,7 @@ def _as_tensors(name: str, given: Any, *, symbolic: bool) -> Any:
 
 
 def _check_first_call(queries: Any = None, keys: Any = None, values: Any = None, *_: Any, **__: Any) -> None:
-    """Refuse inputs that are no arrays, or of a dtype that TensorFlow lacks: no layer can be built for them."""
+    """Raise SpecError for an input that is no array, or has a dtype that TensorFlow lacks: no layer can take it."""
     given = {"queries": queries, "keys": keys, "values": values}
     specs = [describe_argument(name, array, describe) for name, array in given.items()]
     if any(isinstance(array, np.ndarray) for array in given.values()):

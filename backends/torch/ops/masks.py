@@ -198,7 +198,12 @@ def expected_dtype(layer: nn.Module) -> str | None:
 
 
 def check_first_call(call: Call[Any], layer: nn.Module) -> None:
-    """Raise SpecError if a first call, which decides the layer's widths, does not fit; `placed` made the call."""
+    """Raise SpecError if a layer can't take its first call. The widths of the inputs are free: they are not known yet.
+
+    Args:
+        call: the call, as `placed` returns it.
+        layer: the layer, whose parameters say what dtype the inputs must have.
+    """
     check_call(call, LayerSpec(dtype=expected_dtype(layer)), describe)
 
 

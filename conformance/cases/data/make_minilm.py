@@ -155,7 +155,7 @@ Call = tuple["torch.Tensor", dict[str, Any]]
 
 
 def record_calls(model: Any, batch: Any) -> dict[int, Call]:
-    """Run the whole model on `batch`; return the arguments that the self-attention of each layer in LAYERS gets."""
+    """Run the model on `batch`. Return layer -> arguments of its self-attention, for each layer in LAYERS."""
     calls: dict[int, Call] = {}
 
     def recorder(layer: int) -> Any:
@@ -176,7 +176,7 @@ def record_calls(model: Any, batch: Any) -> dict[int, Call]:
 
 
 def recordings(attention: Any, hidden_states: torch.Tensor, arguments: dict[str, Any]) -> dict[str, NDArray]:
-    """Call a BertAttention's modules again, with `hidden_states` rounded to float32; return what comes out."""
+    """Call a BertAttention's modules again, with `hidden_states` rounded to float32. Return name -> array to record."""
     rounded = hidden_states.float()
     context, weights = attention.self(rounded.double(), **arguments)
     output = attention.output.dense(context)
@@ -190,7 +190,7 @@ def recordings(attention: Any, hidden_states: torch.Tensor, arguments: dict[str,
 
 
 def to_bytes(arrays: dict[str, NDArray], metadata: dict[str, Any]) -> bytes:
-    """Return a safetensors file that has the same bytes each time: safetensors itself shuffles the metadata."""
+    """Return the bytes of a safetensors file with sorted metadata, so that they stay the same; `save` shuffles it."""
     text = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata.items()}
     data = save(arrays, metadata=text)
     # The format: the header's length in 8 bytes, a JSON header padded with spaces, then the arrays.

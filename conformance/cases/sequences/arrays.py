@@ -17,22 +17,22 @@ SEQUENCES = SequenceTable()
 
 
 def turned(array: NDArray) -> NDArray:
-    """Return the same numbers with the axes in the opposite order in memory."""
+    """Return an array with the same numbers, stored in memory with its axes in the opposite order."""
     return np.asfortranarray(array)
 
 
 def backwards(array: NDArray) -> NDArray:
-    """Return the same numbers, last to first in memory along axis -2."""
+    """Return an array with the same numbers, stored in memory from last to first along axis -2."""
     return np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
 
 
 def cut(array: NDArray) -> NDArray:
-    """Return the same numbers, as the beginning of a longer array along axis -2."""
+    """Return an array with the same numbers, which is the beginning of an array that is longer along axis -2."""
     return np.concatenate([array, array + 1.0], axis=-2)[..., : array.shape[-2], :]
 
 
 def spread(array: NDArray) -> NDArray:
-    """Return the numbers of item 0 for all items, with a stride of 0."""
+    """Return an array of this shape that has the numbers of item 0 in all items, by a stride of 0."""
     return np.broadcast_to(array[:1], array.shape)
 
 

@@ -17,7 +17,7 @@ from mha_core import AttentionConfig, AttentionMask
 
 
 def windowed_by_head(rng: Rng, case: Case) -> AttentionMask:
-    """Allow a query its own place and 4 after it, with equal 32-bit lengths and a transposed `allowed` (H, Lq, Lk)."""
+    """Return a mask: a window of 0 before and 4 after, equal int32 lengths, and a transposed `allowed` (H, Lq, Lk)."""
     allowed = np.asfortranarray(random_allowed(rng, case, heads=case.config.num_heads)[0])
     lens = np.full(case.batch, case.key_len - 1, np.int32)
     return AttentionMask(valid_lens=lens, allowed=allowed, window=(0, 4))
@@ -32,7 +32,7 @@ def by_item_and_head(rng: Rng, case: Case) -> AttentionMask:
 
 
 def large_negative(rng: Rng, case: Case) -> AttentionMask:
-    """Return a bias (B, 1, 1, Lk) as other libraries make it of lengths: -1e9, or the least float32, at padding."""
+    """Return a bias (B, 1, 1, Lk) as other libraries make it from lengths: -1e9 or the lowest float32 at padding."""
     bias = np.zeros((case.batch, 1, 1, case.key_len))
     bias[0, ..., 5:], bias[1, ..., 3:] = -1e9, FINFO_MIN
     return AttentionMask(bias=bias, causal=True)
@@ -57,7 +57,7 @@ def in_one_cache(rng: Rng, problem: Problem) -> Problem:
 
 
 def packed_documents(rng: Rng, case: Case) -> AttentionMask:
-    """Allow the queries of three documents in a row the keys of their own document, up to their own position."""
+    """Return a mask for three documents in a row: queries see their own document's keys, up to their own position."""
     document = np.arange(case.key_len) * 3 // case.key_len
     one = document[: case.query_len, None] == document
     shape = (case.batch, 1, case.query_len, case.key_len)

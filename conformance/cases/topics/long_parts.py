@@ -15,7 +15,7 @@ from mha_core import AttentionConfig, AttentionMask
 
 
 def far_window(rng: Rng, case: Case) -> AttentionMask:
-    """Return a window from a late offset, biases of finfo.min, 32-bit lengths; some queries of item 1 have no key."""
+    """Return a mask with a far window, biases of finfo.min and int32 lengths; some queries of item 1 have no key."""
     lens = np.linspace(90, case.key_len, case.batch).astype(np.int32)
     lens[1] = 52
     bias = rng.normal(size=(case.batch, 1, 1, case.key_len))

@@ -35,7 +35,7 @@ LONGROPE_WIDE = {
 
 
 def growing(rng: Rng, shape: tuple[int, ...], first: int = 0) -> NDArray[np.int64]:
-    """Return positions (..., L) that grow along the last axis by 1 or more: with gaps, as between documents."""
+    """Return positions (..., L) that grow by 1 or more along the last axis: they have gaps, as between documents."""
     return first + rng.integers(0, 5, size=(*shape[:-1], 1)) + np.cumsum(rng.integers(1, 4, size=shape), axis=-1)
 
 
@@ -77,7 +77,7 @@ def of_axes(rng: Rng, case: Case) -> RotaryInputs:
 
 
 def given_tables(rng: Rng, case: Case) -> RotaryInputs:
-    """Return a table for each item's queries and one for all items' keys, times 1.4; first tokens do not turn."""
+    """Return tables, times 1.4: one for each item's queries, and one for the keys of all. First tokens don't turn."""
     assert case.config.rotary is not None
     pairs = (case.config.rotary.width or 0) // 2
 

@@ -57,7 +57,16 @@ class Layered:
 
 
 def judged(dialect: str, path: str, subject: str, name: str) -> Layered:
-    """Judge a layer by the first cases of an exercise, then by the others, up to the first that is not right."""
+    """Return the verdict on a learner's layer; its cases are run one by one until one fails.
+
+    The cases run in the order of `cases_of`, and the rest are left out after a case that the layer gets wrong.
+
+    Args:
+        dialect: the framework of the layer, which names the interpreter that runs it.
+        path: the learner's file.
+        subject: the name of the layer in that file.
+        name: the name of the exercise.
+    """
     reason, printed = ask(dialect, 30.0 * SECONDS, prepared, path, subject)
     if reason:
         return Layered(reason=reason, printed=printed)

@@ -14,9 +14,9 @@ class Refused:
 
     Attributes:
         family: its name.
-        reason: what of its arithmetic is not in the definition.
+        reason: the part of its arithmetic that the definition lacks, in words.
         models: published models with such layers.
-        model_types: the `model_type` of their configs.
+        model_types: the `model_type` of these models' configs.
     """
 
     family: str
@@ -94,7 +94,7 @@ REFUSED = (
 
 
 def why_refused(model_type: Any) -> str:
-    """Return why layers of a model of this type are refused, in words; "" if they are not.
+    """Return in words why the layers of models of this type are refused; "" if they are not.
 
     >>> why_refused("mpt"), why_refused("llama")
     ("can't be expressed: a bias by distance (ALiBi) comes as a tensor of its own beside the mask", '')

@@ -15,14 +15,14 @@ class Row:
     Attributes:
         family: its name.
         state: "expressed" or "refused".
-        model_types: the `model_type` of their configs.
+        model_types: the `model_type` of the configs of its models.
         models: published models with such layers.
-        layouts: the layouts of its modules; none if refused.
-        rotary: which channels are a pair, and how much of a head turns; "" for none.
+        layouts: the layouts of its modules; empty if it is refused.
+        rotary: which channels are a pair, and how much of a head turns; "" without rotary positions.
         norm: the query-key norm; "" for none.
         softcap: the setting with the softcap; "" for none.
-        scale: the settings that make the scale another one than 1 / sqrt(d); "" for none.
-        says: its particulars, or the reason why it is refused.
+        scale: the settings that replace the scale 1 / sqrt(d); "" for none.
+        says: what is special about it, or the reason why it is refused.
     """
 
     family: str
@@ -49,7 +49,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Return every family, those that are expressed first.
+    """Return a row for every family; first the families that have a recipe, then the refused ones.
 
     >>> [row.family for row in rows() if row.softcap], [row.rotary for row in rows() if row.family == "gptj"]
     (['gemma2'], ['interleaved, rotary_dim'])
@@ -58,7 +58,7 @@ def rows() -> list[Row]:
 
 
 def counts() -> dict[str, int]:
-    """Return how many published models are of expressed and of refused families."""
+    """Return "expressed" or "refused" -> how many published models belong to such families."""
     found = {"expressed": 0, "refused": 0}
     for row in rows():
         found[row.state] += len(row.models)
