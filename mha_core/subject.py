@@ -16,10 +16,13 @@ from mha_core.call.inputs import AttentionInputs
 from mha_core.call.masks import as_valid_lens
 from mha_core.config import AttentionConfig
 from mha_core.dtypes import check_dtype
-from mha_core.errors import SpecError
+from mha_core.errors import SpecError, meant
 from mha_core.features import WIDTHS
 from mha_core.parts import PARTS
 from mha_core.weights import Weights
+
+OTHER_NAMES = {"gqa": "grouped", "rope": "rotary", "kv_cache": "past", "qk_norm": "query_key_norm"}
+"""What others call a feature, beside the options of a function that has it -> its name."""
 
 
 @dataclass(frozen=True, init=False)
@@ -46,7 +49,11 @@ class Capabilities:
         known = [row.name for row in table.FEATURES]
         for name in features:
             if name not in known:
-                raise SpecError(f"feature {name!r} is not known (known: {', '.join(known)})")
+                others = {option: row.name for row in table.FEATURES for option in row.options} | OTHER_NAMES
+                near = f"; did you mean {others[name]}?" if others.get(name) in known else ""
+                raise SpecError(
+                    f"feature {name!r} is not known (known: {', '.join(known)}){near or meant(name, known)}"
+                )
         object.__setattr__(self, "features", frozenset(features))  # the dataclass is frozen
         object.__setattr__(self, "only_lengths", only_lengths)
 

@@ -132,9 +132,8 @@ def _further(diagnosis: Diagnosis) -> str:
 def _nearly(diagnosis: Diagnosis) -> str:
     best = diagnosis.partly[0]
     if diagnosis.ordinary:
-        further = f"{diagnosis.ordinary} further calls confirm it"
         explains = f"it explains {best.failing} of {best.of_failing}" if best.failing else "it shows in none of the"
-        return f"How sure: {further}; {explains} cases that fail."
+        return f"How sure: {diagnosis.ordinary} further calls confirm it; {explains} cases that fail."
     in_all = f", {best.explained} of {best.total} in all" if best.total > best.of_failing else ""
     head = f"How sure: this explains {best.failing} of {best.of_failing} failing cases{in_all}."
     if best.failing == best.of_failing and best.misses:

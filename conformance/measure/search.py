@@ -240,8 +240,8 @@ class Probing:
         def measured(base: Model) -> list[Model]:
             return self._extended(base, self._measured)
 
-        orders: tuple[tuple[Callable[[Model], list[Model]], ...], ...] = ((plain,), (extended,), (extended, measured))
-        for ways in orders[: 3 if measuring else 2]:
+        kinds: list[list[Callable[[Model], list[Model]]]] = [[plain], [extended], [extended, measured]]
+        for ways in kinds[: 3 if measuring else 2]:
             bases: list[Model] = [()]
             for size in range(1, MOST_BUGS + 1):
                 self.progress(f"trying {size} at once")

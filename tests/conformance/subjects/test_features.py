@@ -102,6 +102,14 @@ def test_without_its_row_nobody_knows_it():
 
 
 @pytest.mark.parametrize(
+    ("name", "known"), [("num_kv_heads", "grouped"), ("rope", "rotary"), ("heads_dim", "head_dim")]
+)
+def test_a_feature_by_another_name_is_told_its_own(name, known):
+    with pytest.raises(SpecError, match=rf"feature '{name}' is not known .*; did you mean {known}\?$"):
+        Capabilities(name)
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"score": "dot"}, "belongs to layers that scale by 1 / sqrt(head_dim). Got score='dot'."),
