@@ -144,7 +144,7 @@ NIGHTLY = {
 
 
 def _is_daily(item: pytest.Item, number: int, but: tuple[str, ...] = (), every: int | None = None) -> bool:
-    """Whether a test with the mark `nightly` is run by day too: the ids in `but`, or one of so many in their order."""
+    """Return whether a test with the mark `nightly` runs by day too: an id in `but`, or one of `every` so many."""
     call = getattr(item, "callspec", None)
     return call is not None and (call.id in but or (every is not None and number % every == 0))
 

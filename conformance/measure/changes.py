@@ -22,7 +22,7 @@ APART = 1000.0  # roundoffs of the largest number that two numbers may be apart 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """What was measured at one place of a call, beside what was expected there.
+    """A measurement at one place of a call, beside what was expected there.
 
     Args:
         measured, expected: two arrays of the same shape. An element that was not measured is NaN.

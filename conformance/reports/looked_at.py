@@ -198,7 +198,7 @@ def _calls(asked: Iterable[Asked], unasked: Mapping[str, set[str]]) -> Iterator[
 
 
 def _not_compiled(subjects: Iterable[Any], names: set[str]) -> list[str]:
-    """Those of these names whose subjects say how they are compiled, and were not asked so."""
+    """Return the names whose subjects say how they are compiled, and were not asked so."""
     own = {one.spec: one for one in subjects if hasattr(one, "says_compiled")}
     says = [spec for spec, one in own.items() if one.says_compiled and one.name in names]
     return [own[spec].name for spec in says if f"{spec}.{COMPILED}" not in own]

@@ -34,7 +34,7 @@ LEARNERS = "learn-"
 
 @dataclass(frozen=True)
 class Home:
-    """What a worker process is for, such as one framework: work of one home may share a process, other work may not.
+    """A purpose of a worker process, such as one framework: work of one home may share a process, other work may not.
 
     Args:
         name: a backend, `NUMPY`, or a subject, MODULE:NAME.

@@ -154,7 +154,7 @@ class Live:
 
     @property
     def can_make(self) -> bool:
-        """Whether another one can be made anew."""
+        """Return whether another one can be made anew."""
         return self.make is not None and not self.large and self.compiled is None
 
     def another(self) -> Live:
@@ -262,7 +262,7 @@ class Live:
     # How it is written
 
     def made_again(self, dtype: str) -> str:
-        """Another one that is made, by the name `make`."""
+        """Return the code that makes another one, by the name `make`."""
         first = "[0]" if isinstance(self.make, FirstOf) else ""
         return f"make(){first}" + (f".eval().{_cast(dtype)}()" if self.framework == "torch" and self.hooks else "")
 
@@ -297,7 +297,7 @@ class Live:
 
 
 def _cast(dtype: str) -> str:
-    """The method of PyTorch that casts to a dtype."""
+    """Return the name of PyTorch's method that casts to a dtype."""
     return {"float64": "double", "float32": "float"}.get(dtype, dtype)
 
 

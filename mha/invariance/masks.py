@@ -92,7 +92,7 @@ def find_masks(live: Live, template: Template) -> list[Mask]:
 
 
 def _is_of(name: str, live: Live, template: Template) -> bool:
-    """Whether an argument can be the mask of all sequences: an encoder and a decoder in one have a mask each."""
+    """Return whether an argument can be the mask of all sequences: encoder and decoder in one have a mask each."""
     decoders = {one.startswith("decoder_") for one in template.sequences}
     if name.startswith("decoder_") or f"decoder_{name}" in live.signature:
         return decoders == {name.startswith("decoder_")}

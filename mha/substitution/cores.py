@@ -38,7 +38,7 @@ Calls = Sequence[tuple[str, NDArray, NDArray]]
 
 @dataclass(frozen=True)
 class _Core:
-    """What one call of a module was given and gave between its projections.
+    """A record of what one call of a module was given and gave between its projections.
 
     Attributes:
         said: which part is which projection.
@@ -52,7 +52,7 @@ class _Core:
 
     @property
     def packed(self) -> bool:
-        """Whether one projection computes queries, keys and values."""
+        """Return whether one projection computes queries, keys and values."""
         return self.said.query == self.said.key == self.said.value
 
     def read(self, *, by_head: bool, causal: bool) -> ReadCall:
@@ -119,7 +119,7 @@ def _within(name: str, outer: str) -> bool:
 
 
 def _core(outer: str, calls: Calls, num_heads: int) -> _Core | None:
-    """What was given and given back between the projections of a module; None unless their names are known."""
+    """Return what came in and out between the projections of a module; None unless their names are known."""
     parts: dict[str, list[tuple[NDArray, NDArray]]] = {}
     for name, given, gave in calls:
         if _within(name, outer):
@@ -133,7 +133,7 @@ def _core(outer: str, calls: Calls, num_heads: int) -> _Core | None:
 
 
 def _sentence(original: _Core, port: _Core) -> str:
-    """What the port computes there in place of the original's attention; "" where that is not known, or the same."""
+    """Return what the port computes there, not the original's attention; "" where that is unknown, or the same."""
     reading = next(original.readings(), None)
     if reading is None:
         return ""

@@ -25,7 +25,7 @@ Compute = Callable[[Starts, Floats], Array]
 
 
 class Chunks(NamedTuple):
-    """How many queries, groups of heads (those that read one key head) and items are computed at once."""
+    """A number of queries, of groups of heads (each reads one key head) and of items, computed at once."""
 
     queries: int
     groups: int

@@ -31,7 +31,7 @@ def _cache(known: Known) -> Cache:
 
 
 def _whole(trial: Trial, known: Known, *, again: bool = False) -> Given:
-    """What one causal call gives of all positions: the first of a model, or once more."""
+    """Return what one causal call gives of all positions: the first of a model, or once more."""
     cache, ask = _cache(known), trial.call if again else trial.once
     if known.live.hooks is None and cache.step is not None and not known.can_be_causal:
         return ask(trial.x()).out
@@ -42,7 +42,7 @@ def _whole(trial: Trial, known: Known, *, again: bool = False) -> Given:
 
 
 def _parts(trial: Trial, known: Known, bounds: Bounds, *, other: bool = False) -> Given:
-    """What the calls of parts, of `other` content or not, give, each from the state that the one before left."""
+    """Return what the calls of parts give, each from the state that the last one left; of `other` content or not."""
     cache = _cache(known)
     state = cache.first(trial)
     found = []

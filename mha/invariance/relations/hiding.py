@@ -40,7 +40,7 @@ def _not_causal_masked(known: Known) -> str | None:
 
 
 def _later_masked(trial: Trial, known: Known) -> Pair:
-    """The same beside a mask that hides the last position."""
+    """Return the pair of `_later` beside a mask that hides the last position."""
     return _later(trial, known, masked=True)
 
 

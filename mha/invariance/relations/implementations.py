@@ -25,7 +25,7 @@ def _switchable(known: Known) -> str | None:
 
 
 def _eager(trial: Trial, known: Known) -> Pair:
-    """The same without a mask, and with one that hides padding."""
+    """Return the pair without a mask, or with one that hides padding."""
     calls = plain_and_padded(trial, known)
     return worst(trial, known, *(partial(_implementations, trial, *one) for one in calls))
 
@@ -46,7 +46,7 @@ def _eager_padded(trial: Trial, known: Known) -> Pair:
 
 
 def _implementations(trial: Trial, more: Arguments, counted: NDArray | None = None) -> Pair:
-    """What eager and sdpa give, the model's own first if it is one of them."""
+    """Return what eager and sdpa give, the model's own first if it is one of them."""
     model = trial.live.asked
     before = model.config._attn_implementation
     names = sorted(("eager", "sdpa"), key=lambda one: one != before)

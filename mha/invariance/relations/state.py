@@ -215,7 +215,7 @@ def _thread(trial: Trial, known: Known) -> Pair:
 
 
 def _unchanged(trial: Trial, known: Known) -> Pair:
-    """What a call was given, before and after: its first argument, and each mask."""
+    """Return what a call was given, before and after: its first argument, and each mask."""
     masks = (partial(_given, trial, one.name, _hides(trial, one, 1, 2)) for one in known.masks)
     return worst(trial, known, partial(_given, trial, next(iter(trial.x())), {}), *masks)
 
