@@ -90,9 +90,9 @@ def of_cores(own: Original, recording: ModuleRecording, originals: Mapping[str, 
         originals: name of each module of the port that is wrong in its own lines -> name of its original.
     """
     found = {}
+    ours = [(own.modules[one.module].name, _first(one.given), _first(one.gave or {})) for one in own.calls]
     for name, original in originals.items():
         held = next(one.held for one in own.modules if one.name == original)
-        ours = [(own.modules[one.module].name, _first(one.given), _first(one.gave or {})) for one in own.calls]
         theirs = []
         for one in recording.calls:
             if _within(inner := recording.modules[one.module].name, name):
@@ -100,8 +100,8 @@ def of_cores(own: Original, recording: ModuleRecording, originals: Mapping[str, 
                 theirs.append((inner, _first(given), _first(gave)))
         try:
             heads = heads_of(getattr(held, "module", held))
-            both = _core(original, ours, heads), _core(name, theirs, heads)
-            said = "" if None in both else _sentence(*both)  # type: ignore[arg-type]
+            right, port = _core(original, ours, heads), _core(name, theirs, heads)
+            said = "" if right is None or port is None else _sentence(right, port)
         except SpecError:
             continue
         if said:
