@@ -119,22 +119,22 @@ class Backend(ABC):
         return SoftmaxKernel()
 
     def as_users_run(self, path: str) -> str:
-        """Return the path like `path`, but compiled with the framework's own settings; `path` if there is none."""
+        """Return the variant of `path` that is compiled with the framework's own settings; `path` if there is none."""
         optimized = OPTIMIZED.get(path, path)
         return optimized if optimized in self.paths() else path
 
     def use_cache(self, folder: Path | None) -> None:
         """Keep programs that take long to compile in `folder`, for layers made from now on; None: keep none.
 
-        A backend that compiles nothing does nothing. This changes no other backend, and no global state: an entry in
-        the folder belongs to what it was compiled from, by which versions, with which flags, for which machine. A
-        folder that is damaged or can't be written to is no error.
+        A backend that compiles nothing does nothing. This changes no other backend, and no global state: the key of a
+        program in the folder is its source, the versions, the flags and the machine. A folder that is damaged or can't
+        be written to is no error.
         """
         return
 
     @abstractmethod
     def build(self, config: AttentionConfig, weights: Weights, dtype: str, device: str, path: str) -> Run:
-        """Make the layer; `prepare` calls this with checked and rounded arguments.
+        """Make the layer from arguments that `prepare` has checked and rounded.
 
         Returns:
             The function that runs the layer; a `Prepared` if its weights can be changed later.
@@ -232,8 +232,8 @@ def load(name: str) -> Backend:
 def use_compile_cache(backend: Backend) -> None:
     """Let a backend keep its compiled programs in the user's folder, unless MHA_COMPILE_CACHE is "off".
 
-    Each of our processes that runs backends calls this once for each, right after `load`; importing or loading a
-    backend never does. See docs/costs.md.
+    Each process of ours calls this once per backend, right after `load`. Importing or loading a backend never calls it.
+    See docs/costs.md.
     """
     folder = kept_folder()
     if folder is not None:

@@ -25,10 +25,10 @@ LONGEST_REASON = 300
 
 
 def shown(text: object, longest: int = LONGEST_NAME) -> str:
-    r"""Return a text from outside as a message or table may show it: printable, and cut in the middle if it is long.
+    r"""Return a text from outside in the form for messages and tables: printable, and cut in the middle if it is long.
 
     Characters that are not printable (line ends, escape sequences, marks that reverse the direction of writing) are
-    written as Python writes them. Markup of the package rich is left as it is: who prints by rich escapes it there.
+    written as Python writes them. Markup of the package rich stays; code that prints with rich must escape it.
 
     >>> shown("layer.0\x1b[2J\n"), shown("a" * 200 + "z", longest=12)
     ('layer.0\\x1b[2J\\n', 'aaaa ... aaz')
@@ -44,7 +44,7 @@ def shown(text: object, longest: int = LONGEST_NAME) -> str:
 def short_names(names: Sequence[str], longest: int) -> dict[str, str]:
     """Return name -> a short form of at most `longest` characters.
 
-    If one name is longer, the parts with which all begin are left out; what is still too long is cut in the middle.
+    If one name is longer, all lose the parts with which all begin; names that are still longer are cut in the middle.
 
     >>> short_names(["encoder.layer.0.attention", "encoder.layer.11.attention"], 20)
     {'encoder.layer.0.attention': '...0.attention', 'encoder.layer.11.attention': '...11.attention'}
@@ -76,7 +76,7 @@ MOST_MEANT = 3
 
 
 def meant(text: str, known: Iterable[str]) -> str:
-    """Return what may have been meant by a text that is none of the known ones, as the end of a message; "" for none.
+    """Return the end of a message: which of the known texts an unknown text may mean; "" for none.
 
     >>> meant("kears", ["keras", "torch"]), meant("x", ["keras"]), meant("no-scale", ["no-scaled", "scale-missing"])
     ('; did you mean keras?', '', '; did you mean scale-missing?')
@@ -130,7 +130,7 @@ def fitted(blocks: Sequence[Sequence[str]], room: int, left: str) -> list[str]:
 
 
 def install_command(extra: str = "", package: str = "mha-parity") -> str:
-    """Return the command that installs an installed package with an extra, from where it came: a clone or a wheel file.
+    """Return the command that installs a package with an extra, from where it came: a clone or a wheel file.
 
     >>> install_command("torch", "no-such-package")
     "pip install 'no-such-package[torch]'"
@@ -158,7 +158,7 @@ def one_line(error: BaseException, *, whole: bool = False) -> str:
 
     Args:
         error: anything that was raised.
-        whole: all of its lines, joined to one, as far as there is room.
+        whole: whether to join all its lines, as far as there is room.
 
     >>> one_line(ValueError("no such axis\nand a long explanation")), one_line(AssertionError())
     ('ValueError: no such axis', 'AssertionError')
@@ -206,7 +206,7 @@ class BackendError(RuntimeError):
 
 
 class ErrorElsewhere(BackendError):
-    """A stand-in for an exception in another process; the message is that exception's type and line, as by `one_line`.
+    """A stand-in for an exception of another process. Its message is that exception's `one_line`.
 
     >>> one_line(ErrorElsewhere("KeyError: 'a'"))
     "KeyError: 'a'"

@@ -15,7 +15,7 @@ HOME = Path(__file__).resolve().parents[2]
 
 
 def foreign_file(name: str) -> Path | None:
-    """Return where a package called `name`, one of OURS, comes from; None if it is this project's, or is nowhere.
+    """Return the place of a package called `name` (one of OURS) that is not this project's; None if there is none.
 
     >>> foreign_file("conformance") is None
     True
@@ -35,7 +35,7 @@ def foreign_file(name: str) -> Path | None:
 
 
 def shadows(names: Sequence[str] = OURS) -> list[str]:
-    """Return a line for each of these packages of this project that another one hides."""
+    """Return a line for each package of this project that a foreign package of the same name hides."""
     return [
         f"the package {name!r} that Python finds is {file}, not that of mha-parity in {HOME}; "
         "rename yours, or run from a folder where it is not found first"

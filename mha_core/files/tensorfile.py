@@ -116,9 +116,9 @@ def seal_file(path: Path) -> None:
 
 
 def sealed_header(raw: bytes) -> bytes:
-    """Return the header, of the same length, with the digest in its place and the metadata in the order of their names.
+    """Return the header with the digest in its place and the metadata sorted by name; its length stays the same.
 
-    The package writes metadata in any order, but equal arrays must give equal files.
+    The package safetensors writes metadata in any order, but equal arrays must give equal files.
     """
     header = json.loads(raw)
     metadata = dict(sorted(header.pop("__metadata__").items()))
@@ -162,7 +162,7 @@ def _end(entries: Mapping[str, Any]) -> int:
 
 
 def looks_like(path: Path) -> str:
-    """Return the format that a file's first bytes belong to, in words; "" if they are of no known format."""
+    """Return in words the format of a file, by its first bytes; "" if they are of no known format."""
     with path.open("rb") as file:
         start = file.read(16)
     if not start:
@@ -204,5 +204,5 @@ def _archive(path: Path) -> str:
 
 
 def as_arrays(arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """Return the arrays made contiguous, because the format writes the underlying buffer of a view."""
+    """Return contiguous arrays: the format would write a view's whole buffer."""
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
