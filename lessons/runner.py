@@ -96,12 +96,12 @@ stand after the last cell. NAME alone stands for NAME=NAME. Names that are no pa
 
 
 def lessons() -> tuple[str, ...]:
-    """The names of the lessons: the folders with a text."""
+    """Return the names of the lessons, which are the folders with a text."""
     return tuple(sorted(path.parent.name for path in HERE.glob("*/lesson.md")))
 
 
 def cells_of(source: str) -> dict[str, str]:
-    """The cells of a file, by name and in their order. Raises ValueError if two have one name, or code is in none.
+    """Return the cells of a file by name, in their order. ValueError if a name occurs twice, or code is in no cell.
 
     >>> cells_of("# %% one" + chr(10) + "x = 1" + chr(10) + "# %% two" + chr(10) + "print(x)")
     {'one': 'x = 1', 'two': 'print(x)'}

@@ -111,7 +111,7 @@ def orders() -> tuple[Order, ...]:
 
 
 def of_any_length(rule: Callable[[int], Indices], n: int, setting: Setting) -> Indices:
-    """Return what a rule gives of a length, whatever the call."""
+    """Return the indices that a rule gives for length n, whatever the call."""
     return rule(n)
 
 

@@ -44,12 +44,12 @@ class Place:
 
     Args:
         id: the step, or the name of what a step reads.
-        words: what stands there, as the subject of a sentence in the plural.
+        words: the array in words, as the subject of a sentence in the plural.
         axes: of the array.
         step: the step that gives or reads it. Default: the step of this name.
         get: (state, the step beneath) -> the array; None where there is none. Default: the step's result.
         put: (state, the step beneath, another array) -> the step's result with that array. Default: the array itself.
-        gauge: the axis along which a number that is the same for all elements changes no output; None: there is none.
+        gauge: the axis along which adding the same number to all elements changes no output; None: there is none.
         says: a format for `words` and the words of the change, such as "{} are {}.".
     """
 
@@ -72,7 +72,7 @@ class Place:
 
     @property
     def stage(self) -> str:
-        """Return the stage at which another array here shows first."""
+        """Return the first stage that shows a change of the array."""
         return stage_of(self.step)
 
 

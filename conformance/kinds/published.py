@@ -31,7 +31,7 @@ Weigh = Callable[[State], NDArray]
 
 
 def weightings() -> Iterator[Bug]:
-    """Yield other weights than the softmax of the scores."""
+    """Yield bugs with other weights than the softmax of the scores."""
     for words, weigh in WEIGHTINGS.items():
         sentence = f"Weights are {words}, in place of the softmax of the scores."
         yield bug_of(sentence, sentence, TAKE_SOFTMAX, {"weights": partial(_masked, weigh)})
@@ -295,7 +295,7 @@ NORMED = {
 
 
 def norms() -> Iterator[Bug]:
-    """Yield bugs that norm, without learned numbers, what the definition does not norm."""
+    """Yield bugs that apply a norm, without learned numbers, where the definition has none."""
     for (words, (step, over)), kind, eps in product(NORMED.items(), ("rms", "layer"), (1e-6, 1e-5, 1e-12)):
         settings = QueryKeyNorm(kind, "head", eps=eps, weight="none")  # type: ignore[arg-type]  # a Literal of these
         less = "less the mean, " * (kind == "layer")
@@ -325,7 +325,7 @@ IN_FORMAT: Mapping[str, Callable[[Callable[[NDArray], NDArray], State], Any]] = 
 
 
 def scales() -> Iterator[Bug]:
-    """Yield bugs that round the scale, or what is multiplied by it."""
+    """Yield bugs that round the scale, or what it multiplies."""
     for (words, made), (name, narrow) in product(IN_FORMAT.items(), FORMATS.items()):
         sentence = words.format(name)
         step = partial(_in_format, partial(made, narrow))

@@ -25,7 +25,7 @@ class Cause:
         what: what is wrong, in a sentence.
         change: what to change; "" where that is not known.
         bugs: the ids of the bugs on file that are this cause; several where nothing tells them apart.
-        is_common: whether much code does it, while little code does what another cause beside it says.
+        is_common: whether much code does this, and little code does what another of the causes says.
         label: "Cause" if it explains all, "Likely cause" if most; "" if only the first wrong stage is known.
     """
 
@@ -109,8 +109,8 @@ class Brief:
         Args:
             width: columns of a row.
             most: rows; causes that do not fit are left out whole, and counted.
-            head: whether it stands alone, as `mha diagnose` says it: then the first rows say who differs in how many
-                cases, and `more` is said.
+            head: whether the text stands alone, as in `mha diagnose`: then the first rows say who differs in how many
+                cases, and `more` is there.
         """
         rows = [row for line in [self.extent] * head for row in wrapped(line, width)]
         blocks = [wrapped(line, width, "  ") for line in self.lines]

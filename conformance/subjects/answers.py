@@ -24,7 +24,7 @@ from mha_core.stages import GRADIENT, stage_shapes
 
 
 class CannotExpress(Exception):
-    """Raised by a subject that has no way to do what a case asks; the message says what that is."""
+    """Raised by a subject that can't do what a case asks; the message says what that is."""
 
 
 class SubjectFailed(RuntimeError):
@@ -48,13 +48,13 @@ def as_trace(
     *,
     copy: bool = True,
 ) -> Trace:
-    """Convert the answer of a subject to a Trace; it may be a Trace, a dict by stage, or an output alone.
+    """Return the answer of a subject as a Trace; it may be a Trace, a dict by stage, or an output alone.
 
     Args:
         answer: what it returned.
         weight_names: the names of its weights, which gradients may have.
         shapes: the expected shape of each array; one of another shape that is too large to be copied is refused.
-        copy: whether the Trace has copies; else it has the very arrays that were returned.
+        copy: whether the Trace has copies of the returned arrays; else it has the arrays themselves.
 
     Raises SubjectFailed for any other answer, and for anything but NumPy arrays in it.
 
@@ -177,7 +177,7 @@ def place(error: BaseException) -> str:
 
 
 def place_now(threads: Iterable[threading.Thread]) -> str:
-    """Return the place in the user's own code where one of some threads is at work, as `place` says it."""
+    """Return the place in the user's code where one of these threads is at work, in the form of `place`."""
     now = sys._current_frames()
     stacks = (traceback.extract_stack(now[one.ident]) for one in threads if one.ident in now)
     return next(filter(None, map(_last_own, stacks)), "")

@@ -61,7 +61,7 @@ def ask(subject: Any, problem: Problem) -> Trace:
 
 
 def within(subject: Any, seconds: float) -> Any:
-    """Return the subject with a shorter time limit; itself if it has none."""
+    """Return the subject with a shorter time limit; unchanged if it has none."""
     shorter = getattr(type(subject), "within", None)
     return subject if shorter is None else shorter(subject, seconds)
 
@@ -75,7 +75,7 @@ TOGETHER_SECONDS = 5.0
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One thing that is done to a prepared layer: it is asked, or earlier answers are looked at again.
+    """One act on a prepared layer: it is asked, or earlier answers are looked at again.
 
     Args:
         problems: the problem that is asked. Several are asked at once, each from a thread of its own; with none, every
@@ -85,7 +85,7 @@ class Turn:
         thread: 1 asks from another thread than 0.
         same_arrays: whether the arrays of the turn before are handed out again, with the contents of this one.
         spoil: whether other numbers are written into what the layer returned, as the caller may do.
-        weights: what the layer's weights become before it is asked.
+        weights: the layer's new weights, set before it is asked.
         how: "set": its own `set_weights` is called; "in place": they are written into the arrays that `prepare` was
             given; "prepared anew": so too, and then a layer is prepared from these arrays and answers from now on.
     """
@@ -132,7 +132,7 @@ class Session:
     def answers(self, problems: Sequence[Problem]) -> Iterator[Trace]:
         """Yield the layer's answers to the inputs of these problems, in order; the first error ends them.
 
-        A subject in another process may be asked all of them before the first answer is given here.
+        A subject in another process may be asked all of them before this yields the first answer.
         """
         if self._elsewhere is not None:  # a session there does what this one does
             yield from self._elsewhere.answers(problems)

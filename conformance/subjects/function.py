@@ -50,7 +50,7 @@ LAYERS = {"torch": "torch", "keras": "keras", "flax.nnx": "nnx", "flax.linen": "
 
 
 def to_begin(thing: Any) -> str:
-    """Return in words how to have a thing judged that is no subject, such as a framework's layer or its class.
+    """Return in words how to have something judged that is no subject, such as a framework's layer or its class.
 
     >>> to_begin(3)
     '`mha check --new FILE.py` writes one to begin with'
@@ -152,7 +152,7 @@ def subject_from_function(
     dtypes: Sequence[str] = DEFAULT_DTYPES,
     supports: Supports | None = None,
 ) -> FunctionSubject:
-    """Make a subject of a plain function.
+    """Return a subject made of a plain function.
 
     Args:
         function: `f(weights, queries, keys, values, mask)`, these five names in this order. Further
@@ -231,7 +231,7 @@ INPUTS = {
 
 
 def around(name: str, parameters: list[inspect.Parameter]) -> str:
-    """Return for a message how a callable of these parameters can be judged: what it lacks, or a line of code.
+    """Return the end of a message: how a callable of these parameters can be judged, or what it lacks.
 
     >>> around("f", list(inspect.signature(lambda weights, queries, keys, values: 0).parameters.values()))
     'it lacks mask: it must take (weights, queries, keys, values, mask), in this order'

@@ -196,7 +196,7 @@ def _origin(named: Any) -> str:
 
 
 def load_object(spec: str, what: str) -> Any:
-    """Return what `MODULE:NAME` names, whatever it is; the current folder is searched too.
+    """Return the object that `MODULE:NAME` names; the current folder is searched too.
 
     Args:
         spec: the place.

@@ -80,7 +80,7 @@ def answers(
     Args:
         session: the name of the prepared layer.
         source: how its subject is made.
-        layer: what it is prepared with; None if it has been prepared.
+        layer: its config and weights; None if it has been prepared.
         calls: the inputs of its calls, in this order.
         limit: seconds that a subject with a time limit may take for each call.
 
@@ -109,7 +109,7 @@ def answers(
 
 
 def turns(source: Source, done: list[Turn], limit: float) -> wire.Together:
-    """Return what `Session.turns` gives on layers that are prepared for these turns, with arrays in place of Traces.
+    """Return the results of `Session.turns` on layers prepared for these turns, with arrays in place of Traces.
 
     Args:
         source: how the subject is made.

@@ -262,8 +262,8 @@ DIGITS, BASE = 4, 256
 def digit_tables(settings: Rotary) -> Table:
     """Return cosine and sine (DIGITS, BASE, r / 2) of the angle that each digit of a position adds.
 
-    In float32 the product of a position and a frequency is too coarse. Each digit's angle is exact, and is added: cos(a
-    + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
+    In float32, position * frequency is too coarse. Each digit's angle is exact, and angles are added:
+    cos(a + b) = cos a cos b - sin a sin b, and sin(a + b) = sin a cos b + cos a sin b.
 
     Raises:
         SpecError: as for `traced_frequencies`.

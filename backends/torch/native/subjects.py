@@ -163,7 +163,7 @@ class MultiheadAttentionIsCausalSubject(MultiheadAttentionWithoutWeightsSubject)
 
 
 class MultiheadAttentionFastPathSubject(MultiheadAttentionWithoutWeightsSubject):
-    """The layer as one fused operator: eval(), no gradients, self-attention on one tensor, batch_first, even H."""
+    """A subject: the layer as one fused operator: eval(), no gradients, self-attention, batch_first, an even H."""
 
     name = "torch.nn.MultiheadAttention (fast path)"
     capabilities = Capabilities()
