@@ -45,7 +45,7 @@ class Checkpoint:
         path: the file.
         entries: full name -> array, in the file's order.
         configs: prefix of a layer -> its config as a dict, where the file holds one.
-        others: full name -> kind in words, for all named items that are no arrays (such as numbers and texts).
+        others: full name -> kind in words, for all items that are no arrays (such as numbers and texts).
         metadata: name -> text, for the file's other metadata, if its format has a place for that.
     """
 
@@ -115,7 +115,7 @@ def _itemsize(dtype: str) -> int:
 
 
 def bfloat16() -> np.dtype:
-    """NumPy's dtype for bfloat16, from the package ml_dtypes."""
+    """Return NumPy's dtype for bfloat16, from the package ml_dtypes."""
     try:
         import ml_dtypes
     except ModuleNotFoundError as error:

@@ -108,7 +108,7 @@ def settle_layout(layer: FoundLayer, asked: str | None, framework: str, *, heads
         layer: the layer.
         asked: the name of a layout, or None for the one that fits.
         framework: the framework of the file's format; its layout comes first.
-        heads: whether it is known how many heads there are, or the layouts say it.
+        heads: whether the number of heads is known, or the layouts say it.
     """
     if asked is not None:
         get(asked)

@@ -66,7 +66,7 @@ class Judge:
         self.recorded = observed.output.astype(storage_dtype(observed.dtype))
 
     def fits(self, hypothesis: Hypothesis) -> list[Fit]:
-        """Return a Fit for every choice of value and output biases that fits; if none does, for the closest choice."""
+        """Return a Fit for each choice of value and output biases that fits; if none does, for the closest choice."""
         bare = replace(hypothesis, bv=None, bo=None)
         output, has_key = self._output(bare)
         missing = (self.observed.output - output)[has_key]

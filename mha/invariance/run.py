@@ -52,9 +52,9 @@ def invariants(
     limit: float = LIMIT,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Test whether a model contradicts itself: it computes the same numbers in two ways, which should agree.
+    """Return a report on whether a model contradicts itself: two ways to compute the same numbers must agree.
 
-    Return a report of all such relations (such as that a cache gives what the whole sequence gives).
+    The report has all such relations (such as that a cache gives what the whole sequence gives).
 
     Args:
         model: a layer or a model of PyTorch, Keras, Flax (of linen bound to its variables) or Gluon, or a function of

@@ -31,7 +31,7 @@ def concepts_of(asked: Sequence[str]) -> list[str]:
 
 
 def lines_of(native: Native, concept: str) -> list[str]:
-    """Return the code of one statement; none where it has none."""
+    """Return the lines of code of a native for one concept; none if it has none."""
     if concept in native.lacks or concept in ("parameters", "numbers"):
         return []
     if concept == "state":
@@ -44,7 +44,7 @@ def lines_of(native: Native, concept: str) -> list[str]:
 
 
 def words_of(native: Native, concept: str) -> str:
-    """Return what to know of a concept besides the code; if there is no code, a sentence that says so."""
+    """Return what to know of a concept besides the code; without code, a sentence that says so."""
     lack = native.lacks.get(concept)
     return lack.words[0].upper() + lack.words[1:] if lack else native.words.get(concept, "")
 
@@ -72,7 +72,7 @@ def pair(old: Native, new: Native, asked: Sequence[str]) -> Iterator[str]:
 
 
 def statement(native: Native, concept: str) -> Iterator[str]:
-    """Yield lines on what one native says of a concept."""
+    """Yield lines on one concept of one native."""
     yield f"  {native.title}"
     words = words_of(native, concept)
     if words:
