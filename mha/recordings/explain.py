@@ -41,7 +41,7 @@ from mha_core.reference.forward import PROJECTED
 def explain(
     recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
 ) -> list[Diagnosis]:
-    """Diagnose a recording that differs from the definition, once for each dtype in it.
+    """Return a diagnosis for each dtype in a recording that differs from the definition.
 
     The zoo's bugs are tried, and the ways in which packed weights can be read wrongly. A bug explains the recording if
     it gives the recorded output in every call of that dtype. In a large batch only two items are looked at: the one
@@ -147,8 +147,8 @@ class LayersExplained:
         right: the names of layers whose calls are right, if others differ.
         after_nan: the names of layers that differ only by NaN, and only in items where an earlier layer gave them NaN.
             They are not judged.
-        beyond: name of a layer that differs, and that no explanation in `found` fits -> the pattern of its calls. No
-            other bug was tried on it, after MOST searches, or MOST_IN_VAIN that found nothing.
+        beyond: name of a layer that differs and that no explanation in `found` fits -> the pattern of its calls. After
+            MOST searches, or MOST_IN_VAIN in vain, no other bug was tried on it.
         otherwise: the names of layers in `found` whose masks hide the keys that they were taken to allow.
         by_weights: the names of layers in `found` that are right by the weights that they hold.
     """
@@ -164,7 +164,7 @@ class LayersExplained:
 def explain_layers(
     recording: Recording, *, patterns: Sequence[str] = ("*",), progress: Callable[[str], None] = lambda what: None
 ) -> list[LayersExplained]:
-    """Diagnose the layers of a recording, once for each dtype in it, as `explain` does the calls of one layer.
+    """Return the diagnoses of the layers of a recording, one LayersExplained for each dtype in it.
 
     A layer that the explanation of another layer fits is not searched again.
     """
@@ -254,7 +254,7 @@ def _shared(hypotheses: Sequence[Hypothesis], others: Sequence[Hypothesis]) -> t
 
 
 def of_weights_alone(found: Sequence[LayersExplained], held: Recording) -> list[LayersExplained]:
-    """Return `found` without explanations that are ruled out by the weights that the layers hold.
+    """Return `found` without the explanations that the weights in the layers rule out.
 
     If a layer computes the definition with the weights that it holds, only its projections can be wrong. If it has no
     biases of queries, keys and values, exchanged projections are the same as exchanged weights: only one stays.

@@ -17,7 +17,7 @@ Run = Callable[[Mapping[int, Instead]], Sequence[CallJudgement] | None]
 
 
 class Division(NamedTuple):
-    """A finding on parts that were found wrong: which of them are right with the lines around them.
+    """A finding on wrong parts: which of them are right with the lines around them.
 
     Such a part differs from its original, but the module's code around it makes up for that (such as a bias that is
     added outside the part).
