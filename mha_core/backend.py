@@ -54,7 +54,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class SoftmaxKernel:
-    """A description of what decides how exact the softmax of a path is.
+    """A description of a path's softmax, as far as its accuracy depends on it.
 
     Args:
         exp_ulps: error of one exponential, in units in the last place.
@@ -115,7 +115,7 @@ class Backend(ABC):
         return tuple(path for path in self.paths() if path not in ("eager", "fast", "blocks"))
 
     def softmax_kernel(self, device: str, path: str) -> SoftmaxKernel:
-        """Return how `path` computes its softmax on `device`."""
+        """Return the SoftmaxKernel of `path` on `device`."""
         return SoftmaxKernel()
 
     def as_users_run(self, path: str) -> str:

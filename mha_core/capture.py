@@ -177,7 +177,7 @@ def one_dtype(dtypes: Iterable[str]) -> str:
 
 
 def outermost(modules: Iterable[tuple[str, Any]], choose: Callable[[str, Any], Any], separator: str) -> Iterator[Any]:
-    """Yield (name, module, adapter) of each chosen module, but none inside a chosen one whose adapter is not open."""
+    """Yield (name, module, adapter) of each chosen module; modules inside it only if its adapter is open."""
     found: list[str] = []
     for name, module in modules:
         within = any(outer == "" or name.startswith(outer + separator) for outer in found)

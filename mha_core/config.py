@@ -230,7 +230,7 @@ Got embed_dim=100, num_heads=3.
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return those of PARTS (fields for optional parts) that the layer has."""
+        """Return the names of the optional parts (PARTS) that the layer has."""
         return tuple(name for name in PARTS if getattr(self, name) is not None)
 
     @property

@@ -238,8 +238,8 @@ class Base:
     """The layer of most sequences, and the usual call of it.
 
     It has one width for all inputs and a bias in every projection, as every framework's own layer can have. It is
-    small. With `few_shapes`, it is the layer of the cases "square-...", and asks for gradients as they do: a framework
-    that compiles for each new shape has compiled these already.
+    small. With `few_shapes`, it is the layer of the cases "square-...", gradients included, for which a framework has
+    compiled its programs already.
 
     Attributes:
         id: the id of the sequence.

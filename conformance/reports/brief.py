@@ -18,7 +18,7 @@ LEGEND = {"B": "items", "Lq": "queries", "Lk": "keys", "H": "heads", "G": "key/v
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause of what differs.
+    """One cause of a difference.
 
     Attributes:
         stage: the first wrong stage; several, with "or", where nothing tells some bugs apart.

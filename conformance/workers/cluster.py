@@ -43,8 +43,8 @@ class Cluster(Executor):
 
     Args:
         address: of the scheduler, such as tcp://10.0.0.1:8786.
-        workers: processes at a time, if this machine has to do something itself. None: one for each core.
-        say: called with one line when that happens.
+        workers: processes at a time, if this machine takes over. None: one for each core.
+        say: called with one line when this machine takes over.
 
     Raises:
         SpecError: `distributed` is not installed, the address is malformed, nobody answers there, or the workers

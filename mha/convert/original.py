@@ -28,7 +28,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True, eq=False)
 class OriginalCall:
-    """A recorded call: name of each mask that it may have had -> the inputs with this mask; and stage -> output."""
+    """A recorded call: name of each mask that it may have had -> the inputs with that mask; and stage -> its output."""
 
     name: str
     inputs: Mapping[str, AttentionInputs]

@@ -39,7 +39,7 @@ JUDGED = 3
 
 @dataclass(frozen=True)
 class Fit:
-    """A hypothesis on which array is which weight, and how far its output is from the recorded one.
+    """A hypothesis (which array is which weight), and the distance of its output from the recorded one.
 
     Attributes:
         hypothesis: the hypothesis with all its biases.

@@ -94,7 +94,7 @@ def invariants(
 
 
 def table(known: Known) -> list[Relation]:
-    """Return the relations to test on a model; those of masks and switches once for each of its masks and switches."""
+    """Return the relations to test on a model; relations of masks or switches, once for each mask or switch."""
     own = [*(hiding.ones_rows(known) or [hiding.MASK_ONES]), *hiding.idle_rows(known)]
     rows = [*decoding.ROWS, *hiding.ROWS, *own, *returned.returned_rows(known), *state.ROWS]
     return [*rows, *implementations.ROWS, *state.SECOND]

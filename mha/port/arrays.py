@@ -92,7 +92,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
-    """Return where each parameter of a model comes from in the files from which it was loaded.
+    """Return the LoadedArrays of a model: the array in its files that each parameter comes from.
 
     Args:
         model: the model.
@@ -146,7 +146,7 @@ def check_arrays(model: Any, files: Mapping[str, Path], folder: Path, leave: Col
 
 
 def check_loaded(model: Any, files: Mapping[str, Path], folder: Path, leave: Collection[str] = ()) -> LoadedArrays:
-    """Return where each parameter of a decoder comes from in the files from which it was loaded.
+    """Return the LoadedArrays of a decoder: the array in its files that each parameter comes from.
 
     Args:
         model, files, folder, leave: as for `check_arrays`.

@@ -15,7 +15,7 @@ from mha_core.parts.frequencies import RULES, LongRope
 
 @dataclass(frozen=True)
 class Turn:
-    """A rule that queries and keys turn by tables (cos, sin), which each call gets as `position_embeddings`.
+    """A rule of rotation: each call gets tables (cos, sin) for queries and keys as `position_embeddings`.
 
     Attributes:
         interleaved: whether channels (2 k, 2 k + 1) are a pair, else (k, k + r / 2).
@@ -117,7 +117,7 @@ def _parameters(core: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class SinusoidalTurn(Turn):
-    """A rule that the model gives its modules one table `sinusoidal_pos` (1, 1, L, d): all sines, then all cosines."""
+    """A rule of rotation: each call gets one table `sinusoidal_pos` (1, 1, L, d), all sines, then all cosines."""
 
     interleaved: bool = True
     share: str = ""
@@ -136,7 +136,7 @@ class SinusoidalTurn(Turn):
 
 @dataclass(frozen=True)
 class OwnTables(Turn):
-    """A rule that the module keeps `embed_positions` (positions, r), sines before cosines, and gets `position_ids`."""
+    """A rule of rotation: `position_ids` choose rows of the module's `embed_positions`, sines before cosines."""
 
     interleaved: bool = True
     share: str = "rotary_dim"

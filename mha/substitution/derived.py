@@ -72,7 +72,7 @@ class Known:
 
 
 def numbers_of_module(held: Any) -> list[float]:
-    """Return the attributes of a module that are floats. A module of linen is held with its variables."""
+    """Return the attributes of a module that are floats; `held` is the module, or for linen a holder of it."""
     owners = [held, getattr(held, "module", None)]
     found = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
     return list(dict.fromkeys(value for value in found if isinstance(value, float)))

@@ -108,7 +108,7 @@ def exchanged_in(name: str, pairs: Collection[Matched], own: Mapping[Place, NDAr
 
 
 def other_terms(what: str, got: NDArray, right: NDArray, known: Mapping[str, NDArray], unit: float) -> str | None:
-    """Return a sentence that says of which known arrays an array of the port, and the original's, consists.
+    """Return a sentence that expresses an array of the port, and the original's, by known arrays.
 
     None unless each of them is one known array or the sum of two (such as "the residual and the output").
 

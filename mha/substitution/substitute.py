@@ -81,7 +81,7 @@ class Substitution:
             raise SpecError("no array of numbers that it was given is what the original's module is given")
 
     def judge(self, parts: Sequence[Part] = ()) -> CallJudgement:
-        """Return how the outputs of the port's module compare with those of the original's, which runs here.
+        """Return the judgement on the port's outputs beside those of the original's module, which runs here.
 
         If the module is wrong with the first meaning of a mask (True allows, or excludes), the second is tried. If it
         is wrong with both, the original's own masks stay, since a port may complete a mask inside.

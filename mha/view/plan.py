@@ -93,7 +93,7 @@ def plan(recording: Recording, layers: Sequence[str] = (), heads: Sequence[int] 
 def plan_of_model(
     sizes: Sequence[tuple[str, AttentionConfig]], lengths: Sequence[int], layers: Sequence[str], heads: Sequence[int]
 ) -> tuple[Part, ...]:
-    """Return the parts that a model with self-attention will have, one for each chosen layer and text.
+    """Return the parts of a model with self-attention before it runs, one for each chosen layer and text.
 
     Raises:
         SpecError: as `plan`.

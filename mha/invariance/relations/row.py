@@ -19,7 +19,7 @@ from mha.invariance.trial import Answer, CantBeAsked, Size, Template, Trial
 
 @dataclass(frozen=True)
 class Known:
-    """A collection of what was found out about a model.
+    """A collection of facts about a model.
 
     Attributes:
         live, template: the model, and how it is called.

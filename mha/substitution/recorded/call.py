@@ -40,7 +40,7 @@ class ComparedCall:
 
     @classmethod
     def of(cls, name: str, dtype: str, problem: Problem) -> ComparedCall:
-        """Return the call with the reference's answer to it, which is computed."""
+        """Return a call as a ComparedCall; this computes the reference's answer to it."""
         return cls(name, dtype, problem, answer(problem, Precision.of(dtype)))
 
     @property

@@ -30,8 +30,8 @@ class Before:
     Attributes:
         carried: the largest relative difference so far, of inputs and outputs that agree; see `Allowance`.
         parted: True if outputs of an earlier pair differed by more than rounding, so that later inputs must differ.
-        open: name of a call of the port whose layers do something uncompared after their output projections -> whether
-            both do.
+        open: name of a call of the port that was not compared after the output projection -> whether both layers act
+            there.
         rows: bool (B, L), True for queries of the last pair that are no padding; padding reaches no other row.
     """
 
@@ -46,7 +46,7 @@ class Before:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return sentences on uncompared things that both layers of a pair do."""
+        """Return a sentence on each uncompared call whose layers both do something after their output projection."""
         return tuple(
             f"Not judged: what {name} does {BEHIND}, where both do something."
             for name, both in self.open.items()
@@ -55,7 +55,7 @@ class Before:
 
     @property
     def alone(self) -> tuple[str, ...]:
-        """Return sentences on uncompared things that one layer of a pair alone does, as far as is known."""
+        """Return a phrase on each uncompared call where one layer alone does something after its output projection."""
         return tuple(f"what {name} does {BEHIND}" for name, both in self.open.items() if not both)
 
     def counted(self, array: NDArray) -> NDArray[np.bool_] | None:

@@ -149,7 +149,7 @@ class ModuleResult:
 
 @dataclass(frozen=True)
 class WhereReport:
-    """A report of what `where` found: a result for each module of the port that was called, in the order of the calls.
+    """A report by `where`: a result for each module of the port that was called, in the order of the calls.
 
     Attributes:
         results: one for each module.
