@@ -283,3 +283,12 @@ def test_an_interpreter_that_can_not_be_used_is_refused_in_one_line(tmp_path):
     )
     said = refused_by(bare, PYTHONPATH=str(tmp_path / "other"))
     assert f"{bare} has mha-parity 0.0.1; this is " in said
+
+
+def test_an_original_that_is_not_there_is_said_before_what_the_recording_lacks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("port.safetensors").write_bytes(b"hello")
+    said = CliRunner().invoke(main, ["where", "no_folder", "port.safetensors"])
+    assert said.exit_code == 2
+    assert "no_folder" in said.output
+    assert "port.safetensors" not in said.output
