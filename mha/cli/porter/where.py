@@ -133,6 +133,7 @@ def is_ours(name: str) -> bool:
 
 def original_named(spec: str) -> Any:
     """Return the live original that `spec` names: a model of `mha port`, a model, or the result of a function."""
+    from conformance.subjects.answers import place
     from conformance.subjects.load import load_object
     from mha.port.model import load_trained
     from mha_core.errors import one_line
@@ -154,7 +155,8 @@ def original_named(spec: str) -> Any:
         hint = (
             f"; name a function that needs none: def original(): return {named.__name__}(...)" if takes(named) else ""
         )
-        raise CouldNotRun(f"the original {spec!r} can't be made: it raised {one_line(error)}{hint}") from error
+        why = f"it raised {one_line(error)}{place(error)}{hint}"
+        raise CouldNotRun(f"the original {spec!r} can't be made: {why}") from error
 
 
 def takes(named: Any) -> str:

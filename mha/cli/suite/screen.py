@@ -162,12 +162,13 @@ def about(
     if not any(one.status in ("different", "equal", "deviates") for one in results):  # that is the answer then
         before, raised = [*raised, *before], []
     is_nan = told is not None and any(one.what == ALL_NAN for one in told.causes)
+    case = [] if catches is None else _of_one(results, catches)
     after = [
         *[WHY_NAN] * is_nan,
         *(shapes if known else []),  # which follows from the cause
         *float64_lines(results),
         *raised,
-        *([] if catches is None else (one for one in _of_one(results, catches) if not _is_said(one, shapes))),
+        *(case[-1:] if case and _is_said(case[0], shapes) else case),
     ]
     after += [*gradient_lines(results), *deviation_lines(results)]
     rows = [row for line in before for row in wrapped(shown(line, 4 * width), width, "  ")]
