@@ -347,7 +347,8 @@ def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
     wrong = [one for one in results if one.status == "different"]
     if not wrong or any(one.case not in sequences or any(each.call for each in one.mismatches) for one in wrong):
         return []
-    of_wrong, of_all = [], []
+    of_wrong: list[set[str]] = []
+    of_all: list[set[str]] = []
     for one in wrong:
         numbers = {int(found[1]) for each in one.mismatches if (found := OF_CALL.match(each.message))}
         number = 0
