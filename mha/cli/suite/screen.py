@@ -358,7 +358,7 @@ def alone(results: Sequence[Result], cases: Sequence[Asked]) -> list[str]:
             of_all.append(has)
             of_wrong += [has] * bool(numbers & {number + 1 + at for at in range(step.calls)})
             number += step.calls
-    shared = sorted(set.intersection(*of_wrong) - set.intersection(*of_all)) if of_wrong else []
+    shared = sorted(of_wrong[0].intersection(*of_wrong) - of_all[0].intersection(*of_all)) if of_wrong else []
     having = f"Every call that differs has {' and '.join(shared)}. " * bool(shared)
     return [f"{having}A layer prepared for such a call alone gives the same: nothing is kept from call to call."]
 
