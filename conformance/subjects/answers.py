@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mha_core
+from conformance.subjects.handout import read_only
 from mha_core import STAGES, AttentionConfig, AttentionInputs, Trace
 from mha_core.call.arguments import CallSizes
 from mha_core.call.call import LEAVES
@@ -174,6 +175,19 @@ def words(error: BaseException) -> str:
 def place(error: BaseException) -> str:
     """Return the place of an error in the user's code, such as " (mine.py:12 in attention)"; "" if it is elsewhere."""
     return _last_own(traceback.extract_tb(error.__traceback__))
+
+
+def place_of_write(call: Callable[[], Any], arrays: Iterable[NDArray]) -> str:
+    """Return the place in the user's code where a call writes into one of these arrays; "" if NumPy does not tell it.
+
+    It calls once more, with arrays that can't be written into.
+    """
+    with read_only(arrays):
+        try:
+            call()
+        except Exception as error:  # whatever else it raises now is not what was asked
+            return place(error) if isinstance(error, ValueError) and "read-only" in str(error) else ""
+    return ""
 
 
 def place_now(threads: Iterable[threading.Thread]) -> str:

@@ -80,6 +80,8 @@ def test_a_word_that_is_no_command_is_answered_with_what_does_it(word):
         "and all that is known is said. `mha replay calls.safetensors --json RESULTS.json` writes how far off each "
         "call is.",
         "cache --clear": "No such option '--clear'. Did you mean `mha cache clear`?",
+        "replay calls.safetensors --weights a.pt": "No such option '--weights'. `mha diagnose` has one; "
+        "`mha replay --help` lists what there is.",
         "check --time-limit abc": "--time-limit must be a number, such as 60. Got abc.",
         "check --workers -1": "--workers must be a whole number from 0. Got -1.",
         "check --import-limit 0": "--import-limit must be a number above 0 to 1e+06, such as 60. Got 0.0.",
