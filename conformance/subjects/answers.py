@@ -20,6 +20,7 @@ from conformance.subjects.handout import read_only
 from mha_core import STAGES, AttentionConfig, AttentionInputs, Trace
 from mha_core.call.arguments import CallSizes
 from mha_core.call.call import LEAVES
+from mha_core.dtypes import storage_dtype
 from mha_core.errors import LONGEST_MESSAGE, shown
 from mha_core.stages import GRADIENT, stage_shapes
 
@@ -145,6 +146,24 @@ def as_array(name: str, value: Any, shape: tuple[int, ...] | None = None, *, cop
     raise SubjectFailed(
         f"{name} is {kind_of(value)}{where}, not a NumPy array; convert it: {_conversion(value).format(name)}"
     )
+
+
+NO_REAL_NUMBERS = {
+    "c": "complex numbers; return real ones: {}.real",
+    "O": "Python objects, not numbers; convert it: {}.astype(float)",
+}
+"""Kinds of NumPy dtype that no stage may have -> what such an array holds, and how it becomes one of real numbers."""
+
+
+def of_other_dtype(name: str, array: NDArray, dtype: str) -> str:
+    """Return what is wrong with an array of another dtype than that of a run in `dtype`.
+
+    >>> of_other_dtype("output", np.zeros(3, np.int32), "float32")
+    'output is int32; a run in float32 must give float32'
+    """
+    if array.dtype.kind in NO_REAL_NUMBERS:
+        return f"{name} holds {NO_REAL_NUMBERS[array.dtype.kind].format(name)}"
+    return f"{name} is {shown(array.dtype)}; a run in {dtype} must give {storage_dtype(dtype)}"
 
 
 def _conversion(value: Any) -> str:

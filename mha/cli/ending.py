@@ -37,6 +37,14 @@ class Command(click.Command):
 
     examples: tuple[str, ...] = ()
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the arguments that are left, as click does; its error of a last option without a value names us."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
     def main(
         self,
         args: Sequence[str] | None = None,

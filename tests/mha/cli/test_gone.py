@@ -79,6 +79,10 @@ def test_a_word_that_is_no_command_is_answered_with_what_does_it(word):
         "diagnose calls.safetensors --details": "--details belongs to --subject: a recording can't be asked more, "
         "and all that is known is said. `mha replay calls.safetensors --json RESULTS.json` writes how far off each "
         "call is.",
+        "diagnose --subject mine:attention --weights a.pt": "--weights belongs to a recording: a subject is given its "
+        'weights. Record a layer that holds its own: mha.capture(model, "calls.safetensors"). `mha diagnose --help` '
+        "lists what there is.",
+        "check --subject": "Option '--subject' requires an argument. `mha check --help` lists what there is.",
         "cache --clear": "No such option '--clear'. Did you mean `mha cache clear`?",
         "replay calls.safetensors --weights a.pt": "No such option '--weights'. `mha diagnose` has one; "
         "`mha replay --help` lists what there is.",
