@@ -40,6 +40,7 @@ def test_help_does_not_even_need_numpy():
     assert "numpy" not in modules_after(IMPORTS["help"])
 
 
+@pytest.mark.nightly("a backend imports its framework alone", but=("jax-jax",))
 @pytest.mark.parametrize(("name", "own"), [("torch", "torch"), ("jax", "jax")])
 def test_one_backend_imports_one_framework(name, own, backend_names):
     if name not in backend_names:

@@ -152,6 +152,7 @@ def test_what_one_case_with_a_nan_shows_is_no_cause_of_what_ordinary_calls_show(
     assert all(one.what.startswith(words) for one, words in zip(told.causes, said, strict=True)), told.text
 
 
+@pytest.mark.nightly("a dtype inside a layer is named", but=("float16",))
 @pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
 def test_a_softmax_in_half_precision_is_named_though_its_rounding_is_its_own(narrow):
     """The scores alone are rounded, and the weights: what is between is in float64."""

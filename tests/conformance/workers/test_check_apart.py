@@ -155,6 +155,9 @@ def late_or_raising(weights, queries, keys, values, mask, **options):
 ENDLESS = ("causal", "window", "window-causal", "window-zero", "allowed")
 
 
+@pytest.mark.nightly(
+    "who never answers is asked no more", but=("late_after_one-first1-", "late_or_raising-first2-3 of 4")
+)
 @pytest.mark.parametrize(
     ("subject", "first", "asked"),
     [

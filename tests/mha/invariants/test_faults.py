@@ -22,6 +22,7 @@ def test_the_right_decoder_is_silent():
     assert held >= {relation for relation, _ in FAULTS.values()}
 
 
+@pytest.mark.nightly("each fault is seen", every=2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault):
     relation, _ = FAULTS[fault]
@@ -29,7 +30,7 @@ def test_a_fault_is_seen(fault):
     assert relation in broken, broken.keys()
 
 
-@pytest.mark.nightly("the code that is shown shows the fault", every=4)
+@pytest.mark.nightly("the code that is shown shows the fault", every=8)
 @pytest.mark.parametrize(
     "fault",
     [
