@@ -89,7 +89,7 @@ def test_the_other_path_is_within_the_bound(name, other_path, case_id, dtype):
 
 @pytest.mark.nightly(
     "every path takes calls of many forms",
-    but=("torch-fast-compiled", "tf-fast-compiled", "tf-exported", "jax-fast", "mxnet-fast"),
+    but=("torch-fast", "tf-fast-compiled", "tf-exported", "jax-fast", "mxnet-fast"),
 )
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_one_prepared_layer_takes_calls_of_many_forms(name, other_path, monkeypatch):
