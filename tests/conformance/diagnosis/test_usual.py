@@ -193,6 +193,7 @@ def test_a_right_stage_acquits_what_stands_before_it():
     assert replace(found, located=Located("queries", problem), stages={}).first_step == "queries"
 
 
+@pytest.mark.nightly("a finite number in place of -inf is named")
 def test_a_finite_number_that_no_call_tells_from_the_lowest_is_said_beside_another_fault_too():
     """In float32: -1e9 was said to be the dtype's lowest number, without an Or."""
 
