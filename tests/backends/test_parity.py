@@ -54,16 +54,17 @@ SOME = (
 """By day: of each feature that blocks meet, the case that has most of the others."""
 
 
+# How NumPy's arrays go in and come out is the same on each path; the releases of PyTorch and TensorFlow are the same
+# there, and so is what they compute in blocks.
+@pytest.mark.same_on_newest_of("torch", "tf")
 def test_some_cases_are_equal_in_blocks(backend):
     results = [judged(case, backend, "blocks", "float32") for case in select(SOME)]
     assert not [failure_text(result) for result in results if result.status != "equal"]
     assert {name for result in results for name in result.judged if "." not in name} == {"output"}
 
 
-# How NumPy's arrays go in and come out is the same on each path; the releases of PyTorch and TensorFlow are the same
-# there, and so is what they compute in blocks.
 @pytest.mark.nightly("every case is equal on each path, in each dtype")
-@pytest.mark.same_on_newest_of("torch", "tf")
+@pytest.mark.same_on_newest_of("torch", "tf")  # as above
 @pytest.mark.parametrize(
     ("path", "dtype"),
     [("fast", "float32"), ("fast", "float64"), ("blocks", "float64"), ("blocks", "float32")],
