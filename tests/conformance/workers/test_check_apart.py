@@ -36,6 +36,7 @@ AT = re.compile(r": it is at \w+\.py:\d+ in \w+")
 """Where a subject hangs."""
 
 
+@pytest.mark.nightly("a subject that harms its process costs its cases", but=("Crashes", "Hangs"))
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_subject_that_harms_its_process_costs_its_cases(harm, hostile, tmp_path):
     result, found = check(harm, "--time-limit", "3", path=tmp_path / "report.json")
