@@ -146,7 +146,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.nightly("a wrong part is named in each way to write a port", every=8)
+@pytest.mark.nightly("a wrong part is named in each way to write a port", every=12)
 @pytest.mark.parametrize(("way", "first", "second"), PAIRS)
 def test_of_two_faults_each_is_named_or_said_to_be_open(way, first, second, tmp_path):
     report, true = report_of(way, [first, second], tmp_path / "port.safetensors")
