@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.nightly("a file to begin with is equal, in each framework", but=("numpy", "torch"))
+@pytest.mark.nightly("a file to begin with is equal, in each framework", but=("numpy",))
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_each_file_is_equal_as_it_is_written(framework, folder, backend_names):
     if NEEDED.get(framework, "torch") not in backend_names and framework != "numpy":

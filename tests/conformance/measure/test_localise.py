@@ -62,7 +62,7 @@ def _normed(array, allowed):
     return array / np.where(total == 0.0, 1.0, total)
 
 
-@pytest.mark.nightly("the first wrong step is found", every=3)
+@pytest.mark.nightly("the first wrong step is found", every=7)
 @pytest.mark.parametrize("name", LIKE_OTHERS)
 def test_what_looks_like_a_fault_of_another_stage_is_told_from_it(name):
     step, stage, change = LIKE_OTHERS[name]
@@ -73,7 +73,7 @@ def test_what_looks_like_a_fault_of_another_stage_is_told_from_it(name):
     assert located.stage == stage
 
 
-@pytest.mark.nightly("the first wrong step is found", every=3)
+@pytest.mark.nightly("the first wrong step is found", every=7)
 @pytest.mark.parametrize("step", STEPS)
 def test_the_first_wrong_step_of_an_odd_function_is_found(step):
     stage, change = STEPS[step]

@@ -93,7 +93,7 @@ FAULTS = {
 """What is wrong: (the step, what is done to its result, what is said)."""
 
 
-@pytest.mark.nightly("a change at one place is described", every=4)
+@pytest.mark.nightly("a change at one place is described", every=7)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_change_at_one_place_is_described_and_holds_in_new_calls(fault):
     step, change, said = FAULTS[fault]

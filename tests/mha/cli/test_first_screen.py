@@ -192,6 +192,7 @@ CAUSES = {
 """Layer -> the cases that it is asked, what the screen says of the cause and its stage, and of what to change."""
 
 
+@pytest.mark.nightly("the first screen has cause, stage and what to change", every=2)
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_cause_its_stage_and_what_to_change_are_on_the_first_screen(own, name):
     cases, cause, change = CAUSES[name]

@@ -78,6 +78,7 @@ def test_a_tensor_that_is_returned_is_named(write):
     assert "convert it" in verdict.line
 
 
+@pytest.mark.nightly("a learner's file is one sentence", but=("import re; re.match(r'(a+)+b', 'a' * 64)",))
 @pytest.mark.parametrize(
     "loop",
     [

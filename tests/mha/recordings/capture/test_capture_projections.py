@@ -18,6 +18,7 @@ from mha.recordings.replay import judge_recording
 from mha_core import SpecError
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.same_on_newest  # PyTorch's release is the same there
 nn = torch.nn
 
 
