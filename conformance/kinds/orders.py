@@ -55,6 +55,8 @@ RULES: dict[str, tuple[str, Callable[[int], Indices]]] = {
         lambda n: np.minimum(np.arange(n) + 1, n - 1),
     ),
     "first-alone": ("0 but for the first one {along}", lambda n: np.minimum(-np.arange(n), 0).clip(-1)),
+    "without-last": ("0 for the last one {along}", lambda n: np.append(np.arange(n - 1), -1)),
+    "without-first": ("0 for the first one {along}", lambda n: np.append(-1, np.arange(1, n))),
     "evens-first": ("in another order {along}: those at even indices first", _evens_first),
 }
 """Name -> (words, rule)."""
@@ -90,7 +92,7 @@ OF_BLOCKS: dict[str, tuple[str, Callable[[Indices, int], Indices]]] = {
     "moved-on": ("moved {0} earlier {along}, with the last one repeated", lambda i, m: np.minimum(i + m, len(i) - 1)),
     "at-most": ("all the one before from {0} on {along}", lambda i, m: np.minimum(i, m - 1)),
     "zero-from": ("replaced by 0 from {0} on {along}", lambda i, m: np.where(i < m, i, -1)),
-    "ends-first": ("in another order {along}: those from {0} on first", lambda i, m: (i + m) % len(i)),
+    "ends-first": ("in another order {along}: those from index {0} on come first", lambda i, m: (i + m) % len(i)),
     "reversed-within": (
         "in reverse order in each block of {0} {along}",
         lambda i, m: np.minimum(i - i % m + m - 1, len(i) - 1) - i % m,

@@ -24,7 +24,7 @@ def parameters() -> Iterator[Bug]:
         if own != other:
             said = f"The projection of {stage} has the {words} of {other}."
             steps = {own: partial(_tied, own, other, kinds[words])}
-            yield bug_of(said, said, f"Use {own} for {stage}.", steps, stage=stage)
+            yield bug_of(said, said, f"Use {own}.{words} instead of {other}.{words}.", steps, stage=stage)
     for others, words in product(permutations(names), ("weight and bias", "weight")):
         moved = {own: other for own, other in zip(names, others, strict=True) if own != other}
         if len(moved) > 1:
