@@ -185,7 +185,7 @@ PLACES: Mapping[str, Place] = {
         Place("past_values", "the past values", _BY_KEY, "values", *_past("past_values")),
         Place("projected_values", "the projected values", _BY_NEW_KEY),
         Place("value_inputs", "the inputs that values are projected from", _KEYED),
-        Place("scores", "scores with the additive bias", SCORED, gauge=-1),
+        Place("scores", "scores and their additive bias", SCORED, gauge=-1),
         Place("bias", "the numbers of the additive bias as they are added", SCORED, "scores", _bias, _with_bias, -1),
         Place("capped", "scores after the softcap", SCORED, gauge=-1),
         Place("softcap", "the softcap", _ONE, "capped", *_number("softcap", lambda config: config.softcap), says=IS),

@@ -16,6 +16,7 @@ from conformance.zoo.bug import BuggySubject
 from mha_core import Trace
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
+from tests.conformance.measure.wrong import OutputAlone, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -124,6 +125,15 @@ def test_of_an_output_in_another_dtype_alone_no_bug_is_said():
     assert f"output is {np.dtype(np.longdouble).name}; a run in float32 must give float32" in said
     assert "The numbers are right in all 5 cases: nothing else is wrong." in said
     assert "Cause" not in said
+
+
+def test_weights_times_values_in_float32_are_no_softmax_in_float32():
+    narrow = wrong_at("heads", lambda state, heads: heads.astype(np.float32).astype(np.float64))
+    found = diagnose(OutputAlone(narrow), select(SIZES), experiments=True)
+    assert found.first_stage == "heads"
+    said = describe(found)
+    assert "Cause, at the heads: It computes in float32, at least in part: a change of the queries by 1e-10" in said
+    assert "Change: Keep weights and values in the inputs' dtype." in said
 
 
 @pytest.mark.nightly("what is guessed from sizes is named", every=2)
