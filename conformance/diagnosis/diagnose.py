@@ -321,10 +321,9 @@ def _reasons(found: Diagnosis, asked: _Asked, observed: Sequence[Observation]) -
     rounds = not whole and inside is None and asker is not None and rounds_inside(asker)
     if inside is not None or rounds:
         inside = inside or "float32"
-        told = (
-            rounds and asker is not None and any(asker.ask(one) and not asker.is_right(one) for one in ONE_KEYS(asker))
-        )
-        found = replace(found, inside=inside, rounds=("heads" if told else "scores") if rounds else "")
+        alone = ONE_KEYS(asker) if rounds and asker is not None else ()
+        wrong = asker is not None and not all(asker.is_right(one) for one in alone if asker.ask(one))
+        found = replace(found, inside=inside, rounds=("heads" if wrong else "scores") if rounds else "")
         search, whole = tried(inside)
         if not search.failing:  # in the precision that it has inside, everything is right
             yield replace(found, explanations=(search.hypothesis(()),))

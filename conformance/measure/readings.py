@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,13 +159,14 @@ def drawn(evidence: Evidence, problem: Problem) -> list[str]:
     others = ((words, changed(problem, mask=replace(problem.inputs.mask, **how))) for words, how in AS_IF.items())
     made = ((words, evidence.asker.wanted(one).trace.arrays()["weights"]) for words, one in others)
     as_if = [words for words, other in made if np.allclose(other, weights, rtol=0.0, atol=CLOSE)]
-    of_first = [", as if item 0's mask were that of every item"] * bool((let_in == allowed[:1]).all())
+    of_first = [", as allowed in item 0"] * bool((let_in[item] == allowed[0]).all())
     said = "".join([*(f", as if {words} given" for words in as_if), *of_first][:1])
     return [f"  Keys with a weight (#), {place}, with {_sources(problem)}{said}:", *drawing]
 
 
-_LEFT_OUT = {"query_offset": 0, "causal": False, "window": None, "valid_lens": None, "allowed": None, "bias": None}
-AS_IF = {**{f"{name} were not": {name: none} for name, none in _LEFT_OUT.items()}, "causal were": {"causal": True}}
+_NONE = {"query_offset": 0, "causal": False, **dict.fromkeys(("window", "valid_lens", "allowed", "bias"))}
+AS_IF: dict[str, Any] = {f"{name} were not": {name: none} for name, none in _NONE.items()}
+AS_IF["causal were"] = {"causal": True}
 
 
 def _marks(row: NDArray) -> str:
