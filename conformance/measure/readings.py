@@ -220,7 +220,7 @@ def _unmoved(evidence: Evidence, problem: Problem) -> Iterator[str]:
     if _moves(evidence, problem, changed(problem, keys=new["keys"], values=new["values"])) == (False, True):
         names = ["keys and values: no attention over them is computed"]
     if names:
-        yield f"The output {{}} does not depend on the {' and the '.join(names)}."
+        yield f"The output of one call does not depend on the {' and the '.join(names)}."
     if _moves(evidence, problem, items_of(problem, np.array([0]))) == (True, False):
         yield "The output of an item depends on the other items of the batch."
 
