@@ -30,9 +30,9 @@ def parameters() -> Iterator[Bug]:
         if len(moved) > 1:
             read = [own[0] for other in names for own in names if moved.get(own, own) == other]
             said = f"rows [q; k; v] are read as [{'; '.join(read)}]"
-            *others, last = (names[one] for one in moved)
+            *before, last = (names[one] for one in moved)
             how = "taken in turn" if len(moved) > 2 else "exchanged"
-            whose = f"The {words} of {', '.join(others)} and {last} are {how}"
+            whose = f"The {words} of {', '.join(before)} and {last} are {how}"
             said = f"{whose}, as where packed {said}."
             steps = {own: partial(_tied, own, other, kinds[words]) for own, other in moved.items()}
             yield bug_of(
