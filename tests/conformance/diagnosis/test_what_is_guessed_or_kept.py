@@ -278,7 +278,7 @@ def test_an_inverted_mask_of_a_large_number_is_one_cause_and_no_precision():
 
     found = diagnose(subject_from_function(inverted_and_added, name="inverted"), select(()), experiments=True)
     assert [[bug.id for bug in one.bugs] for one in found.explanations] == [["mask-inverted-added"]]
-    assert (found.inside, found.rounds) == (None, False)
+    assert (found.inside, found.rounds) == (None, "")
 
 
 def test_what_is_nan_everywhere_gets_no_bug_and_a_shape_alone_is_no_nan():
