@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Escape sequences for colours and bold letters, which frameworks put into their messages."""
@@ -114,15 +114,15 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     )
 
 
-def fitted(blocks: Sequence[Sequence[str]], room: int, left: str) -> list[str]:
+def fitted(blocks: Sequence[Sequence[str]], room: int, left: Callable[[int], str]) -> list[str]:
     """Return the rows of as many blocks as fit, at least one, and a row on what is left out.
 
     Args:
         blocks: several rows each, which stay together.
         room: the most rows; a first block that is longer ends with "...".
-        left: the row for what is left out, with {} for how many blocks that is.
+        left: the number of blocks that are left out -> the row about them.
 
-    >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more"), fitted([["a", "  b", "  c"]], 2, "")
+    >>> fitted([["a", "  b"], ["c", "  d"]], 3, "and {} more".format), fitted([["a", "  b", "  c"]], 2, str)
     (['a', '  b', 'and 1 more'], ['a', '  ...'])
     """
     kept = [*blocks]
@@ -131,7 +131,7 @@ def fitted(blocks: Sequence[Sequence[str]], room: int, left: str) -> list[str]:
     more, rows = len(blocks) - len(kept), [row for block in kept for row in block]
     if len(rows) > room - bool(more):
         rows[room - bool(more) - 1 :] = ["  ..."]
-    return [*rows, *[left.format(more)] * bool(more)]
+    return [*rows, *[left(more)] * bool(more)]
 
 
 def install_command(extra: str = "", package: str = "mha-parity") -> str:

@@ -16,6 +16,7 @@ from conformance.zoo.bug import BuggySubject
 from mha_core import Trace
 from mha_core.dtypes import round_to
 from mha_core.reference import pipeline as reference
+from tests.conformance.measure.wrong import OutputAlone, wrong_at
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
 
@@ -125,6 +126,15 @@ def test_of_an_output_in_another_dtype_alone_no_bug_is_said():
     assert f"output is {np.dtype(np.longdouble).name}; a run in float32 must give float32" in said
     assert "The numbers are right in all 5 cases: nothing else is wrong." in said
     assert "Cause" not in said
+
+
+def test_weights_times_values_in_float32_are_no_softmax_in_float32():
+    narrow = wrong_at("heads", lambda state, heads: heads.astype(np.float32).astype(np.float64))
+    found = diagnose(OutputAlone(narrow), select(SIZES), experiments=True)
+    assert found.first_stage == "heads"
+    said = describe(found)
+    assert "Cause, at the heads: It computes in float32, at least in part: a change of the queries by 1e-10" in said
+    assert "Change: Keep weights and values in the inputs' dtype." in said
 
 
 @pytest.mark.nightly("what is guessed from sizes is named", but=("padding of queries", "8 bits"))
@@ -269,7 +279,7 @@ def test_an_inverted_mask_of_a_large_number_is_one_cause_and_no_precision():
 
     found = diagnose(subject_from_function(inverted_and_added, name="inverted"), select(()), experiments=True)
     assert [[bug.id for bug in one.bugs] for one in found.explanations] == [["mask-inverted-added"]]
-    assert (found.inside, found.rounds) == (None, False)
+    assert (found.inside, found.rounds) == (None, "")
 
 
 def test_what_is_nan_everywhere_gets_no_bug_and_a_shape_alone_is_no_nan():

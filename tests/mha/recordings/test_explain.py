@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 
+from conformance.diagnosis.brief import describe
 from conformance.zoo.bug import BuggySubject
 from conformance.zoo.registry import select
 from mha import Recording
@@ -29,9 +30,22 @@ from mha_core import (
 )
 from mha_core.layouts import get
 from mha_core.reference import pipeline as reference
+from tests.conformance.measure.wrong import wrong_at
 from tests.mha.recordings.wrong_ports import CONFIG, MASKS, layer_of, recording_of, wrongly_ported
 
 pytestmark = pytest.mark.same_on_newest  # it reasons in NumPy alone
+
+
+def _over_queries(state, weights):
+    scores = np.where(state["allowed"], state["scores"], -1e9)
+    exponentials = np.exp(scores - scores.max(axis=2, keepdims=True))
+    return exponentials / exponentials.sum(axis=2, keepdims=True)
+
+
+def _filled(state, weights):
+    exponentials = np.exp(np.where(state["allowed"], state["scores"], -1.0))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
 
 # Explaining -------------------------------------------------------------------------------------------
 
@@ -65,6 +79,23 @@ def test_a_layer_leaves_padded_rows_as_they_are():
         assert [explanation.name for explanation in found.explanations] == ["mask-after-softmax"]
     (found,) = explain(recording_of(layer_of(), replace(left, forward=as_given), masks=(lens,)))
     assert not found.failing  # without the mistake it is right
+
+
+@pytest.mark.parametrize(
+    ("step", "change", "stage", "said"),
+    [
+        ("heads", lambda s, x: 0.9 * x, "heads", "The heads read back through out_proj are the right ones times 0.9."),
+        ("weights", _over_queries, "weights", "summed over the queries they give 1: look at the axis of the softmax."),
+        ("weights", _filled, "weights", "Excluded scores become -1, which leaves these keys a weight."),
+    ],
+)
+def test_of_a_recording_that_nothing_explains_heads_and_weights_are_read(step, change, stage, said):
+    layer = layer_of("float64", config=AttentionConfig(24, 4, bias=True))
+    (found,) = explain(recording_of(layer, wrong_at(step, change), masks=MASKS[2:]))
+    text = describe(found)
+    assert f"{stage}: This is the first wrong step. " in text
+    assert said in text
+    assert "No known bug" not in text
 
 
 def test_pairs_are_found():
