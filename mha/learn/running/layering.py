@@ -6,18 +6,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from conformance.bounds.precision import Precision
 from conformance.case_unit import CaseUnit
 from conformance.cases.case import Case
+from conformance.cases.problem import Problem
 from conformance.cases.sequence import Asked
 from conformance.cases.table import all_cases, all_sequences, select
 from conformance.diagnosis.diagnose import diagnose
 from conformance.judging.result import Result
+from conformance.subjects.answers import CannotExpress, SubjectFailed
 from conformance.subjects.load import LoadedSubject, load_subject
 from conformance.workers.described import RemoteSubject
 from conformance.workers.execute import call
@@ -28,9 +33,11 @@ from mha.learn.exercises import exercise
 from mha.learn.running.attempt import Beginning, Unfit, captured, found
 from mha.learn.running.workshop import ask, home
 from mha.learn.tracks.own import OF_LAYERS
-from mha_core import AttentionConfig, AttentionInputs
+from mha_core import AttentionConfig, AttentionInputs, AttentionMask
 from mha_core.backend import Run
+from mha_core.call.masks import allowed_keys
 from mha_core.errors import SpecError, shown
+from mha_core.reference import pipeline as reference
 from mha_core.weights import Weights
 
 SECONDS = 10.0
@@ -90,6 +97,20 @@ def diagnosed(dialect: str, path: str, subject: str, cases: tuple[str, ...]) -> 
     return found
 
 
+def unread(dialect: str, path: str, exercise: LayerExercise, case: str) -> tuple[str, ...]:
+    """Return the names of what a layer's output does not depend on in its first cases: inputs, the mask, parameters."""
+    reason, _ = ask(dialect, 30.0 * SECONDS, prepared, path, exercise.subject)
+    if reason:
+        return ()
+    try:
+        names: tuple[str, ...] = call(
+            Settings(), _unread, _remote(dialect, path, exercise.subject), exercise.name, case
+        )
+    except (SpecError, SubjectFailed, CannotExpress):
+        return ()
+    return names
+
+
 def _remote(dialect: str, path: str, subject: str) -> RemoteSubject:
     spec = f"{Path(path).stem}:{subject}"
     return RemoteSubject(
@@ -136,6 +157,48 @@ def _judged(subject: RemoteSubject, name: str) -> Layered:
         else:
             right += 1
     return Layered(None, right, unsupported)
+
+
+def _unread(subject: RemoteSubject, name: str, case: str) -> tuple[str, ...]:
+    one = exercise(name)
+    assert isinstance(one, LayerExercise)
+    asked = {*one.first, case}
+    moved: dict[str, bool] = {}
+    for problem in (_with_whole_mask(each.build()) for each in (*all_cases(), *one.own) if each.id in asked):
+        mine, right = _output(subject, problem), _right(problem)
+        if np.isnan(mine).all():  # anything may be its reason
+            continue
+        for argument, other in _with_others(problem, "mask" if "mask" in one.parameters else "allowed"):
+            if not np.allclose(right, _right(other), equal_nan=True):
+                moves = not np.array_equal(mine, _output(subject, other), equal_nan=True)
+                moved[argument] = moved.get(argument, False) or moves
+    return tuple(argument for argument, moves in moved.items() if not moves)
+
+
+def _with_whole_mask(problem: Problem) -> Problem:
+    """The same problem with a mask of one array."""
+    allowed = allowed_keys(problem.inputs.mask, problem.sizes, problem.config.num_heads)
+    return replace(problem, inputs=replace(problem.inputs, mask=AttentionMask(allowed=allowed)))
+
+
+def _output(subject: RemoteSubject, problem: Problem) -> NDArray:
+    return np.asarray(subject.prepare(problem.config, problem.weights)(problem.inputs).output)
+
+
+def _right(problem: Problem) -> NDArray:
+    return np.asarray(reference.run(problem.config, problem.weights, problem.inputs).output)
+
+
+def _with_others(problem: Problem, mask: str) -> Iterator[tuple[str, Problem]]:
+    """Name of an argument, and the problem with another one in its place."""
+    inputs, weights = problem.inputs, problem.weights
+    for name in ("queries", "keys", "values"):
+        other: Any = {name: np.roll(getattr(inputs, name), 1, -1)}
+        yield name, replace(problem, inputs=replace(inputs, **other))
+    rolled = AttentionMask(allowed=np.roll(inputs.mask.allowed, 1, -2))  # of the queries: what is padding stays so
+    yield mask, replace(problem, inputs=replace(inputs, mask=rolled))
+    for name, parameter in weights.items():
+        yield f'weights["{name}"]', replace(problem, weights={**weights, name: np.roll(parameter, 1, -1)})
 
 
 def _is_full(case: Case) -> bool:

@@ -71,6 +71,7 @@ RULES_IN_WORDS = {
     "has weight NaN, and the masked ones have 0.",
     "inputs": "Rule: queries, keys, values and the output may each have a width of their own.",
     "padding": "Rule: padding has no influence. Its rows of keys and values, NaN too, become 0 before they are used.",
+    "past": "Rule: keys and values of the past stand before the new ones, and every mask counts both.",
     "head-order": "Rule: the first d channels belong to head 0, the next d to head 1, and so on.",
 }
 """Rule of the definition -> what it says in the words of the lessons."""
