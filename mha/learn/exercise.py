@@ -177,6 +177,7 @@ class LayerExercise(Exercise):
         subject: the name of the function or class in the file.
         first: the ids of the cases that come first; the others follow if these are right.
         own: cases that are in no table.
+        alone: whether `first` and `own` are all its cases.
         has_state: whether the layer has a state (such as a cache), so that sequences of calls are judged too.
         code: the code that its file begins with.
         tiny: a call that can be followed by hand; the file shows its numbers.
@@ -186,6 +187,7 @@ class LayerExercise(Exercise):
     subject: str
     first: tuple[str, ...]
     own: tuple[Case, ...] = ()
+    alone: bool = False
     has_state: bool = False
     code: str
     tiny: Case
