@@ -40,6 +40,13 @@ SAME = "Yours gives what this mistake gives, in every case:\n"
 
 EXPLAINED = "This explains yours in every case:"
 
+UNKNOWN = "No known mistake, and no two of them, give what yours gives in every case."
+
+OF_CASES, IN_EVERY_CASE = "One of these, which the cases can't tell apart:", "No known mistake; but in every case:"
+
+HEADINGS = {SAME.strip(), EXPLAINED, "Two things are wrong:", OF_CASES, IN_EVERY_CASE}
+"""Lines that stand above what is wrong."""
+
 FIX, LOOK_AT = "    What to change: ", "    What to look at: "
 """How a line begins that the third level adds."""
 
@@ -101,6 +108,21 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, st
     return "\n".join(line for line in third.splitlines() if not line.startswith((FIX, LOOK_AT))), third
 
 
+def mistake(verdict: Verdict, folder: Path) -> str:
+    """Return in a sentence the mistake of a file that was judged wrong; "" if none is known.
+
+    A whole layer is not looked at: its diagnosis takes long.
+    """
+    exercise = verdict.exercise
+    if verdict.status != "wrong" or not isinstance(exercise, StepExercise):
+        return verdict.why
+    if verdict.form:
+        return "A shape or a dtype is wrong."
+    lines = [line.strip() for line in of_answers(exercise, verdict, folder).splitlines()]
+    said = next(line for line in lines if line not in HEADINGS)
+    return "" if said.startswith(UNKNOWN) else said
+
+
 # A step ------------------------------------------------------------------------------------------------
 
 
@@ -121,7 +143,7 @@ def of_answers(exercise: StepExercise, verdict: Verdict, folder: Path | None) ->
         return "\n".join((*still, known))
     said = location(exercise, answers)
     lines = [
-        *(still or ["No known mistake, and no two of them, give what yours gives in every case."]),
+        *(still or [UNKNOWN]),
         *([f"  {said}"] * bool(said)),
         _look_at(exercise),
         *([] if folder is None else _smallest(exercise, verdict, folder)),
@@ -158,7 +180,7 @@ def _known(exercise: StepExercise, answers: Sequence[Answer], measured: Sequence
     if begun and "float32" in said:
         return ""
     if said := said or (others[0] if len(others) == 1 else ""):
-        return f"No known mistake; but in every case:\n  {said}"
+        return f"{IN_EVERY_CASE}\n  {said}"
     return ""
 
 
@@ -183,7 +205,7 @@ def told(found: Sequence[tuple[Bug, ...]], exercise: Exercise) -> str:
     lines += [_of_bug(bug, exercise) for bug in common]
     rest = [[bug for bug in one if bug not in common] for one in found]
     if len(found) > 1:
-        lines.append("One of these, which the cases can't tell apart:")
+        lines.append(OF_CASES)
         lines += ["\n  and\n".join(_of_bug(bug, exercise) for bug in one) for one in rest]
     return "\n".join(lines)
 
@@ -223,7 +245,7 @@ def _of_layer(exercise: LayerExercise, verdict: Verdict, folder: Path) -> str:
         still = unread(exercise.dialect, path, exercise, verdict.case)
         first = "".join(f"{does_not_depend(one)}\n" for one in still)
         asked = dict.fromkeys((*exercise.first, verdict.case))  # where the first ones are right, it shows in another
-        cases = tuple(case.id for case in all_cases() if case.id in asked)
+        cases = tuple(case.id for case in (*all_cases(), *exercise.own) if case.id in asked)
         found = diagnosed(exercise.dialect, path, exercise.subject, cases)
     except WorkerDied as death:
         return str(death)

@@ -50,7 +50,10 @@ def test_all_are_listed():
         (("torhc", "keras"), "'torhc': did you mean torch (torch.nn.MultiheadAttention)? `mha phrase` lists all"),
         (("torch", "MultiHeadAttention"), "is the name of several: keras-mha (keras.layers.MultiHeadAttention), nnx"),
         (("torch",), "needs a second name, such as mha phrase torch keras"),
-        (("torch", "keras", "--about", "masks"), "--about 'masks' is no concept (there are: made, called, padding"),
+        (
+            ("torch", "keras", "--about", "masks"),
+            "--about 'masks' is no concept (there are: made (Make it), called (",
+        ),
     ],
 )
 def test_what_is_refused(arguments, message):
