@@ -77,7 +77,7 @@ def test_a_figure_is_a_file_with_its_licence():
 
 def test_a_search_knows_the_lessons():
     """It has them before other pages that have the words in their text alone."""
-    listed = (run.RECORDED.parents[1] / "_static" / "scorer.js").read_text("utf-8").partition("]")[0]
+    listed = (run.RECORDED.parents[1] / "_ext" / "scorer.js").read_text("utf-8").partition("]")[0]
     assert re.findall(r'"([\w-]+)"', listed) == [lesson.page for lesson in COURSE]
 
 

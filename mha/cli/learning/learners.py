@@ -129,16 +129,12 @@ def class_(folders: tuple[Path, ...], only: tuple[str, ...], json_path: Path | N
         finally:
             end()  # what a file did to its process is gone
     show_rows(console, ("folder", *only, "right", "begun, and not right"), _rows(found, only))
-    most = sorted(made.items(), key=lambda one: -len(one[1]))
+    most = [(*key, who) for key, who in sorted(made.items(), key=lambda one: -len(one[1]))]
     if most:
         say(console, "", "Mistakes, by how many make them:")
-        show_rows(console, MISTAKES, [(said, name, str(len(who))) for (name, said), who in most])
-    write_asked(json_path, lambda: {**to_json(found), "mistakes": _as_list(most)})
+        show_rows(console, MISTAKES, [(said, name, str(len(who))) for name, said, who in most])
+    write_asked(json_path, lambda: to_json(found, most))
     finish(different=False, failed=any(not one.verdicts for one in found.values()))
-
-
-def _as_list(most: Sequence[tuple[tuple[str, str], list[str]]]) -> list[dict[str, object]]:
-    return [{"exercise": name, "mistake": said, "folders": folders} for (name, said), folders in most]
 
 
 def _rows(found: dict[str, Progress], only: Sequence[str]) -> Iterator[tuple[str, ...]]:

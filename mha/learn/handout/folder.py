@@ -174,5 +174,6 @@ def in_folder(exercise: Exercise, folder: Path) -> Exercise:
     """
     if not (folder / exercise.file).is_file():
         there(folder)
-        raise SpecError(f"there is no {exercise.file} in {folder}; `mha learn start {folder}` writes it")
+        into = "" if exercise.dialect == NUMPY else f" --framework {exercise.dialect}"
+        raise SpecError(f"there is no {exercise.file} in {folder}; `mha learn start {folder}{into}` writes it")
     return exercise

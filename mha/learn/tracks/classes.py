@@ -50,8 +50,6 @@ BEGINNINGS = {
 }
 """Framework -> the code to begin with."""
 
-LAZY = {"torch": "LazyLinear", "tf": "Dense", "jax": "Dense", "mxnet": "Dense"}
-
 ENDING = """
 
 # What is below stays as it is: by it the judge makes and calls your class.
@@ -100,8 +98,9 @@ def into(framework: str) -> tuple[LayerExercise, ...]:
             track="layer",
             dialect=framework,
             task="Write the class of lesson 8: MultiHeadAttention(num_hiddens, num_heads, dropout) makes a layer, and "
-            "calling it with (queries, keys, values, valid_lens) gives the output. Its four layers w_q, w_k, w_v and "
-            f"w_o are {LAZY[framework]}, num_hiddens wide and without bias. The judge puts its own matrices into them.",
+            "calling it with (queries, keys, values, valid_lens) gives the output. Its four layers, w_q, w_k, w_v and "
+            "w_o, are num_hiddens wide, have no bias, and learn the width of their inputs from the first call. The "
+            "judge puts its own matrices into them.",
             rules=("excluded-keys",),
             subject="Subject",
             first=("square-no-bias",),

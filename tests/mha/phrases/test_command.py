@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from mha.cli.porter.phrase import phrase as command
+from mha.learn.running.dialects import DIALECTS
 from mha.phrases.said import CONCEPTS
 from mha.phrases.table import NATIVES, find
 from mha.phrases.text import lines_of
@@ -99,9 +100,9 @@ def test_a_concept_may_be_named_by_words_of_its_heading():
 @pytest.mark.parametrize("native", NATIVES.values(), ids=list(NATIVES))
 def test_what_makes_a_layer_runs_as_it_is_printed(native):
     """In a new process, where nothing was done for the framework before."""
-    package = native.imports[-1].split()[1].partition(".")[0]
-    if package == "backends" or find_spec(package) is None:
-        pytest.skip(f"{package} is not installed, or is ours")
+    package = DIALECTS[native.framework].module
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     code = "\n".join(["E, H, d = 12, 3, 4", *lines_of(native, "made")])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-500:]
