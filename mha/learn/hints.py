@@ -109,7 +109,7 @@ def _deeper(exercise: Exercise, verdict: Verdict, folder: Path) -> tuple[str, st
 
 
 def mistake(verdict: Verdict, folder: Path) -> str:
-    """Return in a sentence the mistake of a file that was judged wrong; "" if none is known.
+    """Return the mistake of a file that was judged wrong, in a sentence; "" if none is known.
 
     A whole layer is not looked at: its diagnosis takes long.
     """

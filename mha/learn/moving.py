@@ -176,7 +176,7 @@ def _of_argument(name: str, shares: dict[tuple[str, str], list[float]]) -> str:
     if GIVEN in still:
         return f"Your answer asks whether `{name}` is None, and does not depend on its number."
     if BELOW in still:
-        return f"Your answer does not depend on how far `{name}` lie below 0: -1 and -2 give the same."
+        return f"Your answer does not depend on how far `{name}` lie below 0: one less gives the same."
     if BEYOND in still:
         return f"Of `{name}`, your answer depends on {name}[0, 0] alone: the rest of it may be anything."
     return ""

@@ -76,8 +76,8 @@ def test_an_argument_that_is_not_read_is_said(name, argument, value):
 @pytest.mark.parametrize(
     ("name", "argument", "value", "sentence"),
     [
-        ("causal-offsets", "offsets", lambda x: np.maximum(x, 0), "how far `offsets` lie below 0: -1 and -2 give"),
-        ("window", "offsets", lambda x: np.maximum(x, 0), "how far `offsets` lie below 0: -1 and -2 give"),
+        ("causal-offsets", "offsets", lambda x: np.maximum(x, 0), "how far `offsets` lie below 0: one less gives"),
+        ("window", "offsets", lambda x: np.maximum(x, 0), "how far `offsets` lie below 0: one less gives"),
         ("window", "right", lambda x: None if x is None else 0, "asks whether `right` is None, and does not depend"),
         ("dot-products", "keys", lambda x: x[:1, :1], "depends on keys[0, 0] alone"),
         ("scores", "keys", lambda x: np.float64(np.float32(x)), "As accurate as float32: a step is float32"),
