@@ -82,14 +82,14 @@ layer = MultiHeadAttention(100, 5, dropout=0.5)
 print("before: no parameters, but", layer.num_hiddens, "and", layer.num_heads)
 variables = layer.init(jax.random.key(0), queries, keys, keys, valid_lens)
 print("after: ", [parameter.shape for parameter in jax.tree.leaves(variables)])
-first = layer.apply(variables, queries, keys, keys, valid_lens)
+first = np.asarray(layer.apply(variables, queries, keys, keys, valid_lens))
 assert first.shape == (2, 4, 100)
 
 # %% same
 matrices = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
 variables = {"params": {name: {"kernel": matrix.T} for name, matrix in matrices.items()}}  # Flax keeps (in, out)
-made = layer.apply(variables, queries, keys, keys, valid_lens)
-print("as step by step:", jnp.allclose(made, output, atol=1e-5))
+made = np.asarray(layer.apply(variables, queries, keys, keys, valid_lens))
+print("as step by step:", np.allclose(made, output, atol=1e-5))
 
 # %% grouped
 two_k, two_v = jnp.repeat(k[:2], 2, axis=0), jnp.repeat(v[:2], 2, axis=0)

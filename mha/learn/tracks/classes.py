@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from conformance.cases.case import Case
 from conformance.cases.parts import case, fixed
 from mha.learn.exercise import NUMPY, LayerExercise, Value
 from mha.learn.running.classes import PARAMETERS
 from mha.learn.tracks.table import NUM_HEADS, tiny
 from mha_core import AttentionConfig
+from mha_core.reference.state import State
 
 BEGINNINGS = {
     "torch": '''class MultiHeadAttention(torch.nn.Module):
@@ -84,6 +88,11 @@ OWN = (
 )
 
 
+def _matrix(key: str) -> Callable[[State], Any]:
+    """A function that reads a matrix of the layer."""
+    return lambda state: state.parameters[key]
+
+
 def into(framework: str) -> tuple[LayerExercise, ...]:
     """Return the class in one framework; none in NumPy, which has the exercise module-with-state.
 
@@ -112,10 +121,7 @@ def into(framework: str) -> tuple[LayerExercise, ...]:
                 Value("keys", "float32 (B, Lk, Dk)", lambda state: state.inputs.keys),
                 Value("values", "float32 (B, Lk, Dv)", lambda state: state.inputs.values),
                 Value("valid_lens", "int32 (B,): keys of each item, 1 or more", lambda s: s.inputs.mask.valid_lens),
-                *(
-                    Value(f"{name}.weight", "float32 (out, in)", lambda s, key=key: s.parameters[key])
-                    for name, key in PARAMETERS.items()
-                ),
+                *(Value(f"{name}.weight", "float32 (out, in)", _matrix(key)) for name, key in PARAMETERS.items()),
             ),
             tiny=tiny(AttentionConfig(2, 2), mask=fixed(valid_lens=[2]))[1],
             returned=(Value("output", "float32 (B, Lq, num_hiddens)", "output"),),

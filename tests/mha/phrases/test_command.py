@@ -103,6 +103,7 @@ def test_what_makes_a_layer_runs_as_it_is_printed(native):
     package = DIALECTS[native.framework].module
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    code = "\n".join(["E, H, d = 12, 3, 4", *lines_of(native, "made")])
+    arrays = ["queries = keys = values = jax.numpy.ones((2, 5, E))"] if native.framework == "jax" else []
+    code = "\n".join(["E, H, d = 12, 3, 4", *native.imports, *arrays, *lines_of(native, "made")])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-500:]
