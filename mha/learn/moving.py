@@ -33,6 +33,9 @@ FLOAT32 = "As accurate as float32: a step is float32;"
 ROUNDING = 1e-14
 """What two equal calls of a framework may differ by, relative to the largest number."""
 
+NEARLY = 1e-3
+"""How far off float32 makes an answer at most, relative to the largest number: of angles of some thousand radians."""
+
 SEEN = 0.1
 """The share of elements that may move though a step is float32: those that it rounds the other way."""
 
@@ -111,18 +114,23 @@ def _others(value: Value, given: Any) -> Iterator[tuple[str, Any]]:
 def _other_arrays(given: NDArray) -> Iterator[tuple[str, NDArray]]:
     if given.dtype.kind == "i":
         yield ALL, np.where(given == 0, 1, given - 1)
+        yield ALL, np.ascontiguousarray(given[..., ::-1])
         if (given < 0).any():
             yield BELOW, np.where(given < 0, given - 1, given)
         return
     for axis in range(-min(given.ndim, 2), 0):
         yield ALL, np.roll(given, 1, axis)
+    if given.dtype == bool:  # other counts too
+        yield ALL, given | (np.arange(given.size) % 3 == 0).reshape(given.shape)
     if given.ndim == 4 and given.dtype.kind == "f":
         other = np.roll(given, 1, -1)
         other[0, 0] = given[0, 0]
         yield BEYOND, other
     if given.dtype.kind == "f":
-        yield ROUNDED, given * (1.0 + SMALL)
-        yield MOVED, given * (1.0 + LARGER)
+        signs = np.cos(np.arange(given.size)).reshape(given.shape)  # each element by another share: norms see it
+        yield ALL, given * (1.0 + 0.5 * signs)  # other sums too
+        yield ROUNDED, given * (1.0 + SMALL * signs)
+        yield MOVED, given * (1.0 + LARGER * signs)
 
 
 def unmoved(exercise: StepExercise, answers: Sequence[Answer], run: Run) -> tuple[str, ...]:
@@ -147,6 +155,7 @@ def unmoved(exercise: StepExercise, answers: Sequence[Answer], run: Run) -> tupl
         shares = {key: share for key, share in shares.items() if key not in missing}
     said = tuple(filter(None, (_of_argument(one.name, shares) for one in exercise.arguments)))
     rounded = [one.name for one in exercise.arguments if _is_rounded(one.name, shares)]
+    rounded = rounded if _is_nearly_right(exercise, answers) else []
     return (*said, *([f"{FLOAT32} changed by 1e-11 of it, `{'` or `'.join(rounded)}` gives the same."] * bool(rounded)))
 
 
@@ -160,7 +169,7 @@ def _share(before: Answer, after: Answer, change: Change, exercise: StepExercise
         if old.shape != new.shape or old.shape != was.shape:
             return 1.0
         there = distance(was, now) > allowed
-        same = distance(old, new) <= ROUNDING * np.abs(was[np.isfinite(was)]).max(initial=0.0)
+        same = distance(old, new) <= ROUNDING * _largest(was)
         should += int(there.sum())
         moved += int((~same).sum())  # anywhere: it depends on the argument
     return moved / max(should, 1)
@@ -185,6 +194,19 @@ def _of_argument(name: str, shares: dict[tuple[str, str], list[float]]) -> str:
 def does_not_depend(name: str) -> str:
     """Return the sentence on an argument whose values do not count."""
     return f"Your answer does not depend on `{name}`: with other values it is the same."
+
+
+def _is_nearly_right(exercise: StepExercise, answers: Sequence[Answer]) -> bool:
+    """Whether every number is off by no more than float32 makes it, of the largest in its case."""
+    return all(
+        one.shape == right.shape and bool((distance(one, right) <= NEARLY * _largest(right)).all())
+        for answer, place in zip(answers, bench(exercise).places, strict=True)
+        for one, right in zip(answer, place.wanted, strict=True)
+    )
+
+
+def _largest(array: NDArray) -> float:
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
 def _is_rounded(name: str, shares: dict[tuple[str, str], list[float]]) -> bool:

@@ -89,6 +89,25 @@ def test_what_is_read_of_an_argument_in_part_is_said(name, argument, value, sent
     assert sentence in said
 
 
+def test_a_norm_that_takes_no_notice_of_a_factor_is_no_float32():
+    said = said_of("norm-and-turn", with_argument("norm-and-turn", "eps", 1e-5))
+    assert said == (does_not_depend("eps"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("weighted-sum", lambda weights, values: weights @ (values * 0.0 + values.sum())),
+        ("empty-row", lambda scores, allowed: np.broadcast_to(allowed.mean(-1, keepdims=True), allowed.shape)),
+        ("turn-halves", lambda x, positions, width, base: x * (positions - positions[:, :1])[:, None, :, None] * base),
+    ],
+)
+def test_what_depends_on_a_sum_a_count_or_a_distance_depends(name, function):
+    said = " ".join(said_of(name, function))
+    for argument in ("values", "allowed", "positions"):
+        assert does_not_depend(argument) not in said
+
+
 STEPS = [one for one in all_exercises() if isinstance(one, StepExercise) and not one.source]
 
 
