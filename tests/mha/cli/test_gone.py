@@ -32,7 +32,6 @@ def test_an_option_of_other_programs_says_in_one_line_what_there_is(word):
         "where a.safetensors models:original": "ORIGINAL comes first: mha where models:original a.safetensors",
         "where models:original mine:port": "the port must be a recording, not mine:port: with mha.capture(port, "
         '"port.safetensors", modules=True): port(x), and then mha where models:original port.safetensors',
-        "view a.safetensors": "--html FILE is missing, the page to write: mha view a.safetensors --html heads.html",
         "bugs no-scale": "bug 'no-scale' is not known; `mha bugs` lists them; did you mean scale-missing?",
     }.items(),
 )
