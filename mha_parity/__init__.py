@@ -1,5 +1,57 @@
-"""The doors to this project that other programs know by name: the script `mha`, and the plugin of pytest.
+"""The name that other programs know: `import mha_parity as mha`, the script `mha`, the plugin of pytest.
 
-They stand in a package of a name that nobody else has. The others are called what they are about, such as
-`conformance`; a project that has a package of such a name itself is told so, and only if it uses ours.
+This file is the clone's. In a wheel all packages stand in `mha_parity` (build_backend/mha_build.py moves them, and
+`mha/__init__.py` takes this file's place); here the same names, such as `mha_parity.backends.torch`, lead to the
+clone's packages: they are the very modules, under one more name.
 """
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+PLACES = {"mha_core": "core", "backends": "backends", "conformance": "conformance", "mha": ""}
+"""Package at the top of the clone -> its place in `mha_parity`; "": what is in it stands there itself."""
+
+
+class _Same(MetaPathFinder, Loader):
+    """Finds `mha_parity.NAME` that no file has: it is the module of the clone that stands there in a wheel."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(f"{__name__}.") or (found := find_spec(_short(fullname))) is None:
+            return None
+        spec = ModuleSpec(fullname, self, origin=found.origin)
+        spec.submodule_search_locations = found.submodule_search_locations
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(_short(spec.name))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state  # the import has put its own there
+
+
+def _short(name: str) -> str:
+    place, dot, rest = name.removeprefix(f"{__name__}.").partition(".")
+    for short, its_place in PLACES.items():
+        if place == its_place:
+            return f"{short}{dot}{rest}"
+    return f"mha.{place}{dot}{rest}"
+
+
+sys.meta_path.append(_Same())
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(import_module("mha"), name)
