@@ -221,6 +221,8 @@ class Names:
         for alias in node.names:
             short, dot, _ = alias.name.partition(".")
             if short in self.places:
+                if dot and alias.asname is None:
+                    raise SyntaxError(f"`import {alias.name}` binds {short}: write `from {short} import ...`, or `as`")
                 first = starts[alias.lineno - 1] + alias.col_offset
                 binds = f" as {short}" if alias.asname is None and not dot else ""
                 yield (first, first + len(short)), f"{self.places[short]}{binds}".encode()
@@ -241,8 +243,6 @@ class _Expected(ast.NodeTransformer):
     def _module(self, node: ast.alias) -> None:
         short, dot, rest = node.name.partition(".")
         if short in self._names.places:
-            if dot and node.asname is None:
-                raise SyntaxError(f"`import {node.name}` binds {short}: write `from {short} import ...`, or `as`")
             node.asname = node.asname or short
             node.name = f"{self._names.places[short]}{dot}{rest}"
 

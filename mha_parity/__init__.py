@@ -20,13 +20,18 @@ PLACES = {"mha_core": "core", "backends": "backends", "conformance": "conformanc
 """Package at the top of the clone -> its place in `mha_parity`; "": what is in it stands there itself."""
 
 
+OWN = ("script", "pytest_plugin")
+"""The modules that stand here in the clone too."""
+
+
 class _Same(MetaPathFinder, Loader):
-    """Finds `mha_parity.NAME` that no file has: it is the module of the clone that stands there in a wheel."""
+    """Finds `mha_parity.NAME` first: it is the module of the clone that stands there in a wheel."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not fullname.startswith(f"{__name__}.") or (found := find_spec(_short(fullname))) is None:
+        short = _short(fullname)
+        if short == fullname or (found := find_spec(short)) is None:
             return None
         spec = ModuleSpec(fullname, self, origin=found.origin)
         spec.submodule_search_locations = found.submodule_search_locations
@@ -43,14 +48,18 @@ class _Same(MetaPathFinder, Loader):
 
 
 def _short(name: str) -> str:
-    place, dot, rest = name.removeprefix(f"{__name__}.").partition(".")
+    """The clone's name of a module; the same name if it has no other."""
+    own, _, inner = name.partition(".")
+    place, dot, rest = inner.partition(".")
+    if own != __name__ or place in ("", *OWN):
+        return name
     for short, its_place in PLACES.items():
         if place == its_place:
             return f"{short}{dot}{rest}"
     return f"mha.{place}{dot}{rest}"
 
 
-sys.meta_path.append(_Same())
+sys.meta_path.insert(0, _Same())  # before what would find a file in the folder of a package, and load it anew
 
 
 def __getattr__(name: str) -> Any:
