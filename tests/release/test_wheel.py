@@ -5,10 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import hashlib
-import os
 import re
-import subprocess
-import sys
 import tarfile
 import zipfile
 from base64 import urlsafe_b64encode
@@ -17,46 +14,37 @@ from pathlib import Path
 
 import pytest
 
+from tests.release.building import ROOT, built
+
 pytestmark = pytest.mark.same_on_newest  # no framework has to do with it
 
-ROOT = Path(__file__).parents[2]
 MOST_BYTES = 5_000_000
 
-BUILD = """
-import sys, mha_build
-folder = sys.argv[1]
-mha_build.build_sdist(folder)
-mha_build.build_wheel(folder)
-"""
-
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory) -> list[Path]:
+def files(tmp_path_factory) -> list[Path]:
     """The sdist and the wheel, built of this folder."""
-    folder = tmp_path_factory.mktemp("dist")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "build_backend")}
-    command = [sys.executable, "-W", "error::SyntaxWarning", "-c", BUILD, str(folder)]
     before = sorted(path.name for path in ROOT.iterdir())
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    made = built(tmp_path_factory.mktemp("dist"))
     assert sorted(path.name for path in ROOT.iterdir()) == before  # nothing is left in the clone
-    return sorted(folder.iterdir(), key=lambda path: path.suffix == ".whl")
+    return made
 
 
 @pytest.fixture(scope="module")
-def wheel(built) -> dict[str, bytes]:
-    with zipfile.ZipFile(built[1]) as file:
+def wheel(files) -> dict[str, bytes]:
+    with zipfile.ZipFile(files[1]) as file:
         return {name: file.read(name) for name in file.namelist()}
 
 
-def test_both_files_are_small_and_hold_what_is_installed_alone(built, wheel):
-    assert [path.suffix for path in built] == [".gz", ".whl"]
-    assert all(path.stat().st_size <= MOST_BYTES for path in built), [path.stat().st_size for path in built]
+def test_both_files_are_small_and_hold_what_is_installed_alone(files, wheel):
+    assert [path.suffix for path in files] == [".gz", ".whl"]
+    assert all(path.stat().st_size <= MOST_BYTES for path in files), [path.stat().st_size for path in files]
     tops = {name.partition("/")[0] for name in wheel}
     assert tops == {"mha_parity", "mha_parity-0.1.0.dist-info"}
     below = {name.split("/")[1].removesuffix(".py") for name in wheel if name.startswith("mha_parity/")}
     assert not below & {"tests", "benchmarks", "docs", "findings", "examples", "lessons", "mha", "mha_core"}
     assert {"core", "backends", "conformance", "cli", "py.typed", "pytest_plugin", "script"} <= below
-    with tarfile.open(built[0]) as source:
+    with tarfile.open(files[0]) as source:
         parts = {name.split("/")[1] for name in source.getnames() if "/" in name}
     folders = {"build_backend", "mha_core", "backends", "conformance", "mha", "mha_parity"}
     assert {part for part in parts if (ROOT / part).is_dir()} == folders
