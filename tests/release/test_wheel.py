@@ -10,10 +10,13 @@ import tarfile
 import zipfile
 from base64 import urlsafe_b64encode
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
+from conformance.deviations import known
 from tests.release.building import ROOT, built
 
 pytestmark = pytest.mark.same_on_newest  # no framework has to do with it
@@ -58,6 +61,15 @@ def test_its_record_is_right(wheel):
             made = urlsafe_b64encode(hashlib.sha256(wheel[path]).digest()).rstrip(b"=").decode()
             assert (digest, int(size)) == (f"sha256={made}", len(wheel[path])), path
     assert len(wheel[name].decode().splitlines()) == len(wheel)
+
+
+def test_its_metadata_is_valid(wheel):
+    metadata = Metadata.from_email(wheel["mha_parity-0.1.0.dist-info/METADATA"], validate=True)
+    assert (metadata.name, str(metadata.version), metadata.license_expression) == ("mha-parity", "0.1.0", "Apache-2.0")
+    assert metadata.description_content_type == "text/markdown"
+    citation, changes = ((ROOT / name).read_text("utf-8") for name in ("CITATION.cff", "CHANGELOG.md"))
+    assert f"\nversion: {metadata.version}\n" in citation
+    assert f"\n## {metadata.version}, " in changes
 
 
 def modules_of(names) -> set[str]:
@@ -113,6 +125,13 @@ def test_a_clones_long_names_are_its_short_ones():
         import_module("mha_parity.nothing")
     with pytest.raises(AttributeError, match="nothing"):
         _ = mha_parity.nothing
+
+
+def test_entry_points_of_a_wheel_lead_to_the_clone_beside_it(monkeypatch):
+    """As where a wheel is installed and this folder is the first on the path."""
+    points = [EntryPoint(place, f"mha_parity.{place}", "mha.deviations") for place in ("backends.tf.native", "recipes")]
+    monkeypatch.setattr(known, "entry_points", lambda group: points)
+    assert [path.parent for path in known.tables()] == [ROOT / "backends" / "tf" / "native", ROOT / "mha" / "recipes"]
 
 
 REWRITTEN = {
