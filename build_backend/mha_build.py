@@ -184,13 +184,14 @@ class Names:
         data = source.encode()
         edits: dict[tuple[int, int], bytes] = {}
         names_in_strings = False
-        for node in ast.walk(tree):
+        nodes = list(ast.walk(tree))
+        for node in nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 edits.update(self._imports(node, data, starts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 names_in_strings = names_in_strings or self._named.search(f"{node.value}{{") is not None
         if names_in_strings:
-            edits.update(self._strings(tree, data, starts))
+            edits.update(self._strings(nodes, data, starts))
         pieces, done = [], 0
         for (first, last), long in sorted(edits.items()):
             pieces += [data[done:first], long]
@@ -200,9 +201,9 @@ class Names:
             raise SyntaxError(f"{path}: the names of modules in it can't be told from other words")
         return new
 
-    def _strings(self, tree: ast.AST, data: bytes, starts: list[int]) -> Iterator[tuple[tuple[int, int], bytes]]:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.JoinedStr | ast.Constant):
+    def _strings(self, nodes: list[ast.AST], data: bytes, starts: list[int]) -> Iterator[tuple[tuple[int, int], bytes]]:
+        for node in nodes:
+            if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
                 start = starts[node.lineno - 1] + node.col_offset
                 end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
                 text = data[start:end].decode()
