@@ -51,9 +51,12 @@ class Deviation:
     def layer(self) -> str:
         """Return the subject in readable form: framework and layer, or the spec itself.
 
+        >>> from dataclasses import replace
         >>> entry = Deviation("empty-row-is-nan", "backends.torch.native.subjects:SDPASubject", "", "", "", "", ())
         >>> entry.layer, entry.frameworks
         ('torch SDPA', ('torch',))
+        >>> replace(entry, subject="mha_parity.backends.tf.native.subjects:GroupQuery").layer  # as in a wheel
+        'tf GroupQuery'
         """
         name = self.subject.partition(":")[2].removesuffix("Subject")
         return f"{own} {name}" if (own := self._backend) else self.subject
